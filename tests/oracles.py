@@ -1,0 +1,505 @@
+"""Slow, plain oracles: the routing algorithms as the papers print them, one scalar at a time.
+
+Only lists of floats and explicit indices, so that every axis is named where it is used.
+
+Letters: b batch, i child, j parent, k entry of a flattened pose, t iteration; for transforms also
+r row of a pose, d contracted feature, h produced feature (k = r * H + h).
+`votes[b][i][j][k]` is child i's vote for parent j; `gates[b][i]` in [0, 1] says how present child i is
+(None: all are), and a child whose gate is 0 changes nothing.
+
+Every routing returns `poses[b][j][k]`, `scores[b][j]` or None, `variances[b][j][k]` or None, and
+`coefficients[b][i][j]`, those of the last weighted sum: without the gates where the softmax is over
+parents (each child's sum to one), with them where it is over children (each parent's sum to one).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Vector = list[float]
+Matrix = list[list[float]]
+Tensor3 = list[list[list[float]]]
+Tensor4 = list[list[list[list[float]]]]
+Routed = dict[str, Any]
+
+
+# Scalars and vectors
+
+
+def sigmoid(x: float) -> float:
+    """Logistic function; exact at both infinities."""
+    if x >= 0.0:
+        return 1.0 / (1.0 + math.exp(-x))
+    e = math.exp(x)
+    return e / (1.0 + e)
+
+
+def log_sigmoid(x: float) -> float:
+    """Logarithm of the logistic function; stays finite where the logistic underflows."""
+    if x >= 0.0:
+        return -math.log1p(math.exp(-x))
+    return x - math.log1p(math.exp(x))
+
+
+def dot(x: Vector, y: Vector) -> float:
+    """Inner product of two vectors of the same length."""
+    assert len(x) == len(y)
+    total = 0.0
+    for k in range(len(x)):
+        total += x[k] * y[k]
+    return total
+
+
+def length(x: Vector) -> float:
+    """Euclidean norm."""
+    return math.hypot(*x)
+
+
+def unit(x: Vector) -> Vector:
+    """The vector over its norm; the zero vector stays zero (Zhao & Huang, equation 6)."""
+    norm = length(x)
+    if norm == 0.0:
+        return [0.0 for _ in range(len(x))]
+    return [x[k] / norm for k in range(len(x))]
+
+
+def squash(vector: Vector) -> Vector:
+    """Sabour et al. 2017, equation 1: same direction, length n^2 / (1 + n^2); zero stays zero."""
+    n = length(vector)
+    # n^2 / (1 + n^2) / n with one n cancelled, so that n = 0 needs no special case
+    factor = n / (1.0 + n * n)
+    return [factor * vector[k] for k in range(len(vector))]
+
+
+def layer_norm(x: Vector, weight: Vector | None, bias: Vector | None, eps: float) -> Vector:
+    """Ba et al. 2016 over one pose: biased variance, eps under the root, optional affine."""
+    size = len(x)
+    mean = 0.0
+    for k in range(size):
+        mean += x[k] / size
+    variance = 0.0
+    for k in range(size):
+        variance += (x[k] - mean) ** 2 / size
+    out = [0.0 for _ in range(size)]
+    for k in range(size):
+        out[k] = (x[k] - mean) / math.sqrt(variance + eps)
+        if weight is not None:
+            assert len(weight) == size
+            out[k] *= weight[k]
+        if bias is not None:
+            assert len(bias) == size
+            out[k] += bias[k]
+    return out
+
+
+# Pieces of one sample's routing; no batch index in here
+
+
+def softmax_over_parents(logits: Matrix, leaky: bool = False) -> Matrix:
+    """c[i][j] = exp(l[i][j]) / sum over parents; leaky adds a parent of logit 0 to that sum."""
+    coefficients = []
+    for i in range(len(logits)):
+        highest = 0.0 if leaky else -math.inf
+        for j in range(len(logits[i])):
+            highest = max(highest, logits[i][j])
+        total = math.exp(0.0 - highest) if leaky else 0.0
+        for j in range(len(logits[i])):
+            total += math.exp(logits[i][j] - highest)
+        coefficients.append([math.exp(logits[i][j] - highest) / total for j in range(len(logits[i]))])
+    return coefficients
+
+
+def softmax_over_children(logits: Matrix, gates: Vector) -> Matrix:
+    """c[i][j] = gate[i] exp(l[i][j]) / the same summed over children; all 0 where no child is present."""
+    children, parents = len(logits), len(logits[0])
+    coefficients = [[0.0 for _ in range(parents)] for _ in range(children)]
+    for j in range(parents):
+        # an absent child must not set the maximum: its logit could make all the others underflow
+        highest = -math.inf
+        for i in range(children):
+            if gates[i] > 0.0:
+                highest = max(highest, logits[i][j])
+        total = 0.0
+        for i in range(children):
+            if gates[i] > 0.0:
+                total += gates[i] * math.exp(logits[i][j] - highest)
+        for i in range(children):
+            if gates[i] > 0.0:
+                coefficients[i][j] = gates[i] * math.exp(logits[i][j] - highest) / total
+    return coefficients
+
+
+def weighted_sum(votes: Tensor3, weights: Matrix, j: int) -> Vector:
+    """s[k] = sum over children of weights[i][j] * votes[i][j][k], for one parent j."""
+    size = len(votes[0][j])
+    out = [0.0 for _ in range(size)]
+    for k in range(size):
+        for i in range(len(votes)):
+            out[k] += weights[i][j] * votes[i][j][k]
+    return out
+
+
+def times_gates(coefficients: Matrix, gates: Vector) -> Matrix:
+    """gate[i] * c[i][j]: what a child really gives once it has shared itself among the parents."""
+    out = []
+    for i in range(len(coefficients)):
+        out.append([gates[i] * coefficients[i][j] for j in range(len(coefficients[i]))])
+    return out
+
+
+def gates_of(gates: Matrix | None, b: int, children: int) -> Vector:
+    """The gates of sample b, all ones where there are none."""
+    if gates is None:
+        return [1.0 for _ in range(children)]
+    assert len(gates[b]) == children
+    return gates[b]
+
+
+def zeros(rows: int, columns: int) -> Matrix:
+    """A rows x columns matrix of zeros, each row its own list."""
+    return [[0.0 for _ in range(columns)] for _ in range(rows)]
+
+
+def at(table: Matrix, row: int, column: int) -> float:
+    """table[row][column], where an axis of length 1 stands for every index."""
+    values = table[0] if len(table) == 1 else table[row]
+    return values[0] if len(values) == 1 else values[column]
+
+
+# Votes
+
+
+def votes_from_poses(poses: Tensor4, weight: Tensor4, bias: Tensor4 | None = None) -> Tensor4:
+    """votes[b][i][j][r*H+h] = sum_d poses[b][i][r][d] * weight[g(i)][j][d][h] + bias[gb(i)][m(j)][r][h].
+
+    `weight` has g groups and n, the number of children, is a multiple of g: neighbours share, so
+    g(i) = i // (n // g). `bias` has its own number of groups and one entry per parent, or one for all.
+    """
+    groups, parents = len(weight), len(weight[0])
+    votes = []
+    for b in range(len(poses)):
+        children = len(poses[b])
+        assert children % groups == 0
+        votes.append([])
+        for i in range(children):
+            w = weight[i // (children // groups)]
+            votes[b].append([])
+            for j in range(parents):
+                rows, contracted, features = len(poses[b][i]), len(w[j]), len(w[j][0])
+                vote = [0.0 for _ in range(rows * features)]
+                for r in range(rows):
+                    assert len(poses[b][i][r]) == contracted
+                    for h in range(features):
+                        total = 0.0
+                        for d in range(contracted):
+                            total += poses[b][i][r][d] * w[j][d][h]
+                        if bias is not None:
+                            assert children % len(bias) == 0
+                            per_parent = bias[i // (children // len(bias))]
+                            assert len(per_parent) in (1, parents)
+                            total += per_parent[0 if len(per_parent) == 1 else j][r][h]
+                        vote[r * features + h] = total
+                votes[b][i].append(vote)
+    return votes
+
+
+# Losses
+
+
+def margin_loss(lengths: Matrix, labels: list[int]) -> float:
+    """Sabour et al. 2017, margin loss (m+ 0.9, m- 0.1, down-weight 0.5): sum of classes, mean of batch."""
+    total = 0.0
+    for b in range(len(lengths)):
+        for j in range(len(lengths[b])):
+            if j == labels[b]:
+                total += max(0.0, 0.9 - lengths[b][j]) ** 2
+            else:
+                total += 0.5 * max(0.0, lengths[b][j] - 0.1) ** 2
+    return total / len(lengths)
+
+
+def spread_loss(activations: Matrix, labels: list[int], margin: float) -> float:
+    """Hinton et al. 2018, spread loss: sum over the wrong classes, mean of batch."""
+    total = 0.0
+    for b in range(len(activations)):
+        right = activations[b][labels[b]]
+        for j in range(len(activations[b])):
+            if j != labels[b]:
+                total += max(0.0, margin - (right - activations[b][j])) ** 2
+    return total / len(activations)
+
+
+# Routing
+
+
+def dynamic_routing(
+    votes: Tensor4,
+    iterations: int,
+    softmax: str = "parents",
+    bias: Matrix | None = None,
+    leaky: bool = False,
+    gates: Matrix | None = None,
+) -> Routed:
+    """Sabour et al. 2017, Procedure 1, with the authors' options: `bias[j][k]` and leaky routing.
+
+    softmax="children" is the variant of Li et al. 2018 (CapNet). Needs at least one iteration.
+    """
+    if iterations < 1:
+        raise ValueError("dynamic routing has no output before its first iteration")
+    if softmax not in ("parents", "children"):
+        raise ValueError(f"softmax over {softmax!r}?")
+    if leaky and softmax != "parents":
+        raise ValueError("the leak is a parent: it can only join a softmax over parents")
+    all_poses, all_coefficients = [], []
+    for b in range(len(votes)):
+        children, parents = len(votes[b]), len(votes[b][0])
+        gate = gates_of(gates, b, children)
+        logits = zeros(children, parents)
+        poses: Matrix = []
+        coefficients: Matrix = []
+        for _ in range(iterations):
+            if softmax == "parents":
+                coefficients = softmax_over_parents(logits, leaky)
+                weights = times_gates(coefficients, gate)
+            else:
+                coefficients = softmax_over_children(logits, gate)
+                weights = coefficients  # the gates are inside this softmax already
+            poses = []
+            for j in range(parents):
+                s = weighted_sum(votes[b], weights, j)
+                if bias is not None:
+                    for k in range(len(s)):
+                        s[k] += bias[j][k]
+                poses.append(squash(s))
+            # the last of these updates is never read, as in the paper
+            for i in range(children):
+                for j in range(parents):
+                    logits[i][j] += dot(votes[b][i][j], poses[j])
+        all_poses.append(poses)
+        all_coefficients.append(coefficients)
+    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}
+
+
+def vector_norm_routing(
+    votes: Tensor4,
+    iterations: int,
+    sharpness: float,
+    gates: Matrix | None = None,
+    activation: Callable[[Vector], Vector] | None = None,
+) -> Routed:
+    """Zhao & Huang 2019, Algorithm 1; `sharpness` is their lambda.
+
+    Softmax over children. Unit votes meet unit parents in the agreement, raw votes make every weighted
+    sum; after the iterations one more sum is taken. No iterations: the mean over the present children.
+    """
+    all_poses, all_coefficients = [], []
+    for b in range(len(votes)):
+        children, parents = len(votes[b]), len(votes[b][0])
+        gate = gates_of(gates, b, children)
+        agreement = zeros(children, parents)
+        coefficients = softmax_over_children(agreement, gate)
+        for _ in range(iterations):
+            for j in range(parents):
+                parent = unit(weighted_sum(votes[b], coefficients, j))
+                for i in range(children):
+                    agreement[i][j] += dot(unit(votes[b][i][j]), parent)
+            logits = zeros(children, parents)
+            for i in range(children):
+                for j in range(parents):
+                    logits[i][j] = sharpness * agreement[i][j]
+            coefficients = softmax_over_children(logits, gate)
+        poses = []
+        for j in range(parents):
+            s = weighted_sum(votes[b], coefficients, j)
+            poses.append(s if activation is None else activation(s))
+        all_poses.append(poses)
+        all_coefficients.append(coefficients)
+    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}
+
+
+def inverted_attention_routing(
+    votes: Tensor4,
+    iterations: int,
+    weight: Vector | None = None,
+    bias: Vector | None = None,
+    eps: float = 1e-5,
+    scale: float | None = None,
+    layer_norm: bool = True,
+    gates: Matrix | None = None,
+) -> Routed:
+    """Tsai et al. 2020, Procedure 1, repeated on one layer, with the authors' scaled agreement.
+
+    Parents start at zero, so the first pass is uniform over parents; without iterations they stay
+    there, and nothing was summed: the coefficients are None. `weight` and `bias` belong to LayerNorm.
+    """
+    normalise = _layer_norm_or_not(layer_norm, weight, bias, eps)
+    all_poses, all_coefficients = [], []
+    for b in range(len(votes)):
+        children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
+        gate = gates_of(gates, b, children)
+        factor = 1.0 / math.sqrt(size) if scale is None else scale
+        poses = zeros(parents, size)
+        coefficients: Matrix | None = None
+        for _ in range(iterations):
+            agreement = zeros(children, parents)
+            for i in range(children):
+                for j in range(parents):
+                    agreement[i][j] = factor * dot(votes[b][i][j], poses[j])
+            coefficients = softmax_over_parents(agreement)
+            weights = times_gates(coefficients, gate)
+            poses = [normalise(weighted_sum(votes[b], weights, j)) for j in range(parents)]
+        all_poses.append(poses)
+        all_coefficients.append(coefficients)
+    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}
+
+
+def _layer_norm_or_not(
+    wanted: bool, weight: Vector | None, bias: Vector | None, eps: float
+) -> Callable[[Vector], Vector]:
+    """LayerNorm, or the identity; apart because the routing's argument hides the function's name."""
+    if not wanted:
+        return lambda x: x
+    return lambda x: layer_norm(x, weight, bias, eps)
+
+
+def em_routing(
+    votes: Tensor4,
+    activations: Matrix,
+    beta_a: Vector,
+    beta_u: Vector,
+    iterations: int,
+    inverse_temperature: float = 0.01,
+    decay: float = 0.95,
+    eps: float = 1e-6,
+) -> Routed:
+    """Hinton, Sabour & Frosst 2018, Procedure 1, diagonal Gaussians: M first, E between the M steps.
+
+    `activations[b][i]` are probabilities and act as gates; the scores returned are the logits of the
+    parents' activations. A variance is never below `eps`; a parent without mass has mean 0 and
+    variance `eps`.
+    """
+    if iterations < 1:
+        raise ValueError("EM routing has no output before its first M step")
+    routed: Routed = {"poses": [], "scores": [], "variances": [], "coefficients": []}
+    for b in range(len(votes)):
+        children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
+        shares = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
+        means, variances = zeros(parents, size), zeros(parents, size)
+        scores = [0.0 for _ in range(parents)]
+        for t in range(iterations):
+            if t > 0:
+                shares = softmax_over_parents(_gaussian_logits(votes[b], means, variances, scores))
+            temperature = inverse_temperature * (1.0 - decay ** (t + 1))
+            for j in range(parents):
+                mass = 0.0
+                for i in range(children):
+                    mass += shares[i][j] * activations[b][i]
+                cost = 0.0
+                for k in range(size):
+                    mean, variance = 0.0, 0.0
+                    if mass > 0.0:
+                        for i in range(children):
+                            mean += shares[i][j] * activations[b][i] * votes[b][i][j][k]
+                        mean /= mass
+                        for i in range(children):
+                            deviation = votes[b][i][j][k] - mean
+                            variance += shares[i][j] * activations[b][i] * deviation**2
+                        variance /= mass
+                    means[j][k] = mean
+                    variances[j][k] = max(variance, eps)
+                    # log sigma is half the log of the variance
+                    cost += (beta_u[j] + 0.5 * math.log(variances[j][k])) * mass
+                scores[j] = temperature * (beta_a[j] - cost)
+        routed["poses"].append(means)
+        routed["scores"].append(scores)
+        routed["variances"].append(variances)
+        routed["coefficients"].append(shares)
+    return routed
+
+
+def heinsen_routing(
+    votes: Tensor4,
+    scores: Matrix,
+    beta_use: Matrix,
+    beta_ignore: Matrix | None,
+    iterations: int,
+    model: str = "gaussian",
+    eps: float = 1e-5,
+) -> Routed:
+    """Heinsen 2019, Algorithm 1 (E, D, M), with the eps of the authors' code.
+
+    `scores[b][i]` and the scores returned are pre-activation, from -inf (absent) to inf (present).
+    Betas are [i or 1][j or 1]; no `beta_ignore`: `beta_use` serves for both. model="kmeans" replaces the
+    Gaussian by minus the squared distance; its variances are still returned.
+    """
+    if iterations < 1:
+        raise ValueError("this routing has no output before its first M step")
+    if model not in ("gaussian", "kmeans"):
+        raise ValueError(f"no model {model!r}")
+    beta_ign = beta_use if beta_ignore is None else beta_ignore
+    routed: Routed = {"poses": [], "scores": [], "variances": [], "coefficients": []}
+    for b in range(len(votes)):
+        children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
+        available = [sigmoid(scores[b][i]) for i in range(children)]
+        means, variances = zeros(parents, size), zeros(parents, size)
+        out_scores = [0.0 for _ in range(parents)]
+        shares: Matrix = []
+        for t in range(iterations):
+            # E step
+            if t == 0:
+                shares = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
+            elif model == "gaussian":
+                shares = softmax_over_parents(_gaussian_logits(votes[b], means, variances, out_scores))
+            else:
+                shares = softmax_over_parents(_distance_logits(votes[b], means, out_scores))
+            # D step
+            use, ignore = zeros(children, parents), zeros(children, parents)
+            for i in range(children):
+                for j in range(parents):
+                    use[i][j] = available[i] * shares[i][j]
+                    ignore[i][j] = available[i] - use[i][j]
+            # M step
+            for j in range(parents):
+                net, mass = 0.0, 0.0
+                for i in range(children):
+                    net += at(beta_use, i, j) * use[i][j] - at(beta_ign, i, j) * ignore[i][j]
+                    mass += use[i][j]
+                out_scores[j] = net
+                for k in range(size):
+                    mean, variance = 0.0, 0.0
+                    for i in range(children):
+                        mean += use[i][j] * votes[b][i][j][k] / (mass + eps)
+                    for i in range(children):
+                        variance += use[i][j] * (votes[b][i][j][k] - mean) ** 2 / (mass + eps)
+                    means[j][k] = mean
+                    variances[j][k] = variance + eps
+        routed["poses"].append(means)
+        routed["scores"].append(out_scores)
+        routed["variances"].append(variances)
+        routed["coefficients"].append(shares)
+    return routed
+
+
+def _gaussian_logits(votes: Tensor3, means: Matrix, variances: Matrix, scores: Vector) -> Matrix:
+    """E step: log sigmoid(score[j]) + log N(votes[i][j]; means[j], variances[j]), without log 2 pi."""
+    logits = zeros(len(votes), len(means))
+    for i in range(len(votes)):
+        for j in range(len(means)):
+            # every parent has the same pose size, so the log 2 pi cancels in the softmax
+            logits[i][j] = log_sigmoid(scores[j])
+            for k in range(len(means[j])):
+                deviation = votes[i][j][k] - means[j][k]
+                logits[i][j] -= deviation**2 / (2.0 * variances[j][k])
+                logits[i][j] -= 0.5 * math.log(variances[j][k])
+    return logits
+
+
+def _distance_logits(votes: Tensor3, means: Matrix, scores: Vector) -> Matrix:
+    """E step of soft k-means: log sigmoid(score[j]) - |votes[i][j] - means[j]|^2."""
+    logits = zeros(len(votes), len(means))
+    for i in range(len(votes)):
+        for j in range(len(means)):
+            logits[i][j] = log_sigmoid(scores[j])
+            for k in range(len(means[j])):
+                logits[i][j] -= (votes[i][j][k] - means[j][k]) ** 2
+    return logits

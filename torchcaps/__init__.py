@@ -1,0 +1,38 @@
+"""Capsule networks in PyTorch: routing algorithms as plug-in layers."""
+
+from torchcaps import functional
+from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models import CapsNet, create_model, list_models, register_model
+from torchcaps.nn import CapsuleConv2d, CapsuleLinear, MarginLoss, PrimaryCapsules, RoutingPool2d, SpreadLoss
+from torchcaps.routing import (
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    Routing,
+    VectorNormRouting,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CapsNet",
+    "Capsules",
+    "CapsuleConv2d",
+    "CapsuleLinear",
+    "DynamicRouting",
+    "EMRouting",
+    "HeinsenRouting",
+    "InvertedAttentionRouting",
+    "MarginLoss",
+    "Prediction",
+    "PrimaryCapsules",
+    "Routing",
+    "RoutingPool2d",
+    "SpreadLoss",
+    "VectorNormRouting",
+    "create_model",
+    "functional",
+    "list_models",
+    "register_model",
+]

@@ -1,0 +1,25 @@
+"""Routing algorithms and losses as functions.
+
+Votes are `(batch, children, parents, *pose)`. The layers run this same code on votes that they need not store.
+"""
+
+from torchcaps.nn.losses import margin_loss, spread_loss
+from torchcaps.routing import (
+    dynamic_routing,
+    em_routing,
+    heinsen_routing,
+    inverted_attention_routing,
+    squash,
+    vector_norm_routing,
+)
+
+__all__ = [
+    "dynamic_routing",
+    "em_routing",
+    "heinsen_routing",
+    "inverted_attention_routing",
+    "margin_loss",
+    "spread_loss",
+    "squash",
+    "vector_norm_routing",
+]

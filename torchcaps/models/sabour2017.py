@@ -1,0 +1,179 @@
+"""The networks of Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.registry import register_model
+from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
+from torchcaps.routing import DynamicRouting, Routing
+
+
+class CapsNet(nn.Module):
+    """Convolution, primary capsules, class capsules, and a decoder that redraws the input.
+
+    Args:
+        in_channels: channels of an image.
+        image_size: height and width of an image, or one number for both.
+        classes: number of class capsules.
+        routing: between primary and class capsules; None is `DynamicRouting(iterations=3)`.
+        channels, kernel_size: of the first convolution.
+        primary_types, primary_pose, primary_kernel_size, primary_stride: of the primary capsules.
+        class_pose: features of a class capsule.
+        decoder: widths of the decoder's hidden layers; None for no decoder.
+
+    Shape:
+        - Input: `(batch, in_channels, height, width)`, values in [0, 1].
+        - Output: a Prediction: scores `(batch, classes)`, the activations of the class capsules (with dynamic
+          routing their lengths), and the class capsules themselves.
+
+    Reference:
+        Sabour et al. 2017, section 4 and 4.1.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        image_size: int | tuple[int, int] = 28,
+        classes: int = 10,
+        routing: Routing | None = None,
+        channels: int = 256,
+        kernel_size: int = 9,
+        primary_types: int = 32,
+        primary_pose: int = 8,
+        primary_kernel_size: int = 9,
+        primary_stride: int = 2,
+        class_pose: int = 16,
+        decoder: tuple[int, ...] | None = (512, 1024),
+    ):
+        super().__init__()
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        least = kernel_size + primary_kernel_size - 1
+        if min(height, width) < least:
+            raise ValueError(
+                f"an image of {height}x{width} is too small for convolutions of {kernel_size}x{kernel_size} and "
+                f"{primary_kernel_size}x{primary_kernel_size}: use {least}x{least} or more, or smaller kernel sizes"
+            )
+        rows, columns = ((side - least) // primary_stride + 1 for side in (height, width))
+        self.image_shape = (in_channels, height, width)
+        self.conv = nn.Conv2d(in_channels, channels, kernel_size)
+        self.primary = PrimaryCapsules(channels, primary_types, primary_pose, primary_kernel_size, primary_stride)
+        self.class_capsules = CapsuleLinear(
+            primary_types * rows * columns,
+            classes,
+            in_pose=primary_pose,
+            out_pose=class_pose,
+            routing=DynamicRouting(iterations=3) if routing is None else routing,
+        )
+        self.decoder = None if decoder is None else MaskedDecoder(classes, class_pose, self.image_shape, decoder)
+
+    def forward(self, images: Tensor, return_coefficients: bool = False) -> Prediction:
+        if tuple(images.shape[1:]) != self.image_shape:
+            raise ValueError(f"expected images of shape (batch, {', '.join(map(str, self.image_shape))}), "
+                             f"got {tuple(images.shape)}")  # fmt: skip
+        features = F.relu(self.conv(images))
+        primary = self.primary(features)
+        capsules = self.class_capsules(primary, return_coefficients=return_coefficients)
+        return Prediction(capsules.activations, capsules)
+
+    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
+        """Draw the image again from the class capsule of each label, or from the most active one."""
+        if self.decoder is None:
+            raise RuntimeError("this CapsNet has no decoder: build it with decoder=(512, 1024)")
+        return self.decoder(capsules, labels)
+
+
+class ConvNet(nn.Module):
+    """The paper's baseline: three 5x5 convolutions, two hidden layers, dropout.
+
+    Args:
+        in_channels: channels of an image.
+        image_size: height and width of an image, or one number for both.
+        classes: number of classes.
+        channels: of the three convolutions.
+        hidden: widths of the fully connected layers.
+        dropout: before the last layer.
+
+    Shape:
+        - Input: `(batch, in_channels, height, width)`.
+        - Output: a Prediction with logits `(batch, classes)`.
+
+    Reference:
+        Sabour et al. 2017, section 5: 256, 256, 128 channels, 328 and 192 units, 35.4M parameters, which is
+        the count with zero padding.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        image_size: int | tuple[int, int] = 28,
+        classes: int = 10,
+        channels: tuple[int, int, int] = (256, 256, 128),
+        hidden: tuple[int, int] = (328, 192),
+        dropout: float = 0.5,
+    ):
+        super().__init__()
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, channels[0], 5, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(channels[0], channels[1], 5, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(channels[1], channels[2], 5, padding=2),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(channels[2] * height * width, hidden[0]),
+            nn.ReLU(),
+            nn.Linear(hidden[0], hidden[1]),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden[1], classes),
+        )
+
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(self.classifier(self.features(images).flatten(1)))
+
+
+@register_model
+def capsnet_mnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
+    """CapsNet for 28x28 digits: 8,215,568 parameters, 6,804,224 without the decoder."""
+    return CapsNet(
+        in_channels=1,
+        image_size=28,
+        classes=10,
+        routing=DynamicRouting(iterations),
+        channels=256,
+        kernel_size=9,
+        primary_types=32,
+        primary_pose=8,
+        primary_kernel_size=9,
+        primary_stride=2,
+        class_pose=16,
+        decoder=(512, 1024) if decoder else None,
+    )
+
+
+@register_model
+def capsnet_digits(iterations: int = 3, decoder: bool = True) -> CapsNet:
+    """A small CapsNet for the 8x8 UCI digits: 3x3 kernels, 16 types."""
+    return CapsNet(
+        in_channels=1,
+        image_size=8,
+        classes=10,
+        routing=DynamicRouting(iterations),
+        channels=64,
+        kernel_size=3,
+        primary_types=16,
+        primary_pose=8,
+        primary_kernel_size=3,
+        primary_stride=1,
+        class_pose=16,
+        decoder=(256, 512) if decoder else None,
+    )
+
+
+@register_model
+def convnet_mnist(dropout: float = 0.5) -> ConvNet:
+    """The paper's CNN baseline for 28x28 digits: 35,445,522 parameters."""
+    return ConvNet(1, 28, 10, channels=(256, 256, 128), hidden=(328, 192), dropout=dropout)

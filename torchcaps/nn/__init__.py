@@ -1,0 +1,20 @@
+"""Capsule layers, decoder and losses."""
+
+from torchcaps.nn.conv2d import CapsuleConv2d
+from torchcaps.nn.decoder import MaskedDecoder
+from torchcaps.nn.linear import CapsuleLinear
+from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
+from torchcaps.nn.pooling import RoutingPool2d
+from torchcaps.nn.primary import PrimaryCapsules
+
+__all__ = [
+    "CapsuleConv2d",
+    "CapsuleLinear",
+    "MarginLoss",
+    "MaskedDecoder",
+    "PrimaryCapsules",
+    "RoutingPool2d",
+    "SpreadLoss",
+    "margin_loss",
+    "spread_loss",
+]

@@ -1,0 +1,123 @@
+"""Capsules on a grid, each parent seeing a window of children."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
+from torchcaps.ops import LazyVotes
+from torchcaps.routing import Routing
+
+
+class CapsuleConv2d(nn.Module):
+    r"""A convolution of capsules: at each position, all children of a window vote for all parents there.
+
+    .. math:: V_{(c,k,l),j} = \text{pose}_{c, s y + k, s x + l} \, W_{c,k,l,j} + B_{c,k,l,j}
+
+    Args:
+        in_capsules: child types.
+        out_capsules: parent types.
+        in_pose, out_pose: an int (a vector) or (rows, features) (a matrix); their rows must be equal.
+        kernel_size, stride: of the window, square.
+        padding: positions added on each side. They hold no capsule and change nothing.
+        routing: the algorithm; the layer keeps a copy with parameters of its own, shared over positions.
+        bias: learn the B of the votes, starting at zero.
+
+    Shape:
+        - Input: Capsules or a tensor of poses, `(batch, in_capsules, height, width, *in_pose)`.
+        - Output: poses `(batch, out_capsules, height_out, width_out, *out_pose)` with
+          `height_out = (height + 2 padding - kernel_size) // stride + 1`; coefficients, if asked for,
+          `(batch, height_out, width_out, in_capsules, kernel_size, kernel_size, out_capsules)`.
+        - `weight`: `(in_capsules, kernel_size, kernel_size, out_capsules, d, h)`.
+    """
+
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        in_pose: Pose,
+        out_pose: Pose,
+        kernel_size: int,
+        routing: Routing,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = False,
+    ):
+        super().__init__()
+        check_rows(in_pose, out_pose)
+        self.in_capsules, self.out_capsules = in_capsules, out_capsules
+        self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        rows, d = matrix_shape(in_pose)
+        _, h = matrix_shape(out_pose)
+        window = (in_capsules, kernel_size, kernel_size, out_capsules)
+        self.weight = nn.Parameter(torch.empty(*window, d, h))
+        self.bias = nn.Parameter(torch.zeros(*window, rows, h)) if bias else None
+        self.children = in_capsules * kernel_size * kernel_size
+        self.routing = routing.for_layer(self.children, out_capsules, rows * h)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new vote weights in the way of the routing's paper."""
+        self.routing.reset_weight(self.weight.data, self.children)
+
+    def forward(self, capsules: Capsules | Tensor, return_coefficients: bool = False) -> Capsules:
+        """Route the children of each window to the parents at its position."""
+        capsules = as_capsules(capsules)
+        poses, scores = capsules.poses, capsules.scores
+        self._check(poses)
+        batch = poses.shape[0]
+        if self.padding and scores is None:
+            scores = poses.new_full(poses.shape[:4], torch.inf)
+        windows = self._windows(poses.flatten(4), 0.0)  # (batch, y, x, children, pose)
+        height, width = windows.shape[1:3]
+        rows, d = matrix_shape(self.in_pose)
+        votes = LazyVotes(
+            windows.reshape(-1, self.children, rows, d),
+            self.weight.flatten(0, 2),
+            None if self.bias is None else self.bias.flatten(0, 2),
+            self.out_pose,
+        )
+        if scores is not None:
+            scores = self._windows(scores.unsqueeze(-1), -torch.inf).reshape(-1, self.children)
+        parents = self.routing(votes, scores, return_coefficients)
+
+        def on_grid(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.unflatten(0, (batch, height, width)).movedim(3, 1)
+
+        coefficients = parents.coefficients
+        if coefficients is not None:
+            window = (self.in_capsules, self.kernel_size, self.kernel_size)
+            coefficients = coefficients.unflatten(0, (batch, height, width)).unflatten(3, window)
+        poses = parents.poses.unflatten(0, (batch, height, width)).movedim(3, 1)
+        return Capsules(poses, on_grid(parents.scores), on_grid(parents.variances), coefficients)
+
+    def _windows(self, x: Tensor, fill: float) -> Tensor:
+        """`(batch, types, height, width, f)` to `(batch, height_out, width_out, types * kernel * kernel, f)`."""
+        if self.padding:
+            x = F.pad(x, (0, 0) + (self.padding,) * 4, value=fill)
+        k, s = self.kernel_size, self.stride
+        x = x.unfold(2, k, s).unfold(3, k, s)  # (batch, types, y, x, f, k, l)
+        return x.permute(0, 2, 3, 1, 5, 6, 4).flatten(3, 5)
+
+    def _check(self, poses: Tensor) -> None:
+        shape = tuple(poses.shape)
+        if len(shape) != 4 + len(self.in_pose) or shape[1] != self.in_capsules or shape[4:] != self.in_pose:
+            pose = ", ".join(map(str, self.in_pose))
+            raise ValueError(
+                f"expected poses of shape (batch, {self.in_capsules}, height, width, {pose}), got {shape}"
+            )
+        if min(shape[2:4]) + 2 * self.padding < self.kernel_size:
+            raise ValueError(
+                f"a grid of {shape[2]}x{shape[3]} is smaller than kernel_size={self.kernel_size} "
+                f"(with padding={self.padding})"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_capsules}, {self.out_capsules}, in_pose={show_pose(self.in_pose)}, "
+            f"out_pose={show_pose(self.out_pose)}, kernel_size={self.kernel_size}, stride={self.stride}"
+            + (f", padding={self.padding}" if self.padding else "")
+            + (", bias=True" if self.bias is not None else "")
+        )

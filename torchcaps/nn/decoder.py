@@ -1,0 +1,44 @@
+"""Reconstruction of the input from class capsules."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+
+
+class MaskedDecoder(nn.Module):
+    """Draw an image from the pose of one class, all others masked with zeros.
+
+    Args:
+        classes: number of class capsules.
+        features: entries of a class capsule's pose.
+        image_shape: `(channels, height, width)`.
+        hidden: widths of the hidden layers.
+
+    Shape:
+        - Input: capsules with poses `(batch, classes, *pose)`; labels `(batch,)`, or None for the most active.
+        - Output: `(batch, channels, height, width)`, in [0, 1].
+
+    Reference:
+        Sabour et al. 2017, section 4.1: fully connected, ReLU, ReLU, sigmoid.
+    """
+
+    def __init__(
+        self, classes: int, features: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...] = (512, 1024)
+    ):
+        super().__init__()
+        widths = [classes * features, *hidden]
+        layers: list[nn.Module] = []
+        for width, wider in zip(widths[:-1], widths[1:], strict=True):
+            layers += [nn.Linear(width, wider), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)), nn.Sigmoid())
+        self.image_shape = tuple(image_shape)
+
+    def forward(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
+        if labels is None:
+            labels = capsules.activations.argmax(1)
+        poses = capsules.poses.flatten(2)
+        mask = F.one_hot(labels, poses.shape[1]).to(poses.dtype)
+        return self.layers((poses * mask.unsqueeze(-1)).flatten(1)).unflatten(1, self.image_shape)

@@ -1,0 +1,154 @@
+"""Capsules that are all connected to all."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
+from torchcaps.ops import LazyVotes
+from torchcaps.routing import Routing
+
+
+class CapsuleLinear(nn.Module):
+    r"""Every child votes for every parent, and a routing algorithm decides which votes count.
+
+    .. math:: V_{ij} = \text{pose}_i \, W_{ij} + B_{ij}, \quad \text{parents} = \text{routing}(V)
+
+    Args:
+        in_capsules: number of children; None takes any number and lets them share their weights. With
+            `share_positions`, the number of types.
+        out_capsules: number of parents; None makes as many parents as there are children (or as `forward` is
+            asked for). They share their weights too and are told apart by a learned offset along a line from
+            -1 to 1.
+        in_pose, out_pose: an int (a vector) or (rows, features) (a matrix); their rows must be equal.
+        routing: the algorithm; the layer keeps a copy with parameters of its own.
+        bias: learn the B of the votes (Heinsen 2019), starting at zero.
+        share_positions: children on a grid share their weights over positions, one set per type, so that the
+            grid may have any size (the last layer of Hinton et al. 2018).
+        coordinates: coordinate addition (Hinton et al. 2018, section 4): add each child's row and column,
+            scaled to [0, 1], to the first two entries of the right-hand column of its votes.
+
+    Shape:
+        - Input: Capsules or a tensor of poses, `(batch, in_capsules, *in_pose)`, or on a grid
+          `(batch, types, height, width, *in_pose)`, which is flattened in this order.
+        - Output: poses `(batch, out_capsules, *out_pose)`, and what else the routing gives.
+        - `weight`: `(in_capsules or 1, out_capsules or 1, d, h)`; `bias`: `(in_capsules or 1, out_capsules or 1,
+          rows, h)`.
+
+    A child with score -inf changes nothing: that is how to pad.
+    """
+
+    def __init__(
+        self,
+        in_capsules: int | None,
+        out_capsules: int | None,
+        in_pose: Pose,
+        out_pose: Pose,
+        routing: Routing,
+        bias: bool = False,
+        share_positions: bool = False,
+        coordinates: bool = False,
+    ):
+        super().__init__()
+        check_rows(in_pose, out_pose)
+        self.in_capsules, self.out_capsules = in_capsules, out_capsules
+        self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
+        self.share_positions, self.coordinates = share_positions, coordinates
+        rows, d = matrix_shape(in_pose)
+        _, h = matrix_shape(out_pose)
+        if share_positions and in_capsules is None:
+            raise ValueError("share_positions=True needs in_capsules: the number of types, each with its own weights")
+        if coordinates and not share_positions:
+            raise ValueError("coordinates=True tells positions apart that share weights: it needs share_positions=True")
+        if coordinates and rows < 2:
+            raise ValueError(f"coordinates=True adds to two rows of a pose, out_pose={out_pose!r} has {rows}")
+        if coordinates and bias:
+            raise ValueError("coordinates=True takes the place of the bias: it needs bias=False")
+
+        groups, parents = in_capsules or 1, out_capsules or 1
+        self.weight = nn.Parameter(torch.empty(groups, parents, d, h))
+        self.bias = nn.Parameter(torch.zeros(groups, parents, rows, h)) if bias else None
+        # Ones and not zeros: parents that start alike would get the same gradients forever.
+        self.symmetry_breaking = nn.Parameter(torch.ones(rows, h)) if out_capsules is None else None
+        self.routing = routing.for_layer(groups, parents, rows * h)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new vote weights in the way of the routing's paper."""
+        self.routing.reset_weight(self.weight.data, self.weight.shape[0])
+
+    def forward(
+        self, capsules: Capsules | Tensor, out_capsules: int | None = None, return_coefficients: bool = False
+    ) -> Capsules:
+        """Route children to parents.
+
+        Args:
+            capsules: the children.
+            out_capsules: number of parents, if the layer was made without one; None is as many as children.
+            return_coefficients: also return the coefficients, `(batch, children, out_capsules)`.
+        """
+        capsules = as_capsules(capsules)
+        grid = self._check(capsules)
+        rows, d = matrix_shape(self.in_pose)
+        poses = capsules.poses.flatten(1, -1 - len(self.in_pose)).reshape(capsules.poses.shape[0], -1, rows, d)
+        scores = None if capsules.scores is None else capsules.scores.flatten(1)
+        weight, bias = self.weight, self.bias
+        if self.symmetry_breaking is not None:
+            parents = out_capsules or poses.shape[1]
+            line = torch.linspace(-1, 1, parents, device=weight.device, dtype=weight.dtype)
+            offset = line[:, None, None] * self.symmetry_breaking
+            weight = weight.expand(-1, parents, -1, -1)
+            bias = offset.unsqueeze(0) if bias is None else bias + offset
+        elif out_capsules is not None:
+            raise ValueError(f"this layer has out_capsules={self.out_capsules}: forward cannot change it")
+        if self.coordinates:
+            bias = self._coordinates(*grid, like=weight)
+        return self.routing(LazyVotes(poses, weight, bias, self.out_pose), scores, return_coefficients)
+
+    def _coordinates(self, height: int, width: int, like: Tensor) -> Tensor:
+        """`(types * positions, 1, rows, h)`: the centre of each position, in the last column."""
+        rows, h = matrix_shape(self.out_pose)
+        y = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) / height
+        x = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) / width
+        centres = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).flatten(0, 1)
+        offset = like.new_zeros(height * width, 1, rows, h)
+        offset[:, 0, :2, -1] = centres
+        return offset.repeat(self.weight.shape[0], 1, 1, 1)
+
+    def _check(self, capsules: Capsules) -> tuple[int, int]:
+        """The grid's height and width (1, 1 without a grid), if children are what this layer takes."""
+        shape, pose = tuple(capsules.poses.shape), self.in_pose
+        capsule_dims = shape[1 : len(shape) - len(pose)]
+        name = "types" if self.share_positions else "in_capsules"
+        expected = f"(batch, {self.in_capsules or 'any number'}, {', '.join(map(str, pose))})"
+        if self.share_positions:
+            expected = f"(batch, {self.in_capsules}, height, width, {', '.join(map(str, pose))})"
+        if shape[len(shape) - len(pose) :] != pose or len(capsule_dims) not in (1, 3):
+            raise ValueError(f"expected poses of shape {expected}, got {shape}")
+        if self.share_positions and len(capsule_dims) != 3:
+            raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
+        count = capsule_dims[0] if self.share_positions or len(capsule_dims) == 1 else math.prod(capsule_dims)
+        if self.in_capsules is not None and count != self.in_capsules:
+            raise ValueError(f"expected {name}={self.in_capsules}, got {count} (poses of shape {shape})")
+        if capsules.scores is not None and tuple(capsules.scores.shape) != shape[: len(shape) - len(pose)]:
+            raise ValueError(
+                f"expected scores of shape {shape[: len(shape) - len(pose)]}, got {tuple(capsules.scores.shape)}"
+            )
+        return (capsule_dims[1], capsule_dims[2]) if len(capsule_dims) == 3 else (1, 1)
+
+    def extra_repr(self) -> str:
+        options = "".join(
+            f", {name}=True"
+            for name, on in [
+                ("bias", self.bias is not None),
+                ("share_positions", self.share_positions),
+                ("coordinates", self.coordinates),
+            ]
+            if on
+        )
+        return (
+            f"{self.in_capsules}, {self.out_capsules}, in_pose={show_pose(self.in_pose)}, "
+            f"out_pose={show_pose(self.out_pose)}{options}"
+        )

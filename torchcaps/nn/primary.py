@@ -1,0 +1,63 @@
+"""The first capsules: channels of a feature map, grouped into poses."""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.nn.pose import Pose, pose_shape, show_pose
+from torchcaps.routing import squash
+
+
+class PrimaryCapsules(nn.Module):
+    r"""Capsules on a grid from a convolution.
+
+    .. math:: \text{pose}_{t,y,x} = \text{normalization}(\text{conv}(\text{input})_{t \cdot |pose| : (t + 1) \cdot |pose|, y, x})
+
+    Args:
+        in_channels: channels of the feature map.
+        out_capsules: capsule types at each position.
+        out_pose: an int (a vector) or (rows, features) (a matrix).
+        kernel_size, stride, padding, bias: of the convolution, as in `nn.Conv2d`.
+        normalization: a function of poses flattened to `(..., features)`: `squash` (Sabour et al. 2017),
+            `nn.LayerNorm(features)` (Tsai et al. 2020), or None.
+        scores: also give each capsule a score, a logit from a convolution of its own (Hinton et al. 2018).
+
+    Shape:
+        - Input: `(batch, in_channels, height, width)`.
+        - Output: poses `(batch, out_capsules, height_out, width_out, *out_pose)` and, if asked for, scores
+          `(batch, out_capsules, height_out, width_out)`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_capsules: int,
+        out_pose: Pose,
+        kernel_size: int = 1,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+        normalization: Callable[[Tensor], Tensor] | None = squash,
+        scores: bool = False,
+    ):
+        super().__init__()
+        self.out_capsules, self.out_pose = out_capsules, pose_shape(out_pose)
+        self.features = math.prod(self.out_pose)
+        self.pose_conv = nn.Conv2d(in_channels, out_capsules * self.features, kernel_size, stride, padding, bias=bias)
+        self.score_conv = (
+            nn.Conv2d(in_channels, out_capsules, kernel_size, stride, padding, bias=bias) if scores else None
+        )
+        self.normalization = normalization
+
+    def forward(self, features: Tensor) -> Capsules:
+        poses = self.pose_conv(features).unflatten(1, (self.out_capsules, self.features)).movedim(2, -1)
+        if self.normalization is not None:
+            poses = self.normalization(poses)
+        scores = None if self.score_conv is None else self.score_conv(features)
+        return Capsules(poses.unflatten(-1, self.out_pose), scores)
+
+    def extra_repr(self) -> str:
+        normalization = getattr(self.normalization, "__name__", self.normalization)
+        return f"out_capsules={self.out_capsules}, out_pose={show_pose(self.out_pose)}, normalization={normalization}"

@@ -1,0 +1,6 @@
+"""Votes, and the reductions over children that every routing algorithm is made of."""
+
+from torchcaps.ops.agreement import Agreement, Dot, Gaussian
+from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes
+
+__all__ = ["Agreement", "Dot", "Gaussian", "LazyVotes", "Moments", "Over", "StoredVotes", "Votes", "as_votes"]

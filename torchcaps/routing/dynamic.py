@@ -1,0 +1,127 @@
+"""Dynamic routing.
+
+Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017), Procedure 1.
+
+Where the texts differ we follow the authors' code: the gradient runs through all iterations; a bias per
+parent may join the weighted sum before the squash; a leak, a parent of logit 0 that is dropped, may join
+the softmax. Li et al. (2018) run the same procedure with the softmax over the children.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes
+from torchcaps.routing.base import Routing, missing_parameters, presence
+from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.squash import squash
+
+
+def dynamic_routing(
+    votes: Tensor | Votes,
+    iterations: int = 3,
+    softmax: Over = "parents",
+    bias: Tensor | None = None,
+    leaky: bool = False,
+    scores: Tensor | None = None,
+    gradient: Gradient = "unrolled",
+    return_coefficients: bool = True,
+) -> Capsules:
+    r"""Route by the agreement of votes with squashed parents.
+
+    With :math:`b_{ij} = 0` at first, in each iteration
+
+    .. math::
+        c_{ij} = \frac{\exp b_{ij}}{\sum_k \exp b_{ik}}, \quad
+        s_j = \sum_i c_{ij} V_{ij} + \text{bias}_j, \quad
+        v_j = \frac{|s_j|^2}{1 + |s_j|^2} \frac{s_j}{|s_j|}, \quad
+        b_{ij} \leftarrow b_{ij} + V_{ij} \cdot v_j
+
+    Args:
+        votes: `(batch, children, parents, *pose)`.
+        iterations: at least 1; with 1 the coefficients stay uniform.
+        softmax: "parents" as published (each child's coefficients sum to one), or "children".
+        bias: `(parents, *pose)`, or None.
+        leaky: let children agree with nobody. Only with the softmax over parents.
+        scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
+        gradient: "unrolled", or "last": through the last iteration only.
+        return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
+
+    Returns:
+        Capsules with poses `(batch, parents, *pose)`; a pose's length, in [0, 1), is its presence.
+
+    Reference:
+        Sabour et al. 2017, Procedure 1, equations 1 to 3.
+    """
+    check_softmax(softmax, leaky)
+    votes = as_votes(votes).gated(presence(scores))
+    offset = 0 if bias is None else bias.flatten(1)
+
+    def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
+        s = votes.weighted_sum(agreement, softmax, leaky) + offset  # lines 4, 5
+        v = squash(s)  # line 6
+        # Line 7. All b_ij = V_ij . (sum of the parents so far): no logits to keep.
+        earlier = agreement.query if isinstance(agreement, Dot) else 0
+        return v, Dot(earlier + v)
+
+    v, agreement = iterate(step, iterations, gradient)
+    coefficients = votes.coefficients(agreement, softmax, leaky) if return_coefficients else None
+    return votes.capsules(v, coefficients=coefficients)
+
+
+def check_softmax(softmax: str, leaky: bool = False) -> None:
+    if softmax not in ("parents", "children"):
+        raise ValueError(f"softmax must be over 'parents' or 'children', got {softmax!r}")
+    if leaky and softmax == "children":
+        raise ValueError("leaky routing adds a parent to the softmax: it needs softmax='parents'")
+
+
+class DynamicRouting(Routing):
+    """Dynamic routing (Sabour et al. 2017) as a plug-in for capsule layers.
+
+    Args:
+        iterations: at least 1.
+        softmax: "parents" as published, or "children" (Li et al. 2018).
+        bias: learn a bias per parent, added before the squash; starts at 0.1 as in the authors' code.
+        leaky: let children agree with nobody.
+        gradient: "unrolled" or "last".
+
+    See :func:`torchcaps.functional.dynamic_routing`.
+    """
+
+    def __init__(
+        self,
+        iterations: int = 3,
+        softmax: Over = "parents",
+        bias: bool = False,
+        leaky: bool = False,
+        gradient: Gradient = "unrolled",
+    ):
+        super().__init__()
+        check_iterations(iterations, gradient)
+        check_softmax(softmax, leaky)
+        self.iterations, self.softmax, self.leaky, self.gradient = iterations, softmax, leaky, gradient
+        self.has_bias = bias
+        self.register_parameter("bias", None)
+
+    def make_parameters(self, children: int, parents: int, features: int) -> None:
+        if self.has_bias:
+            self.bias = nn.Parameter(torch.full((parents, features), 0.1))
+
+    def reset_weight(self, weight: Tensor, children: int) -> None:
+        nn.init.trunc_normal_(weight, std=0.1, a=-0.2, b=0.2)  # the authors' code
+
+    def forward(
+        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
+    ) -> Capsules:
+        if self.has_bias and self.bias is None:
+            raise missing_parameters(self)
+        return dynamic_routing(
+            votes, self.iterations, self.softmax, self.bias, self.leaky, scores, self.gradient, return_coefficients
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"iterations={self.iterations}, softmax={self.softmax!r}, bias={self.has_bias}, "
+            f"leaky={self.leaky}, gradient={self.gradient!r}"
+        )

@@ -1,0 +1,139 @@
+"""EM routing.
+
+Hinton, Sabour, Frosst: Matrix Capsules with EM Routing (2018), Procedure 1.
+
+The inverse temperature follows the schedule that the authors gave in the paper's discussion. A variance
+below `eps` counts as `eps`: votes that all agree have none, and the paper's cost would be -inf.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Agreement, Gaussian, Votes, as_votes
+from torchcaps.routing.base import Routing, missing_parameters, presence
+from torchcaps.routing.loop import Gradient, check_iterations, iterate
+
+
+def em_routing(
+    votes: Tensor | Votes,
+    activations: Tensor | None,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    iterations: int = 3,
+    inverse_temperature: float = 0.01,
+    decay: float = 0.95,
+    eps: float = 1e-6,
+    gradient: Gradient = "unrolled",
+    return_coefficients: bool = True,
+) -> Capsules:
+    r"""Fit a Gaussian per parent to the votes of the children assigned to it.
+
+    With :math:`R_{ij} = 1/\text{parents}` at first, in iteration t = 0, 1, ... the M-step
+
+    .. math::
+        R_{ij} \leftarrow a_i R_{ij}, \quad
+        \mu_j = \frac{\sum_i R_{ij} V_{ij}}{\sum_i R_{ij}}, \quad
+        \sigma_j^2 = \frac{\sum_i R_{ij} (V_{ij} - \mu_j)^2}{\sum_i R_{ij}}, \quad
+        \text{cost}_j = \sum_h (\beta_{u,j} + \log \sigma_j^h) \sum_i R_{ij}, \quad
+        a_j = \text{sigmoid}(\lambda_t (\beta_{a,j} - \text{cost}_j))
+
+    with :math:`\lambda_t = \text{inverse\_temperature} \cdot (1 - \text{decay}^{t+1})`, and before the next iteration
+    the E-step :math:`R_{ij} = a_j N(V_{ij}; \mu_j, \sigma_j^2) / \sum_k a_k N(V_{ik}; \mu_k, \sigma_k^2)`.
+
+    Args:
+        votes: `(batch, children, parents, *pose)`.
+        activations: `(batch, children)`, in [0, 1]; None is all ones.
+        beta_a, beta_u: `(parents,)`, or a scalar tensor.
+        iterations: M-steps, at least 1.
+        inverse_temperature: lambda's limit.
+        decay: how fast lambda gets there; 0 keeps lambda constant.
+        eps: least variance.
+        gradient: "unrolled", or "last": through the last M-step only.
+        return_coefficients: return R of the last M-step before it is multiplied by the children's
+            activations, `(batch, children, parents)`.
+
+    Returns:
+        Capsules with poses (the means), scores (the logits of a_j), variances and coefficients.
+
+    Reference:
+        Hinton et al. 2018, Procedure 1.
+    """
+    votes = as_votes(votes).gated(activations)
+
+    def step(agreement: Agreement | None, t: int) -> tuple[tuple[Tensor, Tensor, Tensor], Agreement]:
+        m = votes.moments(agreement)  # M-step, lines 2 to 4
+        variance = m.variance.clamp_min(eps)
+        log_sigma = 0.5 * variance.log()
+        cost = (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * m.mass  # line 5
+        score = inverse_temperature * (1 - decay ** (t + 1)) * (beta_a - cost)  # line 6
+        # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2), softmax over the parents.
+        prior = F.logsigmoid(score) - (log_sigma + 0.5 * math.log(2 * math.pi)).sum(-1)
+        return (m.mean, score, variance), Gaussian(m.mean, 1 / variance, prior)
+
+    (mean, score, variance), agreement = iterate(step, iterations, gradient)
+    coefficients = votes.coefficients(agreement) if return_coefficients else None
+    return votes.capsules(mean, score, variance, coefficients)
+
+
+class EMRouting(Routing):
+    """EM routing (Hinton et al. 2018) as a plug-in for capsule layers.
+
+    Learns beta_a and beta_u, one each per parent, starting at zero. Children without scores are fully active.
+
+    Args:
+        iterations: M-steps, at least 1.
+        inverse_temperature, decay: the schedule `inverse_temperature * (1 - decay**(t + 1))`.
+        eps: least variance.
+        gradient: "unrolled" or "last".
+
+    See :func:`torchcaps.functional.em_routing`.
+    """
+
+    parent_parameters = True
+
+    def __init__(
+        self,
+        iterations: int = 3,
+        inverse_temperature: float = 0.01,
+        decay: float = 0.95,
+        eps: float = 1e-6,
+        gradient: Gradient = "unrolled",
+    ):
+        super().__init__()
+        check_iterations(iterations, gradient)
+        self.iterations, self.gradient, self.eps = iterations, gradient, eps
+        self.inverse_temperature, self.decay = inverse_temperature, decay
+        self.register_parameter("beta_a", None)
+        self.register_parameter("beta_u", None)
+
+    def make_parameters(self, children: int, parents: int, features: int) -> None:
+        self.beta_a = nn.Parameter(torch.zeros(parents))
+        self.beta_u = nn.Parameter(torch.zeros(parents))
+
+    def forward(
+        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
+    ) -> Capsules:
+        if self.beta_a is None or self.beta_u is None:
+            raise missing_parameters(self)
+        return em_routing(
+            votes,
+            presence(scores),
+            self.beta_a,
+            self.beta_u,
+            self.iterations,
+            self.inverse_temperature,
+            self.decay,
+            self.eps,
+            self.gradient,
+            return_coefficients,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"iterations={self.iterations}, inverse_temperature={self.inverse_temperature}, "
+            f"decay={self.decay}, gradient={self.gradient!r}"
+        )

@@ -1,0 +1,114 @@
+"""Inverted dot-product attention routing.
+
+Tsai, Srivastava, Goh, Salakhutdinov: Capsules with Inverted Dot-Product Attention Routing (2020), Procedure 1.
+
+The agreement is scaled by 1/sqrt(pose size), which the paper does not print and the authors' code does.
+LayerNorm has a learned scale and shift per pose entry and is left out for poses of one entry, as there.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Agreement, Dot, Votes, as_votes
+from torchcaps.routing.base import Routing, presence
+from torchcaps.routing.loop import Gradient, check_iterations, iterate
+
+
+def inverted_attention_routing(
+    votes: Tensor | Votes,
+    iterations: int = 2,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    layer_norm: bool = True,
+    eps: float = 1e-5,
+    scale: float | None = None,
+    scores: Tensor | None = None,
+    gradient: Gradient = "unrolled",
+    return_coefficients: bool = True,
+) -> Capsules:
+    r"""Parents compete for the attention of children.
+
+    With :math:`p_j = 0` at first, in each iteration
+
+    .. math::
+        a_{ij} = \text{scale} \cdot p_j \cdot V_{ij}, \quad
+        r_{ij} = \frac{\exp a_{ij}}{\sum_k \exp a_{ik}}, \quad
+        p_j = \text{LayerNorm}\Big(\sum_i r_{ij} V_{ij}\Big)
+
+    Args:
+        votes: `(batch, children, parents, *pose)`.
+        iterations: at least 1; with 1 the coefficients stay uniform.
+        weight, bias: of the LayerNorm, `(features,)`; None is one and zero.
+        layer_norm: False leaves it out (the paper's ablation A).
+        eps: of the LayerNorm.
+        scale: of the agreement; None is 1/sqrt(features).
+        scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
+        gradient: "unrolled", or "last": through the last iteration only.
+        return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
+
+    Reference:
+        Tsai et al. 2020, Procedure 1, equations 2 to 4.
+    """
+    votes = as_votes(votes).gated(presence(scores))
+
+    def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
+        p = votes.weighted_sum(agreement)  # lines 3 to 5
+        features = p.shape[-1]
+        if layer_norm and features > 1:
+            p = F.layer_norm(p, (features,), _like(weight, p), _like(bias, p), eps)  # line 6
+        return p, Dot(p * (features**-0.5 if scale is None else scale))
+
+    p, agreement = iterate(step, iterations, gradient)
+    coefficients = votes.coefficients(agreement) if return_coefficients else None
+    return votes.capsules(p, coefficients=coefficients)
+
+
+def _like(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if parameter is None else parameter.to(x.dtype)
+
+
+class InvertedAttentionRouting(Routing):
+    """Inverted dot-product attention routing (Tsai et al. 2020) as a plug-in for capsule layers.
+
+    Args:
+        iterations: at least 1.
+        layer_norm: normalise the parents, with a learned scale and shift per pose entry.
+        gradient: "unrolled" or "last".
+
+    See :func:`torchcaps.functional.inverted_attention_routing`.
+    """
+
+    def __init__(self, iterations: int = 2, layer_norm: bool = True, gradient: Gradient = "unrolled"):
+        super().__init__()
+        check_iterations(iterations, gradient)
+        self.iterations, self.layer_norm, self.gradient = iterations, layer_norm, gradient
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    def make_parameters(self, children: int, parents: int, features: int) -> None:
+        if self.layer_norm and features > 1:
+            self.weight = nn.Parameter(torch.ones(features))
+            self.bias = nn.Parameter(torch.zeros(features))
+
+    def reset_weight(self, weight: Tensor, children: int) -> None:
+        parents, d = weight.shape[-3:-1]
+        nn.init.normal_(weight, std=(parents / (d * children)) ** 0.5)  # the authors' code
+
+    def forward(
+        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
+    ) -> Capsules:
+        return inverted_attention_routing(
+            votes,
+            self.iterations,
+            self.weight,
+            self.bias,
+            self.layer_norm,
+            scores=scores,
+            gradient=self.gradient,
+            return_coefficients=return_coefficients,
+        )
+
+    def extra_repr(self) -> str:
+        return f"iterations={self.iterations}, layer_norm={self.layer_norm}, gradient={self.gradient!r}"

@@ -1,0 +1,102 @@
+"""Vector-normed dynamic routing, which turns routing into pooling.
+
+Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019), Algorithm 1.
+
+Line 3 of the algorithm prints a softmax over parents; at b = 0 section 3.1 means uniform coefficients over
+the children, as everywhere after it.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes
+from torchcaps.routing.base import Routing, presence
+from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.squash import normalize
+
+
+def vector_norm_routing(
+    votes: Tensor | Votes,
+    iterations: int = 3,
+    sharpness: float | Tensor = 1.0,
+    activation: Callable[[Tensor], Tensor] | None = None,
+    scores: Tensor | None = None,
+    gradient: Gradient = "unrolled",
+    return_coefficients: bool = True,
+) -> Capsules:
+    r"""Route by the cosine between votes and parents, children competing for each parent.
+
+    With :math:`b_{ij} = 0` at first, in each iteration
+
+    .. math::
+        c_{ij} = \frac{\exp \lambda b_{ij}}{\sum_k \exp \lambda b_{kj}}, \quad
+        v_j = \frac{\sum_i c_{ij} V_{ij}}{|\sum_i c_{ij} V_{ij}|}, \quad
+        b_{ij} \leftarrow b_{ij} + \frac{V_{ij}}{|V_{ij}|} \cdot v_j
+
+    and at last :math:`v_j = \text{activation}(\sum_i c_{ij} V_{ij})`. Sharpness 0 is average pooling; the larger,
+    the closer to selecting one child.
+
+    Args:
+        votes: `(batch, children, parents, *pose)`.
+        iterations: agreements before the last weighted sum; with 0 the result is the average.
+        sharpness: the paper's lambda.
+        activation: applied at last to poses flattened to `(batch, parents, features)`; None is the identity.
+        scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
+        gradient: "unrolled", or "last": through the last weighted sum only.
+        return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
+
+    Reference:
+        Zhao & Huang 2019, Algorithm 1, equations 3 to 6.
+    """
+    check_iterations(iterations, gradient, least=0)
+    votes = as_votes(votes).gated(presence(scores))
+
+    def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
+        s = votes.weighted_sum(agreement, "children")  # line 5 (and 10)
+        v = normalize(s)  # line 6
+        # Lines 7, 8. All lambda b_ij = V_ij / |V_ij| . (lambda times the sum of the parents so far).
+        earlier = agreement.query if isinstance(agreement, Dot) else 0
+        return s, Dot(earlier + sharpness * v, unit=True)
+
+    s, agreement = iterate(step, iterations + 1, gradient)
+    coefficients = votes.coefficients(agreement, "children") if return_coefficients else None
+    return votes.capsules(s if activation is None else activation(s), coefficients=coefficients)  # line 11
+
+
+class VectorNormRouting(Routing):
+    """Vector-normed routing (Zhao & Huang 2019) as a plug-in for capsule layers.
+
+    Args:
+        iterations: agreements before the last weighted sum, at least 0.
+        sharpness: the paper's lambda; 0 averages, a large one selects.
+        activation: applied to the parents at last, e.g. `squash`; None is the identity.
+        gradient: "unrolled" or "last".
+
+    See :func:`torchcaps.functional.vector_norm_routing`.
+    """
+
+    softmax: Over = "children"
+
+    def __init__(
+        self,
+        iterations: int = 3,
+        sharpness: float = 1.0,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        gradient: Gradient = "unrolled",
+    ):
+        super().__init__()
+        check_iterations(iterations, gradient, least=0)
+        self.iterations, self.sharpness, self.gradient = iterations, sharpness, gradient
+        self.activation = activation
+
+    def forward(
+        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
+    ) -> Capsules:
+        return vector_norm_routing(
+            votes, self.iterations, self.sharpness, self.activation, scores, self.gradient, return_coefficients
+        )
+
+    def extra_repr(self) -> str:
+        return f"iterations={self.iterations}, sharpness={self.sharpness}, gradient={self.gradient!r}"
