@@ -107,15 +107,15 @@ class StoredVotes(Votes):
         self.votes = _at_least_float32(votes).flatten(3)
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
-        return self._sum(self._weights(agreement, over, leaky), self.votes)
+        return _contract("bij,bijk->bjk", self._weights(agreement, over, leaky), self.votes)
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         weights = self._weights(agreement, "parents", leaky=False)
         mass = weights.sum(1)
         shares = weights / _nonzero(mass + eps).unsqueeze(1)
-        mean = self._sum(shares, self.votes)
+        mean = _contract("bij,bijk->bjk", shares, self.votes)
         # Deviations first, squares after: expanding the square loses all digits when the votes agree.
-        variance = self._sum(shares, (self.votes - mean.unsqueeze(1)).square())
+        variance = _contract("bij,bijk->bjk", shares, (self.votes - mean.unsqueeze(1)).square())
         benefit = None if betas is None else (betas * weights).sum(1)
         return Moments(mass, mean, variance, benefit)
 
@@ -134,19 +134,15 @@ class StoredVotes(Votes):
             votes = self.votes
             if agreement.unit:
                 votes = votes / _nonzero(vector_norm(votes, dim=-1, keepdim=True))
-            return (votes * agreement.query.unsqueeze(1)).sum(-1)
+            return _contract("bijk,bjk->bij", votes, agreement.query)
         deviations = (self.votes - agreement.mean.unsqueeze(1)).square()
-        return agreement.prior.unsqueeze(1) - 0.5 * (deviations * agreement.precision.unsqueeze(1)).sum(-1)
+        return agreement.prior.unsqueeze(1) - 0.5 * _contract("bijk,bjk->bij", deviations, agreement.precision)
 
     def _weights(self, agreement: Agreement | None, over: Over, leaky: bool) -> Tensor:
         coefficients = self.coefficients(agreement, over, leaky)
         if self.gates is None or over == "children":
             return coefficients
         return coefficients * self.gates.unsqueeze(-1)
-
-    def _sum(self, weights: Tensor, votes: Tensor) -> Tensor:
-        with torch.autocast(votes.device.type, enabled=False):
-            return torch.einsum("bij,bijk->bjk", weights, votes)
 
 
 class LazyVotes(Votes):
@@ -181,18 +177,17 @@ class LazyVotes(Votes):
 
     def _uniform_sum(self, over: Over, leaky: bool) -> Tensor:
         """The sum with uniform coefficients: one matrix product, and no votes."""
-        with torch.autocast(self.poses.device.type, enabled=False):
-            poses, weight = _at_least_float32(self.poses), _at_least_float32(self.weight)
-            gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
-            if over == "children":
-                gates = gates / _nonzero(gates.sum(1, keepdim=True))
-            else:
-                gates = gates / (self.parents + leaky)
-            group_sums = (poses * gates[..., None, None]).unflatten(1, (weight.shape[0], -1)).sum(2)
-            total = torch.einsum("bgrd,gjdh->bjrh", group_sums, weight)
-            if self.bias is not None:
-                masses = gates.unflatten(1, (self.bias.shape[0], -1)).sum(2)
-                total = total + torch.einsum("bg,gjrh->bjrh", masses, _at_least_float32(self.bias))
+        poses, weight = _at_least_float32(self.poses), _at_least_float32(self.weight)
+        gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
+        if over == "children":
+            gates = gates / _nonzero(gates.sum(1, keepdim=True))
+        else:
+            gates = gates / (self.parents + leaky)
+        group_sums = (poses * gates[..., None, None]).unflatten(1, (weight.shape[0], -1)).sum(2)
+        total = _contract("bgrd,gjdh->bjrh", group_sums, weight)
+        if self.bias is not None:
+            masses = gates.unflatten(1, (self.bias.shape[0], -1)).sum(2)
+            total = total + _contract("bg,gjrh->bjrh", masses, _at_least_float32(self.bias))
         return total.flatten(2)
 
     def _stored(self) -> StoredVotes:
@@ -209,6 +204,12 @@ class LazyVotes(Votes):
 def as_votes(votes: Tensor | Votes) -> Votes:
     """Votes as they are, or stored votes of a tensor `(batch, children, parents, *pose)`."""
     return StoredVotes(votes) if isinstance(votes, Tensor) else votes
+
+
+def _contract(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """An einsum that autocast leaves in the precision of its operands."""
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.einsum(equation, a, b)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -1,0 +1,207 @@
+"""The command line: `torchcaps train | test | explain | recipes | models`."""
+
+import argparse
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from torchcaps.models import create_model, list_models
+
+if TYPE_CHECKING:
+    from torchcaps.training.cli import RecipeCLI
+
+
+class BadInput(Exception):
+    """What the user gave cannot be used: one line that says what, what was expected and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Bad input ends in one line on stderr and status 2."""
+    options, overrides = _parser().parse_known_args(arguments)
+    try:
+        if overrides and not hasattr(options, "recipe"):
+            raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
+        options.run(options, overrides)
+    except (BadInput, ImportError, FloatingPointError) as error:
+        print(f"torchcaps: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def train(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Train a recipe, then test it."""
+    cli = _build(options, overrides)
+    checkpoint = _checkpoint(options, cli.model) if options.ckpt_path else None
+    with _bad_data():
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+        if cli.trainer.interrupted:
+            raise BadInput(f"interrupted; go on with: torchcaps train {options.recipe} --ckpt_path last")
+        _test(cli)
+    print(f"checkpoint: {cli.trainer.checkpoint_callback.last_model_path}")
+
+
+def test(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Test a checkpoint of a recipe."""
+    cli = _build(options, overrides, logs=False)
+    _load(cli.model, _checkpoint(options, cli.model))
+    with _bad_data():
+        _test(cli)
+
+
+def explain(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Draw what a checkpoint of a recipe has learned."""
+    from torchcaps.explain import write_figures
+
+    cli = _build(options, overrides, logs=False)
+    checkpoint = _checkpoint(options, cli.model)
+    _load(cli.model, checkpoint)
+    folder = Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
+    with _bad_data():
+        cli.datamodule.setup("test")
+    for path in write_figures(cli.model.network, cli.datamodule.test_dataloader(), folder):
+        print(f"figure: {path}")
+
+
+def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
+    """List the recipes and the numbers they reproduce."""
+    from torchcaps.recipes import list_recipes, published
+
+    rows = []
+    for name in list_recipes():
+        head = published(name)
+        rows.append((name, head.paper, head.row, head.number, head.data))
+    _print_table(("recipe", "paper", "row", "published", "data"), rows)
+
+
+def models(options: argparse.Namespace, overrides: list[str]) -> None:
+    """List the models and their sizes."""
+    rows = []
+    for name in list_models(options.pattern):
+        with torch.device("meta"):
+            model = create_model(name)
+        doc = (sys.modules[type(model).__module__].__dict__[name].__doc__ or "").strip().splitlines()[0]
+        rows.append((name, f"{sum(p.numel() for p in model.parameters()):,}", doc))
+    if not rows:
+        raise BadInput(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
+    _print_table(("model", "parameters", ""), rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="torchcaps", description="Train, test and look inside capsule networks.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for run in (train, test, explain):
+        command = commands.add_parser(
+            run.__name__,
+            help=run.__doc__,
+            description=run.__doc__,
+            epilog="Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01",
+            allow_abbrev=False,
+        )
+        command.add_argument("recipe", metavar="RECIPE", help="a name from `torchcaps recipes`, or a YAML file")
+        command.add_argument(
+            "--ckpt_path",
+            required=run is not train,
+            help="a checkpoint, or `last` for the newest of this recipe" + (" to resume" if run is train else ""),
+        )
+        command.add_argument("--runs", default="runs", help="folder of all runs (default: %(default)s)")
+        if run is explain:
+            command.add_argument("--figures", help="folder for the figures (default: beside the checkpoint)")
+        command.set_defaults(run=run)
+    command = commands.add_parser("recipes", help=recipes.__doc__, description=recipes.__doc__)
+    command.set_defaults(run=recipes)
+    command = commands.add_parser("models", help=models.__doc__, description=models.__doc__)
+    command.add_argument("pattern", nargs="?", default="*", help="shell-style, e.g. 'capsnet*'")
+    command.set_defaults(run=models)
+    return parser
+
+
+def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True) -> "RecipeCLI":
+    from jsonargparse import ArgumentError
+
+    from torchcaps.recipes import find_recipe
+    from torchcaps.training.cli import RecipeCLI
+
+    try:
+        files = find_recipe(options.recipe)
+        return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None)
+    except (ArgumentError, ValueError) as error:
+        raise BadInput(str(error)) from error
+
+
+def _runs(options: argparse.Namespace) -> Path:
+    name = options.recipe.removesuffix(".yaml").removesuffix(".yml")
+    return Path(options.runs) / (Path(name).name if Path(name).is_absolute() else name)
+
+
+def _new_run_folder(options: argparse.Namespace) -> Path:
+    runs = _runs(options)
+    taken = [int(p.name.removeprefix("version_")) for p in runs.glob("version_*") if p.name[8:].isdigit()]
+    return runs / f"version_{max(taken, default=-1) + 1}"
+
+
+def _checkpoint(options: argparse.Namespace, model: nn.Module) -> Path:
+    """The checkpoint that was asked for, if it fits the model."""
+    if options.ckpt_path == "last":
+        found = sorted(_runs(options).glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise BadInput(f"no checkpoint under {_runs(options)}: run `torchcaps train {options.recipe}` first")
+        path = found[-1]
+    else:
+        path = Path(options.ckpt_path)
+        if not path.is_file():
+            raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found_shapes = {name: tuple(value.shape) for name, value in _state(path).items()}
+    for name in {**expected, **found_shapes}:
+        if expected.get(name) != found_shapes.get(name):
+            raise BadInput(
+                f"{path} is a checkpoint of another architecture than {options.recipe}: {name} has shape "
+                f"{found_shapes.get(name, 'none')} there, expected {expected.get(name, 'none')}"
+            )
+    return path
+
+
+def _state(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): "
+            "expected one that `torchcaps train` wrote"
+        ) from error
+
+
+def _load(model: nn.Module, path: Path) -> None:
+    model.load_state_dict(_state(path))
+
+
+@contextmanager
+def _bad_data() -> Iterator[None]:
+    from torchcaps.data import DataError
+
+    try:
+        yield
+    except DataError as error:
+        raise BadInput(str(error)) from error
+
+
+def _test(cli: "RecipeCLI") -> None:
+    (metrics,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    for name, value in metrics.items():
+        print(f"{name}: {value:.4f}")
+
+
+def _print_table(header: Sequence[str], rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,154 @@
+"""MNIST from its four canonical files."""
+
+import gzip
+import math
+import os
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import pooch
+import torch
+from torch import Tensor
+
+from torchcaps.data.images import DataError, ImageData
+
+MD5 = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+
+
+def read_idx(path: str | os.PathLike[str]) -> Tensor:
+    """Read a gzipped idx file of bytes.
+
+    The format: two zero bytes, 0x08 for unsigned bytes, the number of dimensions; each dimension as a
+    big-endian 32-bit integer; then the bytes themselves, last dimension fastest.
+
+    Returns:
+        A uint8 tensor of the shape that the header gives.
+
+    Raises:
+        DataError: the file cannot be read, or it is not exactly this.
+    """
+    try:
+        with gzip.open(path) as file:
+            raw = file.read()
+    except EOFError:
+        raise DataError(f"{path}: truncated gzip, the file ends too early") from None
+    except (OSError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path}: wrong magic 0x{raw[:4].hex()}, expected 0x000008.. (an idx file of bytes)")
+    start = 4 + 4 * raw[3]
+    if len(raw) < start:
+        raise DataError(f"{path}: the header needs {start} bytes, the file has {len(raw)}")
+    sizes = struct.unpack(f">{raw[3]}I", raw[4:start])
+    if len(raw) - start != math.prod(sizes):
+        raise DataError(
+            f"{path}: the header says shape {sizes}, {math.prod(sizes)} bytes, but {len(raw) - start} follow"
+        )
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)[start:].reshape(sizes)
+
+
+class MNIST(ImageData):
+    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28 x 28, 10 classes.
+
+    Source: Y. LeCun, C. Cortes and C. Burges, The MNIST database of handwritten digits, 1998. The writers of
+    the test images are not those of the training images.
+
+    Each of the four idx.gz files is taken from `<root>/mnist`; where it is not there, from pooch's cache,
+    into which it is downloaded and checked against its published md5. A local file that is well-formed but
+    has another md5 is used, with a warning; one that is corrupt is an error, never silently replaced.
+
+    Args:
+        root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
+        batch_size, shift, val_size, num_workers: see `ImageData`.
+
+    Raises:
+        DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5
+            it should have and what to do.
+    """
+
+    classes = 10
+    shape = (1, 28, 28)
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        shift: int = 0,
+        val_size: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, shift=shift, val_size=val_size, num_workers=num_workers)
+        self.root = root
+
+    def prepare_data(self) -> None:
+        # Lightning calls this in one process per machine, so that the others do not all download.
+        for name in MD5:
+            self._find(name)
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        part = "train" if train else "t10k"
+        images_path = self._find(f"{part}-images-idx3-ubyte.gz")
+        labels_path = self._find(f"{part}-labels-idx1-ubyte.gz")
+        images, labels = _read(images_path), _read(labels_path)
+        if images.ndim != 3 or images.shape[1:] != (28, 28):
+            raise _corrupt(images_path, f"holds shape {tuple(images.shape)}, expected (n, 28, 28)")
+        if labels.ndim != 1:
+            raise _corrupt(labels_path, f"holds shape {tuple(labels.shape)}, expected (n,)")
+        if len(labels) != len(images):
+            raise _corrupt(labels_path, f"{len(labels)} labels, but {len(images)} images in {images_path}")
+        if (labels >= self.classes).any():
+            raise _corrupt(labels_path, f"holds label {int(labels.max())}, expected 0 to {self.classes - 1}")
+        for path in (images_path, labels_path):
+            found, published = pooch.file_hash(str(path), alg="md5"), MD5[path.name]
+            if found != published:
+                warnings.warn(
+                    f"{path} has md5 {found}, the published file has {published}: using it all the same",
+                    stacklevel=2,
+                )
+        return images.unsqueeze(1), labels.long()
+
+    def _find(self, name: str) -> Path:
+        root = self.root or os.environ.get("TORCHCAPS_DATA")
+        path = Path(root).expanduser() / "mnist" / name if root else None
+        return path if path is not None and path.exists() else _download(name, path)
+
+
+def _download(name: str, place: Path | None) -> Path:
+    # `place` is where the user may put the file instead.
+    cache = pooch.os_cache("torchcaps") / "mnist"
+    failures = []
+    for mirror in MIRRORS:
+        try:
+            # pooch writes to a temporary file and moves it only when its hash is right.
+            return Path(pooch.retrieve(mirror + name, f"md5:{MD5[name]}", fname=name, path=cache))
+        except (OSError, ValueError) as error:
+            # requests raises OSErrors; pooch raises a ValueError when the hash is wrong.
+            reason = str(error).splitlines() or [""]
+            failures.append(f"{mirror}{name} ({type(error).__name__}: {reason[0]})")
+    advice = f"put the file at {place}" if place else f"put it at DIR/mnist/{name} and set TORCHCAPS_DATA=DIR"
+    raise DataError(f"cannot download {name} (md5 {MD5[name]}) from {' nor '.join(failures)}; {advice}")
+
+
+def _read(path: Path) -> Tensor:
+    try:
+        return read_idx(path)
+    except DataError as error:
+        raise _corrupt(path, str(error).removeprefix(f"{path}: ")) from None
+
+
+def _corrupt(path: Path, problem: str) -> DataError:
+    return DataError(
+        f"{path}: {problem}; the md5 should be {MD5[path.name]}: "
+        "replace the file, or remove it to have it downloaded"
+    )

@@ -1,0 +1,121 @@
+"""One LightningModule for every classifier: loss, reconstruction, metrics, optimizer."""
+
+from typing import Any, Literal
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from torchcaps.capsules import Prediction
+
+Stage = Literal["train", "val", "test"]
+
+
+class Classifier(LightningModule):
+    """Train a network that maps images to a Prediction.
+
+    Args:
+        network: images to a Prediction; with a reconstruction weight also `reconstruct(capsules, labels)`.
+        loss: of the scores and the labels.
+        classes: their number, for the accuracy.
+        optimizer: from the parameters to an optimizer.
+        scheduler: from the optimizer to a schedule of the learning rate, or None.
+        scheduler_interval: whether the schedule counts in "step"s or "epoch"s.
+        reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over
+            pixels (Sabour et al. 2017: 0.0005); 0 leaves the decoder out.
+
+    Raises:
+        FloatingPointError: at the first training step with a loss that is not finite; the message names the
+            step and the first layer whose output is not.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: nn.Module,
+        classes: int = 10,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        scheduler: LRSchedulerCallable | None = None,
+        scheduler_interval: Literal["step", "epoch"] = "epoch",
+        reconstruction_weight: float = 0.0,
+    ):
+        super().__init__()
+        if reconstruction_weight and getattr(network, "decoder", None) is None:
+            raise ValueError(
+                f"reconstruction_weight={reconstruction_weight} needs a network with a decoder: "
+                "give it one, or set reconstruction_weight to 0"
+            )
+        self.network, self.loss = network, loss
+        self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
+        self.reconstruction_weight = reconstruction_weight
+        self.accuracy = nn.ModuleDict(
+            {f"{stage}_accuracy": MulticlassAccuracy(classes, average="micro") for stage in ("train", "val", "test")}
+        )
+
+    def forward(self, images: Tensor) -> Prediction:
+        return self.network(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = self._step("train", batch)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at step {self.global_step}: {self._first_non_finite(batch[0])}; "
+                "try a lower learning rate, or float32 if you train in half precision"
+            )
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._step("val", batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._step("test", batch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(self.network.parameters())
+        if self.scheduler is None:
+            return optimizer
+        schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def _step(self, stage: Stage, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        prediction = self.network(images)
+        loss = self.loss(prediction.scores, labels)
+        if self.reconstruction_weight:
+            # The decoder learns from the true class's capsule; at test time it draws the likeliest one.
+            reconstruction = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
+            error = (reconstruction - images).square().sum() / len(images)
+            self.log(f"{stage}/reconstruction_error", error, on_step=False, on_epoch=True, batch_size=len(images))
+            loss = loss + self.reconstruction_weight * error
+        accuracy = self.accuracy[f"{stage}_accuracy"]
+        accuracy(prediction.scores, labels)
+        train = stage == "train"
+        self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(images))
+        self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
+
+    def _first_non_finite(self, images: Tensor) -> str:
+        """Where in the network a value first stops being finite."""
+        found: list[str] = []
+
+        def look(name: str) -> Any:
+            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+                tensors = output if isinstance(output, tuple) else (output,)
+                if any(isinstance(t, Tensor) and not torch.isfinite(t).all() for t in tensors):
+                    found.append(f"{name} ({type(module).__name__})")
+
+            return hook
+
+        if not torch.isfinite(images).all():
+            return "the images themselves are not finite"
+        for name, parameter in self.network.named_parameters():
+            if not torch.isfinite(parameter).all():
+                return f"the parameter {name} is not finite"
+        handles = [m.register_forward_hook(look(name)) for name, m in self.network.named_modules() if name]
+        with torch.no_grad():
+            self.network(images)
+        for handle in handles:
+            handle.remove()
+        return f"the first output that is not finite is that of {found[0]}" if found else "all layers are finite"
