@@ -1,8 +1,6 @@
 """`python -m torchcaps` is `torchcaps`."""
 
-import sys
-
-from torchcaps.cli import main
+from torchcaps.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def run() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
 def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
     cli = _build(options, overrides)
