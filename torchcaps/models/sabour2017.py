@@ -56,6 +56,7 @@ class CapsNet(nn.Module):
             )
         rows, columns = ((side - least) // primary_stride + 1 for side in (height, width))
         self.image_shape = (in_channels, height, width)
+        self.grid = (primary_types, rows, columns)
         self.conv = nn.Conv2d(in_channels, channels, kernel_size)
         self.primary = PrimaryCapsules(channels, primary_types, primary_pose, primary_kernel_size, primary_stride)
         self.class_capsules = CapsuleLinear(
@@ -68,13 +69,16 @@ class CapsNet(nn.Module):
         self.decoder = None if decoder is None else MaskedDecoder(classes, class_pose, self.image_shape, decoder)
 
     def forward(self, images: Tensor, return_coefficients: bool = False) -> Prediction:
-        if tuple(images.shape[1:]) != self.image_shape:
-            raise ValueError(f"expected images of shape (batch, {', '.join(map(str, self.image_shape))}), "
-                             f"got {tuple(images.shape)}")  # fmt: skip
-        features = F.relu(self.conv(images))
-        primary = self.primary(features)
+        primary = self.primary_capsules(images)
         capsules = self.class_capsules(primary, return_coefficients=return_coefficients)
         return Prediction(capsules.activations, capsules)
+
+    def primary_capsules(self, images: Tensor) -> Capsules:
+        """The children of the class capsules, on a grid of `self.grid` = (types, rows, columns)."""
+        if tuple(images.shape[1:]) != self.image_shape:
+            shape = ", ".join(map(str, self.image_shape))
+            raise ValueError(f"expected images of shape (batch, {shape}), got {tuple(images.shape)}")
+        return self.primary(F.relu(self.conv(images)))
 
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
         """Draw the image again from the class capsule of each label, or from the most active one."""

@@ -1,0 +1,151 @@
+"""Reconstructions, coefficients and perturbations of a CapsNet, as pictures."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from torchcaps.models import CapsNet
+
+# Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
+TWEAKS = torch.linspace(-0.25, 0.25, 11)
+
+
+@torch.no_grad()
+def reconstructions_figure(network: CapsNet, images: Tensor, labels: Tensor) -> Figure:
+    """Images above what the decoder makes of their most active class capsule."""
+    prediction = network(images)
+    reconstructions = network.reconstruct(prediction.capsules)
+    classes = prediction.scores.argmax(1)
+    figure = Figure(figsize=(1 + 0.95 * len(images), 3), layout="constrained")
+    axes = figure.subplots(2, len(images), squeeze=False)
+    for column, (image, drawn) in enumerate(zip(images, reconstructions, strict=True)):
+        _show(axes[0, column], image)
+        _show(axes[1, column], drawn)
+        wrong = classes[column] != labels[column]
+        axes[0, column].set_title(f"label {labels[column]}", fontsize=9)
+        axes[1, column].set_title(f"seen as {classes[column]}", fontsize=9, color="red" if wrong else "black")
+    axes[0, 0].set_ylabel("input", fontsize=9)
+    axes[1, 0].set_ylabel("drawn again", fontsize=9)
+    figure.suptitle("Each test image, and what its longest class capsule makes of it", fontsize=11)
+    return figure
+
+
+@torch.no_grad()
+def coefficients_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
+    """Where in one image the children are that each class capsule takes its input from.
+
+    Each map shows one class. A position's value is the mean of the coefficients c[i,j] of the primary capsules
+    there, weighted by their lengths: 1 / classes is what routing starts from.
+    """
+    prediction = network(image.unsqueeze(0), return_coefficients=True)
+    assert prediction.capsules is not None
+    coefficients = prediction.capsules.coefficients
+    lengths = network.primary_capsules(image.unsqueeze(0)).activations[0]
+    classes = coefficients.shape[-1]
+    weights = lengths.unsqueeze(-1)
+    by_position = coefficients[0].reshape(*network.grid, classes) * weights
+    maps = (by_position.sum(0) / weights.sum(0).clamp_min(1e-12)).movedim(-1, 0)
+
+    columns = (classes + 2) // 2
+    figure = Figure(figsize=(1.5 * columns + 1, 4), layout="constrained")
+    grid = figure.add_gridspec(2, columns)
+    axis = figure.add_subplot(grid[:, 0])
+    _show(axis, image)
+    axis.set_title(f"input, label {label}", fontsize=10)
+    uniform = 1 / classes
+    reach = max(float((maps - uniform).abs().max()), 1e-6)
+    axes = []
+    for index in range(classes):
+        axis = figure.add_subplot(grid[index // (columns - 1), 1 + index % (columns - 1)])
+        shown = axis.imshow(maps[index], cmap="RdBu_r", vmin=uniform - reach, vmax=uniform + reach)
+        axis.set(xticks=[], yticks=[])
+        bold = "bold" if index == prediction.scores[0].argmax() else "normal"
+        axis.set_title(f"class {index}: length {prediction.scores[0, index]:.2f}", fontsize=8, fontweight=bold)
+        axes.append(axis)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.8)
+    bar.set_label(f"mean coefficient (white: uniform, {uniform:.2f})", fontsize=8)
+    figure.suptitle("Coefficients: how much of each place goes to each class capsule (red: more)", fontsize=11)
+    return figure
+
+
+@torch.no_grad()
+def perturb(network: CapsNet, image: Tensor, label: int, tweaks: Tensor = TWEAKS) -> Tensor:
+    """Reconstructions when one entry of a class capsule's pose is tweaked, `(features, tweaks, *image)`.
+
+    Args:
+        network: with a decoder.
+        image: `(channels, height, width)`.
+        label: whose class capsule to tweak.
+        tweaks: what to add to each entry in turn.
+
+    Reference:
+        Sabour et al. 2017, section 5.1, Figure 4.
+    """
+    capsules = network(image.unsqueeze(0)).capsules
+    features = capsules.poses.shape[-1]
+    tweaks = tweaks.to(capsules.poses)
+    poses = capsules.poses.repeat(features * len(tweaks), 1, 1)
+    tweaked = torch.eye(features).to(poses).unsqueeze(1) * tweaks.view(1, -1, 1)  # (feature, tweak, entry)
+    poses[:, label] += tweaked.flatten(0, 1)
+    labels = torch.full((len(poses),), label, device=poses.device)
+    return network.reconstruct(capsules._replace(poses=poses), labels).unflatten(0, (features, len(tweaks)))
+
+
+def perturbations_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
+    """One row per entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4)."""
+    drawn = perturb(network, image, label)
+    features, tweaks = drawn.shape[:2]
+    figure = Figure(figsize=(0.5 * tweaks + 1, 0.5 * features + 1), layout="constrained")
+    axes = figure.subplots(features, tweaks, squeeze=False)
+    for row in range(features):
+        for column in range(tweaks):
+            _show(axes[row, column], drawn[row, column])
+            if row == 0:
+                axes[row, column].set_title(f"{TWEAKS[column]:+.2f}", fontsize=7)
+        axes[row, 0].set_ylabel(f"{row}", fontsize=8, rotation=0, labelpad=10, va="center")
+    figure.suptitle(f"Class {label}: each of the {features} entries of its pose, tweaked", fontsize=11)
+    return figure
+
+
+def write_figures(network: CapsNet, batches: Iterable[tuple[Tensor, Tensor]], folder: Path) -> Iterator[Path]:
+    """Write the figures that a network can have, of the first images of each class; give each path once written.
+
+    Raises:
+        TypeError: the network is no CapsNet.
+    """
+    if not isinstance(network, CapsNet):
+        raise TypeError(f"there are figures for a CapsNet, not for a {type(network).__name__}")
+    network.eval()
+    images, labels = _one_per_class(batches)
+    digit = images[0], int(labels[0])
+    order = labels.argsort()
+    yield _write(coefficients_figure(network, *digit), folder / "coefficients.png")
+    if network.decoder is not None:
+        yield _write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
+        yield _write(perturbations_figure(network, *digit), folder / "perturbations.png")
+
+
+def _one_per_class(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The first image of each class, in the order in which they come."""
+    found: dict[int, Tensor] = {}
+    for images, labels in batches:
+        for image, label in zip(images, labels.tolist(), strict=True):
+            found.setdefault(label, image)
+    return torch.stack(list(found.values())), torch.tensor(list(found))
+
+
+def _show(axis: Axes, image: Tensor) -> None:
+    pixels = image.movedim(0, -1).squeeze(-1).clamp(0, 1)
+    axis.imshow(pixels, cmap="gray", vmin=0, vmax=1)
+    axis.set(xticks=[], yticks=[])
+
+
+def _write(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished.png")
+    figure.savefig(unfinished, dpi=130)
+    return unfinished.replace(path)
