@@ -5,8 +5,6 @@ try:
     from torchcaps.data.images import DataError, ImageData
     from torchcaps.data.mnist import MNIST, read_idx
 except ModuleNotFoundError as error:
-    raise ImportError(
-        f'torchcaps.data needs {error.name}: install it with pip install "torchcaps[train]"'
-    ) from error
+    raise ImportError(f'torchcaps.data needs {error.name}: install it with pip install "torchcaps[train]"') from error
 
 __all__ = ["MNIST", "DataError", "Digits", "ImageData", "read_idx"]

@@ -26,9 +26,7 @@ class Digits(ImageData):
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         digits = load_digits()
-        parts = train_test_split(
-            np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0
-        )
+        parts = train_test_split(np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0)
         part = parts[0] if train else parts[1]
         images = np.round(digits.images[part] * 255 / 16).astype(np.uint8)
         return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(digits.target[part]).long()

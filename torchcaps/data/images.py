@@ -68,9 +68,7 @@ class ImageData(LightningDataModule):
     classes: int
     shape: tuple[int, int, int]
 
-    def __init__(
-        self, batch_size: int = 128, shift: int = 0, val_size: int = 0, num_workers: int = 0
-    ) -> None:
+    def __init__(self, batch_size: int = 128, shift: int = 0, val_size: int = 0, num_workers: int = 0) -> None:
         super().__init__()
         height, width = self.shape[1:]
         if batch_size < 1:
@@ -124,9 +122,7 @@ class ImageData(LightningDataModule):
                 f"val_size must be 0 or from {self.classes} to {most} for {len(labels)} training images "
                 f"of {self.classes} classes, got {self.val_size}"
             )
-        return train_test_split(
-            np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED
-        )
+        return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
 
     def _loader(self, images: ImageSet, shuffle: bool) -> DataLoader[Batch]:
         return DataLoader(

@@ -4,6 +4,7 @@ import gzip
 import math
 import os
 import struct
+import textwrap
 import warnings
 import zlib
 from pathlib import Path
@@ -134,10 +135,10 @@ def _download(name: str, place: Path | None) -> Path:
             return Path(pooch.retrieve(mirror + name, f"md5:{MD5[name]}", fname=name, path=cache))
         except (OSError, ValueError) as error:
             # requests raises OSErrors; pooch raises a ValueError when the hash is wrong.
-            reason = str(error).splitlines() or [""]
-            failures.append(f"{mirror}{name} ({type(error).__name__}: {reason[0]})")
-    advice = f"put the file at {place}" if place else f"put it at DIR/mnist/{name} and set TORCHCAPS_DATA=DIR"
-    raise DataError(f"cannot download {name} (md5 {MD5[name]}) from {' nor '.join(failures)}; {advice}")
+            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
+            failures.append(f"{mirror}{name} ({reason})")
+    advice = f"put it at {place}" if place else f"put it at DIR/mnist/{name} and set TORCHCAPS_DATA=DIR"
+    raise DataError(f"cannot download {name} (md5 {MD5[name]}): {advice}; tried {', '.join(failures)}")
 
 
 def _read(path: Path) -> Tensor:
@@ -149,6 +150,5 @@ def _read(path: Path) -> Tensor:
 
 def _corrupt(path: Path, problem: str) -> DataError:
     return DataError(
-        f"{path}: {problem}; the md5 should be {MD5[path.name]}: "
-        "replace the file, or remove it to have it downloaded"
+        f"{path}: {problem}; the md5 should be {MD5[path.name]}: replace the file, or remove it to have it downloaded"
     )

@@ -1,0 +1,305 @@
+"""The laws of every image set: fixed splits, whole float batches, exact random shifts in training only."""
+
+import pickle
+import sys
+from collections import Counter
+
+import lightning
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import DataLoader
+
+from torchcaps.data import ImageData
+from torchcaps.data.images import ImageSet
+
+
+class Toy(ImageData):
+    """90 training and 30 test images of 2 x 6 x 7, 3 classes; no pixel is zero, so every shift shows."""
+
+    classes = 3
+    shape = (2, 6, 7)
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        count = 90 if train else 30
+        generator = torch.Generator().manual_seed(count)
+        images = torch.randint(1, 256, (count, 2, 6, 7), dtype=torch.uint8, generator=generator)
+        return images, torch.arange(count) % 3
+
+
+def shifts(before: Tensor, after: Tensor, most: int) -> list[tuple[int, int]]:
+    """How far (down, right) each image moved; fails unless it is an exact shift filled with zeros."""
+    height, width = before.shape[-2:]
+    padded = pad(before, (most,) * 4)
+    found: list[tuple[int, int] | None] = [None] * len(before)
+    for down in range(-most, most + 1):
+        for right in range(-most, most + 1):
+            moved = padded[..., most - down :, most - right :][..., :height, :width]
+            for i in (moved == after).flatten(1).all(1).nonzero().flatten().tolist():
+                found[i] = (down, right)
+    assert None not in found, "an image is not an exact shift of its input"
+    return [shift for shift in found if shift is not None]
+
+
+def keys(images: Tensor) -> list[bytes]:
+    return [image.numpy().tobytes() for image in images]
+
+
+def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*loader, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def test_plain_use_gives_float_images_in_order() -> None:
+    data = Toy(batch_size=16, shift=2)
+    data.setup("test")
+    batches = list(data.test_dataloader())
+    assert [tuple(images.shape) for images, _ in batches] == [(16, 2, 6, 7), (14, 2, 6, 7)]
+    images, labels = collect(data.test_dataloader())
+    raw, raw_labels = data.load(train=False)
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert images.max() == 1
+    assert images.min() > 0
+    torch.testing.assert_close(images, raw.float() / 255, rtol=0, atol=0)
+    assert torch.equal(labels, raw_labels)
+
+
+def test_training_batches_are_shuffled_and_complete() -> None:
+    data = Toy(batch_size=16)
+    data.setup("fit")
+    raw, raw_labels = data.load(train=True)
+    label_of = dict(zip(keys(raw.float() / 255), raw_labels.tolist(), strict=True))
+    first, labels = collect(data.train_dataloader())
+    second, _ = collect(data.train_dataloader())
+    assert [label_of[key] for key in keys(first)] == labels.tolist()
+    assert sorted(keys(first)) == sorted(keys(second)) == sorted(label_of)
+    assert keys(first) != keys(second)
+    assert keys(first) != list(label_of)
+
+
+def test_a_batch_is_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Toy(batch_size=16)
+    data.setup("test")
+    image, label = data.test_dataloader().dataset[3]
+    images, labels = next(iter(data.test_dataloader()))
+    assert torch.equal(image, images[3])
+    assert label == labels[3]
+    monkeypatch.setattr(ImageSet, "__getitem__", None)
+    assert len(next(iter(data.test_dataloader()))[1]) == 16
+
+
+def test_loader_parts_pickle_for_worker_processes() -> None:
+    data = Toy()
+    data.setup("test")
+    loader = data.test_dataloader()
+    dataset, collate = pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn)))
+    images, labels = collate(dataset.__getitems__([0, 5]))
+    assert images.shape == (2, 2, 6, 7)
+    assert labels.tolist() == [0, 2]
+
+
+def test_validation_split_is_fixed_stratified_and_disjoint() -> None:
+    held_out = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        data = Toy(val_size=30)
+        data.setup("fit")
+        train, train_labels = collect(data.train_dataloader())
+        val_loader = data.val_dataloader()
+        assert isinstance(val_loader, DataLoader)
+        val, val_labels = collect(val_loader)
+        assert Counter(train_labels.tolist()) == {0: 20, 1: 20, 2: 20}
+        assert Counter(val_labels.tolist()) == {0: 10, 1: 10, 2: 10}
+        assert not set(keys(train)) & set(keys(val))
+        raw, raw_labels = data.load(train=True)
+        assert set(keys(train)) | set(keys(val)) == set(keys(raw.float() / 255))
+        label_of = dict(zip(keys(raw.float() / 255), raw_labels.tolist(), strict=True))
+        assert [label_of[key] for key in keys(val)] == val_labels.tolist()
+        held_out.append(keys(val))
+    assert held_out[0] == held_out[1]
+
+
+def test_without_val_size_the_training_set_is_whole() -> None:
+    data = Toy()
+    data.setup("fit")
+    assert data.val_dataloader() == []
+    assert data.train_set is not None
+    assert len(data.train_set) == 90
+
+
+@pytest.mark.parametrize(
+    ("stage", "parts"), [("fit", [True]), ("validate", [True]), ("test", [False]), (None, [True, False])]
+)
+def test_setup_loads_what_the_stage_needs_once(stage: str | None, parts: list[bool]) -> None:
+    loaded = []
+
+    class Counting(Toy):
+        def load(self, train: bool) -> tuple[Tensor, Tensor]:
+            loaded.append(train)
+            return super().load(train)
+
+    data = Counting(val_size=30)
+    data.setup(stage)
+    data.setup(stage)
+    assert loaded == parts
+
+
+def test_loader_before_setup_says_what_to_call() -> None:
+    data = Toy(val_size=30)
+    for loader, stage in ((data.train_dataloader, "fit"), (data.val_dataloader, "validate")):
+        with pytest.raises(RuntimeError, match=rf'setup\("{stage}"\)'):
+            loader()
+    with pytest.raises(RuntimeError, match=r'setup\("test"\)'):
+        data.test_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"shift": -1}, "shift must be from 0 to 5 pixels, got -1"),
+        ({"shift": 6}, "shift must be from 0 to 5 pixels, got 6"),
+        ({"val_size": -1}, "val_size must be 0 or more, got -1"),
+        ({"num_workers": -1}, "num_workers must be 0 or more, got -1"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Toy(**arguments)
+
+
+@pytest.mark.parametrize("val_size", [2, 88, 90, 1000])
+def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
+    data = Toy(val_size=val_size)
+    for _ in range(2):  # a failed setup leaves nothing behind that a second one would take for done
+        with pytest.raises(ValueError, match=f"0 or from 3 to 87 .*got {val_size}"):
+            data.setup("fit")
+
+
+def test_shift_is_exact_uniform_and_independent() -> None:
+    torch.manual_seed(0)
+    images = torch.rand(5000, 2, 6, 7) + 0.1
+    shifted = Toy(shift=2).random_shift(images)
+    assert shifted.shape == images.shape
+    assert shifted.dtype == images.dtype
+    counts = Counter(shifts(images, shifted, most=2))
+    # Each of the 25 pairs is expected 200 times with a deviation of 14: both ends of both axes are drawn, all
+    # pairs equally often, so that down says nothing about right and no image follows another.
+    assert len(counts) == 25
+    assert min(counts.values()) > 200 - 5 * 14
+    assert max(counts.values()) < 200 + 5 * 14
+
+
+def test_shift_is_drawn_anew_for_each_batch_from_the_torch_seed() -> None:
+    data, images = Toy(shift=2), torch.rand(32, 2, 6, 7) + 0.1
+    torch.manual_seed(5)
+    first, second = data.random_shift(images), data.random_shift(images)
+    torch.manual_seed(5)
+    assert torch.equal(first, data.random_shift(images))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_shift_keeps_the_precision_of_the_run(dtype: torch.dtype) -> None:
+    images = (torch.rand(32, 2, 6, 7) + 0.1).to(dtype)
+    shifted = Toy(shift=1).random_shift(images)
+    assert shifted.dtype == dtype
+    shifts(images, shifted, most=1)
+
+
+def test_no_shift_returns_the_images() -> None:
+    images = torch.rand(8, 2, 6, 7)
+    assert torch.equal(Toy().random_shift(images), images)
+
+
+class Recorder(lightning.LightningModule):
+    """Trains one number and keeps every batch that the Trainer hands over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: dict[str, list[Tensor]] = {"train": [], "val": [], "test": []}
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        self.seen["train"].append(batch[0])
+        return (self.weight - batch[1].float().mean()) ** 2
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.seen["val"].append(batch[0])
+
+    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.seen["test"].append(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def small_trainer() -> lightning.Trainer:
+    return lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=1,
+    )
+
+
+# Three things Lightning says that are not so here: images in memory need no workers, no validation is
+# meant, and the last is between Lightning and torch 2.13.
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:Total length of `list` across ranks is zero",
+    "ignore:.*LeafSpec.* is deprecated:FutureWarning",
+)
+
+
+@quiet
+def test_trainer_fits_without_validation() -> None:
+    module = Recorder()
+    small_trainer().fit(module, Toy(batch_size=20))
+    assert [len(images) for images in module.seen["train"]] == [20, 20, 20, 20, 10]
+    assert module.seen["val"] == []
+
+
+@quiet
+def test_trainer_shifts_training_batches_only() -> None:
+    torch.manual_seed(0)
+    data, module, trainer = Toy(batch_size=20, shift=1, val_size=30), Recorder(), small_trainer()
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+
+    assert data.train_set is not None
+    assert data.val_set is not None
+    assert data.test_set is not None
+    # One validation batch more than the set has: the sanity check's.
+    val = torch.cat(module.seen["val"][1:])
+    assert torch.equal(val, data.val_set.images.float() / 255)
+    assert torch.equal(module.seen["val"][0], val[:20])
+    assert torch.equal(torch.cat(module.seen["test"]), data.test_set.images.float() / 255)
+
+    train, originals = torch.cat(module.seen["train"]), data.train_set.images.float() / 255
+    assert len(train) == 60
+    # A pixel that a shift of one cannot lose tells which original an image is.
+    padded = pad(originals, (1, 1, 1, 1))
+    windows = padded.unfold(2, 6, 1).unfold(3, 7, 1)  # (60, 2, 3, 3, 6, 7): every original at all nine shifts
+    matches = (windows[None] == train[:, None, :, None, None]).flatten(5).all(-1).all(2)
+    assert (matches.flatten(1).sum(1) == 1).all(), "a training image is not one shift of one original"
+    assert (matches.flatten(2).any(2).sum(0) == 1).all(), "an original is missing or came twice"
+    assert matches.flatten(2).any(0).any(0).sum() == 9
+
+
+@pytest.mark.parametrize("package", ["lightning", "kornia", "pooch", "sklearn"])
+def test_missing_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.split(".")[0] == package:
+            monkeypatch.setitem(sys.modules, name, None)
+        if name.startswith("torchcaps.data"):
+            monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError) as caught:
+        import torchcaps.data  # noqa: F401
+    assert package in str(caught.value)
+    assert 'pip install "torchcaps[train]"' in str(caught.value)

@@ -1,0 +1,142 @@
+"""Cases small enough to work out on paper; every number below was."""
+
+import math
+
+import pytest
+import torch
+
+import torchcaps.functional as F
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# Two children, two parents, vectors of two entries. Child 0 votes (1, 0) for parent 0 and (0, 0) for parent 1;
+# child 1 votes (0, 2) for parent 0 and (0, 1) for parent 1.
+VOTES = tensor([[[[1, 0], [0, 0]], [[0, 2], [0, 1]]]])
+
+
+def test_dynamic_routing_once():
+    # c = 1/2 everywhere: s_0 = (1/2, 1), s_1 = (0, 1/2). |s_0|^2 = 5/4, |s_1|^2 = 1/4.
+    # v_0 = (5/4)/(9/4) s_0/|s_0| = 5/9 (1/2, 1)/(sqrt 5 / 2), v_1 = (1/4)/(5/4) (0, 1) = (0, 1/5).
+    root5 = math.sqrt(5)
+    out = F.dynamic_routing(VOTES, iterations=1)
+    torch.testing.assert_close(out.poses, tensor([[[5 / 9 / root5, 10 / 9 / root5], [0, 0.2]]]))
+    torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64))
+
+
+def test_dynamic_routing_twice():
+    # b_00 = (1, 0) . v_0 = 5/(9 sqrt 5), b_01 = 0, b_10 = (0, 2) . v_0 = 20/(9 sqrt 5), b_11 = (0, 1) . v_1 = 1/5.
+    root5 = math.sqrt(5)
+    c00 = 1 / (1 + math.exp(-5 / 9 / root5))
+    c10 = 1 / (1 + math.exp(0.2 - 20 / 9 / root5))
+    out = F.dynamic_routing(VOTES, iterations=2)
+    torch.testing.assert_close(out.coefficients, tensor([[[c00, 1 - c00], [c10, 1 - c10]]]))
+    # s_0 = (c00, 2 c10), s_1 = (0, c11).
+    length = math.hypot(c00, 2 * c10)
+    scale = length / (1 + length**2)
+    c11 = 1 - c10
+    torch.testing.assert_close(out.poses, tensor([[[scale * c00, scale * 2 * c10], [0, c11**2 / (1 + c11**2)]]]))
+
+
+def test_dynamic_routing_over_children():
+    # The same logits, but each parent shares itself out among the children.
+    root5 = math.sqrt(5)
+    # Over children the first pass is s_0 = (1/2, 1), s_1 = (0, 1/2) too: there are as many children as parents.
+    c00 = 1 / (1 + math.exp(15 / 9 / root5))
+    c01 = 1 / (1 + math.exp(0.2))
+    out = F.dynamic_routing(VOTES, iterations=2, softmax="children")
+    torch.testing.assert_close(out.coefficients, tensor([[[c00, c01], [1 - c00, 1 - c01]]]))
+
+
+def test_leaky_routing_starts_at_one_of_three():
+    out = F.dynamic_routing(VOTES, iterations=1, leaky=True)
+    torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 1 / 3, dtype=torch.float64))
+    # s_1 = (0, 1/3): v_1 = (1/9)/(10/9) = 1/10.
+    torch.testing.assert_close(out.poses[0, 1], tensor([0, 0.1]))
+
+
+def test_vector_norm_routing():
+    # One parent, children (3, 0) and (0, 4). Mean (1.5, 2), unit (0.6, 0.8): b = (0.6, 0.8).
+    votes = tensor([[[[3, 0]], [[0, 4]]]])
+    c0 = 1 / (1 + math.exp(0.2 * 5))
+    out = F.vector_norm_routing(votes, iterations=1, sharpness=5.0)
+    torch.testing.assert_close(out.coefficients, tensor([[[c0], [1 - c0]]]))
+    torch.testing.assert_close(out.poses, tensor([[[3 * c0, 4 * (1 - c0)]]]))
+
+
+def test_inverted_attention_routing():
+    # First pass p_0 = (1/2, 1), p_1 = (0, 1/2); LayerNorm of two entries gives (-1, 1) up to its eps, both times.
+    out = F.inverted_attention_routing(VOTES, iterations=2, eps=0.0)
+    # a_00 = -1/sqrt 2, a_01 = 0; a_10 = 2/sqrt 2, a_11 = 1/sqrt 2.
+    r00 = 1 / (1 + math.exp(1 / math.sqrt(2)))
+    r10 = 1 / (1 + math.exp(-1 / math.sqrt(2)))
+    torch.testing.assert_close(out.coefficients, tensor([[[r00, 1 - r00], [r10, 1 - r10]]]))
+    # Sums (r00, 2 r10) and (0, 1 - r10): both second entries are larger.
+    torch.testing.assert_close(out.poses, tensor([[[-1, 1], [-1, 1]]]))
+
+
+def test_em_routing_once():
+    # One entry per pose. Parent 0 hears 1 and 3, parent 1 hears 0 and 4, both children half active: R = 1/4.
+    votes = tensor([[[[1], [0]], [[3], [4]]]])
+    activations = tensor([[0.5, 0.5]])
+    out = F.em_routing(votes, activations, tensor([1.0, 1.0]), tensor([0.5, 0.5]), iterations=1)
+    torch.testing.assert_close(out.poses, tensor([[[2], [2]]]))
+    torch.testing.assert_close(out.variances, tensor([[[1], [4]]]))
+    # cost_0 = (0.5 + log 1) / 2, cost_1 = (0.5 + log 2) / 2; lambda = 0.01 (1 - 0.95).
+    rate = 0.01 * 0.05
+    torch.testing.assert_close(out.scores, tensor([[rate * 0.75, rate * (0.75 - math.log(2) / 2)]]))
+
+
+def test_em_routing_twice():
+    votes = tensor([[[[1], [0]], [[3], [4]]]])
+    out = F.em_routing(votes, tensor([[1.0, 1.0]]), tensor([0.0, 0.0]), tensor([0.0, 0.0]), 2, 1.0, 0.0)
+    # After the first M-step: mu = (2, 2), sigma^2 = (1, 4), cost = (0, log 2), a = (1/2, 1/3).
+    # Each vote lies one sigma off: N(V; 0) : N(V; 1) = 1 : 1/2, so R_i0 = (1/2)/(1/2 + 1/6) = 3/4.
+    torch.testing.assert_close(out.coefficients, tensor([[[0.75, 0.25], [0.75, 0.25]]]))
+    # Means and variances stay; masses are 3/2 and 1/2: scores are -3/2 log 1 and -1/2 log 2.
+    torch.testing.assert_close(out.scores, tensor([[0, -math.log(2) / 2]]))
+
+
+def test_heinsen_routing_once():
+    # R = 1/2, f(a_i) = 1 and 1/2 (score 0): D_use = 1/2, 1/4 and D_ign the same.
+    votes = tensor([[[[1], [0]], [[4], [3]]]])
+    scores = tensor([[math.inf, 0.0]])
+    use, ignore = tensor([[1, 2], [4, 0]]), tensor([[0, 1], [8, 4]])
+    out = F.heinsen_routing(votes, scores, use, ignore, iterations=1, eps=0.0)
+    # a_0 = 1/2 + 4/4 - 0 - 8/4 = -1/2; a_1 = 2/2 + 0 - 1/2 - 4/4 = -1/2.
+    torch.testing.assert_close(out.scores, tensor([[-0.5, -0.5]]))
+    # mu_0 = (1/2 + 4/4)/(3/4) = 2, mu_1 = (0 + 3/4)/(3/4) = 1; variances (1/2 + 4/4)/(3/4) = 2 and 2.
+    torch.testing.assert_close(out.poses, tensor([[[2], [1]]]))
+    torch.testing.assert_close(out.variances, tensor([[[2], [2]]]))
+
+
+@pytest.mark.parametrize("model", ["gaussian", "kmeans"])
+def test_heinsen_routing_twice(model):
+    # As above: mu = (2, 1), sigma^2 = (2, 2), equal scores. Child 0 lies 1 off both means, child 1 lies 2 off both.
+    votes = tensor([[[[1], [0]], [[4], [3]]]])
+    scores = tensor([[math.inf, 0.0]])
+    use, ignore = tensor([[1, 2], [4, 0]]), tensor([[0, 1], [8, 4]])
+    out = F.heinsen_routing(votes, scores, use, ignore, iterations=2, model=model, eps=0.0)
+    torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64))
+    # Move child 0's vote for parent 1 so that it lies 2 off there: it prefers parent 0.
+    votes = tensor([[[[1], [-1]], [[4], [3.5]]]])  # mu_1 = (-1/2 + 3.5/4)/(3/4) = 1/2
+    out = F.heinsen_routing(votes, scores, use, ignore, iterations=2, model=model, eps=0.0)
+    variance = ((1.5**2) / 2 + 3**2 / 4) / 0.75  # of parent 1
+    if model == "gaussian":
+        logits = (-1 / 4 - math.log(2) / 2, -(1.5**2) / (2 * variance) - math.log(variance) / 2)
+    else:
+        logits = (-1.0, -(1.5**2))
+    expected = 1 / (1 + math.exp(logits[1] - logits[0]))
+    assert out.coefficients[0, 0, 0].item() == pytest.approx(expected)
+
+
+def test_margin_loss():
+    # Present: (0.9 - 0.5)^2 = 0.16. Absent: 0.5 (0.3 - 0.1)^2 = 0.02, and 0 below 0.1.
+    assert F.margin_loss(tensor([[0.5, 0.3, 0.05]]), torch.tensor([0])).item() == pytest.approx(0.18)
+
+
+def test_spread_loss():
+    # Margin 0.5: wrong classes trail by 0.2 and 0.6, so only the first costs (0.5 - 0.2)^2.
+    assert F.spread_loss(tensor([[0.7, 0.5, 0.1]]), torch.tensor([0]), margin=0.5).item() == pytest.approx(0.09)
