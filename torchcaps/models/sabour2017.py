@@ -166,7 +166,7 @@ def capsnet_digits(iterations: int = 3, decoder: bool = True) -> CapsNet:
         image_size=8,
         classes=10,
         routing=DynamicRouting(iterations),
-        channels=64,
+        channels=128,
         kernel_size=3,
         primary_types=16,
         primary_pose=8,
