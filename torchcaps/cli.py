@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from torchcaps.extras import needs
 from torchcaps.models import create_model, list_models
+from torchcaps.models.registry import describe_model
 
 if TYPE_CHECKING:
     from torchcaps.training.cli import RecipeCLI
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not hasattr(options, "recipe"):
             raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
         options.run(options, overrides)
-    except (BadInput, ImportError, FloatingPointError) as error:
+    except (BadInput, ImportError, OSError, FloatingPointError) as error:
         print(f"torchcaps: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
@@ -45,10 +47,8 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
     checkpoint = _checkpoint(options, cli.model) if options.ckpt_path else None
     with _bad_data():
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-        if cli.trainer.interrupted:
-            raise BadInput(f"interrupted; go on with: torchcaps train {options.recipe} --ckpt_path last")
         _test(cli)
-    print(f"checkpoint: {cli.trainer.checkpoint_callback.last_model_path}")
+    print(f"run: {cli.run_folder}")
 
 
 def test(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -80,8 +80,8 @@ def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
     rows = []
     for name in list_recipes():
         head = published(name)
-        rows.append((name, head.paper, head.row, head.number, head.data))
-    _print_table(("recipe", "paper", "row", "published", "data"), rows)
+        rows.append((name, f"{head.paper}, {head.row}" if head.paper else head.row, head.number, head.data))
+    _print_table(("recipe", "row", "published", "data"), rows)
 
 
 def models(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -90,8 +90,7 @@ def models(options: argparse.Namespace, overrides: list[str]) -> None:
     for name in list_models(options.pattern):
         with torch.device("meta"):
             model = create_model(name)
-        doc = (sys.modules[type(model).__module__].__dict__[name].__doc__ or "").strip().splitlines()[0]
-        rows.append((name, f"{sum(p.numel() for p in model.parameters()):,}", doc))
+        rows.append((name, f"{sum(p.numel() for p in model.parameters()):,}", describe_model(name)))
     if not rows:
         raise BadInput(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
     _print_table(("model", "parameters", ""), rows)
@@ -127,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True) -> "RecipeCLI":
-    from jsonargparse import ArgumentError
+    with needs("train"):
+        from jsonargparse import ArgumentError
 
     from torchcaps.recipes import find_recipe
     from torchcaps.training.cli import RecipeCLI
@@ -203,10 +203,13 @@ def _test(cli: "RecipeCLI") -> None:
 
 
 def _print_table(header: Sequence[str], rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    with needs("train"):
+        from rich.console import Console
+        from rich.table import Table
 
-    table = Table(*header, box=None)
+    table = Table(box=None, pad_edge=False)
+    for index, title in enumerate(header):
+        table.add_column(title, no_wrap=index == 0)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from torchcaps.data import ImageData
+from torchcaps.data import DataError, ImageData
 from torchcaps.data.images import ImageSet
 
 
@@ -174,7 +174,7 @@ def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
 def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
     data = Toy(val_size=val_size)
     for _ in range(2):  # a failed setup leaves nothing behind that a second one would take for done
-        with pytest.raises(ValueError, match=f"0 or from 3 to 87 .*got {val_size}"):
+        with pytest.raises(DataError, match=f"0 or from 3 to 87 .*got {val_size}"):
             data.setup("fit")
 
 

@@ -63,6 +63,7 @@ class ImageData(LightningDataModule):
 
     Raises:
         ValueError: an argument is out of range.
+        DataError: in `setup`, if the data is not as it should be or too little for `val_size`.
     """
 
     classes: int
@@ -118,7 +119,7 @@ class ImageData(LightningDataModule):
     def _split(self, labels: Tensor) -> list[np.ndarray]:
         most = len(labels) - self.classes  # stratified: either part needs room for every class
         if not self.classes <= self.val_size <= most:
-            raise ValueError(
+            raise DataError(
                 f"val_size must be 0 or from {self.classes} to {most} for {len(labels)} training images "
                 f"of {self.classes} classes, got {self.val_size}"
             )

@@ -1,6 +1,8 @@
 """Figures of what a capsule network has learned."""
 
-try:
+from torchcaps.extras import needs
+
+with needs("train"):
     from torchcaps.explain.figures import (
         coefficients_figure,
         perturb,
@@ -8,10 +10,6 @@ try:
         reconstructions_figure,
         write_figures,
     )
-except ModuleNotFoundError as error:
-    raise ImportError(
-        f'torchcaps.explain needs {error.name}: install it with pip install "torchcaps[train]"'
-    ) from error
 
 __all__ = [
     "coefficients_figure",

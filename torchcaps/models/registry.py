@@ -33,6 +33,11 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_builders, pattern))
 
 
+def describe_model(name: str) -> str:
+    """The first line of the documentation of a model's builder."""
+    return (_builders[name].__doc__ or "").strip().partition("\n")[0]
+
+
 def nearest(name: str, names: list[str]) -> str:
     """The part of an error message that names what may have been meant."""
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)

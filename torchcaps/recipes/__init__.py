@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from torchcaps.extras import needs
 from torchcaps.models.registry import nearest
+
+with needs("train"):
+    import yaml
 
 FOLDER = Path(__file__).parent
 
@@ -22,10 +24,10 @@ class Published:
         data: the data set.
     """
 
-    paper: str = "-"
-    row: str = "-"
-    number: str = "-"
-    data: str = "-"
+    paper: str = ""
+    row: str = ""
+    number: str = ""
+    data: str = ""
 
 
 def list_recipes() -> list[str]:
@@ -61,7 +63,7 @@ def published(name: str) -> Published:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

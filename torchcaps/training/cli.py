@@ -1,14 +1,36 @@
 """A recipe as a parser: every value of it can be overridden on the command line."""
 
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from torchcaps.data import ImageData
 from torchcaps.recipes import Published
 from torchcaps.training.classifier import Classifier
+
+# What Lightning says to everybody about choices that are ours, and about its own internals.
+NOISE = (
+    ".*does not have many workers.*",  # batches of tensors in memory need none
+    "Total length of `list` across ranks is zero.*",  # no validation set is a choice
+    ".*isinstance\\(treespec, LeafSpec\\).*",
+    ".*`_maybe_guard_rel`.*",
+    "Experiment logs directory .* exists and is not empty.*",  # two loggers share it
+)
+
+
+class Checkpoint(ModelCheckpoint):
+    """Keeps the last epoch, and what an interrupted run had reached; not what a failed run had, for that may be
+    the failure."""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException):
+            super().on_exception(trainer, pl_module, exception)
 
 
 class RecipeCLI(LightningCLI):
@@ -17,21 +39,24 @@ class RecipeCLI(LightningCLI):
     Args:
         files: the recipe's files, from the most general to its own.
         overrides: arguments such as `--trainer.max_epochs 5`.
-        run_folder: where logs and checkpoints go; None writes nothing.
+        run_folder: where logs and checkpoints go, `.../version_N`; None writes nothing.
     """
 
     model: Classifier
     datamodule: ImageData
 
     def __init__(self, files: list[Path], overrides: list[str], run_folder: Path | None):
-        arguments = [argument for file in files for argument in ("--config", str(file))] + overrides
+        self.run_folder = run_folder
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        for message in NOISE:
+            warnings.filterwarnings("ignore", message)
         super().__init__(
             Classifier,
             ImageData,
             subclass_mode_data=True,
             run=False,
-            args=arguments,
-            trainer_defaults=_outputs(run_folder),
+            args=[argument for file in files for argument in ("--config", str(file))] + overrides,
+            trainer_defaults={"logger": _loggers(run_folder)},
             parser_kwargs={"exit_on_error": False, "prog": "torchcaps train RECIPE", "description": None},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -42,16 +67,27 @@ class RecipeCLI(LightningCLI):
         parser.add_class_arguments(Published, "recipe")
         parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one changes")
 
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        wanted = self.config_init["trainer"]
+        callbacks = list(wanted["callbacks"] or [])
+        if wanted["enable_progress_bar"] is not False:
+            callbacks.append(TQDMProgressBar())
+        if self.run_folder is None:
+            kwargs["enable_checkpointing"] = False
+        elif wanted["enable_checkpointing"] is not False:
+            folder = self.run_folder / "checkpoints"
+            callbacks.append(
+                Checkpoint(folder, filename="{epoch}-{step}", save_last=True, save_on_exception=True)
+            )
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
-def _outputs(run_folder: Path | None) -> dict[str, Any]:
-    """CSV and TensorBoard logs, the configuration and checkpoints, all in one folder."""
+
+def _loggers(run_folder: Path | None) -> Any:
     if run_folder is None:
-        return {"logger": False, "enable_checkpointing": False}
-    place = {"save_dir": str(run_folder.parent), "name": "", "version": run_folder.name}
-    return {
-        "logger": [
-            {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": place},
-            {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": place},
-        ],
-        "callbacks": [ModelCheckpoint(dirpath=run_folder / "checkpoints", filename="{epoch}-{step}", save_last=True)],
-    }
+        return False
+    version = int(run_folder.name.removeprefix("version_"))
+    place = {"save_dir": str(run_folder.parent), "name": "", "version": version}
+    return [
+        {"class_path": f"lightning.pytorch.loggers.{name}", "init_args": dict(place)}
+        for name in ("CSVLogger", "TensorBoardLogger")
+    ]

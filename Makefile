@@ -1,0 +1,27 @@
+# Two commands: `make demo` and `make test`. Both make .venv with the pinned packages if it is not there.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow clean
+
+demo: .venv/.done
+	$(BIN)/torchcaps train quickstart
+	$(BIN)/torchcaps explain quickstart --ckpt_path last
+
+test: .venv/.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+# Minutes more: a whole training run, compilation with the default backend.
+test-slow: .venv/.done
+	$(BIN)/pytest -m slow
+
+.venv/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

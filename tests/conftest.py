@@ -1,0 +1,23 @@
+"""Data for tests."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def mnist_of_noise(tmp_path_factory) -> Path:
+    """A data root with sixteen images of noise in the format of MNIST."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "mnist").mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for part in ("train", "t10k"):
+        images = torch.randint(256, (16, 28, 28), generator=generator).byte()
+        labels = (torch.arange(16) % 10).byte()
+        for name, data in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
+            header = struct.pack(f">BBBB{data.dim()}I", 0, 0, 8, data.dim(), *data.shape)
+            (root / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + bytes(data.flatten().tolist())))
+    return root

@@ -1,0 +1,61 @@
+"""Figures show what they say they show."""
+
+import pytest
+import torch
+
+from torchcaps import CapsNet
+from torchcaps.explain import coefficients_figure, perturb, perturbations_figure, write_figures
+from torchcaps.models import ConvNet
+
+
+@pytest.fixture
+def network() -> CapsNet:
+    torch.manual_seed(0)
+    return CapsNet(1, 8, 3, channels=4, kernel_size=3, primary_types=2, primary_kernel_size=3, decoder=(16,)).eval()
+
+
+def test_perturbations_tweak_one_entry_at_a_time(network):
+    image, tweaks = torch.rand(1, 8, 8), torch.tensor([-0.25, 0.0, 0.25])
+    drawn = perturb(network, image, label=2, tweaks=tweaks)
+    assert drawn.shape == (16, 3, 1, 8, 8)
+    capsules = network(image.unsqueeze(0)).capsules
+    label = torch.tensor([2])
+    plain = network.reconstruct(capsules, label)[0]
+    for entry in (0, 7, 15):
+        torch.testing.assert_close(drawn[entry, 1], plain)
+        poses = capsules.poses.clone()
+        poses[0, 2, entry] += 0.25
+        torch.testing.assert_close(drawn[entry, 2], network.reconstruct(capsules._replace(poses=poses), label)[0])
+    assert not torch.allclose(drawn[0, 2], drawn[1, 2])
+
+
+def test_coefficient_maps_are_means_weighted_by_length(network):
+    image = torch.rand(1, 8, 8)
+    figure = coefficients_figure(network, image, 0)
+    maps = [axis.images[0].get_array() for axis in figure.axes[1:4]]
+    coefficients = network(image.unsqueeze(0), return_coefficients=True).capsules.coefficients[0]
+    lengths = network.primary_capsules(image.unsqueeze(0)).poses[0].norm(dim=-1)
+    types, rows, columns = network.grid
+    for j in range(3):
+        for y in range(rows):
+            for x in range(columns):
+                total = sum(
+                    float(lengths[t, y, x] * coefficients[t * rows * columns + y * columns + x, j])
+                    for t in range(types)
+                )
+                assert maps[j][y, x] == pytest.approx(total / float(lengths[:, y, x].sum()), rel=1e-4)
+
+
+def test_perturbations_figure_has_a_row_per_entry(network):
+    assert len(perturbations_figure(network, torch.rand(1, 8, 8), 1).axes) == 16 * 11
+
+
+def test_write_figures(network, tmp_path):
+    batches = [(torch.rand(3, 1, 8, 8), torch.tensor([1, 1, 0])), (torch.rand(1, 1, 8, 8), torch.tensor([2]))]
+    written = list(write_figures(network, batches, tmp_path / "new"))
+    assert [path.name for path in written] == ["coefficients.png", "reconstructions.png", "perturbations.png"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in written)
+    network.decoder = None
+    assert [path.name for path in write_figures(network, batches, tmp_path)] == ["coefficients.png"]
+    with pytest.raises(TypeError, match="not for a ConvNet"):
+        list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))

@@ -1,0 +1,91 @@
+"""Published models, counted; any image size; the registry."""
+
+import pytest
+import torch
+
+from torchcaps import CapsNet, DynamicRouting, EMRouting, HeinsenRouting, create_model, list_models
+from torchcaps.models import ConvNet
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("capsnet_mnist", {}, 8_215_568),
+        ("capsnet_mnist", {"decoder": False}, 6_804_224),
+        ("capsnet_mnist", {"iterations": 1}, 8_215_568),
+        ("convnet_mnist", {}, 35_445_522),
+    ],
+)
+def test_parameter_counts(name, arguments, parameters):
+    with torch.device("meta"):
+        assert count(create_model(name, **arguments)) == parameters
+
+
+def test_the_authors_bias_adds_160_parameters():
+    with torch.device("meta"):
+        assert count(CapsNet(routing=DynamicRouting(bias=True))) == 8_215_568 + 160
+
+
+SMALL = {"channels": 8, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "decoder": (16, 32)}
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, (9, 12)), (2, 32)])
+@pytest.mark.parametrize("routing", [None, EMRouting(2), HeinsenRouting(2)])
+def test_any_image(channels, size, routing):
+    model = CapsNet(channels, size, classes=4, routing=routing, **SMALL)
+    height, width = (size, size) if isinstance(size, int) else size
+    images = torch.rand(2, channels, height, width)
+    prediction = model(images)
+    assert prediction.scores.shape == (2, 4)
+    assert ((prediction.scores >= 0) & (prediction.scores <= 1)).all()
+    assert model.reconstruct(prediction.capsules).shape == images.shape
+
+
+def test_the_decoder_sees_one_class_only():
+    torch.manual_seed(0)
+    model = CapsNet(1, 8, classes=3, **SMALL)
+    capsules = model(torch.rand(2, 1, 8, 8)).capsules
+    labels = torch.tensor([2, 0])
+    drawn = model.reconstruct(capsules, labels)
+    others = capsules.poses.clone()
+    others[0, :2] += 1
+    others[1, 1:] += 1
+    torch.testing.assert_close(model.reconstruct(capsules._replace(poses=others), labels), drawn)
+    others[0, 2] += 1
+    assert not torch.equal(model.reconstruct(capsules._replace(poses=others), labels)[0], drawn[0])
+    longest = capsules.poses.norm(dim=-1).argmax(1)
+    torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
+
+
+def test_scores_are_lengths():
+    model = CapsNet(1, 8, classes=3, **SMALL)
+    prediction = model(torch.rand(2, 1, 8, 8))
+    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+
+
+def test_convnet():
+    model = ConvNet(1, 8, 5, channels=(2, 3, 4), hidden=(6, 7))
+    assert model(torch.rand(2, 1, 8, 8)).scores.shape == (2, 5)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="an image of 8x8 is too small.*17x17"):
+        CapsNet(1, 8)
+    model = CapsNet(1, 8, **(SMALL | {"decoder": None}))
+    with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, 8, 8\), got \(2, 1, 9, 9\)"):
+        model(torch.rand(2, 1, 9, 9))
+    with pytest.raises(RuntimeError, match="no decoder"):
+        model.reconstruct(model(torch.rand(2, 1, 8, 8)).capsules)
+
+
+def test_registry():
+    assert {"capsnet_mnist", "capsnet_digits", "convnet_mnist"} <= set(list_models())
+    assert list_models("capsnet_*") == [name for name in list_models() if name.startswith("capsnet_")]
+    with pytest.raises(ValueError, match="no model 'capsnet_mnits'; did you mean capsnet_mnist"):
+        create_model("capsnet_mnits")
+    with pytest.raises(TypeError, match="iteration"):
+        create_model("capsnet_mnist", iteration=3)

@@ -1,0 +1,183 @@
+"""The command line, end to end on real digits, and what it says to bad input."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.cli import main
+from torchcaps.recipes import find_recipe, list_recipes, published
+
+# Outside our hands: Lightning's own imports and deprecations under this torch.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+TINY = ["--trainer.limit_train_batches", "2", "--trainer.limit_test_batches", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*arguments: str) -> int:
+    with warnings.catch_warnings():
+        return main(list(arguments))
+
+
+def error_of(capfd, *arguments: str) -> str:
+    capfd.readouterr()
+    assert call(*arguments) == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("torchcaps: ")
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with one run of two epochs of two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert call("train", "quickstart", "--runs", str(folder), "--trainer.max_epochs", "2", *TINY) == 0
+    return folder
+
+
+def checkpoint(folder: Path, version: int = 0) -> Path:
+    return folder / "quickstart" / f"version_{version}" / "checkpoints" / "last.ckpt"
+
+
+def test_train_leaves_logs_configuration_and_checkpoint(trained):
+    run = trained / "quickstart" / "version_0"
+    assert (run / "metrics.csv").read_text().count("\n") > 2
+    assert list(run.glob("events.out.tfevents.*"))
+    assert "capsnet_digits" in (run / "config.yaml").read_text()
+    state = torch.load(checkpoint(trained), weights_only=True)
+    assert state["global_step"] == 4
+
+
+def test_train_prints_the_test_accuracy(capfd, tmp_path):
+    assert call("train", "quickstart", "--trainer.max_epochs", "1", *TINY) == 0
+    out = capfd.readouterr().out
+    assert "test/accuracy: 0." in out
+    assert "run: runs/quickstart/version_0" in out
+
+
+def test_resume_from_the_last_checkpoint(trained):
+    arguments = ("train", "quickstart", "--runs", str(trained), "--ckpt_path", "last", "--trainer.max_epochs", "5")
+    assert call(*arguments, *TINY) == 0
+    state = torch.load(checkpoint(trained, 1), weights_only=True)
+    assert (state["epoch"], state["global_step"]) == (4, 10)  # three more epochs after the two
+
+
+def test_test_a_checkpoint(trained, capfd):
+    assert call("test", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--runs", "elsewhere") == 0
+    assert "test/accuracy: 0." in capfd.readouterr().out
+    assert not Path("elsewhere").exists()
+    assert list(Path().iterdir()) == []
+
+
+def test_explain_a_checkpoint(trained, capfd):
+    assert call("explain", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--figures", "drawn") == 0
+    written = sorted(path.name for path in Path("drawn").iterdir())
+    assert written == ["coefficients.png", "perturbations.png", "reconstructions.png"]
+    assert "figure: drawn/coefficients.png" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_runs_two_steps(name, mnist_of_noise, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
+    options = ["--trainer.max_steps", "2", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
+    assert call("train", name, *options) == 0
+    head = published(name)
+    assert head.row
+    assert head.data
+    assert (head.number != "") == (name != "quickstart")
+
+
+def test_recipes_and_models_are_listed(capfd):
+    assert call("recipes") == 0
+    out = capfd.readouterr().out
+    assert all(name in out for name in list_recipes())
+    assert "0.25 ± 0.005" in out
+    assert call("models", "capsnet_m*") == 0
+    out = capfd.readouterr().out
+    assert "8,215,568" in out
+    assert "convnet" not in out
+
+
+def test_a_recipe_of_your_own(capfd):
+    Path("mine.yaml").write_text("extends: quickstart\nmodel: {optimizer: {init_args: {lr: 0.01}}}\n")
+    assert [path.name for path in find_recipe("mine.yaml")] == ["quickstart.yaml", "mine.yaml"]
+    assert call("train", "mine.yaml", "--trainer.max_epochs", "1", *TINY) == 0
+    assert "lr: 0.01" in Path("runs/mine/version_0/config.yaml").read_text()
+
+
+# Bad input: one line, status 2
+
+
+def test_unknown_names(capfd):
+    assert "did you mean sabour2017/mnist" in error_of(capfd, "train", "sabour2017/mnits")
+    assert "no file mine.yaml" in error_of(capfd, "train", "mine.yaml")
+    assert "no model matches 'resnet*'" in error_of(capfd, "models", "resnet*")
+    assert "unknown argument --all" in error_of(capfd, "recipes", "--all")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (["--trainer.max_epoch", "3"], "max_epoch"),
+        (["--trainer.max_epochs", "three"], "three"),
+        (["--data.batch_size", "0"], "batch_size must be at least 1, got 0"),
+        (["--model.network.iterations", "0"], "iterations must be at least 1, got 0"),
+        (["--model.network.decoder", "false"], "reconstruction_weight=0.005 needs a network with a decoder"),
+    ],
+)
+def test_bad_values(capfd, override, said):
+    assert said in error_of(capfd, "train", "quickstart", *override)
+    assert list(Path().iterdir()) == []
+
+
+def test_not_yaml(capfd):
+    Path("bad.yaml").write_text("model: [")
+    assert "bad.yaml is not valid YAML" in error_of(capfd, "train", "bad.yaml")
+    Path("bad.yaml").write_text("just words")
+    assert "bad.yaml is not a recipe" in error_of(capfd, "train", "bad.yaml")
+
+
+def test_bad_checkpoints(capfd, trained):
+    assert "no checkpoint under runs/quickstart" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
+    assert "no checkpoint gone.ckpt" in error_of(capfd, "test", "quickstart", "--ckpt_path", "gone.ckpt")
+    Path("noise.ckpt").write_bytes(b"no checkpoint at all")
+    assert "noise.ckpt is not a checkpoint" in error_of(capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt")
+    whole = checkpoint(trained).read_bytes()
+    Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert "half.ckpt is not a checkpoint" in error_of(capfd, "test", "quickstart", "--ckpt_path", "half.ckpt")
+    other = ("test", "sabour2017/mnist", "--ckpt_path", str(checkpoint(trained)))
+    message = error_of(capfd, *other)
+    assert "a checkpoint of another architecture than sabour2017/mnist" in message
+    assert "(128, 1, 3, 3) there, expected (256, 1, 9, 9)" in message
+
+
+def test_no_pickle_is_executed(capfd, trained):
+    class Evil:
+        def __reduce__(self):
+            return (Path("owned").touch, ())
+
+    torch.save({"state_dict": {}, "extra": Evil()}, "evil.ckpt")
+    assert "cannot" not in error_of(capfd, "train", "quickstart", "--ckpt_path", "evil.ckpt")
+    assert not Path("owned").exists()
+
+
+def test_missing_data(capfd, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", "nowhere")
+    monkeypatch.setattr("pooch.retrieve", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
+    message = error_of(capfd, "train", "sabour2017/mnist-cnn", "--trainer.max_steps", "1")
+    assert "train-images-idx3-ubyte.gz" in message
+    assert "f68b3c2dcbeaaa9fbdd348bbdeb94873" in message
+    assert "nowhere/mnist" in message
+
+
+def test_a_loss_that_is_not_finite(capfd):
+    options = ["--model.optimizer.lr", "1e30", "--trainer.max_epochs", "1", *TINY]
+    message = error_of(capfd, "train", "quickstart", "--trainer.enable_progress_bar", "false", *options)
+    assert "the loss is nan at step 1: " in message
