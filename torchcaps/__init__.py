@@ -17,9 +17,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CapsNet",
-    "Capsules",
     "CapsuleConv2d",
     "CapsuleLinear",
+    "Capsules",
     "DynamicRouting",
     "EMRouting",
     "HeinsenRouting",

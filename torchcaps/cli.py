@@ -202,7 +202,7 @@ def _test(cli: "RecipeCLI") -> None:
         print(f"{name}: {value:.4f}")
 
 
-def _print_table(header: Sequence[str], rows: list[tuple[str, ...]]) -> None:
+def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     with needs("train"):
         from rich.console import Console
         from rich.table import Table

@@ -72,6 +72,17 @@ def test_convnet():
     assert model(torch.rand(2, 1, 8, 8)).scores.shape == (2, 5)
 
 
+def test_compile_and_export():
+    model = CapsNet(1, 8, classes=3, **SMALL)
+    images = torch.rand(2, 1, 8, 8)
+    expected = model(images)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(images)
+    torch.testing.assert_close(compiled.capsules.poses, expected.capsules.poses)
+    exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    three = torch.cat([images, images[:1]])
+    torch.testing.assert_close(exported(three).scores, model(three).scores)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="an image of 8x8 is too small.*17x17"):
         CapsNet(1, 8)

@@ -11,9 +11,9 @@ from torch import nn
 
 import torchcaps.functional as F
 from torchcaps import (
-    Capsules,
     CapsuleConv2d,
     CapsuleLinear,
+    Capsules,
     DynamicRouting,
     EMRouting,
     HeinsenRouting,
@@ -276,11 +276,25 @@ def test_compile_without_a_graph_break(name):
         close(actual, expected)
 
 
+@pytest.mark.slow
 @routings
-def test_export(name):
+def test_compile_with_the_default_backend(name):
     for layer, x in all_layers(name):
-        exported = torch.export.export(layer, (x,)).module()
-        for actual, expected in zip(flat(exported(x)), flat(layer(x)), strict=True):
+        torch._dynamo.reset()
+        for actual, expected in zip(flat(torch.compile(layer, fullgraph=True)(x)), flat(layer(x)), strict=True):
+            close(actual, expected)
+
+
+@routings
+def test_export_with_any_batch_and_any_number_of_children(name):
+    for layer, x in all_layers(name):
+        sizes = {0: torch.export.Dim("batch")}
+        larger = torch.cat([x, x, x])
+        if isinstance(layer, CapsuleLinear) and layer.in_capsules is None:
+            sizes[1] = torch.export.Dim("children")
+            larger = torch.cat([larger, larger], dim=1)
+        exported = torch.export.export(layer, (x,), dynamic_shapes=(sizes,)).module()
+        for actual, expected in zip(flat(exported(larger)), flat(layer(larger)), strict=True):
             close(actual, expected)
 
 

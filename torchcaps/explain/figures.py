@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.models import CapsNet
 
@@ -105,13 +105,13 @@ def perturbations_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
         for column in range(tweaks):
             _show(axes[row, column], drawn[row, column])
             if row == 0:
-                axes[row, column].set_title(f"{TWEAKS[column]:+.2f}", fontsize=7)
+                axes[row, column].set_title(f"{TWEAKS[column] + 0.0:+.2f}", fontsize=7)
         axes[row, 0].set_ylabel(f"{row}", fontsize=8, rotation=0, labelpad=10, va="center")
     figure.suptitle(f"Class {label}: each of the {features} entries of its pose, tweaked", fontsize=11)
     return figure
 
 
-def write_figures(network: CapsNet, batches: Iterable[tuple[Tensor, Tensor]], folder: Path) -> Iterator[Path]:
+def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], folder: Path) -> Iterator[Path]:
     """Write the figures that a network can have, of the first images of each class; give each path once written.
 
     Raises:

@@ -54,13 +54,13 @@ class CapsuleConv2d(nn.Module):
         window = (in_capsules, kernel_size, kernel_size, out_capsules)
         self.weight = nn.Parameter(torch.empty(*window, d, h))
         self.bias = nn.Parameter(torch.zeros(*window, rows, h)) if bias else None
-        self.children = in_capsules * kernel_size * kernel_size
-        self.routing = routing.for_layer(self.children, out_capsules, rows * h)
+        self.window_children = in_capsules * kernel_size * kernel_size
+        self.routing = routing.for_layer(self.window_children, out_capsules, rows * h)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new vote weights in the way of the routing's paper."""
-        self.routing.reset_weight(self.weight.data, self.children)
+        self.routing.reset_weight(self.weight.data, self.window_children)
 
     def forward(self, capsules: Capsules | Tensor, return_coefficients: bool = False) -> Capsules:
         """Route the children of each window to the parents at its position."""
@@ -74,13 +74,13 @@ class CapsuleConv2d(nn.Module):
         height, width = windows.shape[1:3]
         rows, d = matrix_shape(self.in_pose)
         votes = LazyVotes(
-            windows.reshape(-1, self.children, rows, d),
+            windows.reshape(-1, self.window_children, rows, d),
             self.weight.flatten(0, 2),
             None if self.bias is None else self.bias.flatten(0, 2),
             self.out_pose,
         )
         if scores is not None:
-            scores = self._windows(scores.unsqueeze(-1), -torch.inf).reshape(-1, self.children)
+            scores = self._windows(scores.unsqueeze(-1), -torch.inf).reshape(-1, self.window_children)
         parents = self.routing(votes, scores, return_coefficients)
 
         def on_grid(x: Tensor | None) -> Tensor | None:
@@ -105,9 +105,7 @@ class CapsuleConv2d(nn.Module):
         shape = tuple(poses.shape)
         if len(shape) != 4 + len(self.in_pose) or shape[1] != self.in_capsules or shape[4:] != self.in_pose:
             pose = ", ".join(map(str, self.in_pose))
-            raise ValueError(
-                f"expected poses of shape (batch, {self.in_capsules}, height, width, {pose}), got {shape}"
-            )
+            raise ValueError(f"expected poses of shape (batch, {self.in_capsules}, height, width, {pose}), got {shape}")
         if min(shape[2:4]) + 2 * self.padding < self.kernel_size:
             raise ValueError(
                 f"a grid of {shape[2]}x{shape[3]} is smaller than kernel_size={self.kernel_size} "

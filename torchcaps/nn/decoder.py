@@ -1,5 +1,6 @@
 """Reconstruction of the input from class capsules."""
 
+import itertools
 import math
 
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ class MaskedDecoder(nn.Module):
         super().__init__()
         widths = [classes * features, *hidden]
         layers: list[nn.Module] = []
-        for width, wider in zip(widths[:-1], widths[1:], strict=True):
+        for width, wider in itertools.pairwise(widths):
             layers += [nn.Linear(width, wider), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)), nn.Sigmoid())
         self.image_shape = tuple(image_shape)

@@ -94,7 +94,8 @@ class CapsuleLinear(nn.Module):
         rows, d = matrix_shape(self.in_pose)
         poses = capsules.poses.flatten(1, -1 - len(self.in_pose)).reshape(capsules.poses.shape[0], -1, rows, d)
         scores = None if capsules.scores is None else capsules.scores.flatten(1)
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
             parents = out_capsules or poses.shape[1]
             line = torch.linspace(-1, 1, parents, device=weight.device, dtype=weight.dtype)

@@ -30,9 +30,7 @@ class RoutingPool2d(nn.Module):
         Zhao & Huang 2019, section 3.4.
     """
 
-    def __init__(
-        self, features: int, sharpness: float = 1.0, iterations: int = 3, routing: Routing | None = None
-    ):
+    def __init__(self, features: int, sharpness: float = 1.0, iterations: int = 3, routing: Routing | None = None):
         super().__init__()
         if routing is None:
             routing = VectorNormRouting(iterations, sharpness)

@@ -13,7 +13,9 @@ from torchcaps.routing import squash
 class PrimaryCapsules(nn.Module):
     r"""Capsules on a grid from a convolution.
 
-    .. math:: \text{pose}_{t,y,x} = \text{normalization}(\text{conv}(\text{input})_{t \cdot |pose| : (t + 1) \cdot |pose|, y, x})
+    With f the features of a pose, type t at position (y, x) has
+
+    .. math:: \text{pose}_{t,y,x} = \text{normalization}(\text{conv}(\text{input})_{tf:(t+1)f,\, y, x})
 
     Args:
         in_channels: channels of the feature map.

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -18,11 +18,9 @@ class Routing(nn.Module, ABC):
 
     Attributes:
         softmax: what the coefficients sum to one over.
-        parent_parameters: whether the parents have parameters of their own besides the votes' weights.
     """
 
     softmax: Over = "parents"
-    parent_parameters: ClassVar[bool] = False
 
     def for_layer(self, children: int, parents: int, features: int) -> Self:
         """A copy for a layer with that many sets of vote weights (`children`, 1 if all children share them),

@@ -93,8 +93,6 @@ class EMRouting(Routing):
     See :func:`torchcaps.functional.em_routing`.
     """
 
-    parent_parameters = True
-
     def __init__(
         self,
         iterations: int = 3,

@@ -110,8 +110,6 @@ class HeinsenRouting(Routing):
     See :func:`torchcaps.functional.heinsen_routing`.
     """
 
-    parent_parameters = True
-
     def __init__(
         self,
         iterations: int = 3,

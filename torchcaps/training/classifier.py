@@ -47,11 +47,12 @@ class Classifier(LightningModule):
                 f"reconstruction_weight={reconstruction_weight} needs a network with a decoder: "
                 "give it one, or set reconstruction_weight to 0"
             )
-        self.network, self.loss = network, loss
+        self.network: Any = network  # with more methods than nn.Module has
+        self.loss = loss
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.reconstruction_weight = reconstruction_weight
-        self.accuracy = nn.ModuleDict(
-            {f"{stage}_accuracy": MulticlassAccuracy(classes, average="micro") for stage in ("train", "val", "test")}
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = (
+            MulticlassAccuracy(classes, average="micro") for _ in range(3)
         )
 
     def forward(self, images: Tensor) -> Prediction:
@@ -89,7 +90,7 @@ class Classifier(LightningModule):
             error = (reconstruction - images).square().sum() / len(images)
             self.log(f"{stage}/reconstruction_error", error, on_step=False, on_epoch=True, batch_size=len(images))
             loss = loss + self.reconstruction_weight * error
-        accuracy = self.accuracy[f"{stage}_accuracy"]
+        accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")
         accuracy(prediction.scores, labels)
         train = stage == "train"
         self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(images))

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from torchcaps.data import ImageData
@@ -60,7 +60,7 @@ class RecipeCLI(LightningCLI):
             parser_kwargs={"exit_on_error": False, "prog": "torchcaps train RECIPE", "description": None},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            **({"save_config_callback": None} if run_folder is None else {}),
+            save_config_callback=None if run_folder is None else SaveConfigCallback,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -76,9 +76,7 @@ class RecipeCLI(LightningCLI):
             kwargs["enable_checkpointing"] = False
         elif wanted["enable_checkpointing"] is not False:
             folder = self.run_folder / "checkpoints"
-            callbacks.append(
-                Checkpoint(folder, filename="{epoch}-{step}", save_last=True, save_on_exception=True)
-            )
+            callbacks.append(Checkpoint(folder, filename="{epoch}-{step}", save_last=True, save_on_exception=True))
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
 

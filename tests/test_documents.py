@@ -1,0 +1,52 @@
+"""What the README and the package say about themselves is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+import torchcaps
+from torchcaps.recipes import find_recipe
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_python_of_the_readme_runs():
+    (code,) = blocks("python")
+    namespace: dict = {}
+    exec(code, namespace)
+    assert namespace["digits"].poses.shape == (2, 10, 16)
+    assert namespace["grid"].poses.shape == (2, 32, 7, 7, 4, 4)
+    assert namespace["scores"].shape == (2, 10)
+    assert sum(p.numel() for p in namespace["model"].parameters()) == 8_215_568
+
+
+def test_the_recipe_of_the_readme_extends_one_of_ours(tmp_path):
+    (recipe,) = blocks("yaml")
+    (tmp_path / "mine.yaml").write_text(recipe)
+    assert len(find_recipe(str(tmp_path / "mine.yaml"))) == 2
+    assert yaml.safe_load(recipe)["model"]["network"]["init_args"] == {"iterations": 5}
+
+
+def test_every_public_name_is_there():
+    for module in (torchcaps, torchcaps.functional):
+        assert all(hasattr(module, name) for name in module.__all__)
+        assert len(module.__all__) == len(set(module.__all__))
+
+
+def test_the_core_imports_torch_alone():
+    code = "import sys, torch; before = set(sys.modules); import torchcaps, torchcaps.testing; "
+    code += "print(*{m.partition('.')[0] for m in set(sys.modules) - before} - sys.stdlib_module_names)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert set(run.stdout.split()) <= {"torchcaps", "torch"}, run.stdout
+
+
+def test_version():
+    assert f'version = "{torchcaps.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {torchcaps.__version__}" in (ROOT / "CITATION.cff").read_text()
