@@ -80,7 +80,7 @@ def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
     rows = []
     for name in list_recipes():
         head = published(name)
-        rows.append((name, f"{head.paper}, {head.row}" if head.paper else head.row, head.number, head.data))
+        rows.append((name, head.row, head.number, head.data))
     _print_table(("recipe", "row", "published", "data"), rows)
 
 
@@ -209,7 +209,7 @@ def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
 
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(header):
-        table.add_column(title, no_wrap=index == 0)
+        table.add_column(title, no_wrap=index == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -33,6 +33,7 @@ def test_coefficient_maps_are_means_weighted_by_length(network):
     image = torch.rand(1, 8, 8)
     figure = coefficients_figure(network, image, 0)
     maps = [axis.images[0].get_array() for axis in figure.axes[1:4]]
+    network.requires_grad_(False)
     coefficients = network(image.unsqueeze(0), return_coefficients=True).capsules.coefficients[0]
     lengths = network.primary_capsules(image.unsqueeze(0)).poses[0].norm(dim=-1)
     types, rows, columns = network.grid

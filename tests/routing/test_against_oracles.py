@@ -13,7 +13,7 @@ import torchcaps.functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.ops import LazyVotes
 
-rng = random.Random(0).randint
+rng = random.Random(0)
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
 # batch, children, parents, pose: rows of 1 and more, one child, one parent, one sample, poses of one entry
 SHAPES = [

@@ -50,9 +50,9 @@ def coefficients_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
     by_position = coefficients[0].reshape(*network.grid, classes) * weights
     maps = (by_position.sum(0) / weights.sum(0).clamp_min(1e-12)).movedim(-1, 0)
 
-    columns = (classes + 2) // 2
-    figure = Figure(figsize=(1.5 * columns + 1, 4), layout="constrained")
-    grid = figure.add_gridspec(2, columns)
+    per_row = (classes + 1) // 2
+    figure = Figure(figsize=(1.5 * (per_row + 1) + 1, 4), layout="constrained")
+    grid = figure.add_gridspec(2, per_row + 1)
     axis = figure.add_subplot(grid[:, 0])
     _show(axis, image)
     axis.set_title(f"input, label {label}", fontsize=10)
@@ -60,8 +60,8 @@ def coefficients_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
     reach = max(float((maps - uniform).abs().max()), 1e-6)
     axes = []
     for index in range(classes):
-        axis = figure.add_subplot(grid[index // (columns - 1), 1 + index % (columns - 1)])
-        shown = axis.imshow(maps[index], cmap="RdBu_r", vmin=uniform - reach, vmax=uniform + reach)
+        axis = figure.add_subplot(grid[index // per_row, 1 + index % per_row])
+        shown = axis.imshow(maps[index].cpu().numpy(), cmap="RdBu_r", vmin=uniform - reach, vmax=uniform + reach)
         axis.set(xticks=[], yticks=[])
         bold = "bold" if index == prediction.scores[0].argmax() else "normal"
         axis.set_title(f"class {index}: length {prediction.scores[0, index]:.2f}", fontsize=8, fontweight=bold)
@@ -139,7 +139,7 @@ def _one_per_class(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Te
 
 
 def _show(axis: Axes, image: Tensor) -> None:
-    pixels = image.movedim(0, -1).squeeze(-1).clamp(0, 1)
+    pixels = image.movedim(0, -1).squeeze(-1).clamp(0, 1).cpu().numpy()
     axis.imshow(pixels, cmap="gray", vmin=0, vmax=1)
     axis.set(xticks=[], yticks=[])
 

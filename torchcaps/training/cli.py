@@ -20,6 +20,7 @@ NOISE = (
     "Total length of `list` across ranks is zero.*",  # no validation set is a choice
     ".*isinstance\\(treespec, LeafSpec\\).*",
     ".*`_maybe_guard_rel`.*",
+    "LightningCLI's args parameter is intended to run from within Python.*",
     "Experiment logs directory .* exists and is not empty.*",  # two loggers share it
 )
 
@@ -57,7 +58,12 @@ class RecipeCLI(LightningCLI):
             run=False,
             args=[argument for file in files for argument in ("--config", str(file))] + overrides,
             trainer_defaults={"logger": _loggers(run_folder)},
-            parser_kwargs={"exit_on_error": False, "prog": "torchcaps train RECIPE", "description": None},
+            parser_kwargs={
+                "exit_on_error": False,
+                "allow_abbrev": False,
+                "prog": "torchcaps train RECIPE",
+                "description": None,
+            },
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_callback=None if run_folder is None else SaveConfigCallback,
