@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 from torch.linalg import vector_norm
+from torch.utils._pytree import _register_namedtuple
 
 
 class Capsules(NamedTuple):
@@ -25,12 +26,26 @@ class Capsules(NamedTuple):
 
     @property
     def activations(self) -> Tensor:
-        """Presence in [0, 1]: sigmoid(scores), or the length of each (vector) pose if there are no scores."""
-        return vector_norm(self.poses, dim=-1) if self.scores is None else self.scores.sigmoid()
+        """How present each capsule is: sigmoid(scores), or the length of its pose if there are no scores."""
+        if self.scores is not None:
+            return self.scores.sigmoid()
+        matrix = self.poses.dim() in (4, 6)  # (batch, capsules, rows, features), or that on a grid
+        return vector_norm(self.poses, dim=(-2, -1) if matrix else -1)
 
 
 class Prediction(NamedTuple):
-    """What a classifier returns: `scores` (batch, classes), larger is likelier, and its class capsules."""
+    """What a classifier returns.
+
+    Fields:
+        scores: `(batch, classes)`, larger is likelier, in the range that the model's loss expects: activations in
+            [0, 1] for a CapsNet and its margin loss, logits for a network trained by cross-entropy.
+        capsules: the class capsules, if it has any.
+    """
 
     scores: Tensor
     capsules: Capsules | None = None
+
+
+for _cls in (Capsules, Prediction):
+    # torch.export.save stores what a model returns by name; it has no public way to give a NamedTuple one.
+    _register_namedtuple(_cls, serialized_type_name=f"torchcaps.{_cls.__name__}")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def run() -> None:
 def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
     cli = _build(options, overrides)
-    checkpoint = _checkpoint(options, cli.model) if options.ckpt_path else None
+    checkpoint = _checkpoint(options, cli, "") if options.ckpt_path else None
     with _bad_data():
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
         _test(cli)
@@ -54,7 +54,7 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
 def test(options: argparse.Namespace, overrides: list[str]) -> None:
     """Test a checkpoint of a recipe."""
     cli = _build(options, overrides, logs=False)
-    _load(cli.model, _checkpoint(options, cli.model))
+    _load(cli.model, _checkpoint(options, cli, "network."))
     with _bad_data():
         _test(cli)
 
@@ -64,13 +64,16 @@ def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     from torchcaps.explain import write_figures
 
     cli = _build(options, overrides, logs=False)
-    checkpoint = _checkpoint(options, cli.model)
+    checkpoint = _checkpoint(options, cli, "network.")
     _load(cli.model, checkpoint)
     folder = Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
     with _bad_data():
         cli.datamodule.setup("test")
-    for path in write_figures(cli.model.network, cli.datamodule.test_dataloader(), folder):
-        print(f"figure: {path}")
+    try:
+        for path in write_figures(cli.model.network, cli.datamodule.test_dataloader(), folder):
+            print(f"figure: {path}")
+    except TypeError as error:  # not a network that there are figures for
+        raise BadInput(str(error)) from error
 
 
 def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -128,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
 def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True) -> "RecipeCLI":
     with needs("train"):
         from jsonargparse import ArgumentError
+        from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from torchcaps.recipes import find_recipe
     from torchcaps.training.cli import RecipeCLI
@@ -135,13 +139,13 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True)
     try:
         files = find_recipe(options.recipe)
         return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None)
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError, MisconfigurationException) as error:
         raise BadInput(str(error)) from error
 
 
 def _runs(options: argparse.Namespace) -> Path:
-    name = options.recipe.removesuffix(".yaml").removesuffix(".yml")
-    return Path(options.runs) / (Path(name).name if Path(name).is_absolute() else name)
+    is_file = options.recipe.endswith((".yaml", ".yml"))
+    return Path(options.runs) / (Path(options.recipe).stem if is_file else options.recipe)
 
 
 def _new_run_folder(options: argparse.Namespace) -> Path:
@@ -150,8 +154,8 @@ def _new_run_folder(options: argparse.Namespace) -> Path:
     return runs / f"version_{max(taken, default=-1) + 1}"
 
 
-def _checkpoint(options: argparse.Namespace, model: nn.Module) -> Path:
-    """The checkpoint that was asked for, if it fits the model."""
+def _checkpoint(options: argparse.Namespace, cli: "RecipeCLI", part: str) -> Path:
+    """The checkpoint that was asked for, if it fits the model and was trained with the same values of `part`."""
     if options.ckpt_path == "last":
         found = sorted(_runs(options).glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
         if not found:
@@ -161,7 +165,7 @@ def _checkpoint(options: argparse.Namespace, model: nn.Module) -> Path:
         path = Path(options.ckpt_path)
         if not path.is_file():
             raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in cli.model.state_dict().items()}
     found_shapes = {name: tuple(value.shape) for name, value in _state(path).items()}
     for name in {**expected, **found_shapes}:
         if expected.get(name) != found_shapes.get(name):
@@ -169,7 +173,26 @@ def _checkpoint(options: argparse.Namespace, model: nn.Module) -> Path:
                 f"{path} is a checkpoint of another architecture than {options.recipe}: {name} has shape "
                 f"{found_shapes.get(name, 'none')} there, expected {expected.get(name, 'none')}"
             )
+    config = path.parent.parent / "config.yaml"
+    if config.is_file():  # shapes do not tell iterations, say
+        import yaml
+
+        then, now = _flat(yaml.safe_load(config.read_text(encoding="utf-8"))["model"]), _flat(cli.model_arguments())
+        for name in {**then, **now}:
+            if name.startswith(part) and then.get(name) != now.get(name):
+                raise BadInput(
+                    f"{path} was trained with model.{name} = {then.get(name)}, and now it is {now.get(name)}: give "
+                    "the same recipe and overrides as then"
+                )
     return path
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves
 
 
 def _state(path: Path) -> dict[str, torch.Tensor]:

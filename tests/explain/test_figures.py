@@ -48,7 +48,7 @@ def test_coefficient_maps_are_means_weighted_by_length(network):
 
 
 def test_perturbations_figure_has_a_row_per_entry(network):
-    assert len(perturbations_figure(network, torch.rand(1, 8, 8), 1).axes) == 16 * 11
+    assert len(perturbations_figure(network, torch.rand(1, 8, 8), 1).axes) == 16 * (11 + 1)
 
 
 def test_write_figures(network, tmp_path):

@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from torchcaps import CapsNet, DynamicRouting, EMRouting, HeinsenRouting, create_model, list_models
+from torchcaps import (
+    CapsNet,
+    Capsules,
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    VectorNormRouting,
+    create_model,
+    list_models,
+)
+from torchcaps.functional import squash
 from torchcaps.models import ConvNet
 
 
@@ -34,7 +45,7 @@ SMALL = {"channels": 8, "kernel_size": 3, "primary_types": 2, "primary_kernel_si
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, (9, 12)), (2, 32)])
-@pytest.mark.parametrize("routing", [None, EMRouting(2), HeinsenRouting(2)])
+@pytest.mark.parametrize("routing", [None, EMRouting(2), HeinsenRouting(2), VectorNormRouting(2, activation=squash)])
 def test_any_image(channels, size, routing):
     model = CapsNet(channels, size, classes=4, routing=routing, **SMALL)
     height, width = (size, size) if isinstance(size, int) else size
@@ -91,6 +102,22 @@ def test_bad_input():
         model(torch.rand(2, 1, 9, 9))
     with pytest.raises(RuntimeError, match="no decoder"):
         model.reconstruct(model(torch.rand(2, 1, 8, 8)).capsules)
+
+
+@pytest.mark.parametrize("routing", [InvertedAttentionRouting(), VectorNormRouting()])
+def test_a_capsnet_needs_a_routing_that_says_how_present_a_class_is(routing):
+    with pytest.raises(ValueError, match="does not say how present a class is"):
+        CapsNet(1, 8, routing=routing, **SMALL)
+
+
+def test_activations_of_vectors_and_matrices():
+    vectors = torch.randn(2, 3, 4)
+    torch.testing.assert_close(Capsules(vectors).activations, vectors.norm(dim=-1))
+    matrices = vectors.unflatten(-1, (2, 2))
+    torch.testing.assert_close(Capsules(matrices).activations, vectors.norm(dim=-1))
+    grid = vectors.unflatten(1, (3, 1, 1))
+    torch.testing.assert_close(Capsules(grid).activations, vectors.norm(dim=-1).unflatten(1, (3, 1, 1)))
+    torch.testing.assert_close(Capsules(vectors, torch.zeros(2, 3)).activations, torch.full((2, 3), 0.5))
 
 
 def test_registry():

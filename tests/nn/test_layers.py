@@ -38,6 +38,12 @@ def close(actual, expected):
     torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=0, atol=1e-10)
 
 
+def randomize(layer):
+    """Parameters as after training: none is zero, none is like another."""
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+
+
 # CapsuleLinear
 
 
@@ -74,6 +80,7 @@ def test_linear_takes_any_number_of_children():
 @routings
 def test_padding_changes_nothing(name):
     layer = CapsuleLinear(None, 4, in_pose=3, out_pose=5, routing=ROUTINGS[name]())
+    randomize(layer)
     x, scores = torch.randn(2, 6, 3), torch.randn(2, 6)
     padded = torch.cat([x, torch.randn(2, 3, 3)], 1), torch.cat([scores, torch.full((2, 3), -math.inf)], 1)
     expected, out = layer(Capsules(x, scores)), layer(Capsules(*padded))
@@ -179,9 +186,12 @@ def test_conv_with_padding_and_without_scores(name):
     conv = CapsuleConv2d(2, 3, 4, 5, kernel_size=3, routing=ROUTINGS[name](), padding=1)
     x = torch.randn(2, 2, 4, 4, 4)
     corner = CapsuleConv2d(2, 3, 4, 5, kernel_size=2, routing=ROUTINGS[name]())
+    randomize(conv)
     corner.weight.data = conv.weight.data[:, 1:, 1:]
-    if name.startswith("heinsen"):
-        return  # its betas start at zero, one per child: the corner's are other ones
+    for key, beta in conv.routing.named_parameters():
+        if key.startswith("beta_") and beta.dim() == 2:  # Heinsen's, one row per child: those of the corner
+            beta = beta.unflatten(0, (2, 3, 3))[:, 1:, 1:].flatten(0, 2)
+        corner.routing.get_parameter(key).data = beta.data
     close(conv(x).poses[:, :, 0, 0], corner(x[:, :, :2, :2]).poses[:, :, 0, 0])
 
 
@@ -298,6 +308,59 @@ def test_export_with_any_batch_and_any_number_of_children(name):
             close(actual, expected)
 
 
+def test_export_with_any_number_of_parents():
+    layer = CapsuleLinear(None, None, 3, 2, HeinsenRouting())
+    x = torch.randn(2, 5, 3)
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("children", min=2)}
+    exported = torch.export.export(layer, (x,), dynamic_shapes=(sizes,)).module()
+    larger = torch.randn(3, 7, 3)
+    close(exported(larger).poses, layer(larger).poses)
+
+
+def test_an_export_can_be_saved(tmp_path):
+    layer, x = CapsuleLinear(4, 3, 2, 2, EMRouting()), torch.randn(2, 4, 2)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
+    close(torch.export.load(tmp_path / "layer.pt2").module()(x).poses, layer(x).poses)
+
+
+def test_meta_tensors_have_shapes():
+    with torch.device("meta"):
+        out = CapsuleConv2d(2, 3, 4, 5, 3, HeinsenRouting())(torch.randn(2, 2, 5, 5, 4))
+    assert out.poses.shape == (2, 3, 3, 3, 5)
+    assert out.poses.is_meta
+
+
+@routings
+def test_reset_parameters(name):
+    for layer, x in layers(name):
+        layer.to_empty(device="cpu")
+        for parameter in layer.parameters():
+            nn.init.constant_(parameter, math.nan)
+        layer.reset_parameters()
+        assert all(x is None or x.isfinite().all() for x in layer(x))
+
+
+@routings
+def test_gradients_reach_all_parameters_through_the_last_iteration(name):
+    iterations = {} if name == "vector_norm" else {"iterations": 3}
+    layer = CapsuleLinear(6, 3, in_pose=4, out_pose=5, routing=ROUTINGS[name](gradient="last", **iterations))
+    randomize(layer)
+    out = layer(torch.randn(2, 6, 4))
+    sum(x.square().sum() for x in flat(out)).backward()
+    for key, parameter in layer.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@routings
+def test_compile_with_scores(name):
+    torch._dynamo.reset()
+    layer = CapsuleLinear(None, 3, in_pose=4, out_pose=5, routing=ROUTINGS[name]())
+    capsules = Capsules(torch.randn(2, 6, 4), torch.randn(2, 6))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    close(compiled(capsules).poses, layer(capsules).poses)
+
+
 @routings
 def test_deep_copy_and_state_dict(name):
     for layer, x in all_layers(name):
@@ -361,6 +424,21 @@ linear = {"in_pose": 4, "out_pose": 4, "routing": DynamicRouting()}
         (
             lambda: CapsuleConv2d(2, 2, 4, 4, 3, DynamicRouting())(torch.randn(2, 2, 2, 5, 4)),
             "a grid of 2x5 is smaller than kernel_size=3",
+        ),
+        (
+            lambda: CapsuleConv2d(2, 2, 4, 4, 3, DynamicRouting())(
+                Capsules(torch.randn(2, 2, 5, 6, 4), torch.randn(2, 2, 6, 5))
+            ),
+            r"expected scores of shape \(2, 2, 5, 6\), got \(2, 2, 6, 5\)",
+        ),
+        (lambda: CapsuleLinear(5, 0, **linear), "out_capsules must be at least 1, or None"),
+        (
+            lambda: CapsuleLinear(2, None, (2, 2), (2, 2), EMRouting(), share_positions=True, coordinates=True),
+            "coordinates=True needs a number of parents",
+        ),
+        (
+            lambda: RoutingPool2d(4, sharpness=5.0, routing=VectorNormRouting()),
+            "give sharpness and iterations to the routing",
         ),
         (lambda: RoutingPool2d(3)(torch.randn(2, 4, 2, 2)), "a multiple of features=3, got 4"),
         (lambda: VectorNormRouting(iterations=-1), "iterations must be at least 0"),

@@ -85,6 +85,21 @@ def test_gradient_through_the_last_iteration_only(name):
     assert not torch.allclose(full, partial)
 
 
+@algorithms
+def test_gradient_through_the_last_iteration_of_lazy_votes(name):
+    """Votes that earlier iterations made without gradients must not serve the last one."""
+    poses, weight = votes(2, 4, 2, 3).requires_grad_(), votes(4, 3, 3, 2, seed=1).requires_grad_()
+    bias = votes(4, 3, 2, 2, seed=2).requires_grad_()
+    stored = torch.einsum("bird,ijdh->bijrh", poses, weight) + bias
+    results = []
+    for v in (LazyVotes(poses, weight, bias, (2, 2)), stored):
+        out = ROUTES[name](v, None, iterations=3, gradient="last")
+        results.append(torch.autograd.grad(out.poses.square().sum(), (poses, weight, bias)))
+    for actual, expected in zip(*results, strict=True):
+        assert actual.abs().sum() > 0
+        torch.testing.assert_close(actual, expected)
+
+
 def test_gradient_through_the_last_iteration_is_that_of_given_coefficients():
     v = votes(2, 5, 3, 2).requires_grad_()
     (actual,) = torch.autograd.grad(F.dynamic_routing(v, 2, gradient="last").poses.square().sum(), v)
@@ -114,6 +129,20 @@ def test_pooling_limits():
 def test_equal_votes(name, value, children):
     """Zero poses and zero variances, in float32."""
     v = torch.full((2, children, 3, 4), value, requires_grad=True)
+    out = ROUTES[name](v)
+    out.poses.sum().backward()
+    assert v.grad is not None
+    for x in (*out, v.grad):
+        assert x is None or x.isfinite().all()
+
+
+@algorithms
+@pytest.mark.parametrize("seed", range(10))
+def test_a_parent_that_nobody_chooses(name, seed):
+    """Coefficients, and with them a parent's mass, so small that their reciprocal overflows float32."""
+    v = votes(1, 4, 2, 64, dtype=torch.float32, seed=seed)
+    v[:, :, 0] *= 30**-0.5
+    v.requires_grad_()
     out = ROUTES[name](v)
     out.poses.sum().backward()
     assert v.grad is not None
@@ -207,6 +236,11 @@ def test_empty_batch(name):
         (
             lambda v: F.dynamic_routing(v, scores=v[:, :1, 0, 0]),
             r"scores of shape .* = \(2, 4\), got \(2, 1\)",
+        ),
+        (lambda v: F.dynamic_routing(v, bias=v[0, 0, :2]), r"expected a bias of shape \(parents, \*pose\) = \(3, 5\)"),
+        (
+            lambda v: F.em_routing(v, None, torch.zeros(2, 1), torch.zeros(3)),
+            r"expected beta_a of shape \(parents,\) = \(3,\), got \(2, 1\)",
         ),
         (lambda v: F.vector_norm_routing(v, iterations=-1), "iterations must be at least 0"),
         (lambda v: F.heinsen_routing(v, None, v[0, :, :, 0], model="skm"), "model must be 'gaussian' or 'kmeans'"),

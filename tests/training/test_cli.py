@@ -137,6 +137,20 @@ def test_bad_values(capfd, override, said):
     assert list(Path().iterdir()) == []
 
 
+def test_no_such_device(capfd):
+    if not torch.cuda.is_available():
+        assert "accelerator" in error_of(capfd, "train", "quickstart", "--trainer.accelerator", "gpu")
+
+
+def test_recipes_beside_each_other(capfd):
+    Path("mine").mkdir()
+    Path("mine/base.yaml").write_text("extends: quickstart\n")
+    Path("mine/row.yaml").write_text("extends: base.yaml\n")
+    assert [path.name for path in find_recipe("mine/row.yaml")] == ["quickstart.yaml", "base.yaml", "row.yaml"]
+    Path("mine/base.yaml").write_text("extends: row.yaml\n")
+    assert "mine/row.yaml extends itself" in error_of(capfd, "train", "mine/row.yaml")
+
+
 def test_not_yaml(capfd):
     Path("bad.yaml").write_text("model: [")
     assert "bad.yaml is not valid YAML" in error_of(capfd, "train", "bad.yaml")
@@ -156,6 +170,22 @@ def test_bad_checkpoints(capfd, trained):
     message = error_of(capfd, *other)
     assert "a checkpoint of another architecture than sabour2017/mnist" in message
     assert "(128, 1, 3, 3) there, expected (256, 1, 9, 9)" in message
+
+
+def test_a_checkpoint_trained_otherwise(capfd):
+    assert call("train", "quickstart", "--model.network.iterations", "1", "--trainer.max_epochs", "1", *TINY) == 0
+    said = "was trained with model.network.init_args.iterations = 1, and now it is 3"
+    assert said in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
+    assert call("test", "quickstart", "--ckpt_path", "last", "--model.network.iterations", "1") == 0
+    override = ("--model.network.iterations", "1", "--model.optimizer.lr", "0.5")
+    assert "optimizer.init_args.lr" in error_of(capfd, "train", "quickstart", "--ckpt_path", "last", *override)
+
+
+def test_no_figures_of_a_cnn(capfd, mnist_of_noise, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
+    options = ["--trainer.max_steps", "1", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
+    assert call("train", "sabour2017/mnist-cnn", *options) == 0
+    assert "not for a ConvNet" in error_of(capfd, "explain", "sabour2017/mnist-cnn", "--ckpt_path", "last")
 
 
 def test_no_pickle_is_executed(capfd, trained):

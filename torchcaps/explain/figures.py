@@ -96,17 +96,24 @@ def perturb(network: CapsNet, image: Tensor, label: int, tweaks: Tensor = TWEAKS
 
 
 def perturbations_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
-    """One row per entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4)."""
+    """One row per entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4).
+
+    The last column, which the paper does not have, is the last image less the first.
+    """
     drawn = perturb(network, image, label)
     features, tweaks = drawn.shape[:2]
-    figure = Figure(figsize=(0.5 * tweaks + 1, 0.5 * features + 1), layout="constrained")
-    axes = figure.subplots(features, tweaks, squeeze=False)
+    changes = (drawn[:, -1] - drawn[:, 0]).mean(1).cpu().numpy()
+    figure = Figure(figsize=(0.5 * tweaks + 1.5, 0.5 * features + 1), layout="constrained")
+    axes = figure.subplots(features, tweaks + 1, squeeze=False)
     for row in range(features):
+        axes[row, tweaks].imshow(changes[row], cmap="RdBu_r", vmin=-0.5, vmax=0.5)
+        axes[row, tweaks].set(xticks=[], yticks=[])
         for column in range(tweaks):
             _show(axes[row, column], drawn[row, column])
             if row == 0:
-                axes[row, column].set_title(f"{TWEAKS[column] + 0.0:+.2f}", fontsize=7)
+                axes[row, column].set_title(f"{round(float(TWEAKS[column]), 2) + 0.0:+.2f}", fontsize=7)
         axes[row, 0].set_ylabel(f"{row}", fontsize=8, rotation=0, labelpad=10, va="center")
+    axes[0, tweaks].set_title("change", fontsize=7)
     figure.suptitle(f"Class {label}: each of the {features} entries of its pose, tweaked", fontsize=11)
     return figure
 

@@ -47,6 +47,12 @@ class CapsNet(nn.Module):
         decoder: tuple[int, ...] | None = (512, 1024),
     ):
         super().__init__()
+        routing = DynamicRouting(iterations=3) if routing is None else routing
+        if not routing.measures_presence:
+            raise ValueError(
+                f"{type(routing).__name__} does not say how present a class is, by which a CapsNet classifies: use "
+                "DynamicRouting, EMRouting, HeinsenRouting or VectorNormRouting(activation=squash)"
+            )
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         least = kernel_size + primary_kernel_size - 1
         if min(height, width) < least:
@@ -64,11 +70,11 @@ class CapsNet(nn.Module):
             classes,
             in_pose=primary_pose,
             out_pose=class_pose,
-            routing=DynamicRouting(iterations=3) if routing is None else routing,
+            routing=routing,
         )
         self.decoder = None if decoder is None else MaskedDecoder(classes, class_pose, self.image_shape, decoder)
 
-    def forward(self, images: Tensor, return_coefficients: bool = False) -> Prediction:
+    def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         primary = self.primary_capsules(images)
         capsules = self.class_capsules(primary, return_coefficients=return_coefficients)
         return Prediction(capsules.activations, capsules)

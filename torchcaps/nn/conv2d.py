@@ -15,6 +15,8 @@ class CapsuleConv2d(nn.Module):
 
     .. math:: V_{(c,k,l),j} = \text{pose}_{c, s y + k, s x + l} \, W_{c,k,l,j} + B_{c,k,l,j}
 
+    Each window is routed on its own: the parents at one position compete for its children.
+
     Args:
         in_capsules: child types.
         out_capsules: parent types.
@@ -53,20 +55,23 @@ class CapsuleConv2d(nn.Module):
         _, h = matrix_shape(out_pose)
         window = (in_capsules, kernel_size, kernel_size, out_capsules)
         self.weight = nn.Parameter(torch.empty(*window, d, h))
-        self.bias = nn.Parameter(torch.zeros(*window, rows, h)) if bias else None
+        self.bias = nn.Parameter(torch.empty(*window, rows, h)) if bias else None
         self.window_children = in_capsules * kernel_size * kernel_size
         self.routing = routing.for_layer(self.window_children, out_capsules, rows * h)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new vote weights in the way of the routing's paper."""
+        """Draw new vote weights in the way of the routing's paper; all else starts anew too."""
         self.routing.reset_weight(self.weight.data, self.window_children)
+        self.routing.reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
-    def forward(self, capsules: Capsules | Tensor, return_coefficients: bool = False) -> Capsules:
+    def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
         """Route the children of each window to the parents at its position."""
         capsules = as_capsules(capsules)
         poses, scores = capsules.poses, capsules.scores
-        self._check(poses)
+        self._check(poses, scores)
         batch = poses.shape[0]
         if self.padding and scores is None:
             scores = poses.new_full(poses.shape[:4], torch.inf)
@@ -101,11 +106,13 @@ class CapsuleConv2d(nn.Module):
         x = x.unfold(2, k, s).unfold(3, k, s)  # (batch, types, y, x, f, k, l)
         return x.permute(0, 2, 3, 1, 5, 6, 4).flatten(3, 5)
 
-    def _check(self, poses: Tensor) -> None:
+    def _check(self, poses: Tensor, scores: Tensor | None) -> None:
         shape = tuple(poses.shape)
         if len(shape) != 4 + len(self.in_pose) or shape[1] != self.in_capsules or shape[4:] != self.in_pose:
             pose = ", ".join(map(str, self.in_pose))
             raise ValueError(f"expected poses of shape (batch, {self.in_capsules}, height, width, {pose}), got {shape}")
+        if scores is not None and tuple(scores.shape) != shape[:4]:
+            raise ValueError(f"expected scores of shape {shape[:4]}, got {tuple(scores.shape)}")
         if min(shape[2:4]) + 2 * self.padding < self.kernel_size:
             raise ValueError(
                 f"a grid of {shape[2]}x{shape[3]} is smaller than kernel_size={self.kernel_size} "

@@ -64,23 +64,34 @@ class CapsuleLinear(nn.Module):
             raise ValueError("coordinates=True tells positions apart that share weights: it needs share_positions=True")
         if coordinates and rows < 2:
             raise ValueError(f"coordinates=True adds to two rows of a pose, out_pose={out_pose!r} has {rows}")
+        if coordinates and out_capsules is None:
+            raise ValueError("coordinates=True needs a number of parents: out_capsules=None takes the bias for itself")
         if coordinates and bias:
             raise ValueError("coordinates=True takes the place of the bias: it needs bias=False")
 
+        for name, count in (("in_capsules", in_capsules), ("out_capsules", out_capsules)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, or None for any number, got {count}")
+
         groups, parents = in_capsules or 1, out_capsules or 1
         self.weight = nn.Parameter(torch.empty(groups, parents, d, h))
-        self.bias = nn.Parameter(torch.zeros(groups, parents, rows, h)) if bias else None
-        # Ones and not zeros: parents that start alike would get the same gradients forever.
-        self.symmetry_breaking = nn.Parameter(torch.ones(rows, h)) if out_capsules is None else None
+        self.bias = nn.Parameter(torch.empty(groups, parents, rows, h)) if bias else None
+        self.symmetry_breaking = nn.Parameter(torch.empty(rows, h)) if out_capsules is None else None
         self.routing = routing.for_layer(groups, parents, rows * h)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new vote weights in the way of the routing's paper."""
+        """Draw new vote weights in the way of the routing's paper; all else starts anew too."""
         self.routing.reset_weight(self.weight.data, self.weight.shape[0])
+        self.routing.reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if self.symmetry_breaking is not None:
+            # Ones and not zeros: parents that start alike would get the same gradients forever.
+            nn.init.ones_(self.symmetry_breaking)
 
     def forward(
-        self, capsules: Capsules | Tensor, out_capsules: int | None = None, return_coefficients: bool = False
+        self, capsules: Capsules | Tensor, *, out_capsules: int | None = None, return_coefficients: bool = False
     ) -> Capsules:
         """Route children to parents.
 
@@ -97,8 +108,10 @@ class CapsuleLinear(nn.Module):
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
-            parents = out_capsules or poses.shape[1]
-            line = torch.linspace(-1, 1, parents, device=weight.device, dtype=weight.dtype)
+            parents = poses.shape[1] if out_capsules is None else out_capsules
+            # From -1 to 1. Not linspace: exporting would fix its length.
+            line = torch.arange(parents, device=weight.device, dtype=weight.dtype)
+            line = 2 * line / torch.sym_max(parents - 1, 1) - 1
             offset = line[:, None, None] * self.symmetry_breaking
             weight = weight.expand(-1, parents, -1, -1)
             bias = offset.unsqueeze(0) if bias is None else bias + offset

@@ -34,6 +34,8 @@ class RoutingPool2d(nn.Module):
         super().__init__()
         if routing is None:
             routing = VectorNormRouting(iterations, sharpness)
+        elif (sharpness, iterations) != (1.0, 3):
+            raise ValueError("give sharpness and iterations to the routing, or leave routing out")
         name = type(routing).__name__
         if routing.softmax == "parents":
             raise ValueError(
@@ -43,7 +45,7 @@ class RoutingPool2d(nn.Module):
         self.features = features
         self.routing = routing.for_layer(1, 1, features)
 
-    def forward(self, x: Tensor, return_coefficients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, *, return_coefficients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         batch, channels, height, width = x.shape
         if channels % self.features:
             raise ValueError(f"expected channels that are a multiple of features={self.features}, got {channels}")

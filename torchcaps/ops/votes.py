@@ -11,13 +11,12 @@ from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement, Dot
+from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 
 Over = Literal["parents", "children"]
-HALF = (torch.float16, torch.bfloat16)
 
 
 class Moments(NamedTuple):
@@ -88,7 +87,7 @@ class Votes(ABC):
             expected = (self.batch, self.children)
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
         votes = copy.copy(self)
-        votes.gates = None if gates is None else _at_least_float32(gates)
+        votes.gates = None if gates is None else at_least_float32(gates)
         return votes
 
 
@@ -104,18 +103,18 @@ class StoredVotes(Votes):
             raise ValueError(f"expected votes of shape (batch, children, parents, *pose), got {tuple(votes.shape)}")
         self.batch, self.children, self.parents = votes.shape[:3]
         self.pose, self.dtype, self.gates = tuple(votes.shape[3:]), votes.dtype, None
-        self.votes = _at_least_float32(votes).flatten(3)
+        self.votes = at_least_float32(votes).flatten(3)
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
-        return _contract("bij,bijk->bjk", self._weights(agreement, over, leaky), self.votes)
+        return contract("bij,bijk->bjk", self._weights(agreement, over, leaky), self.votes)
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         weights = self._weights(agreement, "parents", leaky=False)
         mass = weights.sum(1)
-        shares = weights / _nonzero(mass + eps).unsqueeze(1)
-        mean = _contract("bij,bijk->bjk", shares, self.votes)
+        shares = weights / nonzero(mass + eps).unsqueeze(1)
+        mean = contract("bij,bijk->bjk", shares, self.votes)
         # Deviations first, squares after: expanding the square loses all digits when the votes agree.
-        variance = _contract("bij,bijk->bjk", shares, (self.votes - mean.unsqueeze(1)).square())
+        variance = contract("bij,bijk->bjk", shares, (self.votes - mean.unsqueeze(1)).square())
         benefit = None if betas is None else (betas * weights).sum(1)
         return Moments(mass, mean, variance, benefit)
 
@@ -133,10 +132,10 @@ class StoredVotes(Votes):
         if isinstance(agreement, Dot):
             votes = self.votes
             if agreement.unit:
-                votes = votes / _nonzero(vector_norm(votes, dim=-1, keepdim=True))
-            return _contract("bijk,bjk->bij", votes, agreement.query)
+                votes = normalize(votes)
+            return contract("bijk,bjk->bij", votes, agreement.query)
         deviations = (self.votes - agreement.mean.unsqueeze(1)).square()
-        return agreement.prior.unsqueeze(1) - 0.5 * _contract("bijk,bjk->bij", deviations, agreement.precision)
+        return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", deviations, agreement.precision)
 
     def _weights(self, agreement: Agreement | None, over: Over, leaky: bool) -> Tensor:
         coefficients = self.coefficients(agreement, over, leaky)
@@ -162,7 +161,7 @@ class LazyVotes(Votes):
         self.poses, self.weight, self.bias, self.pose = poses, weight, bias, pose
         self.batch, self.children = poses.shape[:2]
         self.parents, self.dtype, self.gates = weight.shape[1], poses.dtype, None
-        self._cache: StoredVotes | None = None
+        self._cache: tuple[bool, StoredVotes] | None = None
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
         if agreement is None:
@@ -177,48 +176,35 @@ class LazyVotes(Votes):
 
     def _uniform_sum(self, over: Over, leaky: bool) -> Tensor:
         """The sum with uniform coefficients: one matrix product, and no votes."""
-        poses, weight = _at_least_float32(self.poses), _at_least_float32(self.weight)
+        poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
         if over == "children":
-            gates = gates / _nonzero(gates.sum(1, keepdim=True))
+            gates = gates / nonzero(gates.sum(1, keepdim=True))
         else:
             gates = gates / (self.parents + leaky)
         group_sums = (poses * gates[..., None, None]).unflatten(1, (weight.shape[0], -1)).sum(2)
-        total = _contract("bgrd,gjdh->bjrh", group_sums, weight)
+        total = contract("bgrd,gjdh->bjrh", group_sums, weight)
         if self.bias is not None:
             masses = gates.unflatten(1, (self.bias.shape[0], -1)).sum(2)
-            total = total + _contract("bg,gjrh->bjrh", masses, _at_least_float32(self.bias))
+            total = total + contract("bg,gjrh->bjrh", masses, at_least_float32(self.bias))
         return total.flatten(2)
 
     def _stored(self) -> StoredVotes:
-        if self._cache is None:
+        # Votes made under no_grad, as all but the last iteration may run, would cut the gradient of the last.
+        with_gradient = torch.is_grad_enabled()
+        if self._cache is None or self._cache[0] != with_gradient:
             poses = self.poses.unflatten(1, (self.weight.shape[0], -1))
             votes = torch.einsum("bgprd,gjdh->bgpjrh", poses, self.weight).flatten(1, 2)
             if self.bias is not None:
                 votes = votes.unflatten(1, (self.bias.shape[0], -1)) + self.bias.unsqueeze(1)
                 votes = votes.flatten(1, 2)
-            self._cache = StoredVotes(votes)
-        return self._cache.gated(self.gates)
+            self._cache = with_gradient, StoredVotes(votes)
+        return self._cache[1].gated(self.gates)
 
 
 def as_votes(votes: Tensor | Votes) -> Votes:
     """Votes as they are, or stored votes of a tensor `(batch, children, parents, *pose)`."""
     return StoredVotes(votes) if isinstance(votes, Tensor) else votes
-
-
-def _contract(equation: str, a: Tensor, b: Tensor) -> Tensor:
-    """An einsum that autocast leaves in the precision of its operands."""
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.einsum(equation, a, b)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALF else x
-
-
-def _nonzero(x: Tensor) -> Tensor:
-    """x, with 1 in place of 0: a divisor that leaves a zero numerator zero, and its gradient finite."""
-    return torch.where(x == 0, 1, x)
 
 
 def _gated_softmax(logits: Tensor, gates: Tensor | None) -> Tensor:
@@ -229,4 +215,4 @@ def _gated_softmax(logits: Tensor, gates: Tensor | None) -> Tensor:
     logits = logits.masked_fill(gates == 0, -torch.inf)
     largest = logits.detach().amax(1, keepdim=True)
     weights = gates * (logits - torch.where(largest.isinf(), 0, largest)).exp()
-    return weights / _nonzero(weights.sum(1, keepdim=True))
+    return weights / nonzero(weights.sum(1, keepdim=True))

@@ -35,22 +35,24 @@ def list_recipes() -> list[str]:
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
 
 
-def find_recipe(name: str) -> list[Path]:
+def find_recipe(name: str, folder: Path = Path()) -> list[Path]:
     """Files of a recipe, from the most general to its own; each overrides those before it.
 
     Args:
         name: of a recipe in the package, or the path of a YAML file.
+        folder: that such a path starts from.
 
     Raises:
         ValueError: for an unknown name; the message has the nearest ones.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        if path.parent != FOLDER and name.endswith((".yaml", ".yml")):
-            raise ValueError(f"no file {name}: give the path of a recipe, or a name from `torchcaps recipes`")
-        raise ValueError(f"no recipe {name!r}{nearest(name, list_recipes())}")
-    base = _read(path).get("extends")
-    return [path] if base is None else [*find_recipe(base), path]
+    path = _locate(name, folder)
+    files = [path]
+    while (base := _read(path).get("extends")) is not None:
+        path = _locate(str(base), path.parent)
+        if path in files:
+            raise ValueError(f"{name} extends itself, by way of {path}")
+        files.insert(0, path)
+    return files
 
 
 def published(name: str) -> Published:
@@ -59,6 +61,18 @@ def published(name: str) -> Published:
     for path in find_recipe(name):
         head |= _read(path).get("recipe", {})
     return Published(**head)
+
+
+def _locate(name: str, folder: Path) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"no file {path}: give the path of a recipe, or a name from `torchcaps recipes`")
+    else:
+        path = FOLDER / f"{name}.yaml"
+        if not path.is_file():
+            raise ValueError(f"no recipe {name!r}{nearest(name, list_recipes())}")
+    return path
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,19 +18,26 @@ class Routing(nn.Module, ABC):
 
     Attributes:
         softmax: what the coefficients sum to one over.
+        measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
+            by a length below one.
     """
 
     softmax: Over = "parents"
+    measures_presence: bool = True
 
     def for_layer(self, children: int, parents: int, features: int) -> Self:
         """A copy for a layer with that many sets of vote weights (`children`, 1 if all children share them),
         parents (1 if there may be any number) and features of a parent's pose."""
         routing = copy.deepcopy(self)
         routing.make_parameters(children, parents, features)
+        routing.reset_parameters()
         return routing
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
-        """Create what the algorithm learns. Most learn nothing."""
+        """Create what the algorithm learns, without values. Most learn nothing."""
+
+    def reset_parameters(self) -> None:
+        """Set what the algorithm learns to its first values."""
 
     def reset_weight(self, weight: Tensor, children: int) -> None:
         """Initialise a layer's vote weights `(..., parents, d, h)`, given its number of children, in place."""

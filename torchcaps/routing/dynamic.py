@@ -7,6 +7,8 @@ parent may join the weighted sum before the squash; a leak, a parent of logit 0 
 the softmax. Li et al. (2018) run the same procedure with the softmax over the children.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -55,6 +57,9 @@ def dynamic_routing(
     """
     check_softmax(softmax, leaky)
     votes = as_votes(votes).gated(presence(scores))
+    if bias is not None and (bias.shape[0] not in (1, votes.parents) or bias[0].numel() != math.prod(votes.pose)):
+        expected = (votes.parents, *votes.pose)
+        raise ValueError(f"expected a bias of shape (parents, *pose) = {expected}, got {tuple(bias.shape)}")
     offset = 0 if bias is None else bias.flatten(1)
 
     def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
@@ -106,7 +111,11 @@ class DynamicRouting(Routing):
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
         if self.has_bias:
-            self.bias = nn.Parameter(torch.full((parents, features), 0.1))
+            self.bias = nn.Parameter(torch.empty(parents, features))
+
+    def reset_parameters(self) -> None:
+        if self.bias is not None:
+            nn.init.constant_(self.bias, 0.1)
 
     def reset_weight(self, weight: Tensor, children: int) -> None:
         nn.init.trunc_normal_(weight, std=0.1, a=-0.2, b=0.2)  # the authors' code

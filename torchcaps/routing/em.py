@@ -3,7 +3,9 @@
 Hinton, Sabour, Frosst: Matrix Capsules with EM Routing (2018), Procedure 1.
 
 The inverse temperature follows the schedule that the authors gave in the paper's discussion. A variance
-below `eps` counts as `eps`: votes that all agree have none, and the paper's cost would be -inf.
+below `eps` counts as `eps`: votes that all agree have none, and the paper's cost would be -inf. In a convolution
+the parents of one window compete for its children; the paper lets a child that several windows share be
+divided among the parents of all of them.
 """
 
 import math
@@ -46,8 +48,8 @@ def em_routing(
 
     Args:
         votes: `(batch, children, parents, *pose)`.
-        activations: `(batch, children)`, in [0, 1]; None is all ones.
-        beta_a, beta_u: `(parents,)`, or a scalar tensor.
+        activations: `(batch, children)`, in [0, 1], no logits; None is all ones.
+        beta_a, beta_u: `(parents,)`, or one number for all.
         iterations: M-steps, at least 1.
         inverse_temperature: lambda's limit.
         decay: how fast lambda gets there; 0 keeps lambda constant.
@@ -63,6 +65,9 @@ def em_routing(
         Hinton et al. 2018, Procedure 1.
     """
     votes = as_votes(votes).gated(activations)
+    for name, beta in (("beta_a", beta_a), ("beta_u", beta_u)):
+        if beta.numel() != 1 and beta.shape != (votes.parents,):
+            raise ValueError(f"expected {name} of shape (parents,) = ({votes.parents},), got {tuple(beta.shape)}")
 
     def step(agreement: Agreement | None, t: int) -> tuple[tuple[Tensor, Tensor, Tensor], Agreement]:
         m = votes.moments(agreement)  # M-step, lines 2 to 4
@@ -109,8 +114,13 @@ class EMRouting(Routing):
         self.register_parameter("beta_u", None)
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
-        self.beta_a = nn.Parameter(torch.zeros(parents))
-        self.beta_u = nn.Parameter(torch.zeros(parents))
+        self.beta_a = nn.Parameter(torch.empty(parents))
+        self.beta_u = nn.Parameter(torch.empty(parents))
+
+    def reset_parameters(self) -> None:
+        if self.beta_a is not None and self.beta_u is not None:
+            nn.init.zeros_(self.beta_a)
+            nn.init.zeros_(self.beta_u)
 
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False

@@ -127,9 +127,13 @@ class HeinsenRouting(Routing):
         self.register_parameter("beta_ignore", None)
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
-        self.beta_use = nn.Parameter(torch.zeros(children, parents))
+        self.beta_use = nn.Parameter(torch.empty(children, parents))
         if not self.single_beta:
-            self.beta_ignore = nn.Parameter(torch.zeros(children, parents))
+            self.beta_ignore = nn.Parameter(torch.empty(children, parents))
+
+    def reset_parameters(self) -> None:
+        for beta in self.parameters():
+            nn.init.zeros_(beta)
 
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False

@@ -80,6 +80,8 @@ class InvertedAttentionRouting(Routing):
     See :func:`torchcaps.functional.inverted_attention_routing`.
     """
 
+    measures_presence = False  # LayerNorm gives all parents the same length
+
     def __init__(self, iterations: int = 2, layer_norm: bool = True, gradient: Gradient = "unrolled"):
         super().__init__()
         check_iterations(iterations, gradient)
@@ -89,8 +91,13 @@ class InvertedAttentionRouting(Routing):
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
         if self.layer_norm and features > 1:
-            self.weight = nn.Parameter(torch.ones(features))
-            self.bias = nn.Parameter(torch.zeros(features))
+            self.weight = nn.Parameter(torch.empty(features))
+            self.bias = nn.Parameter(torch.empty(features))
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
 
     def reset_weight(self, weight: Tensor, children: int) -> None:
         parents, d = weight.shape[-3:-1]

@@ -1,8 +1,9 @@
-"""The squash of Sabour et al. 2017, and lengths that are safe to divide by."""
+"""The squash of Sabour et al. 2017."""
 
-import torch
 from torch import Tensor
 from torch.linalg import vector_norm
+
+from torchcaps.ops import at_least_float32
 
 
 def squash(s: Tensor, dim: int = -1) -> Tensor:
@@ -19,12 +20,6 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
     Reference:
         Sabour et al. 2017, equation 1.
     """
-    x = s.float() if s.dtype in (torch.float16, torch.bfloat16) else s
+    x = at_least_float32(s)
     length = vector_norm(x, dim=dim, keepdim=True)
     return (x * (length / (1 + length * length))).to(s.dtype)
-
-
-def normalize(s: Tensor, dim: int = -1) -> Tensor:
-    """Unit vectors `s / |s|`; zero vectors stay zero and have zero gradients."""
-    length = vector_norm(s, dim=dim, keepdim=True)
-    return s / torch.where(length == 0, 1, length)

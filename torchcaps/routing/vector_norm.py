@@ -11,10 +11,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes
+from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes, normalize
 from torchcaps.routing.base import Routing, presence
 from torchcaps.routing.loop import Gradient, check_iterations, iterate
-from torchcaps.routing.squash import normalize
 
 
 def vector_norm_routing(
@@ -90,6 +89,7 @@ class VectorNormRouting(Routing):
         check_iterations(iterations, gradient, least=0)
         self.iterations, self.sharpness, self.gradient = iterations, sharpness, gradient
         self.activation = activation
+        self.measures_presence = activation is not None
 
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False

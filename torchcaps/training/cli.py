@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -48,7 +49,8 @@ class RecipeCLI(LightningCLI):
 
     def __init__(self, files: list[Path], overrides: list[str], run_folder: Path | None):
         self.run_folder = run_folder
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        for package in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(package).setLevel(logging.WARNING)
         for message in NOISE:
             warnings.filterwarnings("ignore", message)
         super().__init__(
@@ -72,6 +74,10 @@ class RecipeCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(Published, "recipe")
         parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one changes")
+
+    def model_arguments(self) -> dict[str, Any]:
+        """All values of the model, as `config.yaml` of a run has them."""
+        return yaml.safe_load(self.parser.dump(self.config, skip_none=False))["model"]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         wanted = self.config_init["trainer"]

@@ -1,0 +1,30 @@
+"""Arithmetic that stays finite."""
+
+import contextlib
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def nonzero(x: Tensor) -> Tensor:
+    """x, with 1 in place of 0: a divisor that leaves a zero numerator zero, and gradients finite. What is so small
+    that its reciprocal overflows counts as 0."""
+    return torch.where(x.abs() < 1e-30, 1, x)
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Unit vectors along the last dimension; zero vectors stay zero and have finite gradients."""
+    return x / nonzero(vector_norm(x, dim=-1, keepdim=True))
+
+
+def contract(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """An einsum that autocast leaves in the precision of its operands."""
+    device = a.device.type
+    autocast = torch.amp.is_autocast_available(device)  # not on meta tensors
+    with torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext():
+        return torch.einsum(equation, a, b)
