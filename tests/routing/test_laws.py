@@ -123,17 +123,22 @@ def test_pooling_limits():
 # Where published code gives NaN
 
 
-@algorithms
-@pytest.mark.parametrize("value", [0.0, 1.0, 1000.0])
-@pytest.mark.parametrize("children", [1, 4])
-def test_equal_votes(name, value, children):
-    """Zero poses and zero variances, in float32."""
-    v = torch.full((2, children, 3, 4), value, requires_grad=True)
+def assert_finite(name: str, v: torch.Tensor) -> None:
+    """All that a routing returns, and the gradients of the votes."""
+    v.requires_grad_()
     out = ROUTES[name](v)
     out.poses.sum().backward()
     assert v.grad is not None
     for x in (*out, v.grad):
         assert x is None or x.isfinite().all()
+
+
+@algorithms
+@pytest.mark.parametrize("value", [0.0, 1.0, 1000.0])
+@pytest.mark.parametrize("children", [1, 4])
+def test_equal_votes(name, value, children):
+    """Zero poses and zero variances, in float32."""
+    assert_finite(name, torch.full((2, children, 3, 4), value))
 
 
 @algorithms
@@ -142,24 +147,14 @@ def test_a_parent_that_nobody_chooses(name, seed):
     """Coefficients, and with them a parent's mass, so small that their reciprocal overflows float32."""
     v = votes(1, 4, 2, 64, dtype=torch.float32, seed=seed)
     v[:, :, 0] *= 30**-0.5
-    v.requires_grad_()
-    out = ROUTES[name](v)
-    out.poses.sum().backward()
-    assert v.grad is not None
-    for x in (*out, v.grad):
-        assert x is None or x.isfinite().all()
+    assert_finite(name, v)
 
 
 @algorithms
 def test_votes_of_one_zero_child(name):
     v = votes(2, 4, 3, 5, dtype=torch.float32)
     v[:, 1] = 0
-    v.requires_grad_()
-    out = ROUTES[name](v)
-    out.poses.square().sum().backward()
-    assert out.poses.isfinite().all()
-    assert v.grad is not None
-    assert v.grad.isfinite().all()
+    assert_finite(name, v)
 
 
 def test_zero_poses_have_zero_gradients():

@@ -1,5 +1,6 @@
 """The command line, end to end on real digits, and what it says to bad input."""
 
+import re
 import warnings
 from pathlib import Path
 
@@ -92,6 +93,14 @@ def test_every_recipe_runs_two_steps(name, mnist_of_noise, monkeypatch):
     assert head.row
     assert head.data
     assert (head.number != "") == (name != "quickstart")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_quickstart_learns_the_digits(capfd, seed):
+    assert call("train", "quickstart", "--seed_everything", str(seed)) == 0
+    (accuracy,) = re.findall(r"test/accuracy: (0\.\d+)", capfd.readouterr().out)
+    assert float(accuracy) >= 0.98
 
 
 def test_recipes_and_models_are_listed(capfd):
