@@ -148,7 +148,7 @@ def test_bad_values(capfd, override, said):
 
 def test_no_such_device(capfd):
     if not torch.cuda.is_available():
-        assert "accelerator" in error_of(capfd, "train", "quickstart", "--trainer.accelerator", "gpu")
+        assert "gpu" in error_of(capfd, "train", "quickstart", "--trainer.accelerator", "gpu")
 
 
 def test_recipes_beside_each_other(capfd):
