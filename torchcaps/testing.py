@@ -64,7 +64,7 @@ def assert_samples_are_independent(route: Route, votes: Tensor) -> None:
 def assert_padding_changes_nothing(route: Route, votes: Tensor) -> None:
     """Children with score -inf might as well not be there, for the parents and for all gradients."""
     votes = votes.detach().requires_grad_()
-    padding = torch.full_like(votes[:, :2], 3.0)
+    padding = torch.full_like(votes[:, :2], 1e4)  # votes that would drown all others
     padded = torch.cat([votes, padding], dim=1)
     scores = votes.new_zeros(votes.shape[:2])
     padded_scores = torch.cat([scores, scores.new_full((votes.shape[0], padding.shape[1]), -torch.inf)], dim=1)

@@ -157,6 +157,16 @@ def test_votes_of_one_zero_child(name):
     assert_finite(name, v)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_squash_in_half_precision(dtype):
+    """The square of a length of 300 overflows float16."""
+    vectors = torch.tensor([[300.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+    assert F.squash(vectors.to(dtype)).dtype == dtype
+    torch.testing.assert_close(
+        F.squash(vectors.to(dtype)).float(), F.squash(vectors), rtol=torch.finfo(dtype).eps, atol=0
+    )
+
+
 def test_zero_poses_have_zero_gradients():
     zero = torch.zeros(2, 3, requires_grad=True)
     F.squash(zero).sum().backward()
