@@ -287,6 +287,7 @@ def test_compile_without_a_graph_break(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @routings
 def test_compile_with_the_default_backend(name):
     for layer, x in all_layers(name):
