@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from torchcaps.extras import needs
 from torchcaps.models import create_model, list_models
@@ -44,7 +43,7 @@ def run() -> None:
 def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
     cli = _build(options, overrides)
-    checkpoint = _checkpoint(options, cli, "") if options.ckpt_path else None
+    checkpoint = _checkpoint(options, cli, "")[0] if options.ckpt_path else None
     with _bad_data():
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
         _test(cli)
@@ -54,7 +53,8 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
 def test(options: argparse.Namespace, overrides: list[str]) -> None:
     """Test a checkpoint of a recipe."""
     cli = _build(options, overrides, logs=False)
-    _load(cli.model, _checkpoint(options, cli, "network."))
+    _, state = _checkpoint(options, cli, "network.")
+    cli.model.load_state_dict(state)
     with _bad_data():
         _test(cli)
 
@@ -64,8 +64,8 @@ def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     from torchcaps.explain import write_figures
 
     cli = _build(options, overrides, logs=False)
-    checkpoint = _checkpoint(options, cli, "network.")
-    _load(cli.model, checkpoint)
+    checkpoint, state = _checkpoint(options, cli, "network.")
+    cli.model.load_state_dict(state)
     folder = Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
     with _bad_data():
         cli.datamodule.setup("test")
@@ -154,8 +154,9 @@ def _new_run_folder(options: argparse.Namespace) -> Path:
     return runs / f"version_{max(taken, default=-1) + 1}"
 
 
-def _checkpoint(options: argparse.Namespace, cli: "RecipeCLI", part: str) -> Path:
-    """The checkpoint that was asked for, if it fits the model and was trained with the same values of `part`."""
+def _checkpoint(options: argparse.Namespace, cli: "RecipeCLI", part: str) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The checkpoint that was asked for and the model's state in it, if it fits the model and was trained with the
+    same values of `part`."""
     if options.ckpt_path == "last":
         found = sorted(_runs(options).glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
         if not found:
@@ -165,8 +166,9 @@ def _checkpoint(options: argparse.Namespace, cli: "RecipeCLI", part: str) -> Pat
         path = Path(options.ckpt_path)
         if not path.is_file():
             raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
+    state = _state(path)
     expected = {name: tuple(value.shape) for name, value in cli.model.state_dict().items()}
-    found_shapes = {name: tuple(value.shape) for name, value in _state(path).items()}
+    found_shapes = {name: tuple(value.shape) for name, value in state.items()}
     for name in {**expected, **found_shapes}:
         if expected.get(name) != found_shapes.get(name):
             raise BadInput(
@@ -184,7 +186,7 @@ def _checkpoint(options: argparse.Namespace, cli: "RecipeCLI", part: str) -> Pat
                     f"{path} was trained with model.{name} = {then.get(name)}, and now it is {now.get(name)}: give "
                     "the same recipe and overrides as then"
                 )
-    return path
+    return path, state
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,10 +205,6 @@ def _state(path: Path) -> dict[str, torch.Tensor]:
             f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): "
             "expected one that `torchcaps train` wrote"
         ) from error
-
-
-def _load(model: nn.Module, path: Path) -> None:
-    model.load_state_dict(_state(path))
 
 
 @contextmanager

@@ -88,15 +88,17 @@ class CapsuleConv2d(nn.Module):
             scores = self._windows(scores.unsqueeze(-1), -torch.inf).reshape(-1, self.window_children)
         parents = self.routing(votes, scores, return_coefficients)
 
-        def on_grid(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.unflatten(0, (batch, height, width)).movedim(3, 1)
+        grid, window = (batch, height, width), (self.in_capsules, self.kernel_size, self.kernel_size)
 
-        coefficients = parents.coefficients
-        if coefficients is not None:
-            window = (self.in_capsules, self.kernel_size, self.kernel_size)
-            coefficients = coefficients.unflatten(0, (batch, height, width)).unflatten(3, window)
-        poses = parents.poses.unflatten(0, (batch, height, width)).movedim(3, 1)
-        return Capsules(poses, on_grid(parents.scores), on_grid(parents.variances), coefficients)
+        def on_grid(x: Tensor) -> Tensor:
+            return x.unflatten(0, grid).movedim(3, 1)
+
+        return Capsules(
+            on_grid(parents.poses),
+            None if parents.scores is None else on_grid(parents.scores),
+            None if parents.variances is None else on_grid(parents.variances),
+            None if parents.coefficients is None else parents.coefficients.unflatten(0, grid).unflatten(3, window),
+        )
 
     def _windows(self, x: Tensor, fill: float) -> Tensor:
         """`(batch, types, height, width, f)` to `(batch, height_out, width_out, types * kernel * kernel, f)`."""

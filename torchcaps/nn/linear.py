@@ -134,22 +134,20 @@ class CapsuleLinear(nn.Module):
     def _check(self, capsules: Capsules) -> tuple[int, int]:
         """The grid's height and width (1, 1 without a grid), if children are what this layer takes."""
         shape, pose = tuple(capsules.poses.shape), self.in_pose
-        capsule_dims = shape[1 : len(shape) - len(pose)]
+        without_pose = shape[: -len(pose)]
+        capsule_dims = without_pose[1:]
         name = "types" if self.share_positions else "in_capsules"
-        expected = f"(batch, {self.in_capsules or 'any number'}, {', '.join(map(str, pose))})"
-        if self.share_positions:
-            expected = f"(batch, {self.in_capsules}, height, width, {', '.join(map(str, pose))})"
-        if shape[len(shape) - len(pose) :] != pose or len(capsule_dims) not in (1, 3):
+        places = ", height, width" if self.share_positions else ""
+        expected = f"(batch, {self.in_capsules or 'any number'}{places}, {', '.join(map(str, pose))})"
+        if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 3):
             raise ValueError(f"expected poses of shape {expected}, got {shape}")
         if self.share_positions and len(capsule_dims) != 3:
             raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
         count = capsule_dims[0] if self.share_positions or len(capsule_dims) == 1 else math.prod(capsule_dims)
         if self.in_capsules is not None and count != self.in_capsules:
             raise ValueError(f"expected {name}={self.in_capsules}, got {count} (poses of shape {shape})")
-        if capsules.scores is not None and tuple(capsules.scores.shape) != shape[: len(shape) - len(pose)]:
-            raise ValueError(
-                f"expected scores of shape {shape[: len(shape) - len(pose)]}, got {tuple(capsules.scores.shape)}"
-            )
+        if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
+            raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
         return (capsule_dims[1], capsule_dims[2]) if len(capsule_dims) == 3 else (1, 1)
 
     def extra_repr(self) -> str:

@@ -20,7 +20,6 @@ NOISE = (
     ".*does not have many workers.*",  # batches of tensors in memory need none
     "Total length of `list` across ranks is zero.*",  # no validation set is a choice
     ".*isinstance\\(treespec, LeafSpec\\).*",
-    ".*`_maybe_guard_rel`.*",
     "LightningCLI's args parameter is intended to run from within Python.*",
     "Experiment logs directory .* exists and is not empty.*",  # two loggers share it
 )
