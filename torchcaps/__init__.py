@@ -4,6 +4,7 @@ from torchcaps import functional
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models import CapsNet, create_model, list_models, register_model
 from torchcaps.nn import CapsuleConv2d, CapsuleLinear, MarginLoss, PrimaryCapsules, RoutingPool2d, SpreadLoss
+from torchcaps.ops import use_backend
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
@@ -35,4 +36,5 @@ __all__ = [
     "functional",
     "list_models",
     "register_model",
+    "use_backend",
 ]

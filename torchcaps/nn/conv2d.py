@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import LazyVotes
+from torchcaps.ops import Backend, LazyVotes, check_backend
 from torchcaps.routing import Routing
 
 
@@ -25,6 +25,7 @@ class CapsuleConv2d(nn.Module):
         padding: positions added on each side. They hold no capsule and change nothing.
         routing: the algorithm; the layer keeps a copy with parameters of its own, shared over positions.
         bias: learn the B of the votes, starting at zero.
+        backend: what computes the reductions over votes, see :func:`torchcaps.use_backend`.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, height, width, *in_pose)`.
@@ -45,8 +46,10 @@ class CapsuleConv2d(nn.Module):
         stride: int = 1,
         padding: int = 0,
         bias: bool = False,
+        backend: Backend = "auto",
     ):
         super().__init__()
+        self.backend = check_backend(backend)
         check_rows(in_pose, out_pose)
         self.in_capsules, self.out_capsules = in_capsules, out_capsules
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
@@ -73,19 +76,18 @@ class CapsuleConv2d(nn.Module):
         poses, scores = capsules.poses, capsules.scores
         self._check(poses, scores)
         batch = poses.shape[0]
-        if self.padding and scores is None:
-            scores = poses.new_full(poses.shape[:4], torch.inf)
-        windows = self._windows(poses.flatten(4), 0.0)  # (batch, y, x, children, pose)
-        height, width = windows.shape[1:3]
         rows, d = matrix_shape(self.in_pose)
-        votes = LazyVotes(
-            windows.reshape(-1, self.window_children, rows, d),
-            self.weight.flatten(0, 2),
-            None if self.bias is None else self.bias.flatten(0, 2),
-            self.out_pose,
-        )
-        if scores is not None:
-            scores = self._windows(scores.unsqueeze(-1), -torch.inf).reshape(-1, self.window_children)
+        poses = poses.reshape(*poses.shape[:4], rows, d)
+        if self.padding:
+            if scores is None:
+                scores = poses.new_full(poses.shape[:4], torch.inf)
+            margin = (self.padding,) * 4
+            poses, scores = F.pad(poses, (0, 0, 0, 0, *margin)), F.pad(scores, margin, value=-torch.inf)
+        height, width = ((size - self.kernel_size) // self.stride + 1 for size in poses.shape[2:4])
+        votes = LazyVotes(poses, self.weight, self.bias, self.out_pose, self.stride, self.backend)
+        if scores is not None:  # (batch, types, y, x, k, l) to one row per window
+            k, s = self.kernel_size, self.stride
+            scores = scores.unfold(2, k, s).unfold(3, k, s).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
         parents = self.routing(votes, scores, return_coefficients)
 
         grid, window = (batch, height, width), (self.in_capsules, self.kernel_size, self.kernel_size)
@@ -99,14 +101,6 @@ class CapsuleConv2d(nn.Module):
             None if parents.variances is None else on_grid(parents.variances),
             None if parents.coefficients is None else parents.coefficients.unflatten(0, grid).unflatten(3, window),
         )
-
-    def _windows(self, x: Tensor, fill: float) -> Tensor:
-        """`(batch, types, height, width, f)` to `(batch, height_out, width_out, types * kernel * kernel, f)`."""
-        if self.padding:
-            x = F.pad(x, (0, 0) + (self.padding,) * 4, value=fill)
-        k, s = self.kernel_size, self.stride
-        x = x.unfold(2, k, s).unfold(3, k, s)  # (batch, types, y, x, f, k, l)
-        return x.permute(0, 2, 3, 1, 5, 6, 4).flatten(3, 5)
 
     def _check(self, poses: Tensor, scores: Tensor | None) -> None:
         shape = tuple(poses.shape)
@@ -127,4 +121,5 @@ class CapsuleConv2d(nn.Module):
             f"out_pose={show_pose(self.out_pose)}, kernel_size={self.kernel_size}, stride={self.stride}"
             + (f", padding={self.padding}" if self.padding else "")
             + (", bias=True" if self.bias is not None else "")
+            + ("" if self.backend == "auto" else f", backend={self.backend!r}")
         )

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import LazyVotes
+from torchcaps.ops import Backend, LazyVotes, check_backend
 from torchcaps.routing import Routing
 
 
@@ -29,6 +29,7 @@ class CapsuleLinear(nn.Module):
             grid may have any size (the last layer of Hinton et al. 2018).
         coordinates: coordinate addition (Hinton et al. 2018, section 4): add each child's row and column,
             scaled to [0, 1], to the first two entries of the right-hand column of its votes.
+        backend: what computes the reductions over votes, see :func:`torchcaps.use_backend`.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, *in_pose)`, or on a grid
@@ -50,8 +51,10 @@ class CapsuleLinear(nn.Module):
         bias: bool = False,
         share_positions: bool = False,
         coordinates: bool = False,
+        backend: Backend = "auto",
     ):
         super().__init__()
+        self.backend = check_backend(backend)
         check_rows(in_pose, out_pose)
         self.in_capsules, self.out_capsules = in_capsules, out_capsules
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
@@ -119,7 +122,8 @@ class CapsuleLinear(nn.Module):
             raise ValueError(f"this layer has out_capsules={self.out_capsules}: forward cannot change it")
         if self.coordinates:
             bias = self._coordinates(*grid, like=weight)
-        return self.routing(LazyVotes(poses, weight, bias, self.out_pose), scores, return_coefficients)
+        votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
+        return self.routing(votes, scores, return_coefficients)
 
     def _coordinates(self, height: int, width: int, like: Tensor) -> Tensor:
         """`(types * positions, 1, rows, h)`: the centre of each position, in the last column."""
@@ -160,6 +164,7 @@ class CapsuleLinear(nn.Module):
             ]
             if on
         )
+        options += "" if self.backend == "auto" else f", backend={self.backend!r}"
         return (
             f"{self.in_capsules}, {self.out_capsules}, in_pose={show_pose(self.in_pose)}, "
             f"out_pose={show_pose(self.out_pose)}{options}"

@@ -1,11 +1,13 @@
 """Votes, and the reductions over children that every routing algorithm is made of."""
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
-from torchcaps.ops.numerics import at_least_float32, normalize
+from torchcaps.ops.backend import Backend, check_backend, use_backend
+from torchcaps.ops.numerics import at_least_float32, contract, normalize
 from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes
 
 __all__ = [
     "Agreement",
+    "Backend",
     "Dot",
     "Gaussian",
     "LazyVotes",
@@ -15,5 +17,8 @@ __all__ = [
     "Votes",
     "as_votes",
     "at_least_float32",
+    "check_backend",
+    "contract",
     "normalize",
+    "use_backend",
 ]

@@ -22,9 +22,14 @@ def normalize(x: Tensor) -> Tensor:
     return x / nonzero(vector_norm(x, dim=-1, keepdim=True))
 
 
+def autocast_off(device: str) -> contextlib.AbstractContextManager[None]:
+    """Leave what follows in the precision of its operands."""
+    if not torch.amp.is_autocast_available(device):  # as on meta tensors
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
 def contract(equation: str, a: Tensor, b: Tensor) -> Tensor:
     """An einsum that autocast leaves in the precision of its operands."""
-    device = a.device.type
-    autocast = torch.amp.is_autocast_available(device)  # not on meta tensors
-    with torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext():
+    with autocast_off(a.device.type):
         return torch.einsum(equation, a, b)

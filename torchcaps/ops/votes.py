@@ -6,14 +6,19 @@ wants to see them. Where the votes live is decided here, and nowhere else.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from torchcaps.capsules import Capsules
+from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot
+from torchcaps.ops.backend import Backend, choose_backend
+from torchcaps.ops.library import Children, reduce
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 
 Over = Literal["parents", "children"]
@@ -54,7 +59,8 @@ class Votes(ABC):
     @abstractmethod
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         """Mass, mean and variance of the votes for each parent, softmax over parents; with `betas`, of shape
-        `(children or 1, parents or 1)`, also the sum of beta-weighted shares."""
+        `(groups, parents or 1)` where children in `groups` of equal size share them, also the sum of beta-weighted
+        shares."""
 
     @abstractmethod
     def coefficients(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
@@ -115,18 +121,14 @@ class StoredVotes(Votes):
         mean = contract("bij,bijk->bjk", shares, self.votes)
         # Deviations first, squares after: expanding the square loses all digits when the votes agree.
         variance = contract("bij,bijk->bjk", shares, (self.votes - mean.unsqueeze(1)).square())
-        benefit = None if betas is None else (betas * weights).sum(1)
+        benefit = None if betas is None else (per_child(betas, self.children) * weights).sum(1)
         return Moments(mass, mean, variance, benefit)
 
     def coefficients(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
-        logits = self._logits(agreement)
-        if over == "children":
-            return _gated_softmax(logits, self.gates)
-        if leaky:
-            logits = torch.cat([logits, torch.zeros_like(logits[..., :1])], dim=-1)
-        return logits.softmax(-1)[..., : self.parents]
+        return softmax(self.logits(agreement), self.gates, over, leaky)
 
-    def _logits(self, agreement: Agreement | None) -> Tensor:
+    def logits(self, agreement: Agreement | None) -> Tensor:
+        """`(batch, children, parents)`."""
         if agreement is None:
             return self.votes.new_zeros(self.batch, self.children, self.parents)
         if isinstance(agreement, Dot):
@@ -155,51 +157,148 @@ class LazyVotes(Votes):
         weight: `(groups, parents, d, h)`; the number of children is a multiple of groups.
         bias: `(groups, parents or 1, rows, h)`, with groups of its own, or None.
         pose: shape of a parent's pose, `(rows, h)` or `(h,)`.
+        stride: of windows on a grid. There poses are `(images, types, height, width, rows, d)`, weight is
+            `(types, kernel, kernel, parents, d, h)` and bias `(types, kernel, kernel, parents or 1, rows, h)`; each
+            window is a sample, images before positions, and its children are in the order of the weights.
+        backend: "auto", "reference", "tiled" or "triton"; see :func:`torchcaps.use_backend`.
     """
 
-    def __init__(self, poses: Tensor, weight: Tensor, bias: Tensor | None, pose: tuple[int, ...]):
-        self.poses, self.weight, self.bias, self.pose = poses, weight, bias, pose
-        self.batch, self.children = poses.shape[:2]
-        self.parents, self.dtype, self.gates = weight.shape[1], poses.dtype, None
-        self._cache: tuple[bool, StoredVotes] | None = None
+    def __init__(
+        self,
+        poses: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        pose: tuple[int, ...],
+        stride: int = 1,
+        backend: Backend = "auto",
+    ):
+        if poses.dim() == 4:
+            poses, weight = poses[:, :, None, None], weight[:, None, None]
+            bias = None if bias is None else bias[:, None, None]
+        self.poses, self.weight, self.bias, self.pose, self.stride = poses, weight, bias, pose, stride
+        self.batch, self.kernel = tiled.count_samples(poses, weight, stride), weight.shape[1]
+        self.children, self.parents = poses.shape[1] * self.kernel**2, weight.shape[3]
+        self.dtype, self.gates = poses.dtype, None
+        self.backend = choose_backend(backend, poses.device)
+        # By whether gradients are on: what no_grad made, as all but the last iteration may run, has none to give.
+        self._cache: dict[bool, StoredVotes] = {}
+        self._next: Children | None = None
+
+    def gated(self, gates: Tensor | None) -> Self:
+        votes = super().gated(gates)
+        votes._next = None
+        return votes
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
         if agreement is None:
             return self._uniform_sum(over, leaky)
-        return self._stored().weighted_sum(agreement, over, leaky)
+        if self.backend == "reference":
+            return self._stored().weighted_sum(agreement, over, leaky)
+        if not isinstance(agreement, Dot):
+            raise self._impossible("a weighted sum with a Gaussian agreement")
+        sums, _ = self._reduce("weighted_sum", agreement.query, agreement.unit, over == "children", leaky)
+        return sums
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
-        return self._stored().moments(agreement, betas, eps)
+        if self.backend == "reference":
+            return self._stored().moments(agreement, betas, eps)
+        if isinstance(agreement, Dot):
+            raise self._impossible("moments with a dot agreement")
+        if betas is not None:
+            kernel = 1 if self.backend == "triton" else self.kernel
+            betas = betas.expand(kernel**2, -1) if betas.shape[0] == 1 else betas
+            betas = betas.unflatten(0, (-1, kernel, kernel))
+        parameters = (None, None, None) if agreement is None else agreement
+        mass, mean, variance, benefit = self._reduce("moments", *parameters, betas, eps)
+        return Moments(mass, mean, variance, None if betas is None else benefit)
 
     def coefficients(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
-        return self._stored().coefficients(agreement, over, leaky)
+        if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
+            return self._stored().coefficients(agreement, over, leaky)
+        # As large as asked for, but no votes: a block's are computed, used, and computed again for gradients.
+        step = max(1, tiled.BLOCK // (self.batch * self.parents * math.prod(self.pose)))
+        logits = [
+            checkpoint(self._logits, agreement, slice(first, first + step), use_reentrant=False)
+            for first in range(0, self.children, step)
+        ]
+        return softmax(torch.cat(logits, dim=1), self.gates, over, leaky)
+
+    def _logits(self, agreement: Agreement, children: slice) -> Tensor:
+        poses, weight, bias = self._windows()
+        of_children = torch.arange(poses.shape[1], device=poses.device)[children]
+        weight = weight[of_children // (poses.shape[1] // weight.shape[0])]
+        bias = None if bias is None else bias[of_children // (poses.shape[1] // bias.shape[0])]
+        return StoredVotes(_votes(poses[:, children], weight, bias)).logits(agreement)
 
     def _uniform_sum(self, over: Over, leaky: bool) -> Tensor:
         """The sum with uniform coefficients: one matrix product, and no votes."""
-        poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
-        gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
-        if over == "children":
-            gates = gates / nonzero(gates.sum(1, keepdim=True))
+        if self.backend == "tiled":
+            (total,) = self._reduce("vote_sum")
         else:
-            gates = gates / (self.parents + leaky)
+            total = self._vote_sum()
+        if over == "parents":
+            return total / (self.parents + leaky)
+        if self.gates is None:
+            return total / self.children
+        return total / nonzero(self.gates.sum(1))[:, None, None]
+
+    def _vote_sum(self) -> Tensor:
+        """`sum_i gate[i] V[i,j]`."""
+        poses, weight, bias = self._windows()
+        poses, weight = at_least_float32(poses), at_least_float32(weight)
+        gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
         group_sums = (poses * gates[..., None, None]).unflatten(1, (weight.shape[0], -1)).sum(2)
         total = contract("bgrd,gjdh->bjrh", group_sums, weight)
-        if self.bias is not None:
-            masses = gates.unflatten(1, (self.bias.shape[0], -1)).sum(2)
-            total = total + contract("bg,gjrh->bjrh", masses, at_least_float32(self.bias))
+        if bias is not None:
+            masses = gates.unflatten(1, (bias.shape[0], -1)).sum(2)
+            total = total + contract("bg,gjrh->bjrh", masses, at_least_float32(bias))
         return total.flatten(2)
 
+    def _reduce(self, name: str, *rest: Any) -> tuple[Tensor, ...]:
+        """One of the operators that store no votes."""
+        stride = 1 if self.backend == "triton" else self.stride
+        results, children = reduce(self.backend, name, self._next or self._children(), *rest, stride)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._next = children
+        return results
+
+    def _children(self) -> Children:
+        """What the operators are told of the children."""
+        if self.backend == "triton":  # which knows no windows
+            poses, weight, bias = self._windows()
+            poses, weight = poses[:, :, None, None], weight[:, None, None]
+            bias = None if bias is None else bias[:, None, None]
+            return poses, weight, bias, None if self.gates is None else self.gates[:, :, None, None]
+        # Half precision would be no faster here, and the gradients that iterations share are sums.
+        poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
+        bias = None if self.bias is None else at_least_float32(self.bias)
+        gates = None if self.gates is None else self.gates.unflatten(1, (-1, self.kernel, self.kernel))
+        return poses, weight, bias, gates
+
+    def _windows(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Poses `(batch, children, rows, d)`, weight and bias as they are without a grid."""
+        weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
+        poses = self.poses
+        if self.kernel == 1 and self.stride == 1 and poses.shape[2:4] == (1, 1):
+            return poses.flatten(1, 3), weight, bias
+        k, s = self.kernel, self.stride
+        poses = poses.unfold(2, k, s).unfold(3, k, s)  # (images, types, y, x, rows, d, k, l)
+        return poses.permute(0, 2, 3, 1, 6, 7, 4, 5).flatten(3, 5).flatten(0, 2), weight, bias
+
     def _stored(self) -> StoredVotes:
-        # Votes made under no_grad, as all but the last iteration may run, would cut the gradient of the last.
         with_gradient = torch.is_grad_enabled()
-        if self._cache is None or self._cache[0] != with_gradient:
-            poses = self.poses.unflatten(1, (self.weight.shape[0], -1))
-            votes = torch.einsum("bgprd,gjdh->bgpjrh", poses, self.weight).flatten(1, 2)
-            if self.bias is not None:
-                votes = votes.unflatten(1, (self.bias.shape[0], -1)) + self.bias.unsqueeze(1)
-                votes = votes.flatten(1, 2)
-            self._cache = with_gradient, StoredVotes(votes)
-        return self._cache[1].gated(self.gates)
+        if with_gradient not in self._cache:
+            self._cache[with_gradient] = StoredVotes(_votes(*self._windows()))
+        return self._cache[with_gradient].gated(self.gates)
+
+
+def _votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """All votes, `(batch, children, parents, rows, h)`."""
+    poses = poses.unflatten(1, (weight.shape[0], -1))
+    votes = torch.einsum("bgprd,gjdh->bgpjrh", poses, weight).flatten(1, 2)
+    if bias is None:
+        return votes
+    return (votes.unflatten(1, (bias.shape[0], -1)) + bias.unsqueeze(1)).flatten(1, 2)
 
 
 def as_votes(votes: Tensor | Votes) -> Votes:
@@ -207,8 +306,18 @@ def as_votes(votes: Tensor | Votes) -> Votes:
     return StoredVotes(votes) if isinstance(votes, Tensor) else votes
 
 
-def _gated_softmax(logits: Tensor, gates: Tensor | None) -> Tensor:
-    """Softmax over dim 1 with weights; zeros where no child is present."""
+def per_child(x: Tensor, children: int) -> Tensor:
+    """A row for each child of `(groups, ...)`, or one row that all share."""
+    return x if x.shape[0] == 1 else x.repeat_interleave(children // x.shape[0], dim=0)
+
+
+def softmax(logits: Tensor, gates: Tensor | None, over: Over, leaky: bool) -> Tensor:
+    """Coefficients `(batch, children, parents)`; see :meth:`Votes.coefficients`."""
+    if over == "parents":
+        parents = logits.shape[-1]
+        if leaky:
+            logits = torch.cat([logits, torch.zeros_like(logits[..., :1])], dim=-1)
+        return logits.softmax(-1)[..., :parents]
     if gates is None:
         return logits.softmax(1)
     gates = gates.unsqueeze(-1)

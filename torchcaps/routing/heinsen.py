@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Gaussian, Votes, as_votes
+from torchcaps.ops import Agreement, Gaussian, Votes, as_votes, at_least_float32, contract
 from torchcaps.routing.base import Routing, missing_parameters, presence
 from torchcaps.routing.loop import Gradient, check_iterations, iterate
 
@@ -45,7 +45,8 @@ def heinsen_routing(
     Args:
         votes: `(batch, children, parents, *pose)`.
         scores: `(batch, children)` logits a_i, from -inf (padding: changes nothing) to inf; None is all inf.
-        beta_use, beta_ignore: `(children or 1, parents or 1)`; without beta_ignore one beta serves for both.
+        beta_use, beta_ignore: `(groups, parents or 1)`: children in groups of equal size share theirs, as many
+            groups as children is one each; without beta_ignore one beta serves for both.
         iterations: at least 1.
         model: "gaussian", or "kmeans": log N is minus the squared distance.
         eps: added to denominators and variances; 0 gives the paper's formulas to the letter.
@@ -84,10 +85,10 @@ def heinsen_routing(
 
 def _cost_of_all(beta_ignore: Tensor, votes: Votes) -> Tensor:
     """What ignoring all children would cost each parent: sum_i beta_ign[i,j] f(a_i), `(batch or 1, parents or 1)`."""
+    each = votes.children // beta_ignore.shape[0]
     if votes.gates is None:
-        beta = beta_ignore.expand(votes.children, -1)
-        return beta.sum(0, keepdim=True)
-    return (beta_ignore * votes.gates.unsqueeze(-1)).sum(1)
+        return each * beta_ignore.sum(0, keepdim=True)
+    return contract("bg,gj->bj", votes.gates.unflatten(1, (-1, each)).sum(2), at_least_float32(beta_ignore))
 
 
 def check_model(model: str) -> None:
@@ -140,12 +141,11 @@ class HeinsenRouting(Routing):
     ) -> Capsules:
         if self.beta_use is None:
             raise missing_parameters(self)
-        votes = as_votes(votes)
         return heinsen_routing(
             votes,
             scores,
-            _per_child(self.beta_use, votes.children),
-            None if self.beta_ignore is None else _per_child(self.beta_ignore, votes.children),
+            self.beta_use,
+            self.beta_ignore,
             self.iterations,
             self.model,
             self.eps,
@@ -158,9 +158,3 @@ class HeinsenRouting(Routing):
             f"iterations={self.iterations}, single_beta={self.single_beta}, model={self.model!r}, "
             f"eps={self.eps}, gradient={self.gradient!r}"
         )
-
-
-def _per_child(beta: Tensor, children: int) -> Tensor:
-    """One row per child, where the children of a type share theirs; one row for all stays one."""
-    groups = beta.shape[0]
-    return beta if groups == 1 else beta.repeat_interleave(children // groups, dim=0)
