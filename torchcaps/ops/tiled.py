@@ -20,7 +20,6 @@ Sums are computed, and returned, in float32 at least.
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from torchcaps.ops.numerics import at_least_float32, nonzero
 
 BLOCK = 2**19  # entries of a block's votes: a few such tensors stay close to a core
 SAMPLES = 64  # in a block, at most
+LANES = 16  # what is innermost should be no shorter, if it can
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,15 @@ class Block:
 
     def add(self, x: Tensor, values: Tensor) -> None:
         window = self._window(x)
-        window += values.view(window.shape)
+        window += values.unflatten(1, window.shape[1:4])
+
+    def read_weight(self, x: Tensor) -> Tensor:
+        """`(groups, d, parents * h)` of `(groups, kernel, kernel, parents, d, h)`."""
+        return at_least_float32(x[self.groups, self.place[0], self.place[1]]).transpose(1, 2).flatten(2)
+
+    def add_weight(self, x: Tensor, values: Tensor) -> None:
+        own = x[self.groups, self.place[0], self.place[1]]
+        own += values
 
     def read_gates(self, x: Tensor) -> Tensor:
         """`(children, samples)` of `(samples, channels, kernel, kernel)`."""
@@ -142,19 +150,38 @@ def blocks(poses: Tensor, weight: Tensor, stride: int, pairs: int, samples: int)
         )
 
 
-class Scratch:
-    """Memory for the tensors of a block's size, used again by the next block: new pages cost more than the
-    arithmetic."""
+class Layout:
+    """How the tensors of a block lie in memory: `(children, samples, features, parents)` or, where parents are too few
+    to be innermost, `(children, parents, features, samples)`.
 
-    def __init__(self, like: Tensor):
-        self.like = at_least_float32(like[:0])
-        self.buffers: dict[str, Tensor] = {}
+    Attributes:
+        parents, samples: their dimensions in `(children, ., .)`.
+    """
 
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        if name not in self.buffers or self.buffers[name].numel() < size:
-            self.buffers[name] = self.like.new_empty(size)
-        return self.buffers[name][:size].view(shape)
+    def __init__(self, poses: Tensor, weight: Tensor, stride: int):
+        self.rows, self.count, self.h = poses.shape[4], weight.shape[3], weight.shape[5]
+        self.parents_last = self.count >= min(LANES, count_samples(poses, weight, stride))
+        self.parents, self.samples = (2, 1) if self.parents_last else (1, 2)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """`(samples, parents)` or `(samples, parents, features)` in this layout."""
+        x = at_least_float32(x)
+        if x.dim() == 2:
+            return x if self.parents_last else x.T.contiguous()
+        if self.parents_last:
+            return x.transpose(1, 2).contiguous()
+        return x.unflatten(2, (self.rows, self.h)).permute(1, 3, 2, 0).flatten(1, 2).contiguous()
+
+    def unpack(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return x if self.parents_last else x.T.contiguous()
+        if self.parents_last:
+            return x.transpose(1, 2).contiguous()
+        return x.unflatten(1, (self.h, self.rows)).permute(3, 0, 2, 1).flatten(2).contiguous()
+
+    def part(self, x: Tensor, samples: slice) -> Tensor:
+        """A view of some samples."""
+        return x[samples] if self.parents_last else x[..., samples]
 
 
 class Tile:
@@ -162,49 +189,61 @@ class Tile:
 
     Attributes:
         poses: `(children, samples, rows, d)`.
-        weight: `(groups, d, h * parents)`.
+        weight: `(groups, parents, d, h)`.
     """
 
-    def __init__(self, block: Block, poses: Tensor, weight: Tensor):
-        self.block, self.parents = block, weight.shape[3]
+    def __init__(self, block: Block, layout: Layout, poses: Tensor, weight: Tensor):
+        self.block, self.layout = block, layout
         self.poses = block.read(poses)
-        own = at_least_float32(weight[block.groups, block.place[0], block.place[1]])
-        self.weight = own.permute(0, 2, 3, 1).reshape(own.shape[0], own.shape[2], -1)
+        self.weight = at_least_float32(weight[block.groups, block.place[0], block.place[1]])
+        groups, children = self.weight.shape[0], self.poses.shape[0]
+        # The two sides of the product whose result is the votes, d in the middle.
+        if layout.parents_last:
+            self.left = self.poses.view(groups, -1, self.poses.shape[3])
+            self.right = self.weight.permute(0, 2, 3, 1).flatten(2)
+        else:
+            weight = self.weight.transpose(2, 3).flatten(1, 2)
+            self.left = weight.repeat_interleave(children // groups, 0) if children > groups else weight
+            self.right = self.poses.permute(0, 3, 2, 1).flatten(2)
 
-    def votes(self, bias: Tensor | None, scratch: Scratch) -> Tensor:
-        """`(children, samples, features, parents)`, to do with as one likes until the next block."""
-        rows = self._pose_rows()
-        votes = torch.bmm(rows, self.weight, out=scratch("votes", *rows.shape[:2], self.weight.shape[2]))
-        votes = votes.view(*self.poses.shape[:2], -1, self.parents)
-        if bias is not None:
-            votes += self.block.read_rows(bias).flatten(2).transpose(1, 2).unsqueeze(1)
+    def votes(self, bias: Tensor | None) -> Tensor:
+        """The votes, to do with as one likes."""
+        votes = torch.bmm(self.left, self.right)
+        children, samples = self.poses.shape[:2]
+        if self.layout.parents_last:
+            votes = votes.view(children, samples, -1, self.layout.count)
+            if bias is not None:
+                votes += self.block.read_rows(bias).flatten(2).transpose(1, 2).unsqueeze(1)
+        else:
+            votes = votes.view(children, self.layout.count, -1, samples)
+            if bias is not None:
+                votes += self.block.read_rows(bias).transpose(2, 3).flatten(2).unsqueeze(3)
         return votes
 
     def add_gradients(
         self, grad: Tensor, grad_poses: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
     ) -> None:
         """Add what follows from the gradient of the votes."""
-        rows = grad.view(self.weight.shape[0], -1, self.weight.shape[2])
-        if grad_poses is not None:
-            self.block.add(grad_poses, torch.bmm(rows, self.weight.transpose(1, 2)))
-        if grad_weight is not None:
-            self.add_weight_gradient(grad_weight, torch.bmm(self._pose_rows().transpose(1, 2), rows))
-        if grad_bias is not None:
-            self.block.add_rows(grad_bias, grad.sum(1).transpose(1, 2).unflatten(2, grad_bias.shape[-2:]))
-
-    def add_weight_gradient(self, grad_weight: Tensor, values: Tensor) -> None:
-        own = grad_weight[self.block.groups, self.block.place[0], self.block.place[1]]
-        groups, parents, d, h = own.shape
-        own += values.view(groups, d, h, parents).permute(0, 3, 1, 2)
-
-    def summed_poses(self, gate: Tensor | None) -> Tensor:
-        """Poses of children that share weights, summed: `(samples * rows, groups * d)`."""
-        poses = self.poses if gate is None else self.poses * gate[..., None, None]
-        poses = poses.unflatten(0, (self.weight.shape[0], -1)).sum(1)
-        return poses.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)
-
-    def _pose_rows(self) -> Tensor:
-        return self.poses.view(self.weight.shape[0], -1, self.poses.shape[3])
+        children, samples, rows, d = self.poses.shape
+        groups, parents, _, h = self.weight.shape
+        product = grad.view(self.left.shape[0], self.left.shape[1], -1)
+        if self.layout.parents_last:
+            if grad_poses is not None:
+                self.block.add(grad_poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
+            if grad_weight is not None:
+                own = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
+                self.block.add_weight(grad_weight, own.permute(0, 3, 1, 2))
+            if grad_bias is not None:
+                self.block.add_rows(grad_bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
+        else:
+            if grad_poses is not None:
+                own = torch.bmm(self.left.transpose(1, 2), product).view(children, d, rows, samples)
+                self.block.add(grad_poses, own.permute(0, 3, 2, 1))
+            if grad_weight is not None:
+                own = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
+                self.block.add_weight(grad_weight, own.transpose(2, 3))
+            if grad_bias is not None:
+                self.block.add_rows(grad_bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
 
 
 def weighted_sum(
@@ -225,39 +264,39 @@ def weighted_sum(
         log_masses: over children, `(samples, parents)`, the logarithm of each parent's softmax denominator; over
             parents it is empty.
     """
-    query = _innermost(query)
+    layout = Layout(poses, weight, stride)
+    query = layout.pack(query)
     sums = torch.zeros_like(query)
-    largest = masses = query.new_empty(0)
-    if over_children:
-        largest = query.new_full((query.shape[0], query.shape[2]), -torch.inf)
-        masses = torch.zeros_like(largest)
-    scratch = Scratch(poses)
+    largest = torch.full_like(sums[:, 0], -torch.inf) if over_children else sums.new_empty(0)
+    masses = torch.zeros_like(largest)
     for block in vote_blocks(poses, weight, stride):
-        votes, n = Tile(block, poses, weight).votes(bias, scratch), block.samples
-        logits, _ = _dot(votes, query[n], unit, scratch)
-        gate = None if gates is None else block.read_gates(gates).unsqueeze(-1)
+        votes = Tile(block, layout, poses, weight).votes(bias)
+        logits, _ = _dot(votes, layout.part(query, block.samples), unit)
+        gate = None if gates is None else block.read_gates(gates).unsqueeze(layout.parents)
+        total = layout.part(sums, block.samples)
         if over_children:
+            highest, mass = layout.part(largest, block.samples), layout.part(masses, block.samples)
             if gate is not None:
                 logits = logits.masked_fill(gate == 0, -torch.inf)
-            higher = torch.maximum(largest[n], logits.amax(0))
+            higher = torch.maximum(highest, logits.amax(0))
             finite = higher.masked_fill(higher == -torch.inf, 0)  # nobody is there yet
             weights = (logits - finite).exp_()
             if gate is not None:
                 weights *= gate
-            rescale = (largest[n] - finite).exp_()
-            masses[n] = masses[n] * rescale + weights.sum(0)
-            sums[n] *= rescale.unsqueeze(1)
-            largest[n] = higher
+            rescale = (highest - finite).exp_()
+            mass.mul_(rescale).add_(weights.sum(0))
+            total *= rescale.unsqueeze(1)
+            highest.copy_(higher)
         else:
-            weights = _over_parents(logits, leaky)
+            weights = _over_parents(logits, layout, leaky)
             if gate is not None:
-                weights *= gate
-        sums[n] += votes.mul_(weights.unsqueeze(2)).sum(0)
+                weights = weights * gate
+        total += votes.mul_(weights.unsqueeze(2)).sum(0)
     if over_children:
         sums /= nonzero(masses).unsqueeze(1)
         # Where there is no child, any finite number: no coefficient is computed with it.
-        masses = torch.where(masses > 0, largest + masses.log(), 0)
-    return sums.transpose(1, 2).contiguous(), masses
+        masses = layout.unpack(torch.where(masses > 0, largest + masses.log(), 0))
+    return layout.unpack(sums), masses
 
 
 def weighted_sum_backward(
@@ -280,56 +319,59 @@ def weighted_sum_backward(
 ) -> Tensor:
     """Gradient of the query. Over the parents each child is a problem of its own; over the children
     sum_i c_ij (grad_j . V_ij) = grad_j . sum_j, so that one pass is enough either way."""
-    expected = (grad * sums).sum(-1)
-    grad, query = _innermost(grad), _innermost(query)
+    layout = Layout(poses, weight, stride)
+    expected = layout.pack((grad * sums).sum(-1))
+    grad, query = layout.pack(grad), layout.pack(query)
+    log_masses = layout.pack(log_masses) if over_children else log_masses
     grad_query = torch.zeros_like(query)
-    scratch = Scratch(poses)
     for block in vote_blocks(poses, weight, stride):
-        tile, n = Tile(block, poses, weight), block.samples
-        votes = tile.votes(bias, scratch)
-        logits, lengths = _dot(votes, query[n], unit, scratch)
-        benefit, _ = _dot(votes, grad[n], False, scratch)  # how the loss changes with a coefficient
-        gate = None if gates is None else block.read_gates(gates).unsqueeze(-1)
+        tile = Tile(block, layout, poses, weight)
+        votes, own_query, own_grad = (
+            tile.votes(bias),
+            layout.part(query, block.samples),
+            layout.part(grad, block.samples),
+        )
+        logits, lengths = _dot(votes, own_query, unit)
+        benefit, _ = _dot(votes, own_grad, unit=False)  # how the loss changes with a coefficient
+        gate = None if gates is None else block.read_gates(gates).unsqueeze(layout.parents)
         if over_children:
-            shares = (logits - log_masses[n]).exp_()
+            shares = (logits - layout.part(log_masses, block.samples)).exp_()
             if gate is not None:
                 shares.masked_fill_(gate == 0, 0)
-            benefit -= expected[n]
-            weights = shares if gate is None else shares * gate
-            grad_logits = weights * benefit
-            if grad_gates is not None:
-                block.add_gates(grad_gates, (shares * benefit).sum(-1))
+            benefit -= layout.part(expected, block.samples)
         else:
-            shares = _over_parents(logits, leaky)
-            weights = shares if gate is None else shares * gate
-            grad_logits = _softmax_backward(weights * benefit, shares)
-            if grad_gates is not None:
-                block.add_gates(grad_gates, (shares * benefit).sum(-1))
+            shares = _over_parents(logits, layout, leaky)
+        weights = shares if gate is None else shares * gate
+        if grad_gates is not None:
+            block.add_gates(grad_gates, (shares * benefit).sum(layout.parents))
+        grad_logits = weights * benefit
+        if not over_children:
+            grad_logits = _softmax_backward(grad_logits, shares, layout)
         weights, grad_logits = weights.unsqueeze(2), grad_logits.unsqueeze(2)
-        if lengths is not None:
-            votes /= lengths.unsqueeze(2)
-        grad_query[n] += torch.mul(votes, grad_logits, out=scratch("products", *votes.shape)).sum(0)
         if lengths is None:
-            grad_votes = torch.mul(grad_logits, query[n], out=votes)
+            layout.part(grad_query, block.samples).add_((votes * grad_logits).sum(0))
+            grad_votes = torch.mul(grad_logits, own_query, out=votes)
         else:
-            grad_votes = (query[n] - votes * logits.unsqueeze(2)) * (grad_logits / lengths.unsqueeze(2))
-        grad_votes.addcmul_(weights, grad[n])
-        tile.add_gradients(grad_votes, grad_poses, grad_weight, grad_bias)
-    return grad_query.transpose(1, 2).contiguous()
+            votes /= lengths.unsqueeze(2)
+            layout.part(grad_query, block.samples).add_((votes * grad_logits).sum(0))
+            grad_votes = (own_query - votes * logits.unsqueeze(2)) * (grad_logits / lengths.unsqueeze(2))
+        tile.add_gradients(grad_votes.addcmul_(weights, own_grad), grad_poses, grad_weight, grad_bias)
+    return layout.unpack(grad_query)
 
 
 def vote_sum(poses: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor | None, stride: int) -> Tensor:
     """`sum_i gate_i V_ij`, `(samples, parents, features)`: one matrix product of poses and weights, and no votes."""
-    parents, features = weight.shape[3], poses.shape[4] * weight.shape[5]
-    sums = at_least_float32(poses[:0]).new_zeros(count_samples(poses, weight, stride), features, parents)
+    parents, rows, h = weight.shape[3], poses.shape[4], weight.shape[5]
+    sums = accumulator(poses, count_samples(poses, weight, stride), rows, parents, h)
     for block in pose_blocks(poses, weight, stride):
-        tile, n = Tile(block, poses, weight), block.samples
+        children, matrix = block.read(poses), block.read_weight(weight)
         gate = None if gates is None else block.read_gates(gates)
-        sums[n] += (tile.summed_poses(gate) @ tile.weight.flatten(0, 1)).view(sums[n].shape)
+        total = sums[block.samples]
+        total += (_group_sums(children, gate, len(matrix)) @ matrix.flatten(0, 1)).view(total.shape)
         if bias is not None:
-            masses = tile.poses.new_ones(tile.poses.shape[:2]) if gate is None else gate
-            sums[n] += torch.einsum("cn,cjk->nkj", masses, block.read_rows(bias).flatten(2))
-    return sums.transpose(1, 2).contiguous()
+            masses = children.new_ones(children.shape[:2]) if gate is None else gate
+            total += torch.einsum("cn,cjrh->nrjh", masses, block.read_rows(bias))
+    return sums.transpose(1, 2).flatten(2)
 
 
 def vote_sum_backward(
@@ -344,28 +386,36 @@ def vote_sum_backward(
     grad_bias: Tensor | None,
     grad_gates: Tensor | None,
 ) -> None:
-    grad = _innermost(grad)
+    parents, _, h = weight.shape[3:]
+    grad = at_least_float32(grad).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
     for block in pose_blocks(poses, weight, stride):
-        tile, part = Tile(block, poses, weight), grad[block.samples]
-        (groups, d, _), (children, samples, rows, _) = tile.weight.shape, tile.poses.shape
-        flat = part.reshape(samples * rows, -1)
+        children, matrix, part = block.read(poses), block.read_weight(weight), grad[block.samples]
+        (groups, d, _), (count, samples, rows, _) = matrix.shape, children.shape
         gate = None if gates is None else block.read_gates(gates)
+        flat = part.view(samples * rows, -1)
         if grad_poses is not None or grad_gates is not None:
-            pulled = (flat @ tile.weight.flatten(0, 1).T).view(samples, rows, groups, 1, d)
-            pulled = pulled.permute(2, 3, 0, 1, 4).expand(-1, children // groups, -1, -1, -1).flatten(0, 1)
+            pulled = (flat @ matrix.flatten(0, 1).T).view(samples, rows, groups, 1, d)
+            pulled = pulled.permute(2, 3, 0, 1, 4).expand(-1, count // groups, -1, -1, -1).flatten(0, 1)
             if grad_poses is not None:
                 block.add(grad_poses, pulled if gate is None else pulled * gate[..., None, None])
             if grad_gates is not None:
-                benefit = (pulled * tile.poses).sum((2, 3))
+                benefit = (pulled * children).sum((2, 3))
                 if bias is not None:
-                    offsets = block.read_rows(bias).flatten(2).expand(-1, tile.parents, -1)
-                    benefit += torch.einsum("nkj,cjk->cn", part, offsets)
+                    offsets = block.read_rows(bias).expand(-1, parents, -1, -1)
+                    benefit += torch.einsum("nrjh,cjrh->cn", part, offsets)
                 block.add_gates(grad_gates, benefit)
         if grad_weight is not None:
-            tile.add_weight_gradient(grad_weight, tile.summed_poses(gate).T @ flat)
+            own = (_group_sums(children, gate, groups).T @ flat).view(groups, d, parents, h)
+            block.add_weight(grad_weight, own.transpose(1, 2))
         if grad_bias is not None:
-            masses = tile.poses.new_ones(children, samples) if gate is None else gate
-            block.add_rows(grad_bias, torch.einsum("cn,nkj->cjk", masses, part).unflatten(2, grad_bias.shape[-2:]))
+            masses = children.new_ones(count, samples) if gate is None else gate
+            block.add_rows(grad_bias, torch.einsum("cn,nrjh->cjrh", masses, part))
+
+
+def _group_sums(poses: Tensor, gate: Tensor | None, groups: int) -> Tensor:
+    """Sums over children that share weights of `(children, samples, rows, d)`: `(samples * rows, groups * d)`."""
+    poses = poses if gate is None else poses * gate[..., None, None]
+    return poses.unflatten(0, (groups, -1)).sum(1).permute(1, 2, 0, 3).flatten(2).flatten(0, 1)
 
 
 def moments(
@@ -386,38 +436,47 @@ def moments(
     A block's own mean is taken off its votes before they are squared, and blocks are joined by the parallel formula
     of Chan, Golub and LeVeque (1979): nothing is lost when the votes agree far from zero.
     """
-    agreement = _gaussian(mean, precision, prior)
-    count, parents, features = count_samples(poses, weight, stride), weight.shape[3], poses.shape[4] * weight.shape[5]
-    mass = at_least_float32(poses[:0]).new_zeros(count, parents)
-    centre, scatter = mass.new_zeros(2, count, features, parents)
-    benefit = torch.zeros_like(mass if betas is not None else mass[:0])
-    scratch = Scratch(poses)
+    layout = Layout(poses, weight, stride)
+    agreement = _gaussian(mean, precision, prior, layout)
+    count, features = count_samples(poses, weight, stride), layout.rows * layout.h
+    mass = layout.pack(accumulator(poses, count, layout.count))
+    centre = layout.pack(accumulator(poses, count, layout.count, features))
+    scatter = torch.zeros_like(centre)
+    benefit = torch.zeros_like(mass if betas is not None else mass[:0, :0])
     for block in vote_blocks(poses, weight, stride):
-        votes, n = Tile(block, poses, weight).votes(bias, scratch), block.samples
+        votes = Tile(block, layout, poses, weight).votes(bias)
+        own_mass, own_centre, own_scatter = (layout.part(x, block.samples) for x in (mass, centre, scatter))
         if agreement is None:
-            weights = votes.new_full((votes.shape[0], votes.shape[1], parents), 1 / parents)
+            weights = torch.full_like(votes[:, :, 0], 1 / layout.count)
         else:
-            deviations = torch.sub(votes, agreement.mean[n], out=scratch("products", *votes.shape))
-            weights = _gaussian_logits(deviations, agreement, n, out=deviations).softmax(-1)
+            own = Gaussian(*(layout.part(x, block.samples) for x in agreement))
+            deviations = votes - own.mean
+            weights = _over_parents(_gaussian_logits(deviations, own, out=deviations), layout)
         if gates is not None:
-            weights *= block.read_gates(gates).unsqueeze(-1)
+            weights = weights * block.read_gates(gates).unsqueeze(layout.parents)
         if betas is not None:
-            benefit[n] += (weights * block.read_rows(betas).unsqueeze(1)).sum(0)
+            rows = block.read_rows(betas).unsqueeze(layout.samples)
+            layout.part(benefit, block.samples).add_((weights * rows).sum(0))
         added = weights.sum(0)
         weights = weights.unsqueeze(2)
-        own = torch.mul(votes, weights, out=scratch("products", *votes.shape)).sum(0) / nonzero(added).unsqueeze(1)
-        votes -= own
-        own -= centre[n]  # how far the block's mean is from that of the blocks before
-        share = (added / nonzero(mass[n] + added)).unsqueeze(1)
-        scatter[n] += votes.square_().mul_(weights).sum(0) + own.square() * share * mass[n].unsqueeze(1)
-        centre[n] += own * share
-        mass[n] += added
+        step = (votes * weights).sum(0) / nonzero(added).unsqueeze(1)
+        votes -= step
+        step -= own_centre  # how far this block's mean is from that of the blocks before
+        share = (added / nonzero(own_mass + added)).unsqueeze(1)
+        own_scatter += votes.square_().mul_(weights).sum(0) + step.square() * share * own_mass.unsqueeze(1)
+        own_centre += step.mul_(share)
+        own_mass += added
     whole = mass.unsqueeze(1)
     scale = 1 / nonzero(whole + eps)
     result = centre * whole * scale
     # Around the returned mean, which eps pulls towards zero.
     variance = (scatter + whole * (centre - result).square()) * scale
-    return mass, result.transpose(1, 2).contiguous(), variance.transpose(1, 2).contiguous(), benefit
+    return (
+        layout.unpack(mass),
+        layout.unpack(result),
+        layout.unpack(variance),
+        layout.unpack(benefit).flatten(int(betas is not None)),
+    )
 
 
 def moments_backward(
@@ -448,67 +507,61 @@ def moments_backward(
     With deviation e = V - mean and weight D = gate c, a vote's own gradient is D (pull + 2 spread e), and that of its
     weight is constant + sum_k (pull + spread e) e.
     """
-    agreement = _gaussian(mean, precision, prior)
+    layout = Layout(poses, weight, stride)
+    agreement = _gaussian(mean, precision, prior, layout)
     scale = 1 / nonzero(mass + eps).unsqueeze(-1)
     spread = scale * grad_variance
     pull = scale * (grad_mean - 2 * eps * scale * mean_after * grad_variance)
-    constant = grad_mass - (spread * variance_after).sum(-1)
-    spread, pull, after = _innermost(spread), _innermost(pull), _innermost(mean_after)
-    results = () if agreement is None else tuple(torch.zeros_like(x) for x in agreement)
-    grad_betas = mass.new_empty(0) if betas is None else accumulator(betas)
-    scratch = Scratch(poses)
+    constant = layout.pack(grad_mass - (spread * variance_after).sum(-1))
+    spread, pull, after = layout.pack(spread), layout.pack(pull), layout.pack(mean_after)
+    nothing = mass.new_empty(0)
+    grad_betas = nothing if betas is None else accumulator(betas)
+    benefits = nothing if betas is None else layout.pack(grad_benefit)
+    found = None if agreement is None else Gaussian(*(torch.zeros_like(x) for x in agreement))
     for block in vote_blocks(poses, weight, stride):
-        tile, n = Tile(block, poses, weight), block.samples
-        votes = tile.votes(bias, scratch)
-        gate = None if gates is None else block.read_gates(gates).unsqueeze(-1)
+        tile = Tile(block, layout, poses, weight)
+        votes = tile.votes(bias)
+        gate = None if gates is None else block.read_gates(gates).unsqueeze(layout.parents)
         if agreement is None:
-            shares = votes.new_full((votes.shape[0], votes.shape[1], votes.shape[3]), 1 / votes.shape[3])
+            shares = torch.full_like(votes[:, :, 0], 1 / layout.count)
         else:
-            before = torch.sub(votes, agreement.mean[n], out=scratch("before", *votes.shape))
-            buffer = scratch("products", *votes.shape)
-            shares = _gaussian_logits(before, agreement, n, out=buffer).softmax(-1)
+            own = Gaussian(*(layout.part(x, block.samples) for x in agreement))
+            before, buffer = votes - own.mean, torch.empty_like(votes)
+            shares = _over_parents(_gaussian_logits(before, own, out=buffer), layout)
         weights = shares if gate is None else shares * gate
-        deviations = votes.sub_(after[n])
-        slope = torch.addcmul(pull[n], spread[n], deviations, out=scratch("slope", *votes.shape))
-        benefit = torch.mul(slope, deviations, out=scratch("products", *votes.shape)).sum(2) + constant[n]
+        deviations, own_spread = votes.sub_(layout.part(after, block.samples)), layout.part(spread, block.samples)
+        slope = torch.addcmul(layout.part(pull, block.samples), own_spread, deviations)
+        benefit = (slope * deviations).sum(2) + layout.part(constant, block.samples)
         if betas is not None:
-            rows = block.read_rows(betas).unsqueeze(1)
-            benefit += rows * grad_benefit[n]
-            block.add_rows(grad_betas, (weights * grad_benefit[n]).sum(1))
+            own_benefit = layout.part(benefits, block.samples)
+            benefit += block.read_rows(betas).unsqueeze(layout.samples) * own_benefit
+            block.add_rows(grad_betas, (weights * own_benefit).sum(layout.samples))
         if grad_gates is not None:
-            block.add_gates(grad_gates, (shares * benefit).sum(-1))
-        grad_votes = slope.addcmul_(spread[n], deviations).mul_(weights.unsqueeze(2))
-        if agreement is not None:
-            grad_logits = _softmax_backward(weights * benefit, shares)
-            results[2][n] += grad_logits.sum(0)
+            block.add_gates(grad_gates, (shares * benefit).sum(layout.parents))
+        grad_votes = slope.addcmul_(own_spread, deviations).mul_(weights.unsqueeze(2))
+        if found is not None:
+            grad_logits = _softmax_backward(weights * benefit, shares, layout)
+            layout.part(found.prior, block.samples).add_(grad_logits.sum(0))
             torch.mul(before, grad_logits.unsqueeze(2), out=buffer)
-            results[0][n] += buffer.sum(0)
-            grad_votes.addcmul_(buffer, agreement.precision[n], value=-1)
-            results[1][n] += buffer.mul_(before).sum(0)
+            layout.part(found.mean, block.samples).add_(buffer.sum(0))
+            grad_votes.addcmul_(buffer, own.precision, value=-1)
+            layout.part(found.precision, block.samples).add_(buffer.mul_(before).sum(0))
         tile.add_gradients(grad_votes, grad_poses, grad_weight, grad_bias)
-    if agreement is None:
-        nothing = mass.new_empty(0)
+    if found is None or agreement is None:
         return nothing, nothing.clone(), nothing.clone(), grad_betas
-    grad_mean_before, squares, grad_prior = results
-    grad_mean_before *= agreement.precision
-    return (
-        grad_mean_before.transpose(1, 2).contiguous(),
-        squares.mul_(-0.5).transpose(1, 2).contiguous(),
-        grad_prior,
-        grad_betas,
-    )
+    grad_mean_before = layout.unpack(found.mean * agreement.precision)
+    return grad_mean_before, layout.unpack(found.precision * -0.5), layout.unpack(found.prior), grad_betas
 
 
-def _gaussian(mean: Tensor | None, precision: Tensor | None, prior: Tensor | None) -> Gaussian | None:
-    """The agreement with parents innermost."""
+def _gaussian(mean: Tensor | None, precision: Tensor | None, prior: Tensor | None, layout: Layout) -> Gaussian | None:
     if mean is None or precision is None or prior is None:
         return None
-    return Gaussian(_innermost(mean), _innermost(precision), at_least_float32(prior))
+    return Gaussian(layout.pack(mean), layout.pack(precision), layout.pack(prior))
 
 
-def _gaussian_logits(deviations: Tensor, agreement: Gaussian, n: slice, out: Tensor) -> Tensor:
-    squares = torch.mul(deviations, deviations, out=out).mul_(agreement.precision[n])
-    return agreement.prior[n] - 0.5 * squares.sum(2)
+def _gaussian_logits(deviations: Tensor, agreement: Gaussian, out: Tensor) -> Tensor:
+    squares = torch.mul(deviations, deviations, out=out).mul_(agreement.precision)
+    return agreement.prior - 0.5 * squares.sum(2)
 
 
 def vote_sum_shapes(poses: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor | None, stride: int) -> Tensor:
@@ -576,29 +629,23 @@ def count_samples(poses: Tensor, weight: Tensor, stride: int) -> int:
     return batch * ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
 
 
-def _innermost(x: Tensor) -> Tensor:
-    """`(samples, features, parents)` of `(samples, parents, features)`."""
-    return at_least_float32(x).transpose(1, 2).contiguous()
-
-
-def _dot(votes: Tensor, query: Tensor, unit: bool, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+def _dot(votes: Tensor, query: Tensor, unit: bool) -> tuple[Tensor, Tensor | None]:
     """Logits `(children, samples, parents)`, and the votes' lengths if it took them."""
-    logits = torch.mul(votes, query, out=scratch("products", *votes.shape)).sum(2)
+    logits = torch.mul(votes, query).sum(2)
     if not unit:
         return logits, None
     lengths = nonzero(vector_norm(votes, dim=2))
     return logits / lengths, lengths
 
 
-def _over_parents(logits: Tensor, leaky: bool) -> Tensor:
-    if leaky:
-        logits = torch.cat([logits, torch.zeros_like(logits[..., :1])], dim=-1)
-        return logits.softmax(-1)[..., :-1]
-    if logits.shape[-1] < 16:  # too few for the vectors of the last dimension's softmax
-        return logits.movedim(-1, 0).softmax(0).movedim(0, -1)
-    return logits.softmax(-1)
+def _over_parents(logits: Tensor, layout: Layout, leaky: bool = False) -> Tensor:
+    if not leaky:
+        return logits.softmax(layout.parents)
+    indifferent = torch.zeros_like(logits.narrow(layout.parents, 0, 1))
+    shares = torch.cat([logits, indifferent], dim=layout.parents).softmax(layout.parents)
+    return shares.narrow(layout.parents, 0, layout.count)
 
 
-def _softmax_backward(grad_shares: Tensor, shares: Tensor) -> Tensor:
-    """Gradient of the logits, given shares times their gradient."""
-    return grad_shares - shares * grad_shares.sum(-1, keepdim=True)
+def _softmax_backward(grad_shares: Tensor, shares: Tensor, layout: Layout) -> Tensor:
+    """Gradient of the logits, given the shares and their product with their gradient."""
+    return grad_shares - shares * grad_shares.sum(layout.parents, keepdim=True)

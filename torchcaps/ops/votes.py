@@ -275,6 +275,9 @@ class LazyVotes(Votes):
         gates = None if self.gates is None else self.gates.unflatten(1, (-1, self.kernel, self.kernel))
         return poses, weight, bias, gates
 
+    def _impossible(self, what: str) -> ValueError:
+        return ValueError(f"backend={self.backend!r} has no {what}: use backend='reference'")
+
     def _windows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Poses `(batch, children, rows, d)`, weight and bias as they are without a grid."""
         weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
