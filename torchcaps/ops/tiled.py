@@ -514,9 +514,10 @@ def moments_backward(
     pull = scale * (grad_mean - 2 * eps * scale * mean_after * grad_variance)
     constant = layout.pack(grad_mass - (spread * variance_after).sum(-1))
     spread, pull, after = layout.pack(spread), layout.pack(pull), layout.pack(mean_after)
-    nothing = mass.new_empty(0)
-    grad_betas = nothing if betas is None else accumulator(betas)
-    benefits = nothing if betas is None else layout.pack(grad_benefit)
+    if betas is None:
+        grad_betas = mass.new_empty(0)
+    else:
+        grad_betas, grad_benefit = accumulator(betas), layout.pack(grad_benefit)
     found = None if agreement is None else Gaussian(*(torch.zeros_like(x) for x in agreement))
     for block in vote_blocks(poses, weight, stride):
         tile = Tile(block, layout, poses, weight)
@@ -533,7 +534,7 @@ def moments_backward(
         slope = torch.addcmul(layout.part(pull, block.samples), own_spread, deviations)
         benefit = (slope * deviations).sum(2) + layout.part(constant, block.samples)
         if betas is not None:
-            own_benefit = layout.part(benefits, block.samples)
+            own_benefit = layout.part(grad_benefit, block.samples)
             benefit += block.read_rows(betas).unsqueeze(layout.samples) * own_benefit
             block.add_rows(grad_betas, (weights * own_benefit).sum(layout.samples))
         if grad_gates is not None:
@@ -548,7 +549,7 @@ def moments_backward(
             layout.part(found.precision, block.samples).add_(buffer.mul_(before).sum(0))
         tile.add_gradients(grad_votes, grad_poses, grad_weight, grad_bias)
     if found is None or agreement is None:
-        return nothing, nothing.clone(), nothing.clone(), grad_betas
+        return mass.new_empty(0), mass.new_empty(0), mass.new_empty(0), grad_betas
     grad_mean_before = layout.unpack(found.mean * agreement.precision)
     return grad_mean_before, layout.unpack(found.precision * -0.5), layout.unpack(found.prior), grad_betas
 
