@@ -1,0 +1,353 @@
+"""Votes that are not stored against votes that are: values and every gradient."""
+
+import itertools
+
+import pytest
+import torch
+from algorithms import ROUTINGS
+from torch import Tensor
+from torch.testing import assert_close
+
+import torchcaps
+from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, use_backend
+from torchcaps.ops import Dot, Gaussian, LazyVotes, library, tiled
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+
+# poses (batch, channels, height, width, rows, d), weight (groups, kernel, kernel, parents, d, h), groups of the bias,
+# stride
+GEOMETRIES = {
+    "per child": ((9, 6, 1, 1, 2, 3), (6, 1, 1, 5, 3, 4), 6, 1),
+    "per type": ((9, 6, 1, 1, 2, 3), (2, 1, 1, 5, 3, 4), 6, 1),
+    "shared by all": ((3, 6, 1, 1, 1, 3), (1, 1, 1, 5, 3, 4), 3, 1),
+    "windows": ((2, 3, 5, 6, 2, 3), (3, 3, 3, 5, 3, 4), 3, 2),
+    "windows that overlap": ((2, 2, 5, 6, 2, 3), (2, 2, 2, 3, 3, 2), 2, 1),
+    "one parent": ((7, 4, 3, 3, 1, 2), (4, 2, 2, 1, 2, 3), 4, 1),
+    "one of everything": ((1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1), 1, 1),
+}
+
+
+@pytest.fixture(params=[(130, 2, 2), (300, 4, 99), (2**19, 64, 16)], ids=str)
+def block_sizes(request, monkeypatch) -> None:
+    for name, value in zip(("BLOCK", "SAMPLES", "LANES"), request.param, strict=True):
+        monkeypatch.setattr(tiled, name, value)
+
+
+class Problem:
+    """The same random children for both backends."""
+
+    def __init__(self, geometry: str, bias: bool = False, one_bias_for_parents: bool = False, gates: bool = False):
+        torch.manual_seed(0)
+        poses, weight, groups, stride = GEOMETRIES[geometry]
+        kernel, parents, h = weight[1], weight[3], weight[5]
+        self.poses = torch.randn(poses, dtype=torch.float64, requires_grad=True)
+        self.weight = torch.randn(weight, dtype=torch.float64, requires_grad=True)
+        shape = (groups, kernel, kernel, 1 if one_bias_for_parents else parents, poses[4], h)
+        self.bias = torch.randn(shape, dtype=torch.float64, requires_grad=True) if bias else None
+        self.stored, self.tiled = (
+            LazyVotes(self.poses, self.weight, self.bias, (poses[4], h), stride, backend)
+            for backend in ("reference", "tiled")
+        )
+        self.gates = None
+        if gates:
+            present = torch.rand(self.stored.batch, self.stored.children, dtype=torch.float64)
+            present[present < 0.3] = 0
+            present[0] = 0  # a sample without children
+            self.gates = present.requires_grad_()
+            self.stored, self.tiled = self.stored.gated(self.gates), self.tiled.gated(self.gates)
+        self.parent_shape = (self.stored.batch, parents, poses[4] * h)
+        self.children = [x for x in (self.poses, self.weight, self.bias, self.gates) if x is not None]
+
+    def parents(self, *shape: int) -> Tensor:
+        return torch.randn(*(shape or self.parent_shape), dtype=torch.float64, requires_grad=True)
+
+
+def assert_same(expected: list[Tensor], actual: list[Tensor], leaves: list[Tensor]) -> None:
+    """Same values, and same gradients of a random function of them."""
+    assert len(expected) == len(actual)
+    for e, a in zip(expected, actual, strict=True):
+        assert a.shape == e.shape
+        assert_close(a, e, **EXACT)
+    if not leaves:
+        return
+    torch.manual_seed(1)
+    losses = [(torch.randn_like(e) * e).sum() for e in expected if e.requires_grad]
+    torch.manual_seed(1)
+    others = [(torch.randn_like(a) * a).sum() for e, a in zip(expected, actual, strict=True) if e.requires_grad]
+    wanted = torch.autograd.grad(sum(losses), leaves, allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(sum(others), leaves, allow_unused=True, retain_graph=True)
+    for w, f in zip(wanted, found, strict=True):
+        zero = torch.zeros(())
+        scale = 1 if w is None else max(1, w.abs().max().item())
+        assert_close((zero if f is None else f) / scale, (zero if w is None else w) / scale, **EXACT)
+
+
+BIAS_AND_GATES = [(False, False, False), (True, False, True), (True, True, False), (False, False, True)]
+
+
+@pytest.mark.usefixtures("block_sizes")
+@pytest.mark.parametrize(("bias", "one", "gates"), BIAS_AND_GATES)
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+class TestReductions:
+    @pytest.mark.parametrize("over", ["parents", "children"])
+    def test_uniform_sum(self, geometry, bias, one, gates, over):
+        p = Problem(geometry, bias, one, gates)
+        assert_same([p.stored.weighted_sum(None, over)], [p.tiled.weighted_sum(None, over)], p.children)
+
+    @pytest.mark.parametrize(
+        ("over", "unit", "leaky"),
+        [(over, unit, False) for over in ("parents", "children") for unit in (False, True)]
+        + [("parents", False, True)],
+    )
+    def test_dot(self, geometry, bias, one, gates, over, unit, leaky):
+        p = Problem(geometry, bias, one, gates)
+        agreement = Dot(p.parents(), unit)
+        expected, actual = (v.weighted_sum(agreement, over, leaky) for v in (p.stored, p.tiled))
+        assert_same([expected], [actual], [*p.children, agreement.query])
+
+    @pytest.mark.parametrize("betas", [None, "one", "each"])
+    @pytest.mark.parametrize(("uniform", "eps"), [(False, 0.0), (False, 1e-2), (True, 1e-2)])
+    def test_moments(self, geometry, bias, one, gates, uniform, eps, betas):
+        p = Problem(geometry, bias, one, gates)
+        agreement, leaves = None, list(p.children)
+        if not uniform:
+            precision = torch.rand(p.parent_shape, dtype=torch.float64, requires_grad=True)
+            agreement = Gaussian(p.parents(), precision, p.parents(*p.parent_shape[:2]))
+            leaves += agreement
+        weights = None
+        if betas is not None:
+            weights = p.parents(1, 1) if betas == "one" else p.parents(p.stored.children, p.stored.parents)
+            leaves.append(weights)
+        expected, actual = (
+            [x for x in v.moments(agreement, weights, eps) if x is not None] for v in (p.stored, p.tiled)
+        )
+        assert_same(expected, actual, leaves)
+
+    @pytest.mark.parametrize("over", ["parents", "children"])
+    def test_coefficients(self, geometry, bias, one, gates, over):
+        p = Problem(geometry, bias, one, gates)
+        for agreement in (Dot(p.parents()), Dot(p.parents(), unit=True), None):
+            expected, actual = (v.coefficients(agreement, over) for v in (p.stored, p.tiled))
+            leaves = [] if agreement is None else [p.poses, p.weight, agreement.query]
+            assert_same([expected], [actual], leaves)
+
+
+def layers(routing, backend) -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
+    """Layers of all kinds, and the shapes of their children."""
+    linear = {"routing": routing, "backend": backend}
+    made: dict[str, tuple[torch.nn.Module, tuple[int, ...]]] = {
+        "per child": (CapsuleLinear(7, 3, (2, 3), (2, 4), bias=True, **linear), (2, 7, 2, 3)),
+        "any number": (CapsuleLinear(None, 3, 4, 5, **linear), (3, 9, 4)),
+        "free parents": (CapsuleLinear(None, None, (2, 3), (2, 4), bias=True, **linear), (2, 4, 2, 3)),
+        "types": (CapsuleLinear(2, 3, 4, 5, share_positions=True, **linear), (2, 2, 3, 2, 4)),
+        "coordinates": (
+            CapsuleLinear(2, 3, (2, 3), (2, 2), share_positions=True, coordinates=True, **linear),
+            (2, 2, 3, 2, 2, 3),
+        ),
+        "conv": (
+            CapsuleConv2d(2, 3, (2, 3), (2, 4), 3, routing, stride=2, bias=True, backend=backend),
+            (2, 2, 7, 6, 2, 3),
+        ),
+        "padded conv": (CapsuleConv2d(2, 3, 4, 5, 3, routing, padding=1, backend=backend), (1, 2, 4, 5, 4)),
+    }
+    return made
+
+
+@pytest.mark.parametrize("with_scores", [False, True])
+@pytest.mark.parametrize("gradient", ["unrolled", "last"])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_layers(name, gradient, with_scores, monkeypatch):
+    monkeypatch.setattr(tiled, "BLOCK", 200)
+    routing = ROUTINGS[name](gradient=gradient)
+    results: dict[str, list] = {}
+    for backend in ("reference", "tiled"):
+        for kind, (layer, shape) in layers(routing, backend).items():
+            torch.manual_seed(2)
+            layer = layer.double()
+            for parameter in layer.parameters():
+                torch.nn.init.normal_(parameter, std=0.5)
+            poses = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            grid = shape[: len(shape) - (len(layer.in_pose))]
+            scores = torch.randn(grid, dtype=torch.float64, requires_grad=True) if with_scores else None
+            out = layer(Capsules(poses, scores), return_coefficients=True)
+            values = [x for x in out if x is not None]
+            loss = sum((x * torch.linspace(0, 1, x.numel(), dtype=x.dtype).view_as(x)).sum() for x in values)
+            leaves = [poses, *layer.parameters(), *([] if scores is None else [scores])]
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+            results.setdefault(kind, []).append([*values, *(g for g in grads if g is not None)])
+    for kind, (expected, actual) in results.items():
+        assert len(expected) == len(actual), kind
+        for e, a in zip(expected, actual, strict=True):
+            assert_close(a, e, rtol=1e-8, atol=1e-9, msg=lambda m, kind=kind: f"{kind}: {m}")
+
+
+class TestSharedGradients:
+    """What is special about gradients that are handed from one iteration to the one before it."""
+
+    def problem(self) -> tuple[Problem, list[Tensor]]:
+        p = Problem("per type", bias=True, gates=True)
+        first = p.tiled.weighted_sum(None)
+        second = p.tiled.weighted_sum(Dot(first))
+        third = p.tiled.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
+        return p, [first, second, third.mean]
+
+    def expected(self, p: Problem) -> list[Tensor]:
+        first = p.stored.weighted_sum(None)
+        second = p.stored.weighted_sum(Dot(first))
+        third = p.stored.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
+        return [first, second, third.mean]
+
+    @pytest.mark.parametrize("used", [[0], [1], [2], [0, 2], [0, 1, 2]])
+    def test_any_iterations_used(self, used):
+        p, results = self.problem()
+        expected = self.expected(p)
+        assert_same([expected[i] for i in used], [results[i] for i in used], p.children)
+
+    def test_backward_twice(self):
+        p, results = self.problem()
+        loss = results[2].square().sum()
+        once = torch.autograd.grad(loss, p.children, retain_graph=True)
+        twice = torch.autograd.grad(loss, p.children)
+        for a, b in zip(once, twice, strict=True):
+            assert_close(a, b, rtol=0, atol=0)
+
+    def test_one_branch_does_not_write_into_another(self):
+        p = Problem("per child")
+        query = p.parents()
+        stored, lazy = p.stored, p.tiled
+        branches = []
+        for votes in (stored, lazy):
+            start = votes.weighted_sum(Dot(query))
+            other = votes.gated(torch.full((votes.batch, votes.children), 0.5, dtype=torch.float64))
+            branches.append([start, votes.weighted_sum(Dot(start)), other.weighted_sum(Dot(start))])
+        assert_same(*branches, [*p.children, query])
+
+    def test_frozen_parts_get_no_gradient(self):
+        p = Problem("per child", bias=True)
+        p.weight.requires_grad_(False)
+        votes = LazyVotes(p.poses, p.weight, p.bias, p.tiled.pose, backend="tiled")
+        out = votes.weighted_sum(Dot(votes.weighted_sum(None)))
+        out.sum().backward()
+        assert p.weight.grad is None
+        assert p.poses.grad is not None
+
+    def test_double_backward_says_what_to_do(self):
+        p, results = self.problem()
+        with pytest.raises(RuntimeError, match="backend='reference'"):
+            torch.autograd.grad(results[1].sum(), p.children, create_graph=True)
+
+    def test_reference_has_second_derivatives(self):
+        p = Problem("per child")
+        (grad,) = torch.autograd.grad(self.expected(p)[1].sum(), p.poses, create_graph=True)
+        grad.square().sum().backward()
+        assert p.poses.grad is not None
+
+
+def operator_calls():
+    p = Problem("windows that overlap", bias=True, gates=True)
+    gates = p.gates.detach().unflatten(1, (-1, 2, 2)).requires_grad_()
+    children = (p.poses, p.weight, p.bias, gates)
+    query, prior, stride = p.parents(), p.parents(*p.parent_shape[:2]), 1
+    betas = p.parents(1, 2, 2, p.stored.parents)
+    yield "vote_sum", children, (stride,)
+    for unit, over_children, leaky in [(False, False, True), (True, True, False)]:
+        yield "weighted_sum", children, (query, unit, over_children, leaky, stride)
+    yield "moments", children, (query, query.detach().square().requires_grad_(), prior, betas, 1e-3, stride)
+    yield "moments", (p.poses, p.weight, None, None), (None, None, None, None, 1e-3, stride)
+
+
+@pytest.mark.parametrize("call", list(operator_calls()), ids=lambda call: call[0])
+def test_opcheck(call):
+    name, children, rest = call
+    reduction = library.REDUCTIONS["tiled", name]
+    torch.library.opcheck(reduction.forward, (*children, *rest))
+    with torch.no_grad():
+        results = reduction.forward(*children, *rest)
+        results = [results] if isinstance(results, Tensor) else results
+        grads = [torch.randn_like(x) for x in results[: reduction.differentiable]]
+        buffers = [None if x is None else tiled.accumulator(x) for x in children]
+        arguments = (*grads, *results[: reduction.kept], *children, *rest, *buffers)
+        detached = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
+        torch.library.opcheck(reduction.backward, detached)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_less_exact_than_eager_pytorch(name, dtype):
+    """Against float64 the error is at most twice that of stored votes in the same precision."""
+
+    def run(backend: str, precision: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(3)
+        layer = CapsuleLinear(40, 6, (2, 3), (2, 4), ROUTINGS[name](), bias=True, backend=backend).to(dtype)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        poses = torch.randn(5, 40, 2, 3).to(dtype)
+        scores = torch.randn(5, 40).to(dtype)
+        layer, poses, scores = layer.to(precision), poses.to(precision), scores.to(precision)
+        poses.requires_grad_(), scores.requires_grad_()
+        out = layer(Capsules(poses, scores))
+        values = [x.double() for x in (out.poses, out.scores) if x is not None]
+        loss = sum((x * torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)).sum() for x in values)
+        leaves = [poses, scores, *layer.parameters()]
+        return values + [g.double() for g in torch.autograd.grad(loss, leaves)]
+
+    exact, eager, ours = run("reference", torch.float64), run("reference", dtype), run("tiled", dtype)
+    for e, r, o in zip(exact, eager, ours, strict=True):
+        error, allowed = (o - e).norm(), 2 * (r - e).norm()
+        assert error <= allowed + torch.finfo(dtype).eps * e.norm() / 8
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_variance_of_votes_that_agree_far_from_zero(backend, monkeypatch):
+    monkeypatch.setattr(tiled, "BLOCK", 100)
+    torch.manual_seed(0)
+    poses = 1000 + 0.1 * torch.randn(3, 50, 1, 2)
+    votes = LazyVotes(poses, torch.eye(2).view(1, 1, 2, 2).repeat(1, 4, 1, 1), None, (2,), backend=backend)
+    expected = poses.double().flatten(2).var(1, correction=0).unsqueeze(1).expand(-1, 4, -1)
+    assert_close(votes.moments(None).variance.double(), expected, rtol=1e-3, atol=0)
+
+
+class TestBackends:
+    def test_context_sets_what_auto_means(self):
+        x, w = torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3)
+        assert LazyVotes(x, w, None, (3,)).backend == "tiled"
+        with use_backend("reference"):
+            assert LazyVotes(x, w, None, (3,)).backend == "reference"
+            assert LazyVotes(x, w, None, (3,), backend="tiled").backend == "tiled"
+            with use_backend("auto"):
+                assert LazyVotes(x, w, None, (3,)).backend == "tiled"
+        assert LazyVotes(x, w, None, (3,)).backend == "tiled"
+
+    def test_unknown(self):
+        with pytest.raises(
+            ValueError, match="backend must be one of 'auto', 'reference', 'tiled', 'triton', got 'cuda'"
+        ):
+            CapsuleLinear(2, 2, 2, 2, torchcaps.DynamicRouting(), backend="cuda")
+        with pytest.raises(ValueError, match="got 'fast'"), use_backend("fast"):
+            pass
+
+    def test_impossible_requests_raise(self):
+        votes = LazyVotes(torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3), None, (3,), backend="tiled")
+        state = torch.ones(1, 4, 3)
+        with pytest.raises(ValueError, match="use backend='reference'"):
+            votes.weighted_sum(Gaussian(state, state, state[..., 0]))
+        with pytest.raises(ValueError, match="use backend='reference'"):
+            votes.moments(Dot(state))
+
+    def test_layers_say_their_backend(self):
+        routing = torchcaps.DynamicRouting()
+        assert "backend='tiled'" in repr(CapsuleLinear(2, 2, 2, 2, routing, backend="tiled"))
+        assert "backend='reference'" in repr(CapsuleConv2d(2, 2, 2, 2, 3, routing, backend="reference"))
+        assert "backend" not in repr(CapsuleLinear(2, 2, 2, 2, routing))
+
+
+def test_blocks_cover_every_pair_once():
+    for (poses, weight, _, stride), sizes in itertools.product(
+        GEOMETRIES.values(), [(1, 1), (7, 3), (20, 20), (1000, 5), (10**6, 10**6)]
+    ):
+        poses, weight = torch.empty(poses), torch.empty(weight)
+        kernel, samples = weight.shape[1], tiled.count_samples(poses, weight, stride)
+        seen = torch.zeros(samples, poses.shape[1], kernel, kernel)
+        for block in tiled.blocks(poses, weight, stride, *sizes):
+            seen[block.samples, block.channels, block.place[0], block.place[1]] += 1
+        assert (seen == 1).all()
