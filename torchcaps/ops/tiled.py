@@ -246,6 +246,141 @@ class Tile:
                 self.block.add_rows(grad_bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
 
 
+class DotTile(Tile):
+    """The votes of a block and their products with vectors of the parents."""
+
+    def __init__(
+        self, block: Block, layout: Layout, poses: Tensor, weight: Tensor, bias: Tensor | None, unit: bool = False
+    ):
+        super().__init__(block, layout, poses, weight)
+        self.block_votes = self.votes(bias)
+        self.lengths = nonzero(vector_norm(self.block_votes, dim=2)) if unit else None
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        """`V_ij . vector_j`."""
+        return (self.block_votes * vectors).sum(2)
+
+    def logits(self, query: Tensor) -> Tensor:
+        return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """`sum_i weight_ij V_ij`."""
+        return (self.block_votes * weights.unsqueeze(2)).sum(0)
+
+    def grad_query(self, grad_logits: Tensor) -> Tensor:
+        return self.sum(grad_logits if self.lengths is None else grad_logits / self.lengths)
+
+    def add_child_gradients(
+        self,
+        weights: Tensor,
+        grad: Tensor,
+        grad_logits: Tensor,
+        query: Tensor,
+        grad_poses: Tensor | None,
+        grad_weight: Tensor | None,
+        grad_bias: Tensor | None,
+    ) -> None:
+        """Of `V_ij`: `weight_ij grad_j + grad_logit_ij d logit_ij / d V_ij`."""
+        if self.lengths is None:
+            grad_votes = torch.mul(query, grad_logits.unsqueeze(2), out=self.block_votes)
+        else:
+            logits = self.logits(query)
+            grad_logits = grad_logits / self.lengths
+            grad_votes = self.block_votes.mul_(-(grad_logits * logits / self.lengths).unsqueeze(2))
+            grad_votes.addcmul_(query, grad_logits.unsqueeze(2))
+        self.add_gradients(grad_votes.addcmul_(grad, weights.unsqueeze(2)), grad_poses, grad_weight, grad_bias)
+
+
+class PulledTile:
+    """What `DotTile` gives, where children share weights, without a vote: `(pose W) . q = pose . (W q)`, and W q is
+    needed once for all of them."""
+
+    def __init__(self, block: Block, layout: Layout, poses: Tensor, weight: Tensor):
+        self.block, self.layout = block, layout
+        weight = at_least_float32(weight[block.groups, block.place[0], block.place[1]])
+        self.groups, _, self.d, self.h = weight.shape
+        self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
+        poses = block.read(poses)
+        self.samples, self.rows = poses.shape[1:3]
+        # (groups, samples, children of a group, rows * d)
+        self.poses = poses.view(self.groups, -1, self.samples, self.rows * self.d).transpose(1, 2)
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        return self._from_groups(self.poses @ self._pull(vectors))
+
+    logits = dot
+
+    def sum(self, weights: Tensor) -> Tensor:
+        sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
+        sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
+        return self.layout.pack(sums)
+
+    grad_query = sum
+
+    def add_child_gradients(
+        self,
+        weights: Tensor,
+        grad: Tensor,
+        grad_logits: Tensor,
+        query: Tensor,
+        grad_poses: Tensor | None,
+        grad_weight: Tensor | None,
+        grad_bias: Tensor | None,
+    ) -> None:
+        for factors, vectors in ((weights, grad), (grad_logits, query)):
+            if grad_poses is not None:
+                own = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
+                own = own.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
+                self.block.add(grad_poses, own)
+            if grad_weight is not None:
+                product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
+                self.block.add_weight(grad_weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
+
+    def _rows(self, vectors: Tensor) -> Tensor:
+        """`(parents, samples * rows, h)` of the parents' vectors."""
+        vectors = self.layout.unpack(vectors).unflatten(2, (self.rows, self.h))
+        return vectors.transpose(0, 1).flatten(1, 2)
+
+    def _pull(self, vectors: Tensor) -> Tensor:
+        """`W q`, `(groups, samples, rows * d, parents)`."""
+        pulled = torch.bmm(self.weight, self._rows(vectors).transpose(1, 2))
+        pulled = pulled.view(-1, self.groups, self.d, self.samples, self.rows)
+        return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
+
+    def _push(self, weights: Tensor) -> Tensor:
+        """Sums over the children of a group, `(groups, samples, rows * d, parents)`."""
+        return self.poses.transpose(2, 3) @ self._to_groups(weights)
+
+    def _parents_first(self, pushed: Tensor) -> Tensor:
+        """`(parents, groups * d, samples * rows)`."""
+        pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
+        return pushed.flatten(3).flatten(1, 2)
+
+    def _from_groups(self, x: Tensor) -> Tensor:
+        """From `(groups, samples, children of a group, parents)` to the layout."""
+        order = (0, 2, 1, 3) if self.layout.parents_last else (0, 2, 3, 1)
+        return x.permute(order).flatten(0, 1)
+
+    def _to_groups(self, x: Tensor) -> Tensor:
+        x = x.unflatten(0, (self.groups, -1))
+        return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
+
+
+def _dot_tiles(
+    layout: Layout, poses: Tensor, weight: Tensor, bias: Tensor | None, unit: bool, stride: int
+) -> Iterator[DotTile | PulledTile]:
+    shared = poses.shape[1] > weight.shape[0]
+    if not shared or unit or bias is not None:
+        for block in vote_blocks(poses, weight, stride):
+            yield DotTile(block, layout, poses, weight, bias, unit)
+        return
+    # Logits are the largest now, or what is pulled through the weights of a group.
+    parents, per_group = weight.shape[3], poses.shape[1] // weight.shape[0]
+    pairs = BLOCK // (parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group)))
+    for block in blocks(poses, weight, stride, max(1, pairs), min(max(1, pairs), SAMPLES)):
+        yield PulledTile(block, layout, poses, weight)
+
+
 def weighted_sum(
     poses: Tensor,
     weight: Tensor,
@@ -269,9 +404,9 @@ def weighted_sum(
     sums = torch.zeros_like(query)
     largest = torch.full_like(sums[:, 0], -torch.inf) if over_children else sums.new_empty(0)
     masses = torch.zeros_like(largest)
-    for block in vote_blocks(poses, weight, stride):
-        votes = Tile(block, layout, poses, weight).votes(bias)
-        logits, _ = _dot(votes, layout.part(query, block.samples), unit)
+    for tile in _dot_tiles(layout, poses, weight, bias, unit, stride):
+        block = tile.block
+        logits = tile.logits(layout.part(query, block.samples))
         gate = None if gates is None else block.read_gates(gates).unsqueeze(layout.parents)
         total = layout.part(sums, block.samples)
         if over_children:
@@ -291,7 +426,7 @@ def weighted_sum(
             weights = _over_parents(logits, layout, leaky)
             if gate is not None:
                 weights = weights * gate
-        total += votes.mul_(weights.unsqueeze(2)).sum(0)
+        total += tile.sum(weights)
     if over_children:
         sums /= nonzero(masses).unsqueeze(1)
         # Where there is no child, any finite number: no coefficient is computed with it.
@@ -324,15 +459,10 @@ def weighted_sum_backward(
     grad, query = layout.pack(grad), layout.pack(query)
     log_masses = layout.pack(log_masses) if over_children else log_masses
     grad_query = torch.zeros_like(query)
-    for block in vote_blocks(poses, weight, stride):
-        tile = Tile(block, layout, poses, weight)
-        votes, own_query, own_grad = (
-            tile.votes(bias),
-            layout.part(query, block.samples),
-            layout.part(grad, block.samples),
-        )
-        logits, lengths = _dot(votes, own_query, unit)
-        benefit, _ = _dot(votes, own_grad, unit=False)  # how the loss changes with a coefficient
+    for tile in _dot_tiles(layout, poses, weight, bias, unit, stride):
+        block = tile.block
+        own_query, own_grad = layout.part(query, block.samples), layout.part(grad, block.samples)
+        logits, benefit = tile.logits(own_query), tile.dot(own_grad)  # benefit: how the loss changes with a coefficient
         gate = None if gates is None else block.read_gates(gates).unsqueeze(layout.parents)
         if over_children:
             shares = (logits - layout.part(log_masses, block.samples)).exp_()
@@ -347,15 +477,8 @@ def weighted_sum_backward(
         grad_logits = weights * benefit
         if not over_children:
             grad_logits = _softmax_backward(grad_logits, shares, layout)
-        weights, grad_logits = weights.unsqueeze(2), grad_logits.unsqueeze(2)
-        if lengths is None:
-            layout.part(grad_query, block.samples).add_((votes * grad_logits).sum(0))
-            grad_votes = torch.mul(grad_logits, own_query, out=votes)
-        else:
-            votes /= lengths.unsqueeze(2)
-            layout.part(grad_query, block.samples).add_((votes * grad_logits).sum(0))
-            grad_votes = (own_query - votes * logits.unsqueeze(2)) * (grad_logits / lengths.unsqueeze(2))
-        tile.add_gradients(grad_votes.addcmul_(weights, own_grad), grad_poses, grad_weight, grad_bias)
+        layout.part(grad_query, block.samples).add_(tile.grad_query(grad_logits))
+        tile.add_child_gradients(weights, own_grad, grad_logits, own_query, grad_poses, grad_weight, grad_bias)
     return layout.unpack(grad_query)
 
 
@@ -628,15 +751,6 @@ def count_samples(poses: Tensor, weight: Tensor, stride: int) -> int:
     batch, _, height, width = poses.shape[:4]
     kernel = weight.shape[1]
     return batch * ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
-
-
-def _dot(votes: Tensor, query: Tensor, unit: bool) -> tuple[Tensor, Tensor | None]:
-    """Logits `(children, samples, parents)`, and the votes' lengths if it took them."""
-    logits = torch.mul(votes, query).sum(2)
-    if not unit:
-        return logits, None
-    lengths = nonzero(vector_norm(votes, dim=2))
-    return logits / lengths, lengths
 
 
 def _over_parents(logits: Tensor, layout: Layout, leaky: bool = False) -> Tensor:
