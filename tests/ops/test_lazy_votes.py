@@ -351,3 +351,37 @@ def test_blocks_cover_every_pair_once():
         for block in tiled.blocks(poses, weight, stride, *sizes):
             seen[block.samples, block.channels, block.place[0], block.place[1]] += 1
         assert (seen == 1).all()
+
+
+def allocated(layer: torch.nn.Module, poses: Tensor) -> int:
+    """Bytes at the peak of a forward and backward pass, beyond the gradients that stay."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        layer(poses.requires_grad_()).poses.square().sum().backward()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak - now
+
+
+@pytest.mark.parametrize("kind", ["per child", "any number", "types", "conv"])
+@pytest.mark.parametrize("name", ["dynamic", "vector_norm", "inverted_attention", "em", "heinsen"])
+def test_ten_times_the_children_need_no_more_memory(name, kind, monkeypatch):
+    monkeypatch.setattr(tiled, "BLOCK", 2**9)
+    routing, pose = ROUTINGS[name](), (2, 2)
+
+    def bytes_for(factor: int) -> int:
+        n = 20 * factor
+        if kind == "per child":
+            return allocated(CapsuleLinear(n, 8, pose, pose, routing, backend="tiled"), torch.randn(4, n, 2, 2))
+        if kind == "any number":
+            return allocated(CapsuleLinear(None, 8, pose, pose, routing, backend="tiled"), torch.randn(4, 5 * n, 2, 2))
+        if kind == "types":
+            layer = CapsuleLinear(2, 8, pose, pose, routing, share_positions=True, backend="tiled")
+            return allocated(layer, torch.randn(4, 2, 5, n, 2, 2))
+        layer = CapsuleConv2d(n // 5, 8, pose, pose, 3, routing, stride=2, backend="tiled")
+        return allocated(layer, torch.randn(2, n // 5, 5, 5, 2, 2))
+
+    bytes_for(1)
+    assert bytes_for(10) <= 1.3 * bytes_for(1)
