@@ -1,4 +1,4 @@
-"""The command line: `torchcaps train | test | explain | recipes | models`."""
+"""The command line: `torchcaps train | test | explain | recipes | models | bench`."""
 
 import argparse
 import pickle
@@ -12,7 +12,7 @@ import torch
 
 from torchcaps.extras import needs
 from torchcaps.models import create_model, list_models
-from torchcaps.models.registry import describe_model
+from torchcaps.models.registry import describe_model, nearest
 
 if TYPE_CHECKING:
     from torchcaps.training.cli import RecipeCLI
@@ -99,6 +99,52 @@ def models(options: argparse.Namespace, overrides: list[str]) -> None:
     _print_table(("model", "parameters", ""), rows)
 
 
+def bench(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Measure time and memory of the papers' layers, beside the way that people copy and the machine's bound."""
+    from torchcaps.bench import LAYERS, WAYS, Request, measure, measure_rates
+    from torchcaps.bench.report import TABLE, environment, table_rows, write_figure, write_json
+
+    with needs("train"):  # now, and not after all has been measured
+        import rich.table  # noqa: F401
+
+    for kind, names, known in (("layer", options.layer, LAYERS), ("way", options.way, WAYS)):
+        for name in names or ():
+            if name not in known:
+                raise BadInput(f"no {kind} {name!r}{nearest(name, list(known))}")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda needs a CUDA device, and PyTorch finds none: use --device cpu")
+    if "triton" in (options.way or ()) and device != "cuda":
+        raise BadInput("--way triton runs on CUDA devices only, and this is --device cpu: use --way tiled")
+    batches = [] if options.batch is None else [options.batch]
+    for name, numbers in (("--children", options.children), ("--batch", batches), ("--rounds", [options.rounds])):
+        for number in numbers:
+            if number < 1:
+                raise BadInput(f"{name} must be at least 1, got {number}")
+    ways = options.way or [way for way in WAYS if way != "triton" or device == "cuda"]
+    ways = ["baseline", *(way for way in ways if way != "baseline")]  # the ratios need it
+    if options.out:
+        folder = Path(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    progress("rates of a matrix product and of a copy")
+    rates = measure_rates(device, getattr(torch, options.dtype))
+    rows = []
+    for layer in dict.fromkeys(options.layer or LAYERS):
+        for factor in sorted(set(options.children)):
+            request = Request(layer, factor, options.batch, options.smoke, device, options.dtype)
+            rows += measure(request, ways, options.rounds, rates, progress)
+    _print_table(TABLE, table_rows(rows, device == "cuda"))
+    if options.out:
+        head = {**environment(device, options.dtype, rates), "smoke": options.smoke}
+        print(f"numbers: {write_json(folder / 'bench.json', head, rows)}")
+        if len(set(options.children)) > 1:
+            print(f"figure: {write_figure(folder / 'bench.png', rows, device == 'cuda')}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torchcaps", description="Train, test and look inside capsule networks.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -125,6 +171,21 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("models", help=models.__doc__, description=models.__doc__)
     command.add_argument("pattern", nargs="?", default="*", help="shell-style, e.g. 'capsnet*'")
     command.set_defaults(run=models)
+    command = commands.add_parser("bench", help=bench.__doc__, description=bench.__doc__, allow_abbrev=False)
+    command.add_argument("--layer", nargs="+", metavar="NAME", help="default: all")
+    command.add_argument("--way", nargs="+", metavar="NAME", help="default: all; the baseline is always measured")
+    command.add_argument("--batch", type=int, metavar="N", help="instead of the paper's")
+    command.add_argument(
+        "--children", nargs="+", type=int, default=[1], metavar="F", help="times the paper's number, e.g. 1 10 100"
+    )
+    command.add_argument("--rounds", type=int, default=5, metavar="N", help="to take medians of (default: %(default)s)")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    command.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: %(default)s"
+    )
+    command.add_argument("--smoke", action="store_true", help="tiny layers, to see that all runs")
+    command.add_argument("--out", metavar="FOLDER", help="for bench.json and, of several --children, bench.png")
+    command.set_defaults(run=bench)
     return parser
 
 

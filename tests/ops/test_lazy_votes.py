@@ -181,6 +181,18 @@ def test_layers(name, gradient, with_scores, monkeypatch):
             assert_close(a, e, rtol=1e-8, atol=1e-9, msg=lambda m, kind=kind: f"{kind}: {m}")
 
 
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_empty_batch(name, backend):
+    for layer, shape in layers(ROUTINGS[name](), backend).values():
+        poses = torch.zeros(0, *shape[1:], requires_grad=True)
+        scores = torch.zeros(poses.shape[: -len(layer.in_pose)])
+        out = layer(Capsules(poses, scores), return_coefficients=True)
+        assert out.poses.shape[0] == out.coefficients.shape[0] == 0
+        out.poses.sum().backward()
+        assert poses.grad.shape == poses.shape
+
+
 class TestSharedGradients:
     """What is special about gradients that are handed from one iteration to the one before it."""
 

@@ -106,7 +106,8 @@ class CapsuleLinear(nn.Module):
         capsules = as_capsules(capsules)
         grid = self._check(capsules)
         rows, d = matrix_shape(self.in_pose)
-        poses = capsules.poses.flatten(1, -1 - len(self.in_pose)).reshape(capsules.poses.shape[0], -1, rows, d)
+        poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
+        poses = poses.reshape(*poses.shape[:2], rows, d)
         scores = None if capsules.scores is None else capsules.scores.flatten(1)
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias

@@ -107,7 +107,7 @@ def vote_blocks(poses: Tensor, weight: Tensor, stride: int) -> Iterator[Block]:
 def pose_blocks(poses: Tensor, weight: Tensor, stride: int) -> Iterator[Block]:
     """Blocks whose poses, and whose weights, have BLOCK entries, for work that makes no votes."""
     parents, d, h = weight.shape[3:]
-    samples = min(count_samples(poses, weight, stride), 8 * SAMPLES)
+    samples = max(1, min(count_samples(poses, weight, stride), 8 * SAMPLES))
     per_group = poses.shape[1] // weight.shape[0]
     children = min(BLOCK // (samples * poses.shape[4] * d), per_group * (BLOCK // (parents * d * h)))
     return blocks(poses, weight, stride, samples * max(1, children), samples)
@@ -120,7 +120,7 @@ def blocks(poses: Tensor, weight: Tensor, stride: int, pairs: int, samples: int)
     height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
     # Whole images if one fits, else some rows of one.
     row_step = min(height, max(1, samples // width))
-    image_step = min(batch, max(1, samples // (height * width)))
+    image_step = max(1, min(batch, samples // (height * width)))
     # Whole groups if one fits, else some channels of one.
     per_group = channels // groups
     channel_step = max(1, pairs // (image_step * row_step * width))

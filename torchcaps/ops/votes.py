@@ -216,7 +216,7 @@ class LazyVotes(Votes):
         if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
             return self._stored().coefficients(agreement, over, leaky)
         # As large as asked for, but no votes: a block's are computed, used, and computed again for gradients.
-        step = max(1, tiled.BLOCK // (self.batch * self.parents * math.prod(self.pose)))
+        step = max(1, tiled.BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
         logits = [
             checkpoint(self._logits, agreement, slice(first, first + step), use_reentrant=False)
             for first in range(0, self.children, step)

@@ -1,0 +1,268 @@
+"""The benchmark measures what it says, of ways that are right, and says why where it does not."""
+
+import json
+
+import pytest
+import torch
+
+from torchcaps.bench import LAYERS, Rates, Request, measure, measurement, memory, peak_bytes
+from torchcaps.bench.layers import work
+from torchcaps.bench.passes import NoNumber, by_samples, prepare, relative_errors
+from torchcaps.cli import main
+
+MB = 2**20
+FIELDS = {
+    *("layer", "factor", "children", "batch", "way", "pass", "bound_seconds", "seconds", "rounds", "ratio", "bytes"),
+    *("bytes_ratio", "errors", "note"),
+}
+RATES = Rates(matrix=1e9, copy=1e9)
+
+
+@pytest.fixture
+def _no_subprocess(monkeypatch):
+    """Seconds less: memory is not what the test is about."""
+    monkeypatch.setattr(measurement, "measure_peak", lambda request, way, backward: 1000)
+    monkeypatch.setattr("torchcaps.bench.measure_rates", lambda device, dtype: RATES)
+
+
+def measured(layer: str, *ways: str, factor: int = 1) -> list[measurement.Row]:
+    return measure(Request(layer, factor, smoke=True), ("baseline", *ways), 2, RATES, lambda text: None)
+
+
+def fewer_iterations(monkeypatch, of_way: str) -> None:
+    def broken(way, case, backward):
+        if way == of_way and case.poses.dtype != torch.float64:
+            case = case.to("cpu", case.poses.dtype)
+            case.layer.routing.iterations -= 1
+        return prepare(way, case, backward)
+
+    monkeypatch.setattr(measurement, "prepare", broken)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_baseline_and_layer_agree_in_float64(layer):
+    case = Request(layer, smoke=True).build().to("cpu", torch.float64)
+    expected, reference = prepare("baseline", case, True)(), prepare("reference", case, True)()
+    parameters = dict(case.layer.named_parameters())
+    assert {"poses", "gradient of poses", *(f"gradient of {name}" for name in parameters)} <= expected.keys()
+    assert ("gradient of scores" in expected) == LAYERS[layer].scores
+    for found in (reference, by_samples(case), prepare("tiled", case, True)()):
+        assert found.keys() == expected.keys()
+        for name, x in found.items():
+            torch.testing.assert_close(
+                x, expected[name], rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
+            )
+    forward = prepare("baseline", case, False)()
+    assert all(torch.equal(x, expected[name]) and not x.requires_grad for name, x in forward.items())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_more_children_and_another_batch(layer):
+    once, thrice = Request(layer), Request(layer, 3, batch=5)
+    assert thrice.sizes.children == 3 * once.sizes.children
+    assert (thrice.sizes.batch, thrice.sizes.parents) == (5, once.sizes.parents)
+    poses = Request(layer, 3, batch=5, smoke=True).build().poses
+    assert poses.shape[0] == 5
+    assert poses[0].numel() == 3 * Request(layer, smoke=True).build().poses[0].numel()
+
+
+def test_the_papers_layers():
+    children = {name: Request(name).sizes.children for name in LAYERS}
+    expected = {"inverted-attention-conv": 8192, "heinsen": 5184, "capnet-dynamic": 2048, "digit-capsules": 1152}
+    assert children == {**expected, "em-conv": 3136}
+
+
+def test_work_counted_by_hand():
+    # 2 images x 2 x 2 windows of 18 children, 3 parents, votes of 4 features from 3 products each, 2 iterations.
+    w = work(Request("inverted-attention-conv", smoke=True).build(), False)
+    votes = 8 * 18 * 3 * 4
+    assert w.flops == 2 * votes * 3 + (2 * votes * 3 + 2 * votes + 2 * votes)
+    assert w.bytes == 4 * (2 * 2 * 6 * 5 * 6 + (18 * 3 * 3 * 2 + 4 + 4) + 2 * 3 * 2 * 2 * 4)
+    assert w.votes == 4 * votes
+    # 2 samples of 18 children in 3 types, 4 parents, 5 features from 4 each, 3 iterations: cheaper without votes.
+    product = 2 * 2 * 3 * 4 * 5 * 4
+    w = work(Request("capnet-dynamic", smoke=True).build(), False)
+    assert w.flops == product + 2 * (2 * product + 4 * 2 * 18 * 4 * 4)
+    # 2 samples of 20 children that share weights, a Gaussian, 3 iterations.
+    w = work(Request("heinsen", smoke=True).build(), True)
+    votes = 2 * 20 * 3 * 4
+    assert w.flops == 3 * (2 * 2 * 3 * 4 * 3 + (6 + 4) * votes + 2 * (6 + 4 + 2 + 4) * votes)
+
+
+def test_relative_errors():
+    found = {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([float("nan")])}
+    truth = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.0]), "c": torch.tensor([1.0])}
+    assert relative_errors(found, truth) == {"a": 0.1, "b": float("inf")}
+
+
+def test_ways_take_turns():
+    order = []
+    runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    taken = measurement.time_side_by_side(runs, 2)
+    assert order == list("abcabc")
+    assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in taken.values())
+
+
+def test_memory_of_a_known_allocation():
+    kept = torch.ones(32 * MB // 4)  # does not count
+
+    def run():
+        torch.ones(64 * MB // 4)  # freed, and yet the peak
+        return torch.ones(16 * MB // 4)
+
+    assert peak_bytes(run) == pytest.approx(64 * MB, rel=0.2)
+    assert peak_bytes(lambda: kept.sum()) < 6 * MB
+
+
+def test_memory_where_the_peak_cannot_be_started_anew(monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError
+
+    hidden = memory._highest_ever() - memory._resident("VmRSS")
+    monkeypatch.setattr("pathlib.Path.write_text", refuse)
+    size = max(0, hidden) + 64 * MB
+    assert peak_bytes(lambda: torch.ones(size // 4)) == pytest.approx(64 * MB, rel=0.2)
+
+
+def test_memory_of_what_fails():
+    with pytest.raises(NoNumber, match="ValueError: .*triton"):
+        memory.measure_peak(Request("heinsen", smoke=True), "triton", False)
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_wrong_implementation_gets_no_numbers(layer, monkeypatch):
+    fewer_iterations(monkeypatch, "tiled")
+    rows = {(row.way, row.pass_): row for row in measured(layer, "tiled", "reference")}
+    for way in ("baseline", "reference"):
+        assert all(rows[way, name].ratio and rows[way, name].note is None for name in measurement.PASSES)
+    for name in measurement.PASSES:
+        wrong = rows["tiled", name]
+        assert wrong.note.startswith("values disagree: ")
+        assert max(wrong.errors.values()) > 1e-4
+        assert (wrong.seconds, wrong.rounds, wrong.ratio, wrong.bytes, wrong.bytes_ratio) == (
+            None,
+            [],
+            None,
+            None,
+            None,
+        )
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+def test_a_wrong_baseline_leaves_no_ratios(monkeypatch):
+    fewer_iterations(monkeypatch, "baseline")
+    rows = measured("digit-capsules", "tiled")
+    assert all("values disagree" in row.note for row in rows if row.way == "baseline")
+    assert all(row.seconds and row.ratio is None and row.bytes_ratio is None for row in rows if row.way == "tiled")
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+def test_what_does_not_fit_is_not_run(monkeypatch):
+    monkeypatch.setattr(measurement, "free_bytes", lambda device: 1000)
+    rows = measured("digit-capsules", "reference", "tiled", factor=2)
+    for row in rows:
+        if row.way == "tiled":
+            assert row.seconds
+            assert row.note == "values checked for 12 children"
+        else:
+            assert row.seconds is None
+            assert row.note.startswith("not run: needs about ")
+            assert row.note.endswith("1 kB are free")
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+def test_without_a_compiler(monkeypatch):
+    def compile_nothing(layer, **options):
+        raise RuntimeError("no C++ compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    rows = [row for row in measured("heinsen", "compiled-reference") if row.way == "compiled-reference"]
+    assert [row.note for row in rows] == ["RuntimeError: no C++ compiler"] * 2
+    assert all(row.seconds is None and row.bytes is None for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+def test_the_compiled_reference():
+    rows = measured("heinsen", "compiled-reference")
+    assert all(row.seconds and row.note is None for row in rows)
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype):
+    request = Request("digit-capsules", smoke=True, dtype=dtype)
+    rows = measure(request, ("baseline", "reference", "tiled"), 1, RATES, lambda text: None)
+    assert all(row.seconds for row in rows), rows
+
+
+def test_command_line_end_to_end(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "new" / "folder"
+    options = ["--layer", "digit-capsules", "--way", "tiled", "--children", "2", "1", "--rounds", "3", "--batch", "40"]
+    assert main(["bench", "--smoke", *options, "--device", "cpu", "--out", str(folder)]) == 0
+    printed = capfd.readouterr()
+    assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.png"]
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((folder / "bench.json").read_text())
+    for name in ("date", "commit", "torch", "python", "device", "cores", "threads", "dtype", "matrix_flops_per_second"):
+        assert written[name], name
+    assert written["copy_bytes_per_second"] > 1e7
+    assert {"triton", "opt_einsum", "smoke"} <= written.keys()
+    rows = written["rows"]
+    assert [(row["factor"], row["way"], row["pass"]) for row in rows] == [
+        (factor, way, name) for factor in (1, 2) for way in ("baseline", "tiled") for name in measurement.PASSES
+    ]
+    for row in rows:
+        assert row.keys() == FIELDS
+        assert row["batch"] == 40
+        assert row["children"] == 12 * row["factor"]
+        assert row["seconds"] == sorted(row["rounds"])[1]
+        assert row["bytes"] >= 0
+        assert 0 < row["bound_seconds"] < row["seconds"]
+        assert row["note"] is None
+        assert max(row["errors"].values()) < 1e-5
+        assert "ratio" in row if row["way"] == "tiled" else row["ratio"] == 1
+    lines = printed.out.splitlines()
+    assert [line.split()[:3] for line in lines if line.startswith("digit-capsules")] == [
+        ["digit-capsules", n, way] for n in ("12", "24") for way in ("baseline", "tiled", "bound")
+    ]
+    assert " ms" not in printed.out  # ratios
+    assert printed.err.splitlines()[0] == "rates of a matrix product and of a copy"
+    assert "digit-capsules, 24 children: tiled, forward+backward: memory" in printed.err
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+def test_command_line_says_what_is_wrong(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    fewer_iterations(monkeypatch, "tiled")
+    assert main(["bench", "--smoke", "--layer", "heinsen", "--way", "tiled", "--out", str(tmp_path)]) == 0
+    (line,) = (line for line in capfd.readouterr().out.splitlines() if " tiled " in line)
+    assert line.split()[3:9] == ["-", "-", "-", "-", "values", "disagree:"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", "hinsen"], "no layer 'hinsen'; did you mean heinsen?"),
+        (["--way", "tilde"], "no way 'tilde'; did you mean tiled?"),
+        (["--way", "triton", "--device", "cpu"], "--way triton runs on CUDA devices only, and this is --device cpu: "),
+        (["--children", "1", "0"], "--children must be at least 1, got 0"),
+        (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--rounds", "-1"], "--rounds must be at least 1, got -1"),
+        (["--rond", "3"], "unknown argument --rond; see torchcaps bench --help"),
+    ],
+)
+def test_bad_input(arguments, message, capfd, monkeypatch):
+    monkeypatch.setattr("torchcaps.bench.measure_rates", None)  # whoever comes that far fails, and at once
+    assert main(["bench", *arguments]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"torchcaps: {message}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda(capfd):
+    assert main(["bench", "--device", "cuda"]) == 2
+    assert capfd.readouterr().err.startswith("torchcaps: --device cuda needs a CUDA device, and PyTorch finds none")

@@ -1,0 +1,109 @@
+"""Baselines: the papers' layers as most published code writes them, with the votes in memory.
+
+Each function takes one of our layers, for its parameters, and children; it returns the parents' poses and, where the
+algorithm has them, scores. They are what the ratios of `torchcaps bench` refer to and are written for nothing else:
+the routing modules are the place to read the algorithms.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def inverted_attention_conv(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
+    """BASELINE: Tsai et al. 2020 in the way of the authors' code.
+
+    The input is unfolded into windows; in each iteration one einsum of three operands takes windows, weights and
+    parents to the agreement, and one windows, weights and coefficients to the parents.
+    """
+    size, stride, routing = layer.kernel_size, layer.stride, layer.routing
+    windows = poses.unfold(2, size, stride).unfold(3, size, stride)  # (b, n, y, x, r, d, k, l)
+    batch, _, height, width, rows = windows.shape[:5]
+    _, _, _, parents, _, h = layer.weight.shape
+    coefficients = poses.new_full((batch, height, width, *layer.weight.shape[:4]), 1 / parents)
+    for t in range(routing.iterations):
+        updated = torch.einsum("bnyxrdkl,nklmdh,byxnklm->byxmrh", windows, layer.weight, coefficients)
+        normed = F.layer_norm(updated.flatten(-2), (rows * h,), routing.weight, routing.bias)
+        parent_poses = normed.unflatten(-1, (rows, h))
+        if t < routing.iterations - 1:
+            agreement = torch.einsum("bnyxrdkl,nklmdh,byxmrh->byxnklm", windows, layer.weight, parent_poses)
+            coefficients = (agreement / math.sqrt(rows * h)).softmax(-1)
+    return (parent_poses.movedim(3, 1),)
+
+
+def heinsen(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+    """BASELINE: Heinsen 2019, Algorithm 1 line by line: E-step, D-step and M-step on a tensor of all votes."""
+    routing = layer.routing
+    votes = torch.einsum("bird,jdh->bijrh", poses, layer.weight[0]).flatten(3)  # children share one set of weights
+    presence = scores.sigmoid().unsqueeze(-1)
+    shares = torch.full_like(votes[..., 0], 1 / votes.shape[2])
+    for t in range(routing.iterations):
+        used = presence * shares
+        ignored = presence - used
+        parent_scores = (routing.beta_use * used).sum(1) - (routing.beta_ignore * ignored).sum(1)
+        total = used.sum(1).unsqueeze(-1) + routing.eps
+        mean = torch.einsum("bij,bijk->bjk", used, votes) / total
+        variance = torch.einsum("bij,bijk->bjk", used, (votes - mean.unsqueeze(1)) ** 2) / total + routing.eps
+        if t < routing.iterations - 1:
+            log_density = -((votes - mean.unsqueeze(1)) ** 2 / (2 * variance.unsqueeze(1))).sum(-1)
+            log_density = log_density - 0.5 * variance.log().sum(-1).unsqueeze(1)
+            shares = (F.logsigmoid(parent_scores).unsqueeze(1) + log_density).softmax(-1)
+    return mean.unflatten(-1, layer.out_pose), parent_scores
+
+
+def capnet_dynamic(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
+    """BASELINE: Li et al. 2018's procedure on stored votes: accumulated logits, softmax over the children, squash."""
+    votes = torch.einsum("bgyxd,gjdh->bgyxjh", poses, layer.weight).flatten(1, 3)
+    logits = torch.zeros_like(votes[..., 0])
+    for t in range(layer.routing.iterations):
+        coefficients = logits.softmax(1)
+        parents = _squash((coefficients.unsqueeze(-1) * votes).sum(1))
+        if t < layer.routing.iterations - 1:
+            logits = logits + (votes * parents.unsqueeze(1)).sum(-1)
+    return (parents,)
+
+
+def digit_capsules(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
+    """BASELINE: Sabour et al. 2017 in the way of the tutorials: a copy of the weights per sample, a broadcast matrix
+    product for the votes, and a logit per sample, child and parent. (Many of them take the softmax over the wrong
+    axis; this one does not.)"""
+    weight = layer.weight.transpose(-1, -2).unsqueeze(0).repeat(poses.shape[0], 1, 1, 1, 1)
+    votes = (weight @ poses[:, :, None, :, None]).squeeze(-1)
+    logits = torch.zeros(*votes.shape[:3], 1, dtype=votes.dtype, device=votes.device)
+    for t in range(layer.routing.iterations):
+        parents = _squash((logits.softmax(2) * votes).sum(1, keepdim=True))
+        if t < layer.routing.iterations - 1:
+            logits = logits + (votes * parents).sum(-1, keepdim=True)
+    return (parents.squeeze(1),)
+
+
+def em_conv(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+    """BASELINE: Hinton et al. 2018, Procedure 1 on a tensor of all votes of all windows."""
+    size, stride, routing = layer.kernel_size, layer.stride, layer.routing
+    windows = poses.unfold(2, size, stride).unfold(3, size, stride)
+    votes = torch.einsum("bnyxrdkl,nklmdh->byxnklmrh", windows, layer.weight).flatten(7).flatten(3, 5)
+    presence = scores.sigmoid().unfold(2, size, stride).unfold(3, size, stride)
+    presence = presence.permute(0, 2, 3, 1, 4, 5).flatten(3).unsqueeze(-1)
+    assignment = torch.full_like(votes[..., 0], 1 / votes.shape[4])
+    for t in range(routing.iterations):
+        assigned = presence * assignment
+        total = assigned.sum(3).unsqueeze(-1)
+        mean = (assigned.unsqueeze(-1) * votes).sum(3) / total
+        variance = (assigned.unsqueeze(-1) * (votes - mean.unsqueeze(3)) ** 2).sum(3) / total
+        variance = variance.clamp_min(routing.eps)
+        cost = ((routing.beta_u.unsqueeze(-1) + 0.5 * variance.log()) * total).sum(-1)
+        inverse_temperature = routing.inverse_temperature * (1 - routing.decay ** (t + 1))
+        parent_scores = inverse_temperature * (routing.beta_a - cost)
+        if t < routing.iterations - 1:
+            log_density = -((votes - mean.unsqueeze(3)) ** 2 / (2 * variance.unsqueeze(3))).sum(-1)
+            log_density = log_density - 0.5 * (2 * math.pi * variance).log().sum(-1).unsqueeze(3)
+            assignment = (F.logsigmoid(parent_scores).unsqueeze(3) + log_density).softmax(-1)
+    return mean.unflatten(-1, layer.out_pose).movedim(3, 1), parent_scores.movedim(3, 1)
+
+
+def _squash(s: Tensor) -> Tensor:
+    squared = (s**2).sum(-1, keepdim=True)
+    return squared / (1 + squared) * s / squared.sqrt()

@@ -1,0 +1,180 @@
+"""Time and memory of a layer in all ways, side by side, of those whose values are right."""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.bench.layers import LAYERS, Case, Request, work
+from torchcaps.bench.memory import free_bytes, measure_peak
+from torchcaps.bench.passes import STORES_VOTES, NoNumber, by_samples, first_line, prepare, relative_errors, tolerances
+
+PASSES = ("forward", "forward+backward")
+DOT, GAUSSIAN = 7, 26  # tensors as large as all votes that were found in memory at once, forward and backward
+
+Run = Callable[[], dict[str, Tensor]]
+Progress = Callable[[str], None]
+
+
+class Rates(NamedTuple):
+    """What the machine does: floating-point operations, and bytes read or written, in a second."""
+
+    matrix: float
+    copy: float
+
+
+@dataclass
+class Row:
+    """One way in one pass. Where something is None, `note` says why."""
+
+    layer: str
+    factor: int
+    children: int
+    batch: int
+    way: str
+    pass_: str
+    bound_seconds: float
+    seconds: float | None = None  # median
+    rounds: list[float] = field(default_factory=list)
+    ratio: float | None = None  # to the baseline's seconds
+    bytes: int | None = None  # peak
+    bytes_ratio: float | None = None
+    errors: dict[str, float] = field(default_factory=dict)  # relative to float64, by result
+    note: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        row = {name.rstrip("_"): value for name, value in asdict(self).items()}
+        row["errors"] = {name: e if math.isfinite(e) else None for name, e in self.errors.items()}
+        return row
+
+
+def measure_rates(device: str, dtype: torch.dtype) -> Rates:
+    """The faster of a large matrix product in float32 and in `dtype`, and a large copy; the best of six each."""
+    n, size = (8192, 2**30) if device == "cuda" else (1536, 2**28)
+    matrix = 0.0
+    for kind in {torch.float32, dtype}:
+        a = torch.randn(n, n, device=device).to(kind)
+        taken = time_side_by_side({"product": functools.partial(torch.mm, a, a)}, 6, device)
+        matrix = max(matrix, 2 * n**3 / min(taken["product"]))
+    source = torch.zeros(size // 4, device=device)
+    taken = time_side_by_side({"copy": functools.partial(torch.empty_like(source).copy_, source)}, 6, device)
+    return Rates(matrix, 2 * size / min(taken["copy"]))
+
+
+def time_side_by_side(
+    runs: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
+) -> dict[str, list[float]]:
+    """Seconds of each in each round. All take turns, so that what disturbs the machine disturbs all alike."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            wait()
+            start = time.perf_counter()
+            run()
+            wait()
+            taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def measure(request: Request, ways: Sequence[str], rounds: int, rates: Rates, progress: Progress) -> list[Row]:
+    """A row per way, the baseline among them, and pass. A way has numbers only if its values and gradients agree with
+    the reference in float64, for these children or, where the reference in float64 does not fit, for the paper's."""
+    torch.compiler.reset()
+    case, sizes, device = request.build(), request.sizes, request.device
+    works = [work(case, backward) for backward in (False, True)]
+    bounds = [max(w.flops / rates.matrix, w.bytes / rates.copy) for w in works]
+    title = f"{request.layer}, {sizes.children} children"
+    progress(f"{title}: the reference in float64")
+    checked, truth, allowed = _truth(case)
+    rows: list[Row] = []
+    runs: list[dict[str, Run]] = [{}, {}]
+    for way in ways:
+        new = [
+            Row(request.layer, request.factor, sizes.children, sizes.batch, way, name, bound)
+            for name, bound in zip(PASSES, bounds, strict=True)
+        ]
+        rows += new
+        try:
+            _check_fits(way, case)
+            peaks = []
+            for backward, name in enumerate(PASSES):
+                progress(f"{title}: {way}, {name}: memory")
+                # Memory first: if it is more than there is, it is not this process that ends.
+                peaks.append(measure_peak(request, way, bool(backward)))
+            progress(f"{title}: {way}: values")
+            prepared = [prepare(way, case, backward) for backward in (False, True)]
+            for row, run in zip(new, prepared, strict=True):
+                found = run()  # which is the warm-up too
+                if checked is not case:
+                    found = prepare(way, checked, row.pass_ == PASSES[1])()
+                    row.note = f"values checked for {checked.request.sizes.children} children"
+                row.errors = relative_errors(found, truth)
+            _check_values({name: e for row in new for name, e in row.errors.items()}, allowed)
+        except Exception as error:  # whatever it is, the other ways go on
+            for row in new:
+                row.note = str(error) if isinstance(error, NoNumber) else first_line(error)
+            continue
+        for row, peak, ready, run in zip(new, peaks, runs, prepared, strict=True):
+            row.bytes, ready[way] = peak, run
+    for name, ready in zip(PASSES, runs, strict=True):
+        progress(f"{title}: {name}: time")
+        taken = time_side_by_side(ready, rounds, device)
+        for row in rows:
+            if row.pass_ == name and row.way in taken:
+                row.rounds, row.seconds = taken[row.way], statistics.median(taken[row.way])
+    baselines = {row.pass_: row for row in rows if row.way == "baseline"}
+    for row in rows:
+        baseline = baselines[row.pass_]
+        if row.seconds is not None and baseline.seconds:
+            row.ratio = row.seconds / baseline.seconds
+        if row.bytes is not None and baseline.bytes:
+            row.bytes_ratio = row.bytes / baseline.bytes
+    return rows
+
+
+def show_bytes(n: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"
+
+
+def _truth(case: Case) -> tuple[Case, dict[str, Tensor], dict[str, float]]:
+    """A case that can be checked, what must come out in float64, and the errors that are allowed."""
+    in_float64 = 2 * _bytes_needed("reference", case) / case.request.sizes.batch
+    if in_float64 > free_bytes(case.request.device) and case.request.factor > 1:
+        return _truth(replace(case.request, factor=1).build())
+    truth = by_samples(case.to(case.poses.device, torch.float64))
+    fits = _bytes_needed("reference", case) < free_bytes(case.request.device)
+    eager = prepare("reference", case, True)() if fits else by_samples(case)
+    return case, truth, tolerances(relative_errors(eager, truth), case.poses.dtype)
+
+
+def _check_values(errors: dict[str, float], allowed: dict[str, float]) -> None:
+    worst = max(errors, key=lambda name: errors[name] / allowed[name])
+    if not errors[worst] <= allowed[worst] < math.inf:
+        raise NoNumber(f"values disagree: {worst} is off by {errors[worst]:.1e}, allowed {allowed[worst]:.1e}")
+
+
+def _check_fits(way: str, case: Case) -> None:
+    needed, free = _bytes_needed(way, case), free_bytes(case.request.device)
+    if needed > free:
+        raise NoNumber(f"not run: needs about {show_bytes(needed)}, {show_bytes(free)} are free")
+
+
+def _bytes_needed(way: str, case: Case) -> int:
+    if way not in STORES_VOTES:
+        return 0
+    layer = LAYERS[case.request.layer]
+    needed = (GAUSSIAN if layer.scores else DOT) * work(case, True).votes
+    if way == "baseline" and layer.copies_weight:
+        needed += 2 * case.request.sizes.batch * sum(p.numel() * p.element_size() for p in case.layer.parameters())
+    return needed

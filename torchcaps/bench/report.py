@@ -1,0 +1,173 @@
+"""What was measured, as JSON, a table and a plot."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import torchcaps
+from torchcaps.bench.measurement import PASSES, Rates, Row, show_bytes
+from torchcaps.extras import needs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TABLE = ("layer", "children", "way", "forward", "memory", "+ backward", "memory", "")
+COLORS = {  # that colour-blind readers can tell apart
+    "baseline": "#d55e00",
+    "reference": "#0072b2",
+    "compiled-reference": "#56b4e9",
+    "tiled": "#009e73",
+    "triton": "#cc79a7",
+}
+
+
+def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
+    """What the numbers depend on."""
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "triton": triton,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "opt_einsum": torch.backends.opt_einsum.is_available(),  # which may contract the baselines in another order
+        "matrix_flops_per_second": rates.matrix,
+        "copy_bytes_per_second": rates.copy,
+    }
+
+
+def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
+    """A line per way, and one for the bound, as TABLE heads them. Times are relative to the baseline's, or to the bound
+    where the baseline has none; on CUDA in milliseconds too."""
+    lines: list[tuple[str, ...]] = []
+    for case in dict.fromkeys((row.layer, row.factor) for row in rows):
+        of_case = [row for row in rows if (row.layer, row.factor) == case]
+        head = (of_case[0].layer, f"{of_case[0].children:,}")
+        baselines = {row.pass_: row.seconds for row in of_case if row.way == "baseline"}
+        bounds = {row.pass_: row.bound_seconds for row in of_case}
+
+        def time(seconds: float | None, name: str, baselines: Any = baselines, bounds: Any = bounds) -> str:
+            return _time(seconds, baselines[name], bounds[name], on_cuda)
+
+        for way in dict.fromkeys(row.way for row in of_case):
+            passes = [row for row in of_case if row.way == way]
+            cells = [cell for row in passes for cell in (time(row.seconds, row.pass_), _memory(row))]
+            lines.append((*head, way, *cells, passes[0].note or ""))
+        lines.append((*head, "bound", *(cell for name in PASSES for cell in (time(bounds[name], name), "")), ""))
+    return lines
+
+
+def write_json(path: Path, head: dict[str, Any], rows: Sequence[Row]) -> Path:
+    text = json.dumps({**head, "rows": [row.json() for row in rows]}, indent=1, allow_nan=False)
+    return _write_whole(path, lambda unfinished: unfinished.write_text(text + "\n", encoding="utf-8"))
+
+
+def write_figure(path: Path, rows: Sequence[Row], on_cuda: bool) -> Path:
+    return _write_whole(path, lambda unfinished: scaling_figure(rows, on_cuda).savefig(unfinished, dpi=130))
+
+
+def scaling_figure(rows: Sequence[Row], on_cuda: bool) -> "Figure":
+    """Time and memory of both passes against the number of children, one line per way."""
+    with needs("train"):
+        from matplotlib.figure import Figure
+
+    layers = list(dict.fromkeys(row.layer for row in rows))
+    figure = Figure(figsize=(15, 0.6 + 3.3 * len(layers)), layout="constrained")
+    for layer, line in zip(layers, figure.subplots(len(layers), 4, squeeze=False), strict=True):
+        for index, name in enumerate(PASSES):
+            of_panel = [row for row in rows if (row.layer, row.pass_) == (layer, name)]
+            unit, label = _time_unit(of_panel, on_cuda)
+            time, memory = line[index], line[2 + index]
+            bounds = {row.children: row.bound_seconds / unit for row in of_panel}
+            time.plot(*zip(*bounds.items(), strict=True), color="black", linestyle=":", label="bound")
+            _draw(time, [(row.way, row.children, row.seconds and row.seconds / unit) for row in of_panel])
+            _draw(memory, [(row.way, row.children, row.bytes and row.bytes / 1e6) for row in of_panel])
+            time.set_title(f"{layer}\n{name}: time", fontsize=10)
+            time.set_ylabel(label, fontsize=9)
+            memory.set_title(f"{layer}\n{name}: peak memory", fontsize=10)
+            memory.set_ylabel("MB beyond inputs and weights", fontsize=9)
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
+    return figure
+
+
+def _draw(axes: "Axes", points: Sequence[tuple[str, int, float | None]]) -> None:
+    for way, color in COLORS.items():
+        line = [(children, value) for of_way, children, value in points if of_way == way and value]
+        if line:
+            axes.plot(*zip(*line, strict=True), color=color, marker="o", markersize=4, label=way)
+    children = sorted({children for _, children, _ in points})
+    axes.set(xscale="log", yscale="log", xlabel="children")
+    axes.set_xticks(children, [f"{n:,}" for n in children], fontsize=8)
+    axes.set_xticks([], minor=True)
+    axes.grid(alpha=0.3)
+
+
+def _time_unit(rows: Sequence[Row], on_cuda: bool) -> tuple[float, str]:
+    """On CUDA milliseconds, else the baseline's time for the fewest children (or the bound, if it has none)."""
+    fewest = min(rows, key=lambda row: (row.children, row.way != "baseline"))
+    if on_cuda:
+        return 1e-3, "ms"
+    unit = fewest.seconds or fewest.bound_seconds
+    return unit, f"{'baseline' if fewest.seconds else 'bound'} at {fewest.children:,} children = 1"
+
+
+def _time(seconds: float | None, baseline: float | None, bound: float, on_cuda: bool) -> str:
+    if seconds is None:
+        return "-"
+    ratio = f"{seconds / baseline:.3g}x" if baseline else f"{seconds / bound:.3g}x bound"
+    return f"{seconds * 1e3:.3g} ms ({ratio})" if on_cuda else ratio
+
+
+def _memory(row: Row) -> str:
+    if row.bytes is None:
+        return "-"
+    return show_bytes(row.bytes) + (f" ({row.bytes_ratio:.3g}x)" if row.bytes_ratio else "")
+
+
+def _commit() -> str:
+    """The commit of this clone, marked where it was changed; else the version of the package."""
+    root = Path(torchcaps.__file__).parents[1]
+    if (root / ".git").exists():  # not that of some project around an installed package
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            pass  # no git here
+    return f"torchcaps {torchcaps.__version__}"
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> Path:
+    unfinished = path.with_suffix(f".unfinished{path.suffix}")
+    try:
+        write(unfinished)
+        return unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
