@@ -296,6 +296,22 @@ def test_compile_with_the_default_backend(name):
             close(actual, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_compiled_gradients_of_a_convolution_that_several_threads_share(backend):
+    torch._dynamo.reset()
+    layer = CapsuleConv2d(16, 8, (4, 4), (4, 4), 3, InvertedAttentionRouting(), stride=2, backend=backend)
+    poses = torch.randn(4, 16, 16, 16, 4, 4, requires_grad=True)
+    scores = torch.randn(4, 16, 16, 16, requires_grad=True)
+    found = []
+    for run in (layer, torch.compile(layer, fullgraph=True)):
+        loss = run(Capsules(poses, scores)).poses.square().sum()
+        found.append(torch.autograd.grad(loss, (poses, scores, layer.weight)))
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
 @routings
 def test_export_with_any_batch_and_any_number_of_children(name):
     for layer, x in all_layers(name):

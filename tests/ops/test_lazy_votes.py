@@ -27,7 +27,7 @@ GEOMETRIES = {
 }
 
 
-@pytest.fixture(params=[(130, 2, 2), (300, 4, 99), (2**19, 64, 16)], ids=str)
+@pytest.fixture(params=[(30, 2, 2), (300, 4, 99), (2**19, 64, 16)], ids=str)
 def block_sizes(request, monkeypatch) -> None:
     for name, value in zip(("BLOCK", "SAMPLES", "LANES"), request.param, strict=True):
         monkeypatch.setattr(tiled, name, value)

@@ -16,6 +16,8 @@ from torchcaps.bench.memory import free_bytes, measure_peak
 from torchcaps.bench.passes import STORES_VOTES, NoNumber, by_samples, first_line, prepare, relative_errors, tolerances
 
 PASSES = ("forward", "forward+backward")
+OURS = ("reference", "tiled", "triton")
+SLACK = 5  # for what others compute in an order of their own, as eager PyTorch and Inductor do
 DOT, GAUSSIAN = 7, 26  # tensors as large as all votes that were found in memory at once, forward and backward
 
 Run = Callable[[], dict[str, Tensor]]
@@ -116,7 +118,8 @@ def measure(request: Request, ways: Sequence[str], rounds: int, rates: Rates, pr
                     found = prepare(way, checked, row.pass_ == PASSES[1])()
                     row.note = f"values checked for {checked.request.sizes.children} children"
                 row.errors = relative_errors(found, truth)
-            _check_values({name: e for row in new for name, e in row.errors.items()}, allowed)
+            errors = {name: e for row in new for name, e in row.errors.items()}
+            _check_values(errors, {name: e if way in OURS else SLACK * e for name, e in allowed.items()})
         except Exception as error:  # whatever it is, the other ways go on
             for row in new:
                 row.note = str(error) if isinstance(error, NoNumber) else first_line(error)

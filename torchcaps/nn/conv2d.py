@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes, check_backend
+from torchcaps.ops import Backend, LazyVotes, check_backend, windows
 from torchcaps.routing import Routing
 
 
@@ -85,9 +85,7 @@ class CapsuleConv2d(nn.Module):
             poses, scores = F.pad(poses, (0, 0, 0, 0, *margin)), F.pad(scores, margin, value=-torch.inf)
         height, width = ((size - self.kernel_size) // self.stride + 1 for size in poses.shape[2:4])
         votes = LazyVotes(poses, self.weight, self.bias, self.out_pose, self.stride, self.backend)
-        if scores is not None:  # (batch, types, y, x, k, l) to one row per window
-            k, s = self.kernel_size, self.stride
-            scores = scores.unfold(2, k, s).unfold(3, k, s).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
+        scores = None if scores is None else windows(scores, self.kernel_size, self.stride)
         parents = self.routing(votes, scores, return_coefficients)
 
         grid, window = (batch, height, width), (self.in_capsules, self.kernel_size, self.kernel_size)

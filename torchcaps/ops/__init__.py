@@ -3,7 +3,7 @@
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, check_backend, use_backend
 from torchcaps.ops.numerics import at_least_float32, contract, normalize
-from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes
+from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes, windows
 
 __all__ = [
     "Agreement",
@@ -21,4 +21,5 @@ __all__ = [
     "contract",
     "normalize",
     "use_backend",
+    "windows",
 ]
