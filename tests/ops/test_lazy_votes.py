@@ -239,9 +239,21 @@ class TestSharedGradients:
         p.weight.requires_grad_(False)
         votes = LazyVotes(p.poses, p.weight, p.bias, p.tiled.pose, backend="tiled")
         out = votes.weighted_sum(Dot(votes.weighted_sum(None)))
+        poses, weight, *_ = votes._next  # what the next reduction would take
+        assert poses.requires_grad
+        assert not weight.requires_grad
         out.sum().backward()
         assert p.weight.grad is None
         assert p.poses.grad is not None
+
+    def test_an_unused_iteration_hands_gradients_on(self):
+        p = Problem("per child")
+        query = p.parents()
+        results = []
+        for votes in (p.stored, p.tiled):
+            votes.weighted_sum(None)
+            results.append([votes.weighted_sum(Dot(query))])
+        assert_same(*results, [*p.children, query])
 
     def test_double_backward_says_what_to_do(self):
         p, results = self.problem()
@@ -307,6 +319,15 @@ def test_no_less_exact_than_eager_pytorch(name, dtype):
     for e, r, o in zip(exact, eager, ours, strict=True):
         error, allowed = (o - e).norm(), 2 * (r - e).norm()
         assert error <= allowed + torch.finfo(dtype).eps * e.norm() / 8
+
+
+def test_autocast_does_not_reach_into_a_reduction():
+    p = Problem("per child", bias=True)
+    float32 = [x.detach().float() for x in (p.poses, p.weight, p.bias)]
+    votes, query = LazyVotes(*float32, p.tiled.pose, backend="tiled"), Dot(p.parents().detach().float())
+    expected = votes.weighted_sum(query)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(votes.weighted_sum(query), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])

@@ -429,8 +429,7 @@ def weighted_sum(
         total += tile.sum(weights)
     if over_children:
         sums /= nonzero(masses).unsqueeze(1)
-        # Where there is no child, any finite number: no coefficient is computed with it.
-        masses = layout.unpack(torch.where(masses > 0, largest + masses.log(), 0))
+        masses = layout.unpack(largest + masses.log())
     return layout.unpack(sums), masses
 
 
