@@ -1,11 +1,16 @@
 """Data for tests."""
 
 import gzip
+import os
 import struct
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Before torchcaps and Triton are imported: kernels then run in Python, on any device.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Votes that are not stored against votes that are: values and every gradient."""
 
+import copy
 import itertools
 
 import pytest
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 import torchcaps
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, use_backend
 from torchcaps.ops import Dot, Gaussian, LazyVotes, library, tiled
+from torchcaps.ops.backend import HAS_TRITON
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -181,6 +183,46 @@ def test_layers(name, gradient, with_scores, monkeypatch):
             assert_close(a, e, rtol=1e-8, atol=1e-9, msg=lambda m, kind=kind: f"{kind}: {m}")
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="needs the package triton")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_layers_in_triton(name, dtype):
+    """That layers reach the kernels, with windows, groups, gates, betas and biases; the kernels have tests of
+    their own."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    routing = ROUTINGS[name](iterations=2)
+    kinds = [
+        (CapsuleConv2d(2, 3, 2, 2, 2, routing, stride=2, padding=1, bias=True), (2, 2, 2, 2, 2)),
+        (CapsuleLinear(2, 3, (2, 1), (2, 2), routing, share_positions=True), (2, 2, 1, 2, 2, 1)),
+    ]
+    for layer, shape in kinds:
+        torch.manual_seed(0)
+        for parameter in layer.to(device, dtype).parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        results = []
+        for backend in ("reference", "triton"):
+            layer.backend = backend
+            exact = backend == "reference"
+            poses = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+            scores = torch.linspace(-1, 1, poses[..., 0].numel()).to(device, dtype).view(poses.shape[:-1])
+            scores = scores[..., 0] if scores.dim() == 5 else scores
+            if exact:
+                layer, poses, scores = copy.deepcopy(layer).double(), poses.double(), scores.double()
+            poses.requires_grad_(), scores.requires_grad_()
+            out = layer(Capsules(poses, scores), return_coefficients=True)
+            values = [x.double() for x in out if x is not None]
+            loss = sum(
+                (x * torch.linspace(0, 1, x.numel(), dtype=x.dtype, device=device).view_as(x)).sum() for x in values
+            )
+            leaves = [poses, scores, *layer.parameters()]
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+            results.append([*values, *(g.double() for g in grads if g is not None)])
+            layer = layer.to(dtype)
+        tolerance = EXACT if dtype == torch.float64 else {"rtol": 0.02, "atol": 0.02}
+        for expected, actual in zip(*results, strict=True):
+            assert_close(actual, expected, **tolerance)
+
+
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_empty_batch(name, backend):
@@ -293,6 +335,20 @@ def test_opcheck(call):
         arguments = (*grads, *results[: reduction.kept], *children, *rest, *buffers)
         detached = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
         torch.library.opcheck(reduction.backward, detached)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs the package triton")
+def test_opcheck_of_triton_operators():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shapes = [(2, 2, 1, 1, 1, 2), (2, 1, 1, 3, 2, 2), (2, 1, 1, 3, 1, 2), (2, 2, 1, 1)]
+    children = [torch.rand(*shape, device=device, requires_grad=True) for shape in shapes]
+    features, scores, betas = (torch.rand(*shape, device=device) for shape in ((2, 3, 2), (2, 3), (1, 1, 1, 3)))
+    for name, rest in (
+        ("weighted_sum", (features, False, True, False, 1)),
+        ("moments", (features, features, scores, betas, 1e-3, 1)),
+    ):
+        utilities = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+        torch.library.opcheck(library.REDUCTIONS["triton", name].forward, (*children, *rest), test_utils=utilities)
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
