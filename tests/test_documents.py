@@ -18,9 +18,9 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_of_the_readme_runs():
-    (code,) = blocks("python")
     namespace: dict = {}
-    exec(code, namespace)
+    exec("\n".join(blocks("python")), namespace)
+    assert namespace["layer"].backend == "tiled"
     assert namespace["digits"].poses.shape == (2, 10, 16)
     assert namespace["grid"].poses.shape == (2, 32, 7, 7, 4, 4)
     assert namespace["scores"].shape == (2, 10)

@@ -124,7 +124,8 @@ def test_memory_where_the_peak_cannot_be_started_anew(monkeypatch):
     assert peak_bytes(lambda: torch.ones(size // 4)) == pytest.approx(64 * MB, rel=0.2)
 
 
-def test_memory_of_what_fails():
+def test_memory_of_what_fails(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(NoNumber, match="ValueError: .*triton"):
         memory.measure_peak(Request("heinsen", smoke=True), "triton", False)
 
