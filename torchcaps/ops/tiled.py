@@ -60,8 +60,8 @@ class Block:
         window += values.unflatten(1, window.shape[1:4])
 
     def read_weight(self, x: Tensor) -> Tensor:
-        """`(groups, d, parents * h)` of `(groups, kernel, kernel, parents, d, h)`."""
-        return at_least_float32(x[self.groups, self.place[0], self.place[1]]).transpose(1, 2).flatten(2)
+        """`(groups, parents, d, h)` of `(groups, kernel, kernel, parents, d, h)`."""
+        return at_least_float32(x[self.groups, self.place[0], self.place[1]])
 
     def add_weight(self, x: Tensor, values: Tensor) -> None:
         own = x[self.groups, self.place[0], self.place[1]]
@@ -195,7 +195,7 @@ class Tile:
     def __init__(self, block: Block, layout: Layout, poses: Tensor, weight: Tensor):
         self.block, self.layout = block, layout
         self.poses = block.read(poses)
-        self.weight = at_least_float32(weight[block.groups, block.place[0], block.place[1]])
+        self.weight = block.read_weight(weight)
         groups, children = self.weight.shape[0], self.poses.shape[0]
         # The two sides of the product whose result is the votes, d in the middle.
         if layout.parents_last:
@@ -297,7 +297,7 @@ class PulledTile:
 
     def __init__(self, block: Block, layout: Layout, poses: Tensor, weight: Tensor):
         self.block, self.layout = block, layout
-        weight = at_least_float32(weight[block.groups, block.place[0], block.place[1]])
+        weight = block.read_weight(weight)
         self.groups, _, self.d, self.h = weight.shape
         self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
         poses = block.read(poses)
@@ -486,7 +486,7 @@ def vote_sum(poses: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor |
     parents, rows, h = weight.shape[3], poses.shape[4], weight.shape[5]
     sums = accumulator(poses, count_samples(poses, weight, stride), rows, parents, h)
     for block in pose_blocks(poses, weight, stride):
-        children, matrix = block.read(poses), block.read_weight(weight)
+        children, matrix = block.read(poses), _matrix(block, weight)
         gate = None if gates is None else block.read_gates(gates)
         total = sums[block.samples]
         total += (_group_sums(children, gate, len(matrix)) @ matrix.flatten(0, 1)).view(total.shape)
@@ -511,7 +511,7 @@ def vote_sum_backward(
     parents, _, h = weight.shape[3:]
     grad = at_least_float32(grad).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
     for block in pose_blocks(poses, weight, stride):
-        children, matrix, part = block.read(poses), block.read_weight(weight), grad[block.samples]
+        children, matrix, part = block.read(poses), _matrix(block, weight), grad[block.samples]
         (groups, d, _), (count, samples, rows, _) = matrix.shape, children.shape
         gate = None if gates is None else block.read_gates(gates)
         flat = part.view(samples * rows, -1)
@@ -532,6 +532,11 @@ def vote_sum_backward(
         if grad_bias is not None:
             masses = children.new_ones(count, samples) if gate is None else gate
             block.add_rows(grad_bias, torch.einsum("cn,nrjh->cjrh", masses, part))
+
+
+def _matrix(block: Block, weight: Tensor) -> Tensor:
+    """`(groups, d, parents * h)`."""
+    return block.read_weight(weight).transpose(1, 2).flatten(2)
 
 
 def _group_sums(poses: Tensor, gate: Tensor | None, groups: int) -> Tensor:
