@@ -5,12 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LazyVotes, check_backend, windows
-from torchcaps.routing import Routing
+from torchcaps.routing import Routing, presence
 
 
-class CapsuleConv2d(nn.Module):
+class CapsuleConv2d(CapsuleLayer):
     r"""A convolution of capsules: at each position, all children of a window vote for all parents there.
 
     .. math:: V_{(c,k,l),j} = \text{pose}_{c, s y + k, s x + l} \, W_{c,k,l,j} + B_{c,k,l,j}
@@ -70,12 +71,11 @@ class CapsuleConv2d(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
-        """Route the children of each window to the parents at its position."""
+    def votes(self, capsules: Capsules | Tensor) -> LazyVotes:
+        """The votes of the children of each window for the parents at its position."""
         capsules = as_capsules(capsules)
         poses, scores = capsules.poses, capsules.scores
         self._check(poses, scores)
-        batch = poses.shape[0]
         rows, d = matrix_shape(self.in_pose)
         poses = poses.reshape(*poses.shape[:4], rows, d)
         if self.padding:
@@ -83,22 +83,9 @@ class CapsuleConv2d(nn.Module):
                 scores = poses.new_full(poses.shape[:4], torch.inf)
             margin = (self.padding,) * 4
             poses, scores = F.pad(poses, (0, 0, 0, 0, *margin)), F.pad(scores, margin, value=-torch.inf)
-        height, width = ((size - self.kernel_size) // self.stride + 1 for size in poses.shape[2:4])
         votes = LazyVotes(poses, self.weight, self.bias, self.out_pose, self.stride, self.backend)
         scores = None if scores is None else windows(scores, self.kernel_size, self.stride)
-        parents = self.routing(votes, scores, return_coefficients)
-
-        grid, window = (batch, height, width), (self.in_capsules, self.kernel_size, self.kernel_size)
-
-        def on_grid(x: Tensor) -> Tensor:
-            return x.unflatten(0, grid).movedim(3, 1)
-
-        return Capsules(
-            on_grid(parents.poses),
-            None if parents.scores is None else on_grid(parents.scores),
-            None if parents.variances is None else on_grid(parents.variances),
-            None if parents.coefficients is None else parents.coefficients.unflatten(0, grid).unflatten(3, window),
-        )
+        return votes.gated(presence(scores))
 
     def _check(self, poses: Tensor, scores: Tensor | None) -> None:
         shape = tuple(poses.shape)

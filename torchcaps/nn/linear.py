@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LazyVotes, check_backend
-from torchcaps.routing import Routing
+from torchcaps.routing import Routing, presence
 
 
-class CapsuleLinear(nn.Module):
+class CapsuleLinear(CapsuleLayer):
     r"""Every child votes for every parent, and a routing algorithm decides which votes count.
 
     .. math:: V_{ij} = \text{pose}_i \, W_{ij} + B_{ij}, \quad \text{parents} = \text{routing}(V)
@@ -103,12 +104,15 @@ class CapsuleLinear(nn.Module):
             out_capsules: number of parents, if the layer was made without one; None is as many as children.
             return_coefficients: also return the coefficients, `(batch, children, out_capsules)`.
         """
+        return self.routing(self.votes(capsules, out_capsules), return_coefficients=return_coefficients)
+
+    def votes(self, capsules: Capsules | Tensor, out_capsules: int | None = None) -> LazyVotes:
+        """The votes of all children for all parents."""
         capsules = as_capsules(capsules)
         grid = self._check(capsules)
         rows, d = matrix_shape(self.in_pose)
         poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
         poses = poses.reshape(*poses.shape[:2], rows, d)
-        scores = None if capsules.scores is None else capsules.scores.flatten(1)
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
@@ -124,7 +128,8 @@ class CapsuleLinear(nn.Module):
         if self.coordinates:
             bias = self._coordinates(*grid, like=weight)
         votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
-        return self.routing(votes, scores, return_coefficients)
+        scores = None if capsules.scores is None else capsules.scores.flatten(1)
+        return votes.gated(presence(scores))
 
     def _coordinates(self, height: int, width: int, like: Tensor) -> Tensor:
         """`(types * positions, 1, rows, h)`: the centre of each position, in the last column."""

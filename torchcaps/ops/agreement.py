@@ -4,8 +4,10 @@ An agreement holds no vote: it says how a logit follows from one. `None` in plac
 means that nothing is known yet and the coefficients are uniform: every algorithm's first iteration.
 """
 
-from typing import NamedTuple
+import math
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 
@@ -18,6 +20,14 @@ class Dot(NamedTuple):
     query: Tensor
     unit: bool = False
 
+    def state(self) -> Tensor:
+        """All that the parents say, `(batch, n)`: any value is one that an agreement can have."""
+        return self.query.flatten(1)
+
+    def with_state(self, state: Tensor) -> Self:
+        """The same kind of agreement in another state."""
+        return self._replace(query=state.view(self.query.shape))
+
 
 class Gaussian(NamedTuple):
     """`logit[i,j] = prior[j] - sum_k precision[j,k] (V[i,j,k] - mean[j,k])**2 / 2`.
@@ -29,6 +39,15 @@ class Gaussian(NamedTuple):
     mean: Tensor
     precision: Tensor
     prior: Tensor
+
+    def state(self) -> Tensor:
+        """All that the parents say, `(batch, n)`: any value is one that an agreement can have."""
+        return torch.cat([self.mean.flatten(1), self.precision.log().flatten(1), self.prior], dim=1)
+
+    def with_state(self, state: Tensor) -> Self:
+        """The same kind of agreement in another state."""
+        n, shape = math.prod(self.mean.shape[1:]), self.mean.shape
+        return type(self)(state[:, :n].reshape(shape), state[:, n : 2 * n].exp().view(shape), state[:, 2 * n :])
 
 
 Agreement = Dot | Gaussian

@@ -40,6 +40,7 @@ class Votes(ABC):
     Attributes:
         batch, children, parents: sizes.
         pose: shape of a parent's pose.
+        device: where they are.
         dtype: precision of what comes out; sums over children run in float32 at least.
         gates: `(batch, children)` in [0, 1], how present each child is, or None (all of them are).
             A child with gate 0 is padding and changes nothing.
@@ -49,6 +50,7 @@ class Votes(ABC):
     children: int
     parents: int
     pose: tuple[int, ...]
+    device: torch.device
     dtype: torch.dtype
     gates: Tensor | None
 
@@ -74,19 +76,24 @@ class Votes(ABC):
         poses: Tensor,
         scores: Tensor | None = None,
         variances: Tensor | None = None,
-        coefficients: Tensor | None = None,
     ) -> Capsules:
-        """The parents, poses in their own shape and everything in the precision of the votes."""
-
-        def shaped(x: Tensor) -> Tensor:
-            return x.reshape(self.batch, self.parents, *self.pose).to(self.dtype)
-
+        """The parents, in their own shape and in the precision of the votes."""
         return Capsules(
-            shaped(poses),
-            None if scores is None else scores.to(self.dtype),
-            None if variances is None else shaped(variances),
-            None if coefficients is None else coefficients.to(self.dtype),
+            self._shaped(poses, self.pose),
+            None if scores is None else self._shaped(scores, ()),
+            None if variances is None else self._shaped(variances, self.pose),
         )
+
+    def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:
+        """The parents with their coefficients."""
+        return parents._replace(coefficients=coefficients.to(self.dtype))
+
+    def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
+        return x.reshape(self.batch, self.parents, *pose).to(self.dtype)
+
+    @abstractmethod
+    def detach(self) -> Self:
+        """The same votes as constants: no gradient goes to the children or the weights."""
 
     def gated(self, gates: Tensor | None) -> Self:
         """The same votes of children that are present to the degree of their gates."""
@@ -109,8 +116,15 @@ class StoredVotes(Votes):
         if votes.dim() < 4:
             raise ValueError(f"expected votes of shape (batch, children, parents, *pose), got {tuple(votes.shape)}")
         self.batch, self.children, self.parents = votes.shape[:3]
-        self.pose, self.dtype, self.gates = tuple(votes.shape[3:]), votes.dtype, None
+        self.pose, self.device, self.dtype = tuple(votes.shape[3:]), votes.device, votes.dtype
+        self.gates = None
         self.votes = at_least_float32(votes).flatten(3)
+
+    def detach(self) -> Self:
+        votes = copy.copy(self)
+        votes.votes = self.votes.detach()
+        votes.gates = None if self.gates is None else self.gates.detach()
+        return votes
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
         return contract("bij,bijk->bjk", self._weights(agreement, over, leaky), self.votes)
@@ -162,6 +176,9 @@ class LazyVotes(Votes):
             `(types, kernel, kernel, parents, d, h)` and bias `(types, kernel, kernel, parents or 1, rows, h)`; each
             window is a sample, images before positions, and its children are in the order of the weights.
         backend: "auto", "reference", "tiled" or "triton"; see :func:`torchcaps.use_backend`.
+
+    Windows' parents are put on a grid: `(images, parents, rows, columns, ...)`, coefficients
+    `(images, rows, columns, types, kernel, kernel, parents)`.
     """
 
     def __init__(
@@ -173,22 +190,43 @@ class LazyVotes(Votes):
         stride: int = 1,
         backend: Backend = "auto",
     ):
-        if poses.dim() == 4:
+        self.grid: tuple[int, ...] = ()
+        if poses.dim() == 6:
+            places = ((size - weight.shape[1]) // stride + 1 for size in poses.shape[2:4])
+            self.grid = (poses.shape[0], *places)
+        else:
             poses, weight = poses[:, :, None, None], weight[:, None, None]
             bias = None if bias is None else bias[:, None, None]
         self.poses, self.weight, self.bias, self.pose, self.stride = poses, weight, bias, pose, stride
         self.batch, self.kernel = tiled.count_samples(poses, weight, stride), weight.shape[1]
         self.children, self.parents = poses.shape[1] * self.kernel**2, weight.shape[3]
-        self.dtype, self.gates = poses.dtype, None
+        self.device, self.dtype, self.gates = poses.device, poses.dtype, None
         self.backend = choose_backend(backend, poses.device)
         # By whether gradients are on: what no_grad made, as all but the last iteration may run, has none to give.
         self._cache: dict[bool, StoredVotes] = {}
         self._next: Children | None = None
 
+    def detach(self) -> Self:
+        votes = copy.copy(self)
+        votes.poses, votes.weight = self.poses.detach(), self.weight.detach()
+        votes.bias, votes.gates = (None if x is None else x.detach() for x in (self.bias, self.gates))
+        votes._cache, votes._next = {}, None
+        return votes
+
     def gated(self, gates: Tensor | None) -> Self:
         votes = super().gated(gates)
         votes._next = None
         return votes
+
+    def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:
+        if self.grid:
+            window = (self.weight.shape[0], self.kernel, self.kernel)
+            coefficients = coefficients.unflatten(0, self.grid).unflatten(3, window)
+        return super().with_coefficients(parents, coefficients)
+
+    def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
+        x = super()._shaped(x, pose)
+        return x.unflatten(0, self.grid).movedim(3, 1) if self.grid else x
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
         if agreement is None:

@@ -7,7 +7,8 @@ from typing import Self
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Over, Votes
+from torchcaps.ops import Agreement, Over, Votes, as_votes
+from torchcaps.routing.loop import Gradient, Step, check_iterations, iterate
 
 
 class Routing(nn.Module, ABC):
@@ -16,14 +17,30 @@ class Routing(nn.Module, ABC):
     A layer keeps `routing.for_layer(...)`, a copy with parameters of its own, so that one instance can be
     given to many layers and none shares its parameters with another.
 
+    Args:
+        iterations, gradient: as in the algorithm's function.
+        least: number of iterations.
+
     Attributes:
         softmax: what the coefficients sum to one over.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
+        accumulates: whether an agreement adds to the one before, so that it never comes to rest.
     """
 
     softmax: Over = "parents"
     measures_presence: bool = True
+    accumulates: bool = False
+
+    def __init__(self, iterations: int, gradient: Gradient = "unrolled", least: int = 1):
+        super().__init__()
+        check_iterations(iterations, gradient, least)
+        self.iterations, self.gradient = iterations, gradient
+
+    @property
+    def steps(self) -> int:
+        """How often `step` runs."""
+        return self.iterations
 
     def for_layer(self, children: int, parents: int, features: int) -> Self:
         """A copy for a layer with that many sets of vote weights (`children`, 1 if all children share them),
@@ -43,11 +60,30 @@ class Routing(nn.Module, ABC):
         """Initialise a layer's vote weights `(..., parents, d, h)`, given its number of children, in place."""
         nn.init.normal_(weight, std=1 / weight.shape[-2])
 
+    def first_agreement(self, votes: Votes) -> Agreement | None:
+        """What is known before the first iteration: mostly nothing."""
+        return None
+
     @abstractmethod
+    def step(self, votes: Votes) -> Step:
+        """One iteration on these votes, as a function."""
+
+    def coefficients(self, votes: Votes, agreement: Agreement | None) -> Tensor:
+        """The coefficients that follow from an agreement, `(batch, children, parents)`."""
+        return votes.coefficients(agreement, self.softmax)
+
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
     ) -> Capsules:
-        """Route `votes` (batch, children, parents, *pose) of children with `scores` (batch, children)."""
+        """Route `votes` (batch, children, parents, *pose) of children with `scores` (batch, children), or votes that
+        have gates already."""
+        votes = as_votes(votes)
+        votes = votes if scores is None else votes.gated(presence(scores))
+        first = self.first_agreement(votes)
+        parents, agreement = iterate(self.step(votes), self.steps, self.gradient, first)
+        if not return_coefficients:
+            return parents
+        return votes.with_coefficients(parents, self.coefficients(votes, agreement))
 
 
 def presence(scores: Tensor | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes
 from torchcaps.routing.base import Routing, missing_parameters, presence
-from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.loop import Gradient, Step, iterate
 from torchcaps.routing.squash import squash
 
 
@@ -60,18 +60,23 @@ def dynamic_routing(
     if bias is not None and (bias.shape[0] not in (1, votes.parents) or bias[0].numel() != math.prod(votes.pose)):
         expected = (votes.parents, *votes.pose)
         raise ValueError(f"expected a bias of shape (parents, *pose) = {expected}, got {tuple(bias.shape)}")
+    parents, agreement = iterate(_step(votes, softmax, bias, leaky), iterations, gradient)
+    if not return_coefficients:
+        return parents
+    return votes.with_coefficients(parents, votes.coefficients(agreement, softmax, leaky))
+
+
+def _step(votes: Votes, softmax: Over, bias: Tensor | None, leaky: bool) -> Step:
     offset = 0 if bias is None else bias.flatten(1)
 
-    def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
+    def step(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         s = votes.weighted_sum(agreement, softmax, leaky) + offset  # lines 4, 5
         v = squash(s)  # line 6
         # Line 7. All b_ij = V_ij . (sum of the parents so far): no logits to keep.
         earlier = agreement.query if isinstance(agreement, Dot) else 0
-        return v, Dot(earlier + v)
+        return votes.capsules(v), Dot(earlier + v)
 
-    v, agreement = iterate(step, iterations, gradient)
-    coefficients = votes.coefficients(agreement, softmax, leaky) if return_coefficients else None
-    return votes.capsules(v, coefficients=coefficients)
+    return step
 
 
 def check_softmax(softmax: str, leaky: bool = False) -> None:
@@ -94,6 +99,8 @@ class DynamicRouting(Routing):
     See :func:`torchcaps.functional.dynamic_routing`.
     """
 
+    accumulates = True
+
     def __init__(
         self,
         iterations: int = 3,
@@ -102,11 +109,9 @@ class DynamicRouting(Routing):
         leaky: bool = False,
         gradient: Gradient = "unrolled",
     ):
-        super().__init__()
-        check_iterations(iterations, gradient)
+        super().__init__(iterations, gradient)
         check_softmax(softmax, leaky)
-        self.iterations, self.softmax, self.leaky, self.gradient = iterations, softmax, leaky, gradient
-        self.has_bias = bias
+        self.softmax, self.leaky, self.has_bias = softmax, leaky, bias
         self.register_parameter("bias", None)
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
@@ -120,14 +125,13 @@ class DynamicRouting(Routing):
     def reset_weight(self, weight: Tensor, children: int) -> None:
         nn.init.trunc_normal_(weight, std=0.1, a=-0.2, b=0.2)  # the authors' code
 
-    def forward(
-        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
-    ) -> Capsules:
+    def step(self, votes: Votes) -> Step:
         if self.has_bias and self.bias is None:
             raise missing_parameters(self)
-        return dynamic_routing(
-            votes, self.iterations, self.softmax, self.bias, self.leaky, scores, self.gradient, return_coefficients
-        )
+        return _step(votes, self.softmax, self.bias, self.leaky)
+
+    def coefficients(self, votes: Votes, agreement: Agreement | None) -> Tensor:
+        return votes.coefficients(agreement, self.softmax, self.leaky)
 
     def extra_repr(self) -> str:
         return (

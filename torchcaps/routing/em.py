@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Gaussian, Votes, as_votes
-from torchcaps.routing.base import Routing, missing_parameters, presence
-from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.base import Routing, missing_parameters
+from torchcaps.routing.loop import Gradient, Step, iterate
 
 
 def em_routing(
@@ -69,19 +69,35 @@ def em_routing(
         if beta.numel() != 1 and beta.shape != (votes.parents,):
             raise ValueError(f"expected {name} of shape (parents,) = ({votes.parents},), got {tuple(beta.shape)}")
 
-    def step(agreement: Agreement | None, t: int) -> tuple[tuple[Tensor, Tensor, Tensor], Agreement]:
+    step = _step(votes, beta_a, beta_u, inverse_temperature, decay, eps)
+    parents, agreement = iterate(step, iterations, gradient)
+    return votes.with_coefficients(parents, votes.coefficients(agreement)) if return_coefficients else parents
+
+
+def _step(votes: Votes, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float, decay: float, eps: float) -> Step:
+    def step(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         m = votes.moments(agreement)  # M-step, lines 2 to 4
         variance = m.variance.clamp_min(eps)
-        log_sigma = 0.5 * variance.log()
-        cost = (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * m.mass  # line 5
-        score = inverse_temperature * (1 - decay ** (t + 1)) * (beta_a - cost)  # line 6
+        score = em_score(variance, m.mass, t, beta_a, beta_u, inverse_temperature, decay)  # lines 5, 6
         # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2), softmax over the parents.
-        prior = F.logsigmoid(score) - (log_sigma + 0.5 * math.log(2 * math.pi)).sum(-1)
-        return (m.mean, score, variance), Gaussian(m.mean, 1 / variance, prior)
+        prior = F.logsigmoid(score) - 0.5 * (variance.log() + math.log(2 * math.pi)).sum(-1)
+        return votes.capsules(m.mean, score, variance), Gaussian(m.mean, 1 / variance, prior)
 
-    (mean, score, variance), agreement = iterate(step, iterations, gradient)
-    coefficients = votes.coefficients(agreement) if return_coefficients else None
-    return votes.capsules(mean, score, variance, coefficients)
+    return step
+
+
+def em_score(
+    variance: Tensor,
+    mass: Tensor,
+    t: float,
+    beta_a: Tensor,
+    beta_u: Tensor,
+    inverse_temperature: float = 0.01,
+    decay: float = 0.95,
+) -> Tensor:
+    """The logit of a parent's activation in iteration t, `(batch, parents)`; lines 5 and 6."""
+    cost = (beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
+    return inverse_temperature * (1 - decay ** (t + 1)) * (beta_a - cost)
 
 
 class EMRouting(Routing):
@@ -106,9 +122,8 @@ class EMRouting(Routing):
         eps: float = 1e-6,
         gradient: Gradient = "unrolled",
     ):
-        super().__init__()
-        check_iterations(iterations, gradient)
-        self.iterations, self.gradient, self.eps = iterations, gradient, eps
+        super().__init__(iterations, gradient)
+        self.eps = eps
         self.inverse_temperature, self.decay = inverse_temperature, decay
         self.register_parameter("beta_a", None)
         self.register_parameter("beta_u", None)
@@ -122,23 +137,10 @@ class EMRouting(Routing):
             nn.init.zeros_(self.beta_a)
             nn.init.zeros_(self.beta_u)
 
-    def forward(
-        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
-    ) -> Capsules:
+    def step(self, votes: Votes) -> Step:
         if self.beta_a is None or self.beta_u is None:
             raise missing_parameters(self)
-        return em_routing(
-            votes,
-            presence(scores),
-            self.beta_a,
-            self.beta_u,
-            self.iterations,
-            self.inverse_temperature,
-            self.decay,
-            self.eps,
-            self.gradient,
-            return_coefficients,
-        )
+        return _step(votes, self.beta_a, self.beta_u, self.inverse_temperature, self.decay, self.eps)
 
     def extra_repr(self) -> str:
         return (

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Gaussian, Votes, as_votes, at_least_float32, contract
 from torchcaps.routing.base import Routing, missing_parameters, presence
-from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.loop import Gradient, Step, iterate
 
 Model = Literal["gaussian", "kmeans"]
 
@@ -61,12 +61,17 @@ def heinsen_routing(
     """
     check_model(model)
     votes = as_votes(votes).gated(presence(scores))
+    parents, agreement = iterate(_step(votes, beta_use, beta_ignore, model, eps), iterations, gradient)
+    return votes.with_coefficients(parents, votes.coefficients(agreement)) if return_coefficients else parents
+
+
+def _step(votes: Votes, beta_use: Tensor, beta_ignore: Tensor | None, model: Model, eps: float) -> Step:
     beta_ignore = beta_use if beta_ignore is None else beta_ignore
     # Lines 13, 16: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
     betas = beta_use + beta_ignore
     cost_of_all = _cost_of_all(beta_ignore, votes)
 
-    def step(agreement: Agreement | None, t: int) -> tuple[tuple[Tensor, Tensor, Tensor], Agreement]:
+    def step(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         m = votes.moments(agreement, betas, eps)  # lines 12, 17, 18
         assert m.benefit is not None
         score = m.benefit - cost_of_all  # line 16
@@ -76,11 +81,9 @@ def heinsen_routing(
             prior, precision = prior - 0.5 * variance.log().sum(-1), 1 / variance
         else:
             precision = torch.full_like(variance, 2)
-        return (m.mean, score, variance), Gaussian(m.mean, precision, prior)
+        return votes.capsules(m.mean, score, variance), Gaussian(m.mean, precision, prior)
 
-    (mean, score, variance), agreement = iterate(step, iterations, gradient)
-    coefficients = votes.coefficients(agreement) if return_coefficients else None
-    return votes.capsules(mean, score, variance, coefficients)
+    return step
 
 
 def _cost_of_all(beta_ignore: Tensor, votes: Votes) -> Tensor:
@@ -119,11 +122,9 @@ class HeinsenRouting(Routing):
         eps: float = 1e-5,
         gradient: Gradient = "unrolled",
     ):
-        super().__init__()
-        check_iterations(iterations, gradient)
+        super().__init__(iterations, gradient)
         check_model(model)
-        self.iterations, self.single_beta, self.model = iterations, single_beta, model
-        self.eps, self.gradient = eps, gradient
+        self.single_beta, self.model, self.eps = single_beta, model, eps
         self.register_parameter("beta_use", None)
         self.register_parameter("beta_ignore", None)
 
@@ -136,22 +137,10 @@ class HeinsenRouting(Routing):
         for beta in self.parameters():
             nn.init.zeros_(beta)
 
-    def forward(
-        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
-    ) -> Capsules:
+    def step(self, votes: Votes) -> Step:
         if self.beta_use is None:
             raise missing_parameters(self)
-        return heinsen_routing(
-            votes,
-            scores,
-            self.beta_use,
-            self.beta_ignore,
-            self.iterations,
-            self.model,
-            self.eps,
-            self.gradient,
-            return_coefficients,
-        )
+        return _step(votes, self.beta_use, self.beta_ignore, self.model, self.eps)
 
     def extra_repr(self) -> str:
         return (

@@ -6,14 +6,19 @@ The agreement is scaled by 1/sqrt(pose size), which the paper does not print and
 LayerNorm has a learned scale and shift per pose entry and is left out for poses of one entry, as there.
 """
 
+import math
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Votes, as_votes
+from torchcaps.ops import Agreement, Dot, Votes, as_votes, at_least_float32
 from torchcaps.routing.base import Routing, presence
-from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.loop import Gradient, Step, iterate
+
+Start = Literal["zero", "random", "learned"]
 
 
 def inverted_attention_routing(
@@ -26,11 +31,12 @@ def inverted_attention_routing(
     scale: float | None = None,
     scores: Tensor | None = None,
     gradient: Gradient = "unrolled",
+    start: Tensor | None = None,
     return_coefficients: bool = True,
 ) -> Capsules:
     r"""Parents compete for the attention of children.
 
-    With :math:`p_j = 0` at first, in each iteration
+    With :math:`p_j = 0` at first, so that the first coefficients are uniform, in each iteration
 
     .. math::
         a_{ij} = \text{scale} \cdot p_j \cdot V_{ij}, \quad
@@ -46,23 +52,48 @@ def inverted_attention_routing(
         scale: of the agreement; None is 1/sqrt(features).
         scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
         gradient: "unrolled", or "last": through the last iteration only.
+        start: poses of the parents before the first iteration, `(batch or 1, parents, features)`; None is zeros.
         return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
 
     Reference:
         Tsai et al. 2020, Procedure 1, equations 2 to 4.
     """
     votes = as_votes(votes).gated(presence(scores))
+    parents, agreement = iterate(
+        _step(votes, weight, bias, layer_norm, eps, scale), iterations, gradient, _first_agreement(votes, start, scale)
+    )
+    return votes.with_coefficients(parents, votes.coefficients(agreement)) if return_coefficients else parents
 
-    def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
+
+def _step(
+    votes: Votes,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    layer_norm: bool,
+    eps: float = 1e-5,
+    scale: float | None = None,
+) -> Step:
+    def step(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         p = votes.weighted_sum(agreement)  # lines 3 to 5
         features = p.shape[-1]
         if layer_norm and features > 1:
             p = F.layer_norm(p, (features,), _like(weight, p), _like(bias, p), eps)  # line 6
-        return p, Dot(p * (features**-0.5 if scale is None else scale))
+        return votes.capsules(p), _agreement(p, scale)
 
-    p, agreement = iterate(step, iterations, gradient)
-    coefficients = votes.coefficients(agreement) if return_coefficients else None
-    return votes.capsules(p, coefficients=coefficients)
+    return step
+
+
+def _agreement(p: Tensor, scale: float | None) -> Dot:
+    return Dot(p * (p.shape[-1] ** -0.5 if scale is None else scale))
+
+
+def _first_agreement(votes: Votes, start: Tensor | None, scale: float | None = None) -> Dot | None:
+    if start is None:
+        return None
+    shape = (votes.batch, votes.parents, math.prod(votes.pose))
+    if start.dim() != 3 or any(n not in (1, m) for n, m in zip(start.shape, shape, strict=True)):
+        raise ValueError(f"expected start of shape (batch or 1, parents, features) = {shape}, got {tuple(start.shape)}")
+    return _agreement(at_least_float32(start).expand(shape), scale)
 
 
 def _like(parameter: Tensor | None, x: Tensor) -> Tensor | None:
@@ -75,6 +106,8 @@ class InvertedAttentionRouting(Routing):
     Args:
         iterations: at least 1.
         layer_norm: normalise the parents, with a learned scale and shift per pose entry.
+        start: the parents' poses before the first iteration: "zero", "random" (normal, drawn anew at every call) or
+            "learned" (the same for all samples, from zero on).
         gradient: "unrolled" or "last".
 
     See :func:`torchcaps.functional.inverted_attention_routing`.
@@ -82,10 +115,18 @@ class InvertedAttentionRouting(Routing):
 
     measures_presence = False  # LayerNorm gives all parents the same length
 
-    def __init__(self, iterations: int = 2, layer_norm: bool = True, gradient: Gradient = "unrolled"):
-        super().__init__()
-        check_iterations(iterations, gradient)
-        self.iterations, self.layer_norm, self.gradient = iterations, layer_norm, gradient
+    def __init__(
+        self,
+        iterations: int = 2,
+        layer_norm: bool = True,
+        start: Start = "zero",
+        gradient: Gradient = "unrolled",
+    ):
+        super().__init__(iterations, gradient)
+        if start not in ("zero", "random", "learned"):
+            raise ValueError(f"start must be 'zero', 'random' or 'learned', got {start!r}")
+        self.layer_norm, self.start = layer_norm, start
+        self.register_parameter("first_poses", None)
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -93,8 +134,12 @@ class InvertedAttentionRouting(Routing):
         if self.layer_norm and features > 1:
             self.weight = nn.Parameter(torch.empty(features))
             self.bias = nn.Parameter(torch.empty(features))
+        if self.start == "learned":
+            self.first_poses = nn.Parameter(torch.empty(1, parents, features))
 
     def reset_parameters(self) -> None:
+        if self.first_poses is not None:
+            nn.init.zeros_(self.first_poses)
         if self.weight is not None and self.bias is not None:
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
@@ -103,19 +148,17 @@ class InvertedAttentionRouting(Routing):
         parents, d = weight.shape[-3:-1]
         nn.init.normal_(weight, std=(parents / (d * children)) ** 0.5)  # the authors' code
 
-    def forward(
-        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
-    ) -> Capsules:
-        return inverted_attention_routing(
-            votes,
-            self.iterations,
-            self.weight,
-            self.bias,
-            self.layer_norm,
-            scores=scores,
-            gradient=self.gradient,
-            return_coefficients=return_coefficients,
-        )
+    def first_agreement(self, votes: Votes) -> Agreement | None:
+        if self.start == "random":
+            shape = (votes.batch, votes.parents, math.prod(votes.pose))
+            return _first_agreement(votes, torch.randn(shape, device=votes.device))
+        return _first_agreement(votes, self.first_poses)
+
+    def step(self, votes: Votes) -> Step:
+        return _step(votes, self.weight, self.bias, self.layer_norm)
 
     def extra_repr(self) -> str:
-        return f"iterations={self.iterations}, layer_norm={self.layer_norm}, gradient={self.gradient!r}"
+        return (
+            f"iterations={self.iterations}, layer_norm={self.layer_norm}, start={self.start!r}, "
+            f"gradient={self.gradient!r}"
+        )

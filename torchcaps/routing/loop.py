@@ -2,32 +2,35 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 
+from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement
 
 Gradient = Literal["unrolled", "last"]
-Result = TypeVar("Result")
+
+# From an agreement (None: nothing is known yet) and the iteration, counted from 0, to the parents that follow from it
+# and the agreement with those parents. The iteration is infinite where a routing runs to its end.
+Step = Callable[[Agreement | None, float], tuple[Capsules, Agreement]]
 
 
 def iterate(
-    step: Callable[[Agreement | None, int], tuple[Result, Agreement]], iterations: int, gradient: Gradient = "unrolled"
-) -> tuple[Result, Agreement | None]:
+    step: Step, iterations: int, gradient: Gradient = "unrolled", agreement: Agreement | None = None
+) -> tuple[Capsules, Agreement | None]:
     """Let children and parents agree, `iterations` times.
 
     Args:
-        step: from an agreement (None at first: nothing is known yet) and the iteration, counted from 0, to
-            the parents that follow from it and the agreement with those parents.
+        step: one iteration.
         gradient: "unrolled" differentiates through all iterations, "last" only through the last one and
             takes the agreement that enters it as given.
+        agreement: that the first step starts from.
 
     Returns:
         The parents of the last step, and the agreement that they were computed from.
     """
     check_iterations(iterations, gradient)
-    agreement: Agreement | None = None
     for t in range(iterations - 1):
         with torch.no_grad() if gradient == "last" else contextlib.nullcontext():
             _, agreement = step(agreement, t)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes, normalize
 from torchcaps.routing.base import Routing, presence
-from torchcaps.routing.loop import Gradient, check_iterations, iterate
+from torchcaps.routing.loop import Gradient, Step, check_iterations, iterate
 
 
 def vector_norm_routing(
@@ -51,17 +51,22 @@ def vector_norm_routing(
     """
     check_iterations(iterations, gradient, least=0)
     votes = as_votes(votes).gated(presence(scores))
+    parents, agreement = iterate(_step(votes, sharpness, activation), iterations + 1, gradient)
+    if not return_coefficients:
+        return parents
+    return votes.with_coefficients(parents, votes.coefficients(agreement, "children"))
 
-    def step(agreement: Agreement | None, t: int) -> tuple[Tensor, Agreement]:
+
+def _step(votes: Votes, sharpness: float | Tensor, activation: Callable[[Tensor], Tensor] | None) -> Step:
+    def step(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         s = votes.weighted_sum(agreement, "children")  # line 5 (and 10)
         v = normalize(s)  # line 6
         # Lines 7, 8. All lambda b_ij = V_ij / |V_ij| . (lambda times the sum of the parents so far).
         earlier = agreement.query if isinstance(agreement, Dot) else 0
-        return s, Dot(earlier + sharpness * v, unit=True)
+        parents = votes.capsules(s if activation is None else activation(s))  # line 11
+        return parents, Dot(earlier + sharpness * v, unit=True)
 
-    s, agreement = iterate(step, iterations + 1, gradient)
-    coefficients = votes.coefficients(agreement, "children") if return_coefficients else None
-    return votes.capsules(s if activation is None else activation(s), coefficients=coefficients)  # line 11
+    return step
 
 
 class VectorNormRouting(Routing):
@@ -77,6 +82,7 @@ class VectorNormRouting(Routing):
     """
 
     softmax: Over = "children"
+    accumulates = True
 
     def __init__(
         self,
@@ -85,18 +91,16 @@ class VectorNormRouting(Routing):
         activation: Callable[[Tensor], Tensor] | None = None,
         gradient: Gradient = "unrolled",
     ):
-        super().__init__()
-        check_iterations(iterations, gradient, least=0)
-        self.iterations, self.sharpness, self.gradient = iterations, sharpness, gradient
-        self.activation = activation
+        super().__init__(iterations, gradient, least=0)
+        self.sharpness, self.activation = sharpness, activation
         self.measures_presence = activation is not None
 
-    def forward(
-        self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
-    ) -> Capsules:
-        return vector_norm_routing(
-            votes, self.iterations, self.sharpness, self.activation, scores, self.gradient, return_coefficients
-        )
+    @property
+    def steps(self) -> int:
+        return self.iterations + 1
+
+    def step(self, votes: Votes) -> Step:
+        return _step(votes, self.sharpness, self.activation)
 
     def extra_repr(self) -> str:
         return f"iterations={self.iterations}, sharpness={self.sharpness}, gradient={self.gradient!r}"

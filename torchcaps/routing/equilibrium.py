@@ -1,0 +1,128 @@
+"""Routing to a fixed point, with implicit gradients.
+
+Tsai et al. (2020) name it as future work: infinitely many iterations, as in Bai, Kolter, Koltun: Deep Equilibrium
+Models (2019). The acceleration is Anderson's (1965), in the form of Walker and Ni (2011).
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Agreement, Votes
+from torchcaps.routing.base import Routing
+
+RIDGE = 1e-8  # of the normal equations, relative: differences become parallel near the fixed point
+
+
+@dataclass(frozen=True)
+class Equilibrium:
+    r"""Iterate until parents and agreement change no more.
+
+    With z the state that a routing carries (of a dot agreement its query, of a Gaussian one mean, log precision and
+    prior) and f its step, find :math:`z^* = f(z^*, \theta)` and differentiate there, whatever the way to it:
+
+    .. math:: \frac{\partial L}{\partial \theta} = g \frac{\partial f}{\partial \theta}, \quad
+        g = \frac{\partial L}{\partial z^*} + g \frac{\partial f}{\partial z}
+
+    where g is found like z, by iteration. No iteration's intermediate results are kept. A routing whose coefficients
+    depend on the iteration, such as EM with its temperature, takes the values of its last.
+
+    Args:
+        tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, a
+            window's) to stop at.
+        max_iterations: to stop at in any case. Nothing says that a routing must converge: look at the residuals.
+        history: differences that Anderson acceleration combines; 0 iterates plainly.
+    """
+
+    tolerance: float = 1e-4
+    max_iterations: int = 50
+    history: int = 5
+
+    def __post_init__(self) -> None:
+        if self.tolerance <= 0 or self.max_iterations < 1 or self.history < 0:
+            raise ValueError(
+                "expected tolerance > 0, max_iterations of at least 1 and history of at least 0, got "
+                f"{self.tolerance}, {self.max_iterations}, {self.history}"
+            )
+
+    def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, Tensor]:
+        """The parents, the agreement with them, and the residual of each iteration."""
+        check_equilibrium(routing)
+        with torch.no_grad():
+            forever = routing.step(votes)
+            _, like = forever(routing.first_agreement(votes), torch.inf)
+            state, residuals = self.solve(lambda z: forever(like.with_state(z), torch.inf)[1].state(), like.state())
+
+        step = routing.step(votes)
+        if torch.is_grad_enabled():
+            fixed = state
+            _, agreement = step(like.with_state(fixed), torch.inf)
+            state = agreement.state()
+            if state.requires_grad:
+                state.register_hook(self._implicit(routing, votes.detach(), like, fixed))
+        agreement = like.with_state(state)
+        parents, _ = step(agreement, torch.inf)
+        return parents, agreement, residuals
+
+    def solve(self, function: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+        """A fixed point of `function` on `(samples, n)`: for each sample the best value found, and the largest
+        relative residual of each iteration, `(iterations,)`."""
+        points, values, residuals = [start], [], []
+        best, least = start, start.new_full(start.shape[:1], torch.inf)
+        for _ in range(self.max_iterations):
+            value = function(points[-1])
+            size = value.norm(dim=1).clamp_min(torch.finfo(value.dtype).tiny)
+            residual = (value - points[-1]).norm(dim=1) / size
+            best = torch.where((residual < least).unsqueeze(1), value, best)
+            least = torch.minimum(least, residual)
+            residuals.append(residual.max() if len(residual) else residual.sum())
+            if residuals[-1] <= self.tolerance:
+                break
+            values.append(value)
+            points, values = points[-self.history - 1 :], values[-self.history - 1 :]
+            points.append(_anderson(points, values))
+        return best, torch.stack(residuals)
+
+    def _implicit(self, routing: Routing, votes: Votes, like: Agreement, fixed: Tensor) -> Callable[[Tensor], Tensor]:
+        """A hook that turns the gradient of the state into the g above."""
+        with torch.enable_grad():
+            state = fixed.detach().requires_grad_()
+            value = routing.step(votes)(like.with_state(state), torch.inf)[1].state()
+
+        def hook(grad: Tensor) -> Tensor:
+            def function(g: Tensor) -> Tensor:
+                return grad + torch.autograd.grad(value, state, g, retain_graph=True)[0]
+
+            return self.solve(function, grad)[0]
+
+        return hook
+
+
+def check_equilibrium(routing: Routing) -> None:
+    if routing.accumulates:
+        raise ValueError(
+            f"{type(routing).__name__} adds up its agreements and never comes to rest: an equilibrium needs "
+            "InvertedAttentionRouting, EMRouting or HeinsenRouting"
+        )
+    if routing.gradient != "unrolled":
+        raise ValueError(
+            f"an equilibrium has gradients of its own: it needs gradient='unrolled', got {routing.gradient!r}"
+        )
+
+
+def _anderson(points: list[Tensor], values: list[Tensor]) -> Tensor:
+    """The next point: the last value, less the combination of past differences that cancels most of its residual."""
+    value, residual = values[-1], values[-1] - points[-1]
+    if len(points) == 1:
+        return value
+    steps = torch.stack([b - a for a, b in itertools.pairwise(values)], dim=1)
+    changes = steps - torch.stack([b - a for a, b in itertools.pairwise(points)], dim=1)
+    gram = (changes @ changes.transpose(1, 2)).double()
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    diagonal += RIDGE * diagonal.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny
+    factors = torch.linalg.solve(gram, (changes @ residual.unsqueeze(2)).double()).to(value.dtype)
+    return value - (factors.transpose(1, 2) @ steps).squeeze(1)
