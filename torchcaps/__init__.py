@@ -3,11 +3,20 @@
 from torchcaps import functional
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models import CapsNet, create_model, list_models, register_model
-from torchcaps.nn import CapsuleConv2d, CapsuleLinear, MarginLoss, PrimaryCapsules, RoutingPool2d, SpreadLoss
+from torchcaps.nn import (
+    CapsuleConv2d,
+    CapsuleLinear,
+    CapsuleStack,
+    MarginLoss,
+    PrimaryCapsules,
+    RoutingPool2d,
+    SpreadLoss,
+)
 from torchcaps.ops import use_backend
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
+    Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
     Routing,
@@ -20,9 +29,11 @@ __all__ = [
     "CapsNet",
     "CapsuleConv2d",
     "CapsuleLinear",
+    "CapsuleStack",
     "Capsules",
     "DynamicRouting",
     "EMRouting",
+    "Equilibrium",
     "HeinsenRouting",
     "InvertedAttentionRouting",
     "MarginLoss",

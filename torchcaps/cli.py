@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from torchcaps.training.cli import RecipeCLI
 
 
+# Overrides that make any recipe a matter of seconds.
+SMOKE = (
+    "--data.batch_size=2",
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.limit_test_batches=1",
+    "--trainer.log_every_n_steps=1",
+)
+
+
 class BadInput(Exception):
     """What the user gave cannot be used: one line that says what, what was expected and what to do."""
 
@@ -42,7 +53,7 @@ def run() -> None:
 
 def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
-    cli = _build(options, overrides)
+    cli = _build(options, [*SMOKE, *overrides] if options.smoke else overrides)
     checkpoint = _checkpoint(options, cli, "")[0] if options.ckpt_path else None
     with _bad_data():
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
@@ -162,6 +173,8 @@ def _parser() -> argparse.ArgumentParser:
             required=run is not train,
             help="a checkpoint, or `last` for the newest of this recipe" + (" to resume" if run is train else ""),
         )
+        if run is train:
+            command.add_argument("--smoke", action="store_true", help="two steps of two images, to see that all runs")
         command.add_argument("--runs", default="runs", help="folder of all runs (default: %(default)s)")
         if run is explain:
             command.add_argument("--figures", help="folder for the figures (default: beside the checkpoint)")

@@ -1,4 +1,4 @@
-"""The laws of every image set: fixed splits, whole float batches, exact random shifts in training only."""
+"""The laws of every image set: fixed splits, whole float batches, exact shifts and mirrors in training only."""
 
 import pickle
 import sys
@@ -181,7 +181,7 @@ def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
 def test_shift_is_exact_uniform_and_independent() -> None:
     torch.manual_seed(0)
     images = torch.rand(5000, 2, 6, 7) + 0.1
-    shifted = Toy(shift=2).random_shift(images)
+    shifted = Toy(shift=2).augment(images)
     assert shifted.shape == images.shape
     assert shifted.dtype == images.dtype
     counts = Counter(shifts(images, shifted, most=2))
@@ -195,23 +195,53 @@ def test_shift_is_exact_uniform_and_independent() -> None:
 def test_shift_is_drawn_anew_for_each_batch_from_the_torch_seed() -> None:
     data, images = Toy(shift=2), torch.rand(32, 2, 6, 7) + 0.1
     torch.manual_seed(5)
-    first, second = data.random_shift(images), data.random_shift(images)
+    first, second = data.augment(images), data.augment(images)
     torch.manual_seed(5)
-    assert torch.equal(first, data.random_shift(images))
+    assert torch.equal(first, data.augment(images))
     assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_shift_keeps_the_precision_of_the_run(dtype: torch.dtype) -> None:
     images = (torch.rand(32, 2, 6, 7) + 0.1).to(dtype)
-    shifted = Toy(shift=1).random_shift(images)
+    shifted = Toy(shift=1).augment(images)
     assert shifted.dtype == dtype
     shifts(images, shifted, most=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flip_mirrors_half_of_the_images_left_to_right(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    images = (torch.rand(2000, 2, 6, 7) + 0.1).to(dtype)
+    flipped = Toy(flip=True).augment(images)
+    assert flipped.dtype == dtype
+    same = (flipped == images).flatten(1).all(1)
+    mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    assert abs(mirrored.sum().item() - 1000) < 4 * 500**0.5  # a deviation is sqrt(2000 / 4)
+    assert not torch.equal(flipped, Toy(flip=True).augment(images))  # drawn anew
+
+
+def test_shift_and_flip_are_independent() -> None:
+    torch.manual_seed(0)
+    images = torch.rand(5000, 2, 6, 7) + 0.1
+    augmented = Toy(shift=1, flip=True).augment(images)
+    padded = pad(images, (1, 1, 1, 1))
+    counts: Counter[tuple[bool, int, int]] = Counter()
+    for mirrored in (False, True):
+        source = padded.flip(-1) if mirrored else padded
+        for down in range(3):
+            for right in range(3):
+                moved = source[..., down : down + 6, right : right + 7]
+                counts[mirrored, down, right] = int((moved == augmented).flatten(1).all(1).sum())
+    assert counts.total() == 5000
+    assert min(counts.values()) > 5000 / 18 - 5 * 16  # a deviation is 16
+    assert max(counts.values()) < 5000 / 18 + 5 * 16
+
+
 def test_no_shift_returns_the_images() -> None:
     images = torch.rand(8, 2, 6, 7)
-    assert torch.equal(Toy().random_shift(images), images)
+    assert torch.equal(Toy().augment(images), images)
 
 
 class Recorder(lightning.LightningModule):
@@ -266,9 +296,9 @@ def test_trainer_fits_without_validation() -> None:
 
 
 @quiet
-def test_trainer_shifts_training_batches_only() -> None:
+def test_trainer_augments_training_batches_only() -> None:
     torch.manual_seed(0)
-    data, module, trainer = Toy(batch_size=20, shift=1, val_size=30), Recorder(), small_trainer()
+    data, module, trainer = Toy(batch_size=20, shift=1, val_size=30, flip=True), Recorder(), small_trainer()
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
 
@@ -286,7 +316,13 @@ def test_trainer_shifts_training_batches_only() -> None:
     # A pixel that a shift of one cannot lose tells which original an image is.
     padded = pad(originals, (1, 1, 1, 1))
     windows = padded.unfold(2, 6, 1).unfold(3, 7, 1)  # (60, 2, 3, 3, 6, 7): every original at all nine shifts
-    matches = (windows[None] == train[:, None, :, None, None]).flatten(5).all(-1).all(2)
+    straight, mirrored = (
+        (windows[None] == images[:, None, :, None, None]).flatten(5).all(-1).all(2)
+        for images in (train, train.flip(-1))
+    )
+    assert straight.any()
+    assert mirrored.any()
+    matches = straight | mirrored
     assert (matches.flatten(1).sum(1) == 1).all(), "a training image is not one shift of one original"
     assert (matches.flatten(2).any(2).sum(0) == 1).all(), "an original is missing or came twice"
     assert matches.flatten(2).any(0).any(0).sum() == 9

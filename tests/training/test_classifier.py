@@ -35,6 +35,79 @@ def test_reconstruction_needs_a_decoder():
         Classifier(small(decoder=None), MarginLoss(), reconstruction_weight=0.1)
 
 
+# Images of several classes
+
+
+class Scores(nn.Module):
+    """Images are the scores."""
+
+    def forward(self, images):
+        return Prediction(images)
+
+
+SCORES = torch.tensor([[3.0, -1.0, 2.0, -2.0], [0.5, 0.1, -1.0, -3.0], [-1.0, 4.0, -2.0, -3.0], [1.0, 2.0, 3.0, -1.0]])
+PRESENT = torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("labels_per_image", "correct"),
+    [
+        # The two highest: {0, 2}, {0, 1}, {0, 1}, {1, 2}; true are {0, 2}, {0, 3}, {1}, {1, 2}.
+        (2, [1, 0, 0, 1]),
+        # Above 0: {0, 2}, {0, 1}, {1}, {0, 1, 2}.
+        (None, [1, 0, 1, 0]),
+        (3, [0, 0, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 0.1])  # all in [-1, 1] or not: neither is a probability
+def test_exact_match(labels_per_image, correct, scale):
+    classifier = Classifier(Scores(), nn.BCEWithLogitsLoss(), classes=4, labels_per_image=labels_per_image)
+    for i, expected in enumerate(correct):
+        classifier.test_step((scale * SCORES[i : i + 1], PRESENT[i : i + 1]), 0)
+        assert classifier.test_accuracy.compute() == sum(correct[: i + 1]) / (i + 1), expected
+    classifier.validation_step((scale * SCORES, PRESENT), 0)
+    assert classifier.val_accuracy.compute() == sum(correct) / 4
+
+
+def test_exact_match_of_probabilities_takes_the_highest():
+    # All lengths of capsules are above 0; 2 says how many to take, without a threshold.
+    classifier = Classifier(Scores(), MarginLoss(), classes=4, labels_per_image=2)
+    classifier.test_step((torch.tensor([[0.3, 0.1, 0.2, 0.05]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]])), 0)
+    assert classifier.test_accuracy.compute() == 1
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), MarginLoss()])
+def test_the_loss_of_several_labels(loss):
+    found = Classifier(Scores(), loss, classes=4, labels_per_image=None).training_step((SCORES, PRESENT), 0)
+    torch.testing.assert_close(found, loss(SCORES, PRESENT))
+
+
+@pytest.mark.parametrize(
+    ("labels_per_image", "labels", "message"),
+    [
+        (1, PRESENT, r"labels_per_image=1 needs labels of shape \(4,\), got \(4, 4\)"),
+        (2, torch.tensor([0, 1, 2, 3]), r"labels_per_image=2 needs labels of shape \(4, 4\), got \(4,\)"),
+        (None, PRESENT[:, :3], r"labels_per_image=None needs labels of shape \(4, 4\), got \(4, 3\)"),
+    ],
+)
+def test_labels_of_another_shape(labels_per_image, labels, message):
+    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=4, labels_per_image=labels_per_image)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        classifier.training_step((SCORES, labels), 0)
+
+
+def test_arguments_of_several_labels():
+    for number in (0, 5):
+        with pytest.raises(ValueError, match=f"^labels_per_image must be None or from 1 to 4 classes, got {number}$"):
+            Classifier(Scores(), MarginLoss(), classes=4, labels_per_image=number)
+    for number in (2, None):
+        with pytest.raises(ValueError, match=f"^reconstruction_weight=0.1 needs labels_per_image=1, got {number}: "):
+            Classifier(small(), MarginLoss(), classes=3, reconstruction_weight=0.1, labels_per_image=number)
+
+
+# What goes wrong while training
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,22 +1,21 @@
-"""What every set of labelled images held in memory shares: splits, batches, random shifts."""
+"""What every set of labelled images held in memory shares: splits, batches, augmentation."""
 
 from typing import Any
 
 import numpy as np
+import torch
 from kornia.augmentation import RandomCrop
 from lightning import LightningDataModule
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from torchcaps.data.files import DataError
 
 Batch = tuple[Tensor, Tensor]
 
 # Not the run's seed: every run must hold out the same images, or validation scores could not be compared.
 VAL_SEED = 0
-
-
-class DataError(RuntimeError):
-    """A data file is missing, corrupt or not what its name says. The message is one line."""
 
 
 class ImageSet(Dataset[Batch]):
@@ -50,8 +49,8 @@ class ImageData(LightningDataModule):
         for images, labels in data.test_dataloader(): ...
 
     where images are float32 in [0, 1] of shape (batch, c, h, w) and labels int64 of shape (batch,).
-    Training batches are shuffled. The random shift is applied by the Trainer's hook, to training batches only
-    and on the device; a loop of your own calls `data.random_shift(images)`.
+    Training batches are shuffled. They alone are augmented, by the Trainer's hook and on the device; a loop of
+    your own calls `data.augment(images)`.
 
     Args:
         batch_size: images in a batch; the last batch of an epoch may be smaller.
@@ -60,6 +59,7 @@ class ImageData(LightningDataModule):
         val_size: so many training images are held out for validation, by a stratified split that is the same
             in every run. With 0 the training set is whole and there is no validation.
         num_workers: worker processes. 0 is right here: a batch costs less than handing it between processes.
+        flip: in training, every image is mirrored left to right with probability 1/2.
 
     Raises:
         ValueError: an argument is out of range.
@@ -69,7 +69,14 @@ class ImageData(LightningDataModule):
     classes: int
     shape: tuple[int, int, int]
 
-    def __init__(self, batch_size: int = 128, shift: int = 0, val_size: int = 0, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        batch_size: int = 128,
+        shift: int = 0,
+        val_size: int = 0,
+        num_workers: int = 0,
+        flip: bool = False,
+    ) -> None:
         super().__init__()
         height, width = self.shape[1:]
         if batch_size < 1:
@@ -80,7 +87,7 @@ class ImageData(LightningDataModule):
             raise ValueError(f"val_size must be 0 or more, got {val_size}")
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 or more, got {num_workers}")
-        self.batch_size, self.shift = batch_size, shift
+        self.batch_size, self.shift, self.flip = batch_size, shift, flip
         self.val_size, self.num_workers = val_size, num_workers
         self.train_set: ImageSet | None = None
         self.val_set: ImageSet | None = None
@@ -106,15 +113,23 @@ class ImageData(LightningDataModule):
             self.test_set = ImageSet(*self.load(train=False))
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(_loaded(self.train_set, "fit"), shuffle=True)
+        return self._loader(self.part("fit"), shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        if not self.val_size:
-            return []
-        return self._loader(_loaded(self.val_set, "validate"), shuffle=False)
+        return self._loader(self.part("validate")) if self.val_size else []
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(_loaded(self.test_set, "test"), shuffle=False)
+        return self._loader(self.part("test"))
+
+    def part(self, stage: str) -> Dataset[Batch]:
+        """What the loader of a stage reads: "fit", "validate" or "test"."""
+        return self._loaded(stage)
+
+    def _loaded(self, stage: str) -> ImageSet:
+        images = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
+        if images is None:
+            raise RuntimeError(f'the images are not loaded yet: call data.setup("{stage}") first')
+        return images
 
     def _split(self, labels: Tensor) -> list[np.ndarray]:
         most = len(labels) - self.classes  # stratified: either part needs room for every class
@@ -125,28 +140,30 @@ class ImageData(LightningDataModule):
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
 
-    def _loader(self, images: ImageSet, shuffle: bool) -> DataLoader[Batch]:
+    def _loader(
+        self, images: Dataset[Batch], shuffle: bool = False, sampler: Sampler[int] | None = None
+    ) -> DataLoader[Batch]:
         return DataLoader(
             images,
             batch_size=self.batch_size,
             shuffle=shuffle,
+            sampler=sampler,
             collate_fn=_as_is,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
 
-    def random_shift(self, images: Tensor) -> Tensor:
-        """Float images (n, c, h, w), each shifted on its own by up to `shift` pixels; on their own device."""
-        return self._crop(images) if self.shift else images
+    def augment(self, images: Tensor) -> Tensor:
+        """Float images (n, c, h, w), each shifted and mirrored on its own, as in training; on their own device."""
+        if self.shift:
+            images = self._crop(images)
+        if self.flip:
+            mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+            images = torch.where(mirrored, images.flip(-1), images)
+        return images
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         images, labels = batch
         if self.trainer is not None and self.trainer.training:
-            images = self.random_shift(images)
+            images = self.augment(images)
         return images, labels
-
-
-def _loaded(images: ImageSet | None, stage: str) -> ImageSet:
-    if images is None:
-        raise RuntimeError(f'the images are not loaded yet: call data.setup("{stage}") first')
-    return images

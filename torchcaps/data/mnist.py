@@ -4,16 +4,14 @@ import gzip
 import math
 import os
 import struct
-import textwrap
-import warnings
 import zlib
 from pathlib import Path
 
-import pooch
 import torch
 from torch import Tensor
 
-from torchcaps.data.images import DataError, ImageData
+from torchcaps.data.files import CanonicalFile, DataError
+from torchcaps.data.images import ImageData
 
 MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -95,60 +93,34 @@ class MNIST(ImageData):
     def prepare_data(self) -> None:
         # Lightning calls this in one process per machine, so that the others do not all download.
         for name in MD5:
-            self._find(name)
+            _file(name).find(self.root)
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         part = "train" if train else "t10k"
-        images_path = self._find(f"{part}-images-idx3-ubyte.gz")
-        labels_path = self._find(f"{part}-labels-idx1-ubyte.gz")
-        images, labels = _read(images_path), _read(labels_path)
+        images_file, labels_file = _file(f"{part}-images-idx3-ubyte.gz"), _file(f"{part}-labels-idx1-ubyte.gz")
+        images_path, labels_path = images_file.find(self.root), labels_file.find(self.root)
+        images, labels = _read(images_file, images_path), _read(labels_file, labels_path)
         if images.ndim != 3 or images.shape[1:] != (28, 28):
-            raise _corrupt(images_path, f"holds shape {tuple(images.shape)}, expected (n, 28, 28)")
+            raise images_file.corrupt(images_path, f"holds shape {tuple(images.shape)}, expected (n, 28, 28)")
         if labels.ndim != 1:
-            raise _corrupt(labels_path, f"holds shape {tuple(labels.shape)}, expected (n,)")
+            raise labels_file.corrupt(labels_path, f"holds shape {tuple(labels.shape)}, expected (n,)")
         if len(labels) != len(images):
-            raise _corrupt(labels_path, f"{len(labels)} labels, but {len(images)} images in {images_path}")
+            problem = f"{len(labels)} labels, but {len(images)} images in {images_path}"
+            raise labels_file.corrupt(labels_path, problem)
         if (labels >= self.classes).any():
-            raise _corrupt(labels_path, f"holds label {int(labels.max())}, expected 0 to {self.classes - 1}")
-        for path in (images_path, labels_path):
-            found, published = pooch.file_hash(str(path), alg="md5"), MD5[path.name]
-            if found != published:
-                warnings.warn(
-                    f"{path} has md5 {found}, the published file has {published}: using it all the same",
-                    stacklevel=2,
-                )
+            problem = f"holds label {int(labels.max())}, expected 0 to {self.classes - 1}"
+            raise labels_file.corrupt(labels_path, problem)
+        images_file.warn_of_other_md5(images_path)
+        labels_file.warn_of_other_md5(labels_path)
         return images.unsqueeze(1), labels.long()
 
-    def _find(self, name: str) -> Path:
-        root = self.root or os.environ.get("TORCHCAPS_DATA")
-        path = Path(root).expanduser() / "mnist" / name if root else None
-        return path if path is not None and path.exists() else _download(name, path)
+
+def _file(name: str) -> CanonicalFile:
+    return CanonicalFile("mnist", name, MD5[name], tuple(mirror + name for mirror in MIRRORS))
 
 
-def _download(name: str, place: Path | None) -> Path:
-    # `place` is where the user may put the file instead.
-    cache = pooch.os_cache("torchcaps") / "mnist"
-    failures = []
-    for mirror in MIRRORS:
-        try:
-            # pooch writes to a temporary file and moves it only when its hash is right.
-            return Path(pooch.retrieve(mirror + name, f"md5:{MD5[name]}", fname=name, path=cache))
-        except (OSError, ValueError) as error:
-            # requests raises OSErrors; pooch raises a ValueError when the hash is wrong.
-            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
-            failures.append(f"{mirror}{name} ({reason})")
-    advice = f"put it at {place}" if place else f"put it at DIR/mnist/{name} and set TORCHCAPS_DATA=DIR"
-    raise DataError(f"cannot download {name} (md5 {MD5[name]}): {advice}; tried {', '.join(failures)}")
-
-
-def _read(path: Path) -> Tensor:
+def _read(file: CanonicalFile, path: Path) -> Tensor:
     try:
         return read_idx(path)
     except DataError as error:
-        raise _corrupt(path, str(error).removeprefix(f"{path}: ")) from None
-
-
-def _corrupt(path: Path, problem: str) -> DataError:
-    return DataError(
-        f"{path}: {problem}; the md5 should be {MD5[path.name]}: replace the file, or remove it to have it downloaded"
-    )
+        raise file.corrupt(path, str(error).removeprefix(f"{path}: ")) from None

@@ -2,14 +2,38 @@
 
 from torchcaps.models.registry import create_model, list_models, register_model
 from torchcaps.models.sabour2017 import CapsNet, ConvNet, capsnet_digits, capsnet_mnist, convnet_mnist
+from torchcaps.models.tsai2020 import (
+    CapsuleClassifier,
+    cnn_cifar,
+    cnn_multimnist,
+    dynamic_cifar,
+    dynamic_multimnist,
+    em_cifar,
+    inverted_attention_cifar10,
+    inverted_attention_cifar100,
+    inverted_attention_multimnist,
+    narrow_cifar10,
+    resnet18_cifar,
+)
 
 __all__ = [
     "CapsNet",
+    "CapsuleClassifier",
     "ConvNet",
     "capsnet_digits",
     "capsnet_mnist",
+    "cnn_cifar",
+    "cnn_multimnist",
     "convnet_mnist",
     "create_model",
+    "dynamic_cifar",
+    "dynamic_multimnist",
+    "em_cifar",
+    "inverted_attention_cifar10",
+    "inverted_attention_cifar100",
+    "inverted_attention_multimnist",
     "list_models",
+    "narrow_cifar10",
     "register_model",
+    "resnet18_cifar",
 ]

@@ -227,7 +227,7 @@ def _vote_grad(v, logit, share, grad_logit, slope, curve, mean, target, precisio
 
 @triton.jit(do_not_specialize=["batch", "children", "per_split"])
 def _sums(
-    totals, masses, squares, benefits, peaks, norms, one_block: tl.constexpr, per_split,
+    totals, masses, squares, benefits, peaks, norms, origin, one_block: tl.constexpr, per_split,
     poses, weight, bias, gates, betas, target, precision, prior,
     batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     per_weight, per_bias, per_beta, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
@@ -235,14 +235,15 @@ def _sums(
     block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
 ):  # fmt: skip
     """Sums over one split of the children. Softmax over the children: votes weighted by exp(logit - peak), and these
-    weights. Over the parents: votes weighted by shares; or with `squares` the shares, the mean's offset from `target`
-    and the squared deviations from the mean, child by child as Welford has it. That expands no square and adds up no
-    large number, so the digits of votes that agree survive."""
+    weights. Over the parents: votes weighted by shares; or with `squares` the shares, the mean's offset from `origin`
+    (a Gaussian's mean, if None) and the squared deviations from the mean, child by child as Welford has it. That
+    expands no square and adds up no large number, so the digits of votes that agree survive."""
     n, r, h, j = _axes(tl.program_id(0) * block_n, tl.program_id(1) * block_j, block_n, block_r, block_h, block_j)
     at, inside, at_score, scores = _parents(n, r, h, j, batch, parents, rows, width)
     target_ = _load(target, at, inside, dtype)
     precision_ = _load(precision, at, inside, dtype)
     prior_ = _load(prior, at_score, scores, dtype)
+    origin_ = target_ if origin is None else _load(origin, at, inside, dtype)
 
     total = tl.zeros([block_n, block_r, block_h, block_j], dtype)
     square = tl.zeros([block_n, block_r, block_h, block_j], dtype)
@@ -271,7 +272,7 @@ def _sums(
                 total += share * v
             else:
                 mass += share
-                deviation = v - target_
+                deviation = v - origin_
                 change = deviation - total
                 total += share / _nonzero(mass) * change
                 square += share * change * (deviation - total)
@@ -616,7 +617,7 @@ class _Problem:
             old_norms, old_grad_gates = norms, grad_gates
         return norms, grad_gates
 
-    def sums(self, moments: bool = False) -> tuple[Tensor, Any, Any, Any, Any]:
+    def sums(self, moments: bool = False, origin: Tensor | None = None) -> tuple[Tensor, Any, Any, Any, Any]:
         """For each split of the children: totals, masses, squares, benefits and peaks, or None."""
         blocks = self.blocks()
         one_block = blocks["block_j"] >= self.parents
@@ -633,7 +634,7 @@ class _Problem:
         benefits = scores(self.arguments["betas"] is not None)
         self.launch(
             _sums, (n_blocks, j_blocks, splits), totals=totals, masses=masses, squares=squares, benefits=benefits,
-            peaks=peaks, norms=norms, one_block=one_block, per_split=per_split, **blocks,
+            peaks=peaks, norms=norms, origin=origin, one_block=one_block, per_split=per_split, **blocks,
         )  # fmt: skip
         return totals, masses, squares, benefits, peaks
 
@@ -744,7 +745,7 @@ def weighted_sum(
         The sums, `(batch, parents, features)`, and for the softmax over the children its normaliser
         `log sum_k gate_k exp(logit_kj)`, `(batch, parents)`: inf where no child is present.
     """
-    p = _Problem(poses, weight, bias, gates, _dot(query, unit), query, over_children=over_children, leaky=leaky)
+    p = _Problem(poses, weight, bias, gates, _kind(query, unit=unit), query, over_children=over_children, leaky=leaky)
     if p.empty:
         lse = p.new(p.batch, p.parents).fill_(torch.inf) if over_children else p.new(0)
         return p.new(p.batch, p.parents, p.features).zero_(), lse
@@ -777,7 +778,7 @@ def weighted_sum_backward(
     under the softmax by. Over the parents this mean is the gradient of the child's gate. Over the children it is
     `grad_total . total`.
     """
-    p = _Problem(poses, weight, bias, gates, _dot(query, unit), query, over_children=over_children, leaky=leaky)
+    p = _Problem(poses, weight, bias, gates, _kind(query, unit=unit), query, over_children=over_children, leaky=leaky)
     base = -(grad_total * total).sum(-1) if over_children else None
     return tuple(p.grads(lse if over_children else None, slope=grad_total, base=base)[:5])
 
@@ -787,34 +788,33 @@ def moments(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Mass, mean and variance of the votes and, given betas, the sum of beta-weighted shares, with the coefficients
-    of a Gaussian agreement or, without mean, precision and prior, uniform ones; softmax over the parents.
+    of a Gaussian agreement, of a dot agreement if there is only its query, or uniform ones; softmax over the parents.
 
     Args:
         poses, weight, bias, gates: as in `weighted_sum`.
-        mean, precision: `(batch, parents, features)`, or None.
-        prior: `(batch, parents)`, or None.
+        target: `(batch, parents, features)`, a Gaussian's mean or a query, or None.
+        precision, prior: `(batch, parents, features)` and `(batch, parents)`, or None.
         betas: `(groups, parents or 1)`, with groups of their own, or None.
         eps: added to the mass in divisors.
     """
-    agreement = "none" if mean is None else "gaussian"
-    # Offsets are reckoned from a number near the votes: the Gaussian's mean, or the votes of the first child.
-    origin = _first_votes(poses, weight, bias) if mean is None and poses.numel() else mean
-    p = _Problem(poses, weight, bias, gates, agreement, origin, precision, prior, betas)
+    p = _Problem(poses, weight, bias, gates, _kind(target, precision), target, precision, prior, betas)
     if p.empty:
         mass, mean = p.new(p.batch, p.parents).zero_(), p.new(p.batch, p.parents, p.features).zero_()
         return mass, mean, mean.clone(), None if betas is None else mass.clone()
-    offsets, masses, squares, benefits, _ = p.sums(moments=True)
+    # Offsets are reckoned from a number near the votes: the Gaussian's mean, or the votes of the first child.
+    origin = _parents_last(_first_votes(poses, weight, bias)) if precision is None else None
+    offsets, masses, squares, benefits, _ = p.sums(moments=True, origin=origin)
     mass, parts = masses.sum(0), masses.unsqueeze(2)
     offset = (parts * offsets).sum(0) / nonzero(mass).unsqueeze(1)
     square = (squares + parts * (offsets - offset).square()).sum(0)  # Chan's formula for the splits
-    center = p.arguments["target"] + offset
+    center = (p.arguments["target"] if origin is None else origin) + offset
     divisor = nonzero(mass + eps).unsqueeze(1)
     share = mass.unsqueeze(1) / divisor
     # Deviations are from the mean that is returned, which eps draws to 0.
@@ -834,20 +834,19 @@ def moments_backward(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,
     eps: float,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of poses, weight, bias, gates, mean, precision, prior and betas.
+    """Gradients of poses, weight, bias, gates, target, precision, prior and betas.
 
     With `q = 1 / (mass + eps)` and `d = V - m`, the gradient of a share is `grad_mass + beta grad_benefit +
     slope . d + curve . (d^2 - variance)`, where `curve = q grad_variance` and `slope = q (grad_mean - 2 eps m curve)`.
     """
-    agreement = "none" if mean is None else "gaussian"
     used = None if grad_benefit is None else betas
-    p = _Problem(poses, weight, bias, gates, agreement, mean, precision, prior, used)
+    p = _Problem(poses, weight, bias, gates, _kind(target, precision), target, precision, prior, used)
     q = 1 / nonzero(mass + eps).unsqueeze(-1)
     curve = torch.zeros_like(m) if grad_variance is None else q * grad_variance
     slope = -2 * q * eps * m * curve
@@ -863,8 +862,11 @@ def moments_backward(
     return tuple(grads)
 
 
-def _dot(query: Tensor | None, unit: bool) -> str:
-    return "none" if query is None else "unit" if unit else "dot"
+def _kind(target: Tensor | None, precision: Tensor | None = None, unit: bool = False) -> str:
+    """Of agreement, by what there is of it."""
+    if target is None:
+        return "none"
+    return "gaussian" if precision is not None else "unit" if unit else "dot"
 
 
 def _first_votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -13,7 +13,9 @@ What all functions take:
     bias: `(groups, kernel, kernel, parents or 1, rows, h)`, with groups of its own, or None.
     gates: `(samples, channels, kernel, kernel)`, or None.
     betas: `(groups, kernel, kernel, parents or 1)`, with groups of its own, or None.
-    agreement: of each sample, as `(samples, parents, ...)`.
+    query: what votes are compared with, `(samples, parents, features)`.
+    target, precision, prior: mean, precision and prior of a Gaussian agreement, the query of a dot agreement and
+        None twice, or None three times; features as `(samples, parents, features)`, prior as `(samples, parents)`.
     grad_poses, grad_weight, grad_bias, grad_gates, grad_betas: what the backward functions *add* gradients to, so
         that iterations share them; None where nobody asks.
 Sums are computed, and returned, in float32 at least.
@@ -28,7 +30,6 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from torchcaps.ops.agreement import Gaussian
 from torchcaps.ops.numerics import at_least_float32, nonzero
 
 BLOCK = 2**19  # entries of a block's votes: a few such tensors stay close to a core
@@ -550,21 +551,21 @@ def moments(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,
     eps: float,
     stride: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mass, mean, variance and benefit (empty without betas) with the coefficients of a Gaussian agreement, or
-    uniform ones if there is none.
+    """Mass, mean, variance and benefit (empty without betas) with the coefficients of a Gaussian or a dot
+    agreement, or uniform ones if there is none.
 
     A block's own mean is taken off its votes before they are squared, and blocks are joined by the parallel formula
     of Chan, Golub and LeVeque (1979): nothing is lost when the votes agree far from zero.
     """
     layout = Layout(poses, weight, stride)
-    agreement = _gaussian(mean, precision, prior, layout)
+    agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
     count, features = count_samples(poses, weight, stride), layout.rows * layout.h
     mass = layout.pack(accumulator(poses, count, layout.count))
     centre = layout.pack(accumulator(poses, count, layout.count, features))
@@ -573,12 +574,9 @@ def moments(
     for block in vote_blocks(poses, weight, stride):
         votes = Tile(block, layout, poses, weight).votes(bias)
         own_mass, own_centre, own_scatter = (layout.part(x, block.samples) for x in (mass, centre, scatter))
-        if agreement is None:
-            weights = torch.full_like(votes[:, :, 0], 1 / layout.count)
-        else:
-            own = Gaussian(*(layout.part(x, block.samples) for x in agreement))
-            deviations = votes - own.mean
-            weights = _over_parents(_gaussian_logits(deviations, own, out=deviations), layout)
+        own = [layout.part(x, block.samples) for x in agreement]
+        compared = _compared(votes, own)
+        weights = _shares(compared, own, layout, scratch=compared)
         if gates is not None:
             weights = weights * block.read_gates(gates).unsqueeze(layout.parents)
         if betas is not None:
@@ -618,7 +616,7 @@ def moments_backward(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,
@@ -629,13 +627,13 @@ def moments_backward(
     grad_bias: Tensor | None,
     grad_gates: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of mean, precision, prior and betas; empty for what there is not.
+    """Gradients of target, precision, prior and betas; empty for what there is not.
 
     With deviation e = V - mean and weight D = gate c, a vote's own gradient is D (pull + 2 spread e), and that of its
     weight is constant + sum_k (pull + spread e) e.
     """
     layout = Layout(poses, weight, stride)
-    agreement = _gaussian(mean, precision, prior, layout)
+    agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
     scale = 1 / nonzero(mass + eps).unsqueeze(-1)
     spread = scale * grad_variance
     pull = scale * (grad_mean - 2 * eps * scale * mean_after * grad_variance)
@@ -645,19 +643,18 @@ def moments_backward(
         grad_betas = mass.new_empty(0)
     else:
         grad_betas, grad_benefit = accumulator(betas), layout.pack(grad_benefit)
-    found = None if agreement is None else Gaussian(*(torch.zeros_like(x) for x in agreement))
+    found = [torch.zeros_like(x) for x in agreement]
     for block in vote_blocks(poses, weight, stride):
         tile = Tile(block, layout, poses, weight)
         votes = tile.votes(bias)
         gate = None if gates is None else block.read_gates(gates).unsqueeze(layout.parents)
-        if agreement is None:
-            shares = torch.full_like(votes[:, :, 0], 1 / layout.count)
-        else:
-            own = Gaussian(*(layout.part(x, block.samples) for x in agreement))
-            before, buffer = votes - own.mean, torch.empty_like(votes)
-            shares = _over_parents(_gaussian_logits(before, own, out=buffer), layout)
+        own, own_found = ([layout.part(x, block.samples) for x in of] for of in (agreement, found))
+        compared, buffer = _compared(votes, own), torch.empty_like(votes)
+        shares = _shares(compared, own, layout, scratch=buffer)
         weights = shares if gate is None else shares * gate
-        deviations, own_spread = votes.sub_(layout.part(after, block.samples)), layout.part(spread, block.samples)
+        # In place, unless the votes themselves are still to be compared with a query.
+        deviations = torch.sub(votes, layout.part(after, block.samples), out=buffer if len(own) == 1 else votes)
+        own_spread = layout.part(spread, block.samples)
         slope = torch.addcmul(layout.part(pull, block.samples), own_spread, deviations)
         benefit = (slope * deviations).sum(2) + layout.part(constant, block.samples)
         if betas is not None:
@@ -667,29 +664,41 @@ def moments_backward(
         if grad_gates is not None:
             block.add_gates(grad_gates, (shares * benefit).sum(layout.parents))
         grad_votes = slope.addcmul_(own_spread, deviations).mul_(weights.unsqueeze(2))
-        if found is not None:
+        if own:
             grad_logits = _softmax_backward(weights * benefit, shares, layout)
-            layout.part(found.prior, block.samples).add_(grad_logits.sum(0))
-            torch.mul(before, grad_logits.unsqueeze(2), out=buffer)
-            layout.part(found.mean, block.samples).add_(buffer.sum(0))
-            grad_votes.addcmul_(buffer, own.precision, value=-1)
-            layout.part(found.precision, block.samples).add_(buffer.mul_(before).sum(0))
+            torch.mul(compared, grad_logits.unsqueeze(2), out=buffer)
+            own_found[0] += buffer.sum(0)
+            if len(own) == 1:
+                grad_votes.addcmul_(own[0], grad_logits.unsqueeze(2))
+            else:
+                grad_votes.addcmul_(buffer, own[1], value=-1)
+                own_found[1] += buffer.mul_(compared).sum(0)
+                own_found[2] += grad_logits.sum(0)
         tile.add_gradients(grad_votes, grad_poses, grad_weight, grad_bias)
-    if found is None or agreement is None:
-        return mass.new_empty(0), mass.new_empty(0), mass.new_empty(0), grad_betas
-    grad_mean_before = layout.unpack(found.mean * agreement.precision)
-    return grad_mean_before, layout.unpack(found.precision * -0.5), layout.unpack(found.prior), grad_betas
+    if precision is not None:
+        found[0] *= agreement[1]
+        found[1] *= -0.5
+    grad_target, grad_precision, grad_prior = [
+        *(layout.unpack(x) for x in found),
+        *(mass.new_empty(0) for _ in range(3 - len(found))),
+    ]
+    return grad_target, grad_precision, grad_prior, grad_betas
 
 
-def _gaussian(mean: Tensor | None, precision: Tensor | None, prior: Tensor | None, layout: Layout) -> Gaussian | None:
-    if mean is None or precision is None or prior is None:
-        return None
-    return Gaussian(layout.pack(mean), layout.pack(precision), layout.pack(prior))
+def _compared(votes: Tensor, agreement: list[Tensor]) -> Tensor:
+    """What logits follow from: deviations from a Gaussian's mean, or the votes as they are."""
+    return votes - agreement[0] if len(agreement) == 3 else votes
 
 
-def _gaussian_logits(deviations: Tensor, agreement: Gaussian, out: Tensor) -> Tensor:
-    squares = torch.mul(deviations, deviations, out=out).mul_(agreement.precision)
-    return agreement.prior - 0.5 * squares.sum(2)
+def _shares(compared: Tensor, agreement: list[Tensor], layout: Layout, scratch: Tensor) -> Tensor:
+    """Coefficients of a block. A Gaussian's squares are written to `scratch`, nothing else is."""
+    if not agreement:
+        return torch.full_like(compared[:, :, 0], 1 / layout.count)
+    if len(agreement) == 1:
+        return _over_parents((compared * agreement[0]).sum(2), layout)
+    _, precision, prior = agreement
+    squares = torch.mul(compared, compared, out=scratch).mul_(precision)
+    return _over_parents(prior - 0.5 * squares.sum(2), layout)
 
 
 def vote_sum_shapes(poses: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor | None, stride: int) -> Tensor:
@@ -716,7 +725,7 @@ def moments_shapes(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,

@@ -51,7 +51,7 @@ def moments(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,
@@ -60,7 +60,7 @@ def moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     betas = None if betas is None else betas[:, 0, 0]
     children = _without_grid(poses, weight, bias, gates)
-    mass, center, variance, benefit = kernels.moments(*children, mean, precision, prior, betas, eps)
+    mass, center, variance, benefit = kernels.moments(*children, target, precision, prior, betas, eps)
     return mass, center, variance, mass.new_empty(0) if benefit is None else benefit
 
 
@@ -76,7 +76,7 @@ def moments_backward(
     weight: Tensor,
     bias: Tensor | None,
     gates: Tensor | None,
-    mean: Tensor | None,
+    target: Tensor | None,
     precision: Tensor | None,
     prior: Tensor | None,
     betas: Tensor | None,
@@ -86,7 +86,7 @@ def moments_backward(
 ) -> tuple[Tensor, ...]:
     children = _without_grid(poses, weight, bias, gates)
     grads = grad_mass, grad_mean, grad_variance, None if betas is None else grad_benefit
-    before = mean, precision, prior, None if betas is None else betas[:, 0, 0]
+    before = target, precision, prior, None if betas is None else betas[:, 0, 0]
     found = kernels.moments_backward(*grads, mass, mean_after, variance_after, *children, *before, eps)
     _add(found[:4], buffers)
     *of_agreement, grad_betas = (mass.new_empty(0) if x is None else x for x in found[4:])

@@ -241,13 +241,15 @@ class LazyVotes(Votes):
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         if self.backend == "reference":
             return self._stored().moments(agreement, betas, eps)
-        if isinstance(agreement, Dot):
-            raise self._impossible("moments with a dot agreement")
+        if isinstance(agreement, Dot) and agreement.unit:
+            raise self._impossible("moments with a dot agreement of unit votes")
         if betas is not None:
             kernel = 1 if self.backend == "triton" else self.kernel
             betas = betas.expand(kernel**2, -1) if betas.shape[0] == 1 else betas
             betas = betas.unflatten(0, (-1, kernel, kernel))
-        parameters = (None, None, None) if agreement is None else agreement
+        parameters: tuple[Tensor | None, ...] = (None, None, None)
+        if agreement is not None:
+            parameters = (agreement.query, None, None) if isinstance(agreement, Dot) else agreement
         mass, mean, variance, benefit = self._reduce("moments", *parameters, betas, eps)
         return Moments(mass, mean, variance, None if betas is None else benefit)
 

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Votes, as_votes, at_least_float32
-from torchcaps.routing.base import Routing, presence
+from torchcaps.routing.base import Routing, missing_parameters, presence
+from torchcaps.routing.em import em_score
 from torchcaps.routing.loop import Gradient, Step, iterate
 
 Start = Literal["zero", "random", "learned"]
+
+LEAST_VARIANCE = 1e-6  # as in EM routing
 
 
 def inverted_attention_routing(
@@ -32,6 +35,8 @@ def inverted_attention_routing(
     scores: Tensor | None = None,
     gradient: Gradient = "unrolled",
     start: Tensor | None = None,
+    beta_a: Tensor | None = None,
+    beta_u: Tensor | None = None,
     return_coefficients: bool = True,
 ) -> Capsules:
     r"""Parents compete for the attention of children.
@@ -45,7 +50,7 @@ def inverted_attention_routing(
 
     Args:
         votes: `(batch, children, parents, *pose)`.
-        iterations: at least 1; with 1 the coefficients stay uniform.
+        iterations: at least 1; with 1 the coefficients stay uniform, unless there is a `start`.
         weight, bias: of the LayerNorm, `(features,)`; None is one and zero.
         layer_norm: False leaves it out (the paper's ablation A).
         eps: of the LayerNorm.
@@ -53,15 +58,17 @@ def inverted_attention_routing(
         scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
         gradient: "unrolled", or "last": through the last iteration only.
         start: poses of the parents before the first iteration, `(batch or 1, parents, features)`; None is zeros.
+        beta_a, beta_u: `(parents,)`; with them the parents have scores, as in EM routing (the paper's ablation C):
+            :math:`\text{inverse temperature} \cdot (\beta_{a,j} - \text{cost}_j)`, where the cost follows from mass and
+            variance of the votes, weighted by :math:`r_{ij}`, for the parent.
         return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
 
     Reference:
         Tsai et al. 2020, Procedure 1, equations 2 to 4.
     """
     votes = as_votes(votes).gated(presence(scores))
-    parents, agreement = iterate(
-        _step(votes, weight, bias, layer_norm, eps, scale), iterations, gradient, _first_agreement(votes, start, scale)
-    )
+    step = _step(votes, weight, bias, layer_norm, eps, scale, beta_a, beta_u)
+    parents, agreement = iterate(step, iterations, gradient, _first_agreement(votes, start, scale))
     return votes.with_coefficients(parents, votes.coefficients(agreement)) if return_coefficients else parents
 
 
@@ -72,13 +79,21 @@ def _step(
     layer_norm: bool,
     eps: float = 1e-5,
     scale: float | None = None,
+    beta_a: Tensor | None = None,
+    beta_u: Tensor | None = None,
 ) -> Step:
     def step(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        p = votes.weighted_sum(agreement)  # lines 3 to 5
+        score = None
+        if beta_a is None or beta_u is None:
+            p = votes.weighted_sum(agreement)  # lines 3 to 5
+        else:
+            m = votes.moments(agreement)
+            p = m.mean * m.mass.unsqueeze(-1)
+            score = em_score(m.variance.clamp_min(LEAST_VARIANCE), m.mass, t, beta_a, beta_u)
         features = p.shape[-1]
         if layer_norm and features > 1:
             p = F.layer_norm(p, (features,), _like(weight, p), _like(bias, p), eps)  # line 6
-        return votes.capsules(p), _agreement(p, scale)
+        return votes.capsules(p, score), _agreement(p, scale)
 
     return step
 
@@ -106,6 +121,8 @@ class InvertedAttentionRouting(Routing):
     Args:
         iterations: at least 1.
         layer_norm: normalise the parents, with a learned scale and shift per pose entry.
+        activations: give parents a score as EM routing does, by which they count as children (the paper's ablation
+            C); learns beta_a and beta_u, one each per parent, starting at zero.
         start: the parents' poses before the first iteration: "zero", "random" (normal, drawn anew at every call) or
             "learned" (the same for all samples, from zero on).
         gradient: "unrolled" or "last".
@@ -119,14 +136,16 @@ class InvertedAttentionRouting(Routing):
         self,
         iterations: int = 2,
         layer_norm: bool = True,
+        activations: bool = False,
         start: Start = "zero",
         gradient: Gradient = "unrolled",
     ):
         super().__init__(iterations, gradient)
         if start not in ("zero", "random", "learned"):
             raise ValueError(f"start must be 'zero', 'random' or 'learned', got {start!r}")
-        self.layer_norm, self.start = layer_norm, start
-        self.register_parameter("first_poses", None)
+        self.layer_norm, self.activations, self.start = layer_norm, activations, start
+        for name in ("first_poses", "beta_a", "beta_u"):
+            self.register_parameter(name, None)
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -136,10 +155,14 @@ class InvertedAttentionRouting(Routing):
             self.bias = nn.Parameter(torch.empty(features))
         if self.start == "learned":
             self.first_poses = nn.Parameter(torch.empty(1, parents, features))
+        if self.activations:
+            self.beta_a = nn.Parameter(torch.empty(parents))
+            self.beta_u = nn.Parameter(torch.empty(parents))
 
     def reset_parameters(self) -> None:
-        if self.first_poses is not None:
-            nn.init.zeros_(self.first_poses)
+        for parameter in (self.first_poses, self.beta_a, self.beta_u):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
         if self.weight is not None and self.bias is not None:
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
@@ -155,10 +178,12 @@ class InvertedAttentionRouting(Routing):
         return _first_agreement(votes, self.first_poses)
 
     def step(self, votes: Votes) -> Step:
-        return _step(votes, self.weight, self.bias, self.layer_norm)
+        if self.activations and self.beta_a is None:
+            raise missing_parameters(self)
+        return _step(votes, self.weight, self.bias, self.layer_norm, beta_a=self.beta_a, beta_u=self.beta_u)
 
     def extra_repr(self) -> str:
         return (
-            f"iterations={self.iterations}, layer_norm={self.layer_norm}, start={self.start!r}, "
-            f"gradient={self.gradient!r}"
+            f"iterations={self.iterations}, layer_norm={self.layer_norm}, activations={self.activations}, "
+            f"start={self.start!r}, gradient={self.gradient!r}"
         )

@@ -6,7 +6,7 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Prediction
 
@@ -25,8 +25,14 @@ class Classifier(LightningModule):
         scheduler_interval: whether the schedule counts in "step"s or "epoch"s.
         reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over
             pixels (Sabour et al. 2017: 0.0005); 0 leaves the decoder out.
+        labels_per_image: 1 for labels that are class indices `(batch,)`. Otherwise labels are the presence of
+            each class `(batch, classes)`, 0 or 1, and an image counts as correct only if the predicted set of
+            classes is the true one: a number predicts so many classes, those with the highest scores; None
+            predicts those with a score above 0, as logits have it.
 
     Raises:
+        ValueError: an argument is out of range, or the labels do not have the shape that goes with
+            `labels_per_image`.
         FloatingPointError: at the first training step with a loss that is not finite; the message names the
             step and the first layer whose output is not.
     """
@@ -40,8 +46,16 @@ class Classifier(LightningModule):
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["step", "epoch"] = "epoch",
         reconstruction_weight: float = 0.0,
+        labels_per_image: int | None = 1,
     ):
         super().__init__()
+        if labels_per_image is not None and not 1 <= labels_per_image <= classes:
+            raise ValueError(f"labels_per_image must be None or from 1 to {classes} classes, got {labels_per_image}")
+        if reconstruction_weight and labels_per_image != 1:
+            raise ValueError(
+                f"reconstruction_weight={reconstruction_weight} needs labels_per_image=1, got {labels_per_image}: "
+                "the decoder draws one class"
+            )
         if reconstruction_weight and getattr(network, "decoder", None) is None:
             raise ValueError(
                 f"reconstruction_weight={reconstruction_weight} needs a network with a decoder: "
@@ -51,8 +65,10 @@ class Classifier(LightningModule):
         self.loss = loss
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.reconstruction_weight = reconstruction_weight
+        self.labels_per_image = labels_per_image
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
-            MulticlassAccuracy(classes, average="micro") for _ in range(3)
+            MulticlassAccuracy(classes, average="micro") if labels_per_image == 1 else MultilabelExactMatch(classes)
+            for _ in range(3)
         )
 
     def forward(self, images: Tensor) -> Prediction:
@@ -83,6 +99,12 @@ class Classifier(LightningModule):
     def _step(self, stage: Stage, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
         prediction = self.network(images)
+        expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 else 2]
+        if labels.shape != expected:
+            raise ValueError(
+                f"labels_per_image={self.labels_per_image} needs labels of shape {tuple(expected)}, "
+                f"got {tuple(labels.shape)}"
+            )
         loss = self.loss(prediction.scores, labels)
         if self.reconstruction_weight:
             # The decoder learns from the true class's capsule; at test time it draws the likeliest one.
@@ -90,12 +112,23 @@ class Classifier(LightningModule):
             error = (reconstruction - images).square().sum() / len(images)
             self.log(f"{stage}/reconstruction_error", error, on_step=False, on_epoch=True, batch_size=len(images))
             loss = loss + self.reconstruction_weight * error
-        accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")
-        accuracy(prediction.scores, labels)
+        accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
+        if self.labels_per_image == 1:
+            accuracy(prediction.scores, labels)
+        else:
+            # As integers: scores it would take for probabilities or logits by their range.
+            accuracy(self._predicted(prediction.scores).int(), labels.int())
         train = stage == "train"
         self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(images))
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         return loss
+
+    def _predicted(self, scores: Tensor) -> Tensor:
+        """The predicted set of classes, `(batch, classes)` bool."""
+        if self.labels_per_image is None:
+            return scores > 0
+        highest = scores.topk(self.labels_per_image, dim=1).indices
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, highest, True)
 
     def _first_non_finite(self, images: Tensor) -> str:
         """Where in the network a value first stops being finite."""

@@ -1,0 +1,392 @@
+"""Overlapping digits: the random numbers, every image against plain loops, and streams that depend on nothing else."""
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from torchcaps.data import MNIST, DataError, DiverseMultiMNIST, ImageData, MultiMNIST
+from torchcaps.data.images import ImageSet
+from torchcaps.data.multimnist import Overlays, splitmix64
+
+REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
+CPU = torch.device("cpu")
+MASK = 2**64 - 1
+
+
+def by_hand(seed: int, index: int) -> int:
+    """SplitMix64 in Python's integers."""
+    state = (seed + (index + 1) * 0x9E3779B97F4A7C15) & MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+    return state ^ (state >> 31)
+
+
+class Noise:
+    """Instead of MNIST: digits of noise in unequal classes, 90 for training and 40 for the test, none like another."""
+
+    def prepare_data(self) -> None:
+        pass
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        count = 90 if train else 40
+        generator = torch.Generator().manual_seed(count)
+        images = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+        return images, torch.randint(10, (count,), generator=generator)
+
+
+class Multi(Noise, MultiMNIST):
+    pass
+
+
+class Diverse(Noise, DiverseMultiMNIST):
+    pass
+
+
+def loaded(kind: type[MultiMNIST], **arguments: int) -> MultiMNIST:
+    data = kind(**arguments)
+    data.setup()
+    return data
+
+
+def images_of(data: MultiMNIST, stage: str, indices: range) -> tuple[Tensor, Tensor]:
+    return data.part(stage).__getitems__(list(indices))
+
+
+def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*loader, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def chi_square(counts: list[int]) -> float:
+    """In standard deviations from what equal probabilities lead one to expect."""
+    expected, freedom = sum(counts) / len(counts), len(counts) - 1
+    return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
+
+
+# The random numbers
+
+
+def test_splitmix64_is_the_published_one() -> None:
+    # What splitmix64.c prints for the seed 1234567.
+    first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert [value & MASK for value in splitmix64(1234567, torch.arange(5)).tolist()] == first
+    assert [by_hand(1234567, i) for i in range(5)] == first
+    assert splitmix64(0, torch.tensor(0)).item() & MASK == 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 2**64 + 5])
+def test_splitmix64_against_integers_of_python(seed: int) -> None:
+    found = splitmix64(seed, torch.arange(200).reshape(2, 100))
+    assert found.dtype == torch.int64
+    assert [value & MASK for value in found.flatten().tolist()] == [by_hand(seed, i) for i in range(200)]
+
+
+def test_any_output_at_once() -> None:
+    index = torch.randperm(1000)
+    assert torch.equal(splitmix64(3, index), splitmix64(3, torch.arange(1000))[index])
+    far = 2**62 + 12345
+    assert splitmix64(7, torch.tensor(far)).item() & MASK == by_hand(7, far)
+
+
+def test_outputs_are_uniform_and_independent() -> None:
+    values = splitmix64(0, torch.arange(2**16))
+    bits = (values[:, None] >> torch.arange(64)) & 1
+    ones = (bits.sum(0) - 2**15) / 128  # in standard deviations
+    assert ones.abs().max() < 4
+    for below in (9, 10, 16):
+        assert abs(chi_square(((values >> 11 & 2**53 - 1) % below).bincount().tolist())) < 4
+    # Neighbours, and outputs of the same number under neighbouring seeds: correlation 0 with a deviation of 1/256.
+    numbers = values.double()
+    for other in (numbers.roll(1), numbers.roll(8), splitmix64(1, torch.arange(2**16)).double()):
+        assert abs(torch.corrcoef(torch.stack([numbers, other]))[0, 1]) < 4 / 256
+    pairs = (values[::2] >> 60 & 15) * 16 + (values[1::2] >> 60 & 15)
+    assert abs(chi_square(pairs.bincount(minlength=256).tolist())) < 4
+
+
+# The images
+
+
+def slowly(images: np.ndarray, labels: list[int], seed: int, index: int, single: float) -> tuple[np.ndarray, list[int]]:
+    """Image `index` of a stream, pixel by pixel."""
+    order = sorted(range(len(labels)), key=lambda i: (labels[i], i))
+    draws = [by_hand(seed, 8 * index + draw) >> 11 for draw in range(7)]
+    first = order[draws[1] % len(order)]
+    others = [i for i in order if labels[i] != labels[first]]
+    second = others[draws[2] % len(others)]
+    chosen = [first] if draws[0] < single * 2**53 else [first, second]
+    image = np.zeros((1, 36, 36), np.float32)
+    for row in range(36):
+        for column in range(36):
+            total = 0
+            for which, digit in enumerate(chosen):
+                down, right = (draws[3 + 2 * which + axis] % 9 for axis in range(2))
+                if down <= row < down + 28 and right <= column < right + 28:
+                    total += int(images[digit, 0, row - down, column - right])
+            image[0, row, column] = np.float32(min(total, 255)) / np.float32(255)
+    return image, [int(k in {labels[i] for i in chosen}) for k in range(10)]
+
+
+@pytest.mark.parametrize(("kind", "single"), [(Multi, 0.0), (Diverse, 1 / 6)])
+@pytest.mark.parametrize(("stage", "stream"), [("fit", 0), ("test", 2)])
+def test_images_against_plain_loops(kind: type[MultiMNIST], single: float, stage: str, stream: int) -> None:
+    data = loaded(kind, seed=5)
+    digits, digit_labels = data.load(train=stage == "fit")
+    seed = by_hand(5 if stage == "fit" else 0, stream)
+    indices = [*range(12), 60_000, 10**12]
+    images, labels = data.part(stage).__getitems__(indices)
+    assert images.shape == (14, 1, 36, 36)
+    assert images.dtype == labels.dtype == torch.float32
+    sizes = set()
+    for i, index in enumerate(indices):
+        image, label = slowly(digits.numpy(), digit_labels.tolist(), seed, index, single)
+        assert np.array_equal(images[i].numpy(), image)
+        assert labels[i].tolist() == label
+        sizes.add(sum(label))
+    assert sizes == ({1, 2} if single else {2})
+
+
+def corners(count: int, single: float = 0.0, sizes: tuple[int, int] = (1, 1)) -> tuple[Tensor, Tensor, Tensor]:
+    """Images of digits that are one pixel: class 0 top left, class 1 bottom right. With where each is, from -4 to 4."""
+    digits = torch.zeros(sum(sizes), 1, 28, 28, dtype=torch.uint8)
+    digits[: sizes[0], 0, 0, 0] = 100
+    digits[sizes[0] :, 0, 27, 27] = 200
+    labels = torch.tensor([0] * sizes[0] + [1] * sizes[1])
+    made = Overlays(ImageSet(digits, labels), seed=1, length=1, single=single, device=CPU)
+    images, labels = made.__getitems__(list(range(count)))
+    first, second = (images == 100 / 255).nonzero(), (images == 200 / 255).nonzero()
+    assert torch.equal(first[:, 0], labels[:, 0].nonzero().flatten())
+    assert torch.equal(second[:, 0], labels[:, 1].nonzero().flatten())
+    return labels, first[:, 2:] - 4, second[:, 2:] - 31
+
+
+def test_shifts_are_uniform_and_independent() -> None:
+    _, first, second = corners(10_000)
+    for shifts in (first, second):
+        counts = Counter(tuple(pair) for pair in shifts.tolist())
+        assert set(counts) == {(down, right) for down in range(-4, 5) for right in range(-4, 5)}
+        assert abs(chi_square(list(counts.values()))) < 4
+    correlation = torch.corrcoef(torch.cat([first, second], 1).double().T) - torch.eye(4)
+    assert correlation.abs().max() < 4 / 10_000**0.5
+    # "Two digits' bounding boxes overlap by on average 80 %": the digits' frames of 28 x 28.
+    overlap = ((28 - (first - second).abs()).prod(1) / 28**2).mean()
+    assert 0.795 < overlap < 0.805
+
+
+def test_a_sixth_has_one_digit() -> None:
+    assert (corners(1000)[0].sum(1) == 2).all()
+    labels = corners(10_000, single=1 / 6)[0].sum(1)
+    assert labels.unique().tolist() == [1, 2]
+    share = (labels == 1).double().mean()
+    assert abs(share - 1 / 6) < 4 * (1 / 6 * 5 / 6 / 10_000) ** 0.5
+    # The first digit is drawn from the digits, not from the classes.
+    single = corners(2_000, single=1.0, sizes=(3, 1))[0]
+    assert (single.sum(1) == 1).all()
+    assert abs(single[:, 0].mean() - 3 / 4) < 4 * (3 / 16 / 2_000) ** 0.5
+
+
+def test_second_digit_is_uniform_over_the_other_classes() -> None:
+    # Seven digits, told apart by their grey level at the centre of a frame that nothing else reaches.
+    classes = torch.tensor([4, 2, 2, 7, 4, 2, 9])
+    digits = torch.zeros(7, 1, 28, 28, dtype=torch.uint8)
+    for i in range(7):
+        digits[i, 0, 4 * i, 27 * (i % 2)] = 30 + i
+    made = Overlays(ImageSet(digits, classes), seed=2, length=1, single=0.0, device=CPU)
+    images, labels = made.__getitems__(list(range(10_000)))
+    levels = (images * 255).round().int().flatten(1)
+    found: Counter[tuple[int, ...]] = Counter()
+    for row, label in zip(levels, labels, strict=True):
+        seen = sorted(int(value) - 30 for value in row.unique() if 30 <= value <= 36)
+        if len(seen) == 2:  # else one pixel lies on the other
+            assert label.nonzero().flatten().tolist() == sorted(int(classes[i]) for i in seen)
+            found[tuple(seen)] += 1
+    allowed = {(i, j) for j in range(7) for i in range(j) if classes[i] != classes[j]}
+    assert set(found) == allowed
+    # P(i, j) = (1 / 7) (1 / others of i + 1 / others of j)
+    others = [int((classes != kind).sum()) for kind in classes]
+    for i, j in allowed:
+        probability = (1 / others[i] + 1 / others[j]) / 7
+        count = sum(found.values()) * probability
+        assert abs(found[i, j] - count) < 5 * count**0.5
+
+
+def test_one_class_only() -> None:
+    digits = ImageSet(torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.tensor([6, 6, 6]))
+    with pytest.raises(DataError, match="all 3 digits are of one class: two different ones cannot be drawn"):
+        Overlays(digits, 0, 1, 0.0, CPU)
+
+
+# The streams
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("kind", [Multi, Diverse])
+def test_batches_and_workers_do_not_matter(kind: type[MultiMNIST]) -> None:
+    sizes = {"epoch_size": 50, "test_size": 30}
+    expected = {
+        "train": [images_of(loaded(kind), "fit", range(50 * e, 50 * e + 50)) for e in range(2)],
+        "test": [images_of(loaded(kind), "test", range(30))] * 2,
+    }
+    for arguments in ({"batch_size": 7}, {"batch_size": 64}, {"batch_size": 16, "num_workers": 2}):
+        torch.manual_seed(random.randrange(1000))
+        data = loaded(kind, **sizes, **arguments)
+        for epoch in range(2):
+            for part, loader in (("train", data.train_dataloader()), ("test", data.test_dataloader())):
+                images, labels = collect(loader)
+                assert torch.equal(images, expected[part][epoch][0])
+                assert torch.equal(labels, expected[part][epoch][1])
+
+
+def test_one_image_of_a_batch() -> None:
+    made = loaded(Diverse).part("test")
+    image, label = made[17]
+    images, labels = made.__getitems__([3, 17])
+    assert image.shape == (1, 36, 36)
+    assert torch.equal(image, images[1])
+    assert torch.equal(label, labels[1])
+
+
+def test_epochs_never_repeat_and_can_be_set() -> None:
+    data = loaded(Multi, epoch_size=40, batch_size=40)
+    epochs = [collect(data.train_dataloader())[0] for _ in range(3)]
+    loader = data.train_dataloader()
+    epochs += [collect(loader)[0] for _ in range(3)]
+    assert torch.equal(torch.cat(epochs), images_of(data, "fit", range(240))[0])
+    assert len({image.numpy().tobytes() for image in torch.cat(epochs)}) == 240
+    loader.sampler.set_epoch(1)
+    assert torch.equal(collect(loader)[0], epochs[1])
+    assert torch.equal(collect(loader)[0], epochs[2])
+
+
+def test_the_seed_is_that_of_the_training_alone() -> None:
+    one, other = loaded(Multi, seed=1, val_size=20), loaded(Multi, seed=2, val_size=20)
+    for stage, same in (("fit", False), ("validate", True), ("test", True)):
+        images, others = (images_of(data, stage, range(20))[0] for data in (one, other))
+        assert torch.equal(images, others) == same
+
+
+def test_digits_of_the_parts_are_disjoint() -> None:
+    data = loaded(Multi, val_size=30, test_size=25)
+    digits = {stage: {d.numpy().tobytes() for d in data.part(stage).images} for stage in ("fit", "validate", "test")}
+    assert [len(values) for values in digits.values()] == [60, 30, 40]
+    assert len(set.union(*digits.values())) == 130
+    assert digits["test"] == {digit.numpy().tobytes() for digit in data.load(train=False)[0]}
+    val = data.val_dataloader()
+    assert isinstance(val, DataLoader)
+    assert len(collect(val)[1]) == 25
+    assert loaded(Multi).val_dataloader() == []
+
+
+class Recorder(lightning.LightningModule):
+    """Keeps every batch that the Trainer hands over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: dict[str, list[Tensor]] = {"train": [], "val": [], "test": []}
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        self.seen["train"].append(batch[0])
+        return (self.weight - batch[1].mean()) ** 2
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.seen["val"].append(batch[0])
+
+    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.seen["test"].append(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trainer(epochs: int) -> lightning.Trainer:
+    return lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*LeafSpec.* is deprecated:FutureWarning",
+    "ignore:.*use of fork:DeprecationWarning",
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path, num_workers: int) -> None:
+    arguments = {"epoch_size": 30, "test_size": 20, "batch_size": 8, "val_size": 20, "num_workers": num_workers}
+    module, data, first = Recorder(), Multi(**arguments), trainer(2)
+    first.fit(module, data)
+    first.test(module, data, verbose=False)
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    resumed = Recorder()
+    trainer(4).fit(resumed, Multi(**arguments), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+
+    train = torch.cat(module.seen["train"] + resumed.seen["train"])
+    plain = loaded(Multi, **arguments)
+    assert torch.equal(train, images_of(plain, "fit", range(120))[0])
+    assert torch.equal(torch.cat(module.seen["test"]), images_of(plain, "test", range(20))[0])
+    assert torch.equal(torch.cat(module.seen["val"][-3:]), images_of(plain, "validate", range(20))[0])
+
+
+# Files and arguments
+
+
+@pytest.mark.filterwarnings("ignore:.*has md5")
+def test_digits_come_from_the_files_of_mnist(mnist_of_noise: Path) -> None:
+    data = DiverseMultiMNIST(root=str(mnist_of_noise), batch_size=5, epoch_size=9, test_size=6)
+    data.prepare_data()
+    data.setup()
+    assert [tuple(images.shape) for images, _ in data.train_dataloader()] == [(5, 1, 36, 36), (4, 1, 36, 36)]
+    assert [tuple(labels.shape) for _, labels in data.test_dataloader()] == [(5, 10), (1, 10)]
+    assert data.test_set is not None
+    assert torch.equal(data.test_set.images, MNIST(root=str(mnist_of_noise)).load(train=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epoch_size": 0}, "epoch_size must be at least 1, got 0"),
+        ({"test_size": 0}, "test_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Multi(**arguments)
+
+
+def test_loader_before_setup_says_what_to_call() -> None:
+    with pytest.raises(RuntimeError, match=r'setup\("fit"\)'):
+        Multi().train_dataloader()
+    assert issubclass(MultiMNIST, ImageData)
+
+
+@pytest.mark.skipif(
+    not (REAL / "mnist" / "t10k-images-idx3-ubyte.gz").is_file(),
+    reason=f"no MNIST at {REAL}/mnist (set TORCHCAPS_DATA to a folder that has mnist/)",
+)
+@pytest.mark.parametrize(
+    ("kind", "classes", "ink"),
+    [
+        (MultiMNIST, [[0, 3], [4, 7], [5, 8], [4, 7], [0, 1]], 465442341),
+        (DiverseMultiMNIST, [[0, 3], [4, 7], [5], [4], [0, 1]], 431701485),
+    ],
+)
+def test_real_mnist(kind: type[MultiMNIST], classes: list[list[int]], ink: int) -> None:
+    """A published accuracy names this stream: its first labels, and the sum of all grey levels."""
+    data = kind(root=str(REAL))
+    data.setup("test")
+    images, labels = images_of(data, "test", range(10_000))
+    assert [row.nonzero().flatten().tolist() for row in labels[:5]] == classes
+    assert (images * 255).round().long().sum() == ink

@@ -1,0 +1,71 @@
+"""Published files by their hash: a copy of the user's own, or one downloaded once."""
+
+import os
+import textwrap
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pooch
+
+
+class DataError(RuntimeError):
+    """A data file is missing, corrupt or not what its name says. The message is one line."""
+
+
+@dataclass(frozen=True)
+class CanonicalFile:
+    """A file that a data set is published as.
+
+    It is taken from `<root>/<folder>/<name>`; where it is not there, from pooch's cache, into which it is
+    downloaded and checked against its md5. A local file that is well-formed but has another md5 is used, with
+    a warning; one that is corrupt is an error, never silently replaced. A root is the folder of all data sets;
+    None stands for the environment variable TORCHCAPS_DATA.
+
+    Args:
+        folder, name: where it lies below a root.
+        md5: the published hash.
+        urls: where it can be had, asked in turn; none for a file that comes only inside an archive.
+    """
+
+    folder: str
+    name: str
+    md5: str
+    urls: tuple[str, ...] = ()
+
+    def place(self, root: str | None) -> Path | None:
+        """Where the user's own copy is looked for; None without a root."""
+        root = root or os.environ.get("TORCHCAPS_DATA")
+        return Path(root).expanduser() / self.folder / self.name if root else None
+
+    def find(self, root: str | None) -> Path:
+        """The local file, or a downloaded one. Raises DataError if neither can be had."""
+        place = self.place(root)
+        return place if place is not None and place.exists() else self._download(place)
+
+    def warn_of_other_md5(self, path: Path) -> None:
+        """For a file that has proved well-formed."""
+        found = pooch.file_hash(str(path), alg="md5")
+        if found != self.md5:
+            warnings.warn(
+                f"{path} has md5 {found}, the published file has {self.md5}: using it all the same", stacklevel=3
+            )
+
+    def corrupt(self, path: Path, problem: str) -> DataError:
+        """The error to raise for the file at `path`."""
+        advice = "replace the file" + (", or remove it to have it downloaded" if self.urls else "")
+        return DataError(f"{path}: {problem}; the md5 should be {self.md5}: {advice}")
+
+    def _download(self, place: Path | None) -> Path:
+        cache = pooch.os_cache("torchcaps") / self.folder
+        failures = []
+        for url in self.urls:
+            try:
+                # pooch writes to a temporary file and moves it only when its hash is right.
+                return Path(pooch.retrieve(url, f"md5:{self.md5}", fname=self.name, path=cache))
+            except (OSError, ValueError) as error:
+                # requests raises OSErrors; pooch raises a ValueError when the hash is wrong.
+                reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
+                failures.append(f"{url} ({reason})")
+        here = f"{place}" if place else f"DIR/{self.folder}/{self.name} and set TORCHCAPS_DATA=DIR"
+        raise DataError(f"cannot download {self.name} (md5 {self.md5}): put it at {here}; tried {', '.join(failures)}")

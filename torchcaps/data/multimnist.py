@@ -1,0 +1,217 @@
+"""Overlapping handwritten digits, made of MNIST while training."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from torchcaps.data.files import DataError
+from torchcaps.data.images import Batch, ImageSet
+from torchcaps.data.mnist import MNIST
+
+SHIFT = 4  # pixels, in each direction
+SIZE = 28 + 2 * SHIFT
+
+# The streams of images. Validation and test do not depend on the run's seed.
+STREAMS = {"fit": 0, "validate": 1, "test": 2}
+
+# Of every image the draws 0 to 6 are used: whether it has one digit; the two digits; how far each is down and right.
+DRAWS = 8
+
+
+def _signed(value: int) -> int:
+    """The integer of 64 bits with a sign that has the same bits."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+FIRST_MULTIPLIER = _signed(0xBF58476D1CE4E5B9)
+SECOND_MULTIPLIER = _signed(0x94D049BB133111EB)
+
+
+def splitmix64(seed: int, index: Tensor) -> Tensor:
+    """The outputs number `index`, from 0, of the generator SplitMix64 with that seed.
+
+    Any of them at once, without those before. Integers only, which overflow alike everywhere: the same on every
+    device.
+
+    Source: G. L. Steele, D. Lea and C. H. Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014;
+    the constants are those of S. Vigna's splitmix64.c.
+
+    Args:
+        seed: its lower 64 bits count.
+        index: int64, any shape.
+
+    Returns:
+        int64 of the same shape; as bits, uniform.
+    """
+    z = (index + 1) * GOLDEN + _signed(seed)
+    z = (z ^ _shift_right(z, 30)) * FIRST_MULTIPLIER
+    z = (z ^ _shift_right(z, 27)) * SECOND_MULTIPLIER
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    # torch repeats the sign, and there are no 64 bits without one.
+    return (value >> bits) & (2 ** (64 - bits) - 1)
+
+
+class Overlays(Dataset[Batch]):
+    """Images 0, 1, 2, ... without end, each of two digits on one another, or of one. Image k depends on the seed,
+    on k and on the digits, and on nothing else.
+
+    Args:
+        digits: what the images are made of, at least two classes.
+        seed: of the stream.
+        length: how many images are one pass through a stream that is read from its beginning.
+        single: probability of an image with one digit only.
+        device: where images are made and returned.
+    """
+
+    def __init__(self, digits: ImageSet, seed: int, length: int, single: float, device: torch.device) -> None:
+        self.seed, self.length, self.single = seed, length, single
+        order = digits.labels.argsort(stable=True)
+        self.images = digits.images[order].squeeze(1).to(device)
+        self.labels = digits.labels[order].to(device)
+        self.sizes = self.labels.bincount(minlength=MNIST.classes)
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        if (self.sizes == len(self.labels)).any():
+            raise DataError(f"all {len(self.labels)} digits are of one class: two different ones cannot be drawn")
+        # Divided on the CPU: a GPU multiplies by 1/255, which can differ in the last bit.
+        self.levels = (torch.arange(256) / 255).to(device)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Batch:
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        index = torch.tensor(indices, device=self.labels.device)
+        draws = splitmix64(self.seed, index[:, None] * DRAWS + torch.arange(DRAWS, device=index.device))
+        draws = _shift_right(draws, 11)  # 53 bits: their remainders are uniform to 1 in 10^11
+        single = draws[:, 0] < int(self.single * 2**53)
+        first = draws[:, 1] % len(self.labels)
+        # Digits are sorted by class: a draw among those before and after the first one's class.
+        start, size = (values[self.labels[first]] for values in (self.starts, self.sizes))
+        second = draws[:, 2] % (len(self.labels) - size)
+        second = torch.where(second < start, second, second + size)
+
+        shifts = draws[:, 3:7] % (2 * SHIFT + 1)
+        lower = self._shifted(first, shifts[:, 0], shifts[:, 1])
+        upper = self._shifted(second, shifts[:, 2], shifts[:, 3]) * ~single[:, None, None]
+        # The sum of two bytes, clipped, without a wider type.
+        images = lower + torch.minimum(upper, 255 - lower)
+        labels = torch.zeros(len(index), MNIST.classes, device=index.device)
+        labels.scatter_(1, self.labels[second, None], (~single[:, None]).float())
+        labels.scatter_(1, self.labels[first, None], 1.0)
+        return self.levels[images.int()].unsqueeze(1), labels
+
+    def _shifted(self, digit: Tensor, down: Tensor, right: Tensor) -> Tensor:
+        """The digits (n,) as (n, SIZE, SIZE), their corners moved down and right by 0 to 2 * SHIFT."""
+        padded = pad(self.images[digit], (2 * SHIFT,) * 4)
+        window = torch.arange(SIZE, device=digit.device)
+        rows, columns = (2 * SHIFT - moved[:, None] + window for moved in (down, right))
+        return padded[torch.arange(len(digit), device=digit.device)[:, None, None], rows[:, :, None], columns[:, None]]
+
+
+class EpochSampler(Sampler[int]):
+    """Epoch e reads the images e * size to (e + 1) * size - 1.
+
+    Lightning says which epoch it is; if nobody does, every iteration is the next.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.epoch * self.size
+        self.epoch += 1
+        return iter(range(start, start + self.size))
+
+
+class MultiMNIST(MNIST):
+    """MultiMNIST: two overlapping digits of different classes, 36 x 36, to be told both.
+
+    Source: S. Sabour, N. Frosst and G. E. Hinton, Dynamic Routing Between Capsules, NeurIPS 2017, section 6.
+    A digit of MNIST is drawn, and another of a different class, uniformly; each is moved by its own whole
+    numbers of pixels, uniform over -4..4, down and again across; grey levels are added and clipped. The paper
+    makes 60 million training and 10 million test images; here they are made while training, and the test takes
+    10,000.
+
+    Batches are images float32 in [0, 1] of shape (batch, 1, 36, 36) and labels float32 of shape (batch, 10),
+    1 for the classes in the image and else 0. Training images are made of MNIST's training digits, validation
+    images of those held out, test images of MNIST's test digits: `train_set`, `val_set` and `test_set` are the
+    digits. No training image comes twice: an epoch continues where the one before ended. Image k of the training
+    depends on `seed` and k alone, not on batches, workers or device; validation and test images are always the
+    same. They are made on the Trainer's device; on the CPU without a Trainer or with workers.
+
+    Args:
+        root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
+        batch_size: images in a batch; the last batch of an epoch may be smaller.
+        val_size: so many training digits are held out for validation, see `ImageData`.
+        num_workers: see `ImageData`.
+        epoch_size: training images in an epoch.
+        test_size: images of the test; and of the validation, if digits are held out for it.
+        seed: of the training images.
+
+    Raises:
+        ValueError: an argument is out of range.
+        DataError: as of `MNIST`, or the digits are all of one class.
+    """
+
+    shape = (1, SIZE, SIZE)
+    single = 0.0  # the probability of an image with one digit only
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        val_size: int = 0,
+        num_workers: int = 0,
+        epoch_size: int = 60_000,
+        test_size: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(root, batch_size=batch_size, val_size=val_size, num_workers=num_workers)
+        for name, size in (("epoch_size", epoch_size), ("test_size", test_size)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        self.epoch_size, self.test_size, self.seed = epoch_size, test_size, seed
+        self._epochs = EpochSampler(epoch_size)  # not the loader's: a loader may be made for every epoch
+
+    def part(self, stage: str) -> Overlays:
+        digits = self._loaded(stage)
+        seed, length = (self.seed, self.epoch_size) if stage == "fit" else (0, self.test_size)
+        stream = int(splitmix64(seed, torch.tensor(STREAMS[stage])))
+        device = torch.device("cpu")
+        if self.trainer is not None and not self.num_workers:
+            device = self.trainer.strategy.root_device
+        return Overlays(digits, stream, length, self.single, device)
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        if self.trainer is not None:
+            # Lightning says so too, but in a resumed run only after the workers have begun to read.
+            progress: Any = self.trainer.fit_loop.epoch_progress.current
+            self._epochs.set_epoch(progress.processed)
+        return self._loader(self.part("fit"), sampler=self._epochs)
+
+
+class DiverseMultiMNIST(MultiMNIST):
+    """DiverseMultiMNIST: a single digit with probability 1/6, else two of different classes as in `MultiMNIST`.
+
+    Source: Y.-H. H. Tsai, N. Srivastava, H. Goh and R. Salakhutdinov, Capsules with Inverted Dot-Product
+    Attention Routing, ICLR 2020, appendix B.2. Arguments are those of `MultiMNIST`.
+    """
+
+    single = 1 / 6

@@ -1,0 +1,94 @@
+"""Networks without capsules, to compare with and to stand on.
+
+Residual networks: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2016): basic blocks of two 3x3
+convolutions, and a 1x1 convolution on the shortcut where the shape changes (option B).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Prediction
+
+
+class Standardize(nn.Module):
+    """`(images - mean) / std` per channel, so that a network takes images in [0, 1] as they are.
+
+    Args:
+        mean, std: of each channel over a training set.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class BasicBlock(nn.Module):
+    r"""`relu(x' + bn(conv(relu(bn(conv(x))))))`, where x' is x or, in another shape, `bn(conv1x1(x))`.
+
+    Shape:
+        - Input: `(batch, in_channels, height, width)`; output: `(batch, channels, height / stride, width / stride)`.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def residual_features(
+    in_channels: int, channels: Sequence[int], blocks: Sequence[int], strides: Sequence[int]
+) -> nn.Sequential:
+    """A 3x3 convolution with batch normalisation and ReLU, then stages of basic blocks.
+
+    Args:
+        in_channels: of the images.
+        channels, blocks, strides: of each stage; the first block of a stage has its stride. The first convolution
+            has the channels of the first stage.
+    """
+    layers: list[nn.Module] = [
+        nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False),
+        nn.BatchNorm2d(channels[0]),
+        nn.ReLU(),
+    ]
+    before = channels[0]
+    for width, count, stride in zip(channels, blocks, strides, strict=True):
+        for k in range(count):
+            layers.append(BasicBlock(before, width, stride if k == 0 else 1))
+            before = width
+    return nn.Sequential(*layers)
+
+
+class FeatureClassifier(nn.Module):
+    """Features of images, and a classifier of them.
+
+    Shape:
+        - Input: `(batch, channels, height, width)`; output: a Prediction with logits `(batch, classes)`.
+    """
+
+    def __init__(self, features: nn.Module, classifier: nn.Module):
+        super().__init__()
+        self.features, self.classifier = features, classifier
+
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(self.classifier(self.features(images)))
