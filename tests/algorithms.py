@@ -56,6 +56,7 @@ ROUTINGS: dict[str, Callable[..., Routing]] = {
     "dynamic_leaky": lambda **kw: torchcaps.DynamicRouting(leaky=True, **kw),
     "vector_norm": torchcaps.VectorNormRouting,
     "inverted_attention": torchcaps.InvertedAttentionRouting,
+    "inverted_attention_c": lambda **kw: torchcaps.InvertedAttentionRouting(activations=True, **kw),
     "em": torchcaps.EMRouting,
     "heinsen": torchcaps.HeinsenRouting,
     "heinsen_kmeans": lambda **kw: torchcaps.HeinsenRouting(model="kmeans", single_beta=True, **kw),

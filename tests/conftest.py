@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import pickle
 import struct
 from pathlib import Path
 
@@ -26,3 +27,19 @@ def mnist_of_noise(tmp_path_factory) -> Path:
             header = struct.pack(f">BBBB{data.dim()}I", 0, 0, 8, data.dim(), *data.shape)
             (root / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + bytes(data.flatten().tolist())))
     return root
+
+
+@pytest.fixture(scope="session")
+def images_of_noise(mnist_of_noise: Path) -> Path:
+    """A data root with sixteen images of noise in the formats of MNIST, CIFAR-10 and CIFAR-100."""
+    generator = torch.Generator().manual_seed(0)
+    for folder, batches, key, classes in (
+        ("cifar-10/cifar-10-batches-py", [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], b"labels", 10),
+        ("cifar-100/cifar-100-python", ["train", "test"], b"fine_labels", 100),
+    ):
+        (mnist_of_noise / folder).mkdir(parents=True)
+        for name in batches:
+            images = torch.randint(256, (16, 3072), generator=generator).byte().numpy()
+            batch = {b"data": images, key: [k % classes for k in range(16)]}
+            (mnist_of_noise / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return mnist_of_noise

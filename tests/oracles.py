@@ -326,31 +326,49 @@ def inverted_attention_routing(
     scale: float | None = None,
     layer_norm: bool = True,
     gates: Matrix | None = None,
+    start: Tensor3 | None = None,
+    betas: tuple[Vector, Vector] | None = None,
 ) -> Routed:
     """Tsai et al. 2020, Procedure 1, repeated on one layer, with the authors' scaled agreement.
+
+    `start` are the parents' first poses, in place of zeros. `betas` are EM routing's beta_a and beta_u: with them
+    the parents get scores from the votes' weighted variances, as after Hinton et al. 2018's M-step.
 
     Parents start at zero, so the first pass is uniform over parents; without iterations they stay
     there, and nothing was summed: the coefficients are None. `weight` and `bias` belong to LayerNorm.
     """
     normalise = _layer_norm_or_not(layer_norm, weight, bias, eps)
-    all_poses, all_coefficients = [], []
+    all_poses, all_coefficients, all_scores = [], [], []
     for b in range(len(votes)):
         children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
         gate = gates_of(gates, b, children)
         factor = 1.0 / math.sqrt(size) if scale is None else scale
-        poses = zeros(parents, size)
+        poses = zeros(parents, size) if start is None else start[b]
         coefficients: Matrix | None = None
-        for _ in range(iterations):
+        scores: Vector = []
+        for t in range(iterations):
             agreement = zeros(children, parents)
             for i in range(children):
                 for j in range(parents):
                     agreement[i][j] = factor * dot(votes[b][i][j], poses[j])
             coefficients = softmax_over_parents(agreement)
             weights = times_gates(coefficients, gate)
+            if betas is not None:
+                scores = []
+                for j in range(parents):
+                    mass = sum(weights[i][j] for i in range(children))
+                    sums = weighted_sum(votes[b], weights, j)
+                    cost = 0.0
+                    for h in range(size):
+                        squares = [weights[i][j] * (votes[b][i][j][h] - sums[h] / mass) ** 2 for i in range(children)]
+                        cost += (betas[1][j] + 0.5 * math.log(sum(squares) / mass)) * mass
+                    scores.append(0.01 * (1 - 0.95 ** (t + 1)) * (betas[0][j] - cost))
             poses = [normalise(weighted_sum(votes[b], weights, j)) for j in range(parents)]
         all_poses.append(poses)
         all_coefficients.append(coefficients)
-    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}
+        all_scores.append(scores)
+    found = None if betas is None else all_scores
+    return {"poses": all_poses, "scores": found, "variances": None, "coefficients": all_coefficients}
 
 
 def _layer_norm_or_not(

@@ -307,4 +307,7 @@ def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
         table.add_column(title, no_wrap=index == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 1000  # to be searched by line
+    console.print(table)

@@ -90,8 +90,10 @@ def kernel_weighted_sums(inputs, grad, unit, over, leaky) -> list[Tensor | None]
 
 
 def all_moments(inputs, grads, eps) -> list[Tensor | None]:
-    def reference(poses, weight, bias, gates, mean, precision, prior, betas):
-        agreement = None if mean is None else Gaussian(mean, precision, prior)
+    def reference(poses, weight, bias, gates, target, precision, prior, betas):
+        agreement = None
+        if target is not None:
+            agreement = Dot(target) if precision is None else Gaussian(target, precision, prior)
         if betas is not None:
             betas = betas.repeat_interleave(poses.shape[1] // betas.shape[0], 0)
         return stored(poses, weight, bias, gates).moments(agreement, betas, eps)
@@ -161,12 +163,14 @@ def moment_grads(inputs) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize(("betas", "eps"), [("none", 0.0), ("per child", 0.1), ("one", 1e-8)])
-@pytest.mark.parametrize("agreement", ["uniform", "gaussian"])
+@pytest.mark.parametrize("agreement", ["uniform", "dot", "gaussian"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_moments(layout, agreement, betas, eps):
     inputs = make_gaussian(LAYOUTS[layout], betas)
+    if agreement != "gaussian":
+        inputs[5:7] = [None] * 2
     if agreement == "uniform":
-        inputs[4:7] = [None] * 3
+        inputs[4] = None
     grads = moment_grads(inputs)
     compare(kernel_moments(inputs, grads, eps), all_moments(inputs, grads, eps))
 
@@ -231,7 +235,7 @@ def test_no_samples():
         found = kernel_weighted_sums(inputs, inputs[4], False, over, False)
         compare(found, [inputs[4], *(None if x is None else torch.zeros_like(x) for x in inputs)])
     inputs = make_gaussian(((0, *sizes), *rest), "per child")
-    for agreement in ([None] * 3, inputs[4:7]):
+    for agreement in ([None] * 3, [inputs[4], None, None], inputs[4:7]):
         inputs[4:7] = agreement
         grads = moment_grads(inputs)
         found = kernel_moments(inputs, grads, 0.0)
@@ -264,25 +268,32 @@ def test_precision_of_weighted_sums(unit, over, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_precision_of_moments(dtype):
+@pytest.mark.parametrize("agreement", ["dot", "gaussian"])
+def test_precision_of_moments(agreement, dtype):
     inputs = make_gaussian(LARGER, "per child", dtype)
     inputs[5] *= 0.1  # large logits have rounding errors beside which there are no others
     inputs[6].clamp_(min=-3)
+    if agreement == "dot":
+        inputs[5:7] = [None] * 2
     grads = [x.float() for x in moment_grads(inputs)]
     expected = all_moments([double(x) for x in inputs], [double(x) for x in grads], 1e-6)
     check_error(kernel_moments(inputs, grads, 1e-6), all_moments(inputs, grads, 1e-6), expected)
 
 
-@pytest.mark.parametrize(("origin", "error"), [(None, 1e-6), (1000.0, 1e-6), (990.0, 1e-3), (0.0, 0.1)])
-def test_variance_of_votes_that_agree_far_from_the_origin(origin, error):
+@pytest.mark.parametrize(
+    ("agreement", "origin", "error"),
+    [("uniform", None, 1e-6), ("dot", 0.0, 1e-6)]
+    + [("gaussian", origin, error) for origin, error in ((1000.0, 1e-6), (990.0, 1e-3), (0.0, 0.1))],
+)
+def test_variance_of_votes_that_agree_far_from_the_origin(agreement, origin, error):
     """Expanded squares would be 10^11 times the variance, and float32 has seven digits."""
     poses = normal(1, 40, 1, 1).mul(3).round().float()
     weight, bias = (torch.full((1, 1, 1, 1), x, device=DEVICE) for x in (2.0**-10, 1000.0))  # the votes are exact
-    agreement = [None] * 3
-    if origin is not None:
-        mean = torch.full((1, 1, 1), origin, device=DEVICE)
-        agreement = [mean, torch.full_like(mean, 1e-9), torch.zeros_like(mean[..., 0])]
-    _, mean, variance, _ = kernels.moments(poses, weight, bias, None, *agreement, None, 0.0)
+    target = None if origin is None else torch.full((1, 1, 1), origin, device=DEVICE)
+    rest = [None] * 2
+    if agreement == "gaussian":
+        rest = [torch.full_like(target, 1e-9), torch.zeros_like(target[..., 0])]
+    _, mean, variance, _ = kernels.moments(poses, weight, bias, None, target, *rest, None, 0.0)
     votes = (poses.double() / 1024 + 1000).flatten()
     assert_close(variance.double().squeeze(), votes.var(correction=0), rtol=error, atol=0)
     assert_close(mean.double().squeeze(), votes.mean(), rtol=1e-6, atol=0)

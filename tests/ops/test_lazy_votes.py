@@ -108,14 +108,19 @@ class TestReductions:
         assert_same([expected], [actual], [*p.children, agreement.query])
 
     @pytest.mark.parametrize("betas", [None, "one", "each"])
-    @pytest.mark.parametrize(("uniform", "eps"), [(False, 0.0), (False, 1e-2), (True, 1e-2)])
-    def test_moments(self, geometry, bias, one, gates, uniform, eps, betas):
+    @pytest.mark.parametrize(
+        ("kind", "eps"), [("gaussian", 0.0), ("gaussian", 1e-2), ("dot", 0.0), ("dot", 1e-2), ("uniform", 1e-2)]
+    )
+    def test_moments(self, geometry, bias, one, gates, kind, eps, betas):
         p = Problem(geometry, bias, one, gates)
         agreement, leaves = None, list(p.children)
-        if not uniform:
+        if kind == "gaussian":
             precision = torch.rand(p.parent_shape, dtype=torch.float64, requires_grad=True)
             agreement = Gaussian(p.parents(), precision, p.parents(*p.parent_shape[:2]))
             leaves += agreement
+        elif kind == "dot":
+            agreement = Dot(p.parents())
+            leaves.append(agreement.query)
         weights = None
         if betas is not None:
             weights = p.parents(1, 1) if betas == "one" else p.parents(p.stored.children, p.stored.parents)
@@ -238,20 +243,21 @@ def test_empty_batch(name, backend):
 class TestSharedGradients:
     """What is special about gradients that are handed from one iteration to the one before it."""
 
+    def iterations(self, votes: LazyVotes) -> list[Tensor]:
+        first = votes.weighted_sum(None)
+        second = votes.weighted_sum(Dot(first))
+        third = votes.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
+        fourth = votes.moments(Dot(third.mean))
+        return [first, second, third.mean, fourth.variance]
+
     def problem(self) -> tuple[Problem, list[Tensor]]:
         p = Problem("per type", bias=True, gates=True)
-        first = p.tiled.weighted_sum(None)
-        second = p.tiled.weighted_sum(Dot(first))
-        third = p.tiled.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
-        return p, [first, second, third.mean]
+        return p, self.iterations(p.tiled)
 
     def expected(self, p: Problem) -> list[Tensor]:
-        first = p.stored.weighted_sum(None)
-        second = p.stored.weighted_sum(Dot(first))
-        third = p.stored.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
-        return [first, second, third.mean]
+        return self.iterations(p.stored)
 
-    @pytest.mark.parametrize("used", [[0], [1], [2], [0, 2], [0, 1, 2]])
+    @pytest.mark.parametrize("used", [[0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2, 3]])
     def test_any_iterations_used(self, used):
         p, results = self.problem()
         expected = self.expected(p)
@@ -319,6 +325,7 @@ def operator_calls():
     for unit, over_children, leaky in [(False, False, True), (True, True, False)]:
         yield "weighted_sum", children, (query, unit, over_children, leaky, stride)
     yield "moments", children, (query, query.detach().square().requires_grad_(), prior, betas, 1e-3, stride)
+    yield "moments", children, (query, None, None, betas, 1e-3, stride)
     yield "moments", (p.poses, p.weight, None, None), (None, None, None, None, 1e-3, stride)
 
 
@@ -337,6 +344,12 @@ def test_opcheck(call):
         torch.library.opcheck(reduction.backward, detached)
 
 
+@pytest.mark.parametrize("call", [call for call in operator_calls() if call[0] == "moments"], ids=lambda call: call[0])
+def test_gradcheck(call):
+    name, children, rest = call
+    assert torch.autograd.gradcheck(library.REDUCTIONS["tiled", name].forward, (*children, *rest), fast_mode=True)
+
+
 @pytest.mark.skipif(not HAS_TRITON, reason="needs the package triton")
 def test_opcheck_of_triton_operators():
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -346,6 +359,7 @@ def test_opcheck_of_triton_operators():
     for name, rest in (
         ("weighted_sum", (features, False, True, False, 1)),
         ("moments", (features, features, scores, betas, 1e-3, 1)),
+        ("moments", (features, None, None, betas, 1e-3, 1)),
     ):
         utilities = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(library.REDUCTIONS["triton", name].forward, (*children, *rest), test_utils=utilities)
@@ -386,14 +400,15 @@ def test_autocast_does_not_reach_into_a_reduction():
         assert_close(votes.weighted_sum(query), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("agreement", [None, Dot(torch.ones(3, 4, 2))], ids=["uniform", "dot"])
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_variance_of_votes_that_agree_far_from_zero(backend, monkeypatch):
+def test_variance_of_votes_that_agree_far_from_zero(backend, agreement, monkeypatch):
     monkeypatch.setattr(tiled, "BLOCK", 100)
     torch.manual_seed(0)
     poses = 1000 + 0.1 * torch.randn(3, 50, 1, 2)
     votes = LazyVotes(poses, torch.eye(2).view(1, 1, 2, 2).repeat(1, 4, 1, 1), None, (2,), backend=backend)
     expected = poses.double().flatten(2).var(1, correction=0).unsqueeze(1).expand(-1, 4, -1)
-    assert_close(votes.moments(None).variance.double(), expected, rtol=1e-3, atol=0)
+    assert_close(votes.moments(agreement).variance.double(), expected, rtol=1e-3, atol=0)
 
 
 class TestBackends:
@@ -421,7 +436,7 @@ class TestBackends:
         with pytest.raises(ValueError, match="use backend='reference'"):
             votes.weighted_sum(Gaussian(state, state, state[..., 0]))
         with pytest.raises(ValueError, match="use backend='reference'"):
-            votes.moments(Dot(state))
+            votes.moments(Dot(state, unit=True))
 
     def test_layers_say_their_backend(self):
         routing = torchcaps.DynamicRouting()
@@ -455,7 +470,9 @@ def allocated(layer: torch.nn.Module, poses: Tensor) -> int:
 
 
 @pytest.mark.parametrize("kind", ["per child", "any number", "types", "conv"])
-@pytest.mark.parametrize("name", ["dynamic", "vector_norm", "inverted_attention", "em", "heinsen"])
+@pytest.mark.parametrize(
+    "name", ["dynamic", "vector_norm", "inverted_attention", "inverted_attention_c", "em", "heinsen"]
+)
 def test_ten_times_the_children_need_no_more_memory(name, kind, monkeypatch):
     monkeypatch.setattr(tiled, "BLOCK", 2**9)
     routing, pose = ROUTINGS[name](), (2, 2)

@@ -122,6 +122,26 @@ def test_inverted_attention(shape, with_scores, iterations, layer_norm):
     check(actual, expected)
 
 
+@pytest.mark.parametrize("with_scores", GATES)
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_inverted_attention_with_activations_and_a_start(with_scores, iterations):
+    shape = (2, 5, 3, (2, 2))
+    votes, scores = make_votes(shape), make_scores(shape, with_scores)
+    start = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    beta_a, beta_u = torch.tensor([0.5, -1.0, 2.0]).double(), torch.tensor([0.1, 0.3, -0.2]).double()
+    actual = F.inverted_attention_routing(votes, iterations, scores=scores, start=start, beta_a=beta_a, beta_u=beta_u)
+    expected = oracles.inverted_attention_routing(
+        as_lists(votes),
+        iterations,
+        gates=gates_of(scores),
+        start=start.tolist(),
+        betas=(beta_a.tolist(), beta_u.tolist()),
+    )
+    check(actual, expected)
+    if iterations == 1:  # a start is no first iteration: coefficients are not uniform
+        assert (actual.coefficients - 1 / 3).abs().max() > 0.01
+
+
 def test_inverted_attention_does_not_normalize_poses_of_one_entry():
     votes = make_votes((2, 4, 3, (1,)))
     check(

@@ -1,5 +1,6 @@
 """The command line, end to end on real digits, and what it says to bad input."""
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -85,14 +86,29 @@ def test_explain_a_checkpoint(trained, capfd):
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_runs_two_steps(name, mnist_of_noise, monkeypatch):
-    monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
-    options = ["--trainer.max_steps", "2", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
-    assert call("train", name, *options) == 0
+def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    assert call("train", name, "--smoke") == 0
+    state = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
+    assert state["global_step"] == 2
     head = published(name)
     assert head.row
     assert head.data
-    assert (head.number != "") == (name != "quickstart")
+    assert (head.number != "") == (name != "quickstart" and "/small/" not in name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TORCHCAPS_DATA" not in os.environ, reason="needs the real data: set TORCHCAPS_DATA")
+@pytest.mark.parametrize("name", [name for name in list_recipes() if "cifar100" not in name])
+def test_every_recipe_runs_on_real_data(name):
+    assert call("train", name, "--smoke") == 0
+
+
+def test_smoke_can_be_overridden(capfd):
+    assert call("train", "quickstart", "--smoke", "--data.batch_size", "3", "--trainer.limit_train_batches", "4") == 0
+    state = torch.load("runs/quickstart/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert state["global_step"] == 4
+    assert "batch_size: 3" in Path("runs/quickstart/version_0/config.yaml").read_text()
 
 
 @pytest.mark.slow
@@ -127,7 +143,7 @@ def test_a_recipe_of_your_own(capfd):
 def test_unknown_names(capfd):
     assert "did you mean sabour2017/mnist" in error_of(capfd, "train", "sabour2017/mnits")
     assert "no file mine.yaml" in error_of(capfd, "train", "mine.yaml")
-    assert "no model matches 'resnet*'" in error_of(capfd, "models", "resnet*")
+    assert "no model matches 'vgg*'" in error_of(capfd, "models", "vgg*")
     assert "unknown argument --all" in error_of(capfd, "recipes", "--all")
 
 

@@ -11,6 +11,7 @@ from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import as_capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.routing import Equilibrium, Routing, check_equilibrium, iterate
+from torchcaps.routing.equilibrium import largest
 
 Schedule = Literal["sequential", "concurrent"] | Equilibrium
 
@@ -166,4 +167,4 @@ def _changes(poses: list[Tensor]) -> Tensor:
         (after - before).flatten(1).norm(dim=1) / after.flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
         for before, after in itertools.pairwise(poses)
     ]
-    return torch.stack([c.max() for c in changes]) if changes else torch.empty(0)
+    return torch.stack([largest(c) for c in changes]) if changes else torch.empty(0)

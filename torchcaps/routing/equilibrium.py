@@ -29,7 +29,8 @@ class Equilibrium:
         g = \frac{\partial L}{\partial z^*} + g \frac{\partial f}{\partial z}
 
     where g is found like z, by iteration. No iteration's intermediate results are kept. A routing whose coefficients
-    depend on the iteration, such as EM with its temperature, takes the values of its last.
+    depend on the iteration, such as EM with its temperature, takes the values of its last. A mixture of Gaussians (EM,
+    Heinsen) may have several fixed points: plain iteration finds that of sequential routing, acceleration any.
 
     Args:
         tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, a
@@ -58,33 +59,33 @@ class Equilibrium:
             state, residuals = self.solve(lambda z: forever(like.with_state(z), torch.inf)[1].state(), like.state())
 
         step = routing.step(votes)
-        if torch.is_grad_enabled():
-            fixed = state
-            _, agreement = step(like.with_state(fixed), torch.inf)
-            state = agreement.state()
-            if state.requires_grad:
-                state.register_hook(self._implicit(routing, votes.detach(), like, fixed))
-        agreement = like.with_state(state)
-        parents, _ = step(agreement, torch.inf)
-        return parents, agreement, residuals
+        attached = step(like.with_state(state), torch.inf)[1].state()
+        if attached.requires_grad:
+            attached.register_hook(self._implicit(routing, votes.detach(), like, state))
+        agreement = like.with_state(attached)
+        return step(agreement, torch.inf)[0], agreement, residuals
 
     def solve(self, function: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
         """A fixed point of `function` on `(samples, n)`: for each sample the best value found, and the largest
         relative residual of each iteration, `(iterations,)`."""
         points, values, residuals = [start], [], []
         best, least = start, start.new_full(start.shape[:1], torch.inf)
+        last, age = least, start.new_zeros(start.shape[:1])
         for _ in range(self.max_iterations):
             value = function(points[-1])
             size = value.norm(dim=1).clamp_min(torch.finfo(value.dtype).tiny)
             residual = (value - points[-1]).norm(dim=1) / size
             best = torch.where((residual < least).unsqueeze(1), value, best)
             least = torch.minimum(least, residual)
-            residuals.append(residual.max() if len(residual) else residual.sum())
+            residuals.append(largest(residual))
             if residuals[-1] <= self.tolerance:
                 break
             values.append(value)
+            # A combination that made things worse: that sample starts anew, with a plain iteration.
+            age = torch.where(residual > last, 1, age + 1)
+            last = residual
             points, values = points[-self.history - 1 :], values[-self.history - 1 :]
-            points.append(_anderson(points, values))
+            points.append(_anderson(points, values, age))
         return best, torch.stack(residuals)
 
     def _implicit(self, routing: Routing, votes: Votes, like: Agreement, fixed: Tensor) -> Callable[[Tensor], Tensor]:
@@ -114,13 +115,21 @@ def check_equilibrium(routing: Routing) -> None:
         )
 
 
-def _anderson(points: list[Tensor], values: list[Tensor]) -> Tensor:
-    """The next point: the last value, less the combination of past differences that cancels most of its residual."""
+def largest(x: Tensor) -> Tensor:
+    """The maximum, 0 of nothing."""
+    return x.max() if len(x) else x.sum()
+
+
+def _anderson(points: list[Tensor], values: list[Tensor], age: Tensor) -> Tensor:
+    """The next point: the last value, less the combination of the past `age` differences, at most, that cancels most of
+    its residual."""
     value, residual = values[-1], values[-1] - points[-1]
     if len(points) == 1:
         return value
     steps = torch.stack([b - a for a, b in itertools.pairwise(values)], dim=1)
     changes = steps - torch.stack([b - a for a, b in itertools.pairwise(points)], dim=1)
+    known = torch.arange(len(values) - 1, 0, -1, device=age.device) < age.unsqueeze(1)
+    changes = changes * known.unsqueeze(2)
     gram = (changes @ changes.transpose(1, 2)).double()
     diagonal = gram.diagonal(dim1=1, dim2=2)
     diagonal += RIDGE * diagonal.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny

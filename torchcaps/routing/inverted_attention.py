@@ -143,6 +143,8 @@ class InvertedAttentionRouting(Routing):
         super().__init__(iterations, gradient)
         if start not in ("zero", "random", "learned"):
             raise ValueError(f"start must be 'zero', 'random' or 'learned', got {start!r}")
+        if start == "learned" and gradient == "last" and iterations > 1:
+            raise ValueError("start='learned' learns nothing through the last iteration: use gradient='unrolled'")
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
         for name in ("first_poses", "beta_a", "beta_u"):
             self.register_parameter(name, None)

@@ -1,0 +1,324 @@
+"""Stacks of capsule layers: three schedules, against the procedure written out and against each other."""
+
+import itertools
+
+import pytest
+import torch
+from algorithms import ROUTINGS
+from torch import nn
+
+import torchcaps.functional as F
+from torchcaps import (
+    CapsuleConv2d,
+    CapsuleLinear,
+    CapsuleStack,
+    DynamicRouting,
+    EMRouting,
+    Equilibrium,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    PrimaryCapsules,
+)
+
+RESTING = {  # routings that can come to rest, the same in every iteration
+    "inverted_attention": InvertedAttentionRouting,
+    "em": lambda iterations: EMRouting(iterations, inverse_temperature=0.3, decay=0.0),
+    "heinsen": HeinsenRouting,
+    "heinsen_kmeans": lambda iterations: HeinsenRouting(iterations, model="kmeans"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def three_layers(routing, **kw) -> CapsuleStack:
+    stack = CapsuleStack(
+        CapsuleConv2d(2, 3, (2, 3), (2, 3), kernel_size=2, routing=routing),
+        CapsuleConv2d(3, 2, (2, 3), (2, 2), kernel_size=2, routing=routing),
+        CapsuleLinear(2 * 2 * 3, 4, (2, 2), (2, 2), routing=routing),
+        **kw,
+    )
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter, mean=0.1, std=0.3)
+    return stack
+
+
+def children() -> torch.Tensor:
+    return torch.randn(2, 2, 4, 5, 2, 3)
+
+
+def values_and_gradients(stack, x):
+    x = x.clone().requires_grad_()
+    parents = stack(x)
+    results = [parents.poses] + ([] if parents.scores is None else [parents.scores])
+    used = [p for p in stack.parameters() if p.requires_grad]
+    weights = torch.linspace(0.5, 1.5, results[0].numel()).view(results[0].shape)
+    loss = (results[0] * weights).sum() + sum(r.square().sum() for r in results[1:])
+    return results, torch.autograd.grad(loss, [x, *used], allow_unused=True, materialize_grads=True)
+
+
+def assert_same(ours, theirs, rtol=0.0, atol=1e-10):
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+
+
+# Sequential and concurrent
+
+
+def test_sequential_is_one_layer_after_the_other():
+    stack = three_layers(DynamicRouting(3))
+    x = children()
+    expected = stack[2](stack[1](stack[0](x)), return_coefficients=True)
+    assert_same(stack(x).poses, expected.poses)
+    assert_same(stack(x, return_coefficients=True).coefficients, expected.coefficients)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_with_one_iteration_both_are_the_same(name):
+    routing = ROUTINGS[name](iterations=0 if name == "vector_norm" else 1)
+    sequential, concurrent = three_layers(routing), three_layers(routing, schedule="concurrent")
+    concurrent.load_state_dict(sequential.state_dict())
+    x = children()
+    assert_same(values_and_gradients(concurrent, x), values_and_gradients(sequential, x))
+
+
+def procedure_2(stack, x, iterations):
+    """Line by line, on stored votes; the oracle of one routing step is elsewhere."""
+
+    def route(layer, below, above):
+        weight, bias = layer.routing.weight, layer.routing.bias
+        if isinstance(layer, CapsuleConv2d):
+            k, s = layer.kernel_size, layer.stride
+            rows = []
+            for y, z in itertools.product(*(range(0, size - k + 1, s) for size in below.shape[2:4])):
+                window = below[:, :, y : y + k, z : z + k]
+                votes = torch.einsum("bcklrd,ckljdh->bckljrh", window, layer.weight).flatten(1, 3)
+                start = None if above is None else above[:, :, y, z].flatten(2)
+                rows.append(F.inverted_attention_routing(votes, 1, weight, bias, start=start).poses)
+            grid = [(size - k) // s + 1 for size in below.shape[2:4]]
+            return torch.stack(rows, dim=2).unflatten(2, grid)
+        votes = torch.einsum("bird,ijdh->bijrh", below.flatten(1, -3), layer.weight)
+        start = None if above is None else above.flatten(2)
+        return F.inverted_attention_routing(votes, 1, weight, bias, start=start).poses
+
+    poses = [x]
+    for layer in stack:
+        poses.append(route(layer, poses[-1], None))
+    for _ in range(iterations - 1):
+        after = [route(layer, below, above) for layer, below, above in zip(stack, poses, poses[1:], strict=False)]
+        poses = [x, *after]
+    return poses[1:]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5])
+def test_concurrent_is_procedure_2(iterations):
+    stack = three_layers(InvertedAttentionRouting(iterations), schedule="concurrent")
+    x = children()
+    expected = procedure_2(stack, x, iterations)
+    assert_same(stack(x).poses, expected[-1])
+    traced = stack.trace(x)  # which leaves no pass out
+    for trace, poses in zip(traced, expected, strict=True):
+        assert_same(trace.parents.poses, poses.detach())
+    wanted = torch.autograd.grad(expected[-1].square().sum(), stack[0].weight)
+    assert_same(torch.autograd.grad(stack(x).poses.square().sum(), stack[0].weight), wanted)
+    if iterations > 1:
+        sequential = three_layers(InvertedAttentionRouting(iterations))
+        sequential.load_state_dict(stack.state_dict())
+        assert (sequential(x).poses - stack(x).poses).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
+def test_every_routing_in_float64(name, schedule):
+    routing = ROUTINGS[name](iterations=2)
+    stack = CapsuleStack(
+        CapsuleConv2d(1, 2, 2, 2, kernel_size=2, routing=routing),
+        CapsuleLinear(8, 2, 2, 2, routing=routing),
+        schedule=schedule,
+    )
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(1, 1, 3, 3, 2, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: stack(x).poses, (x,))
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(1e-300, max_iterations=7)])
+def test_trace_tells_how_each_layer_routed(schedule):
+    stack = three_layers(InvertedAttentionRouting(4), schedule=schedule)
+    x = children()
+    traces = stack.trace(x)
+    first, _, last = traces
+    assert_same(last.parents.poses, stack(x).poses)
+    assert_same(last.parents.coefficients, stack(x, return_coefficients=True).coefficients)
+    assert first.parents.coefficients.shape == (2, 3, 4, 2, 2, 2, 3)
+    assert_same(first.parents.coefficients.sum(-1), torch.ones(2, 3, 4, 2, 2, 2))
+    expected = (3,) if isinstance(schedule, str) else (7,)
+    assert [trace.changes.shape for trace in traces] == [expected] * 3
+    assert all((trace.changes > 0).all() for trace in traces)
+    assert not last.parents.poses.requires_grad
+
+
+def test_changes_are_those_of_the_poses():
+    stack = CapsuleStack(CapsuleLinear(4, 3, 2, 2, InvertedAttentionRouting(3)))
+    nn.init.normal_(stack[0].weight)
+    x = torch.randn(5, 4, 2)
+    votes = stack[0].votes(x)
+    poses = [F.inverted_attention_routing(votes, t).poses.flatten(1) for t in (1, 2, 3)]
+    expected = [((b - a).norm(dim=1) / b.norm(dim=1)).max() for a, b in itertools.pairwise(poses)]
+    assert_same(stack.trace(x)[0].changes, torch.stack(expected).detach())
+
+
+def test_empty_batch():
+    for schedule in ("sequential", "concurrent", Equilibrium()):
+        stack = three_layers(InvertedAttentionRouting(2), schedule=schedule)
+        assert stack(children()[:0]).poses.shape == (0, 4, 2, 2)
+        assert len(stack.trace(children()[:0])) == 3
+
+
+def test_scores_flow_between_layers():
+    routing = InvertedAttentionRouting(2, activations=True)
+    stack = three_layers(routing, schedule="concurrent")
+    primary = PrimaryCapsules(1, 2, (2, 3), kernel_size=2, normalization=None, scores=True)
+    images = torch.randn(2, 1, 5, 6)
+    capsules = primary(images)
+    assert stack(capsules).scores.shape == (2, 4)
+    absent = capsules._replace(scores=capsules.scores - 20)
+    assert (stack(capsules).poses - stack(absent).poses).abs().max() > 1e-3
+
+
+def test_compiles_whole():
+    for schedule in ("sequential", "concurrent"):
+        stack = three_layers(InvertedAttentionRouting(3), schedule=schedule)
+        x = children()
+        compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
+        assert_same(values_and_gradients(compiled, x), values_and_gradients(stack, x))
+
+
+# Equilibrium
+
+
+def contraction(size=6, samples=3):
+    matrix = torch.linalg.qr(torch.randn(samples, size, size)).Q * torch.linspace(0.1, 0.9, size)
+    offset = torch.randn(samples, size)
+    solution = torch.linalg.solve(torch.eye(size) - matrix, offset)
+    return lambda z: (matrix @ z.unsqueeze(2)).squeeze(2) + offset, solution
+
+
+@pytest.mark.parametrize("history", [0, 1, 5])
+def test_fixed_point_of_a_linear_map(history):
+    function, solution = contraction()
+    found, residuals = Equilibrium(1e-10, 500, history).solve(function, torch.zeros_like(solution))
+    assert_same(found, solution, atol=1e-8)
+    assert residuals[-1] <= 1e-10 < residuals[-2]
+    assert_same(residuals[0], torch.tensor(1.0))  # from zero, everything changes
+
+
+def test_anderson_solves_a_linear_map_in_as_many_steps_as_dimensions():
+    function, solution = contraction(size=5)
+    start = torch.zeros_like(solution)
+    _, plain = Equilibrium(1e-9, 500, 0).solve(function, start)
+    _, anderson = Equilibrium(1e-9, 500, 5).solve(function, start)
+    assert len(anderson) <= 8
+    assert len(plain) > 4 * len(anderson)
+
+
+def test_the_best_point_is_kept_where_nothing_converges():
+    found, residuals = Equilibrium(1e-6, 5, 0).solve(lambda z: -2 * z + 3, torch.full((1, 1), 2.0))
+    # 2, -1, 5, -7, 17, -31: relative changes 3/1, 6/5, 12/7, 24/17, 48/31
+    assert_same(residuals, torch.tensor([3, 6 / 5, 12 / 7, 24 / 17, 48 / 31]))
+    assert_same(found, torch.full((1, 1), 5.0))
+
+
+def two_layers(routing, **kw) -> CapsuleStack:
+    conv = CapsuleConv2d(2, 2, (2, 2), (2, 2), kernel_size=2, routing=routing)
+    stack = CapsuleStack(conv, CapsuleLinear(8, 3, (2, 2), (2, 2), routing=routing), **kw)
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter, mean=0.1, std=0.3)
+    return stack
+
+
+@pytest.mark.parametrize(
+    ("name", "history", "schedule"),
+    [
+        *itertools.product(["inverted_attention"], [0, 5], ["sequential", "concurrent"]),
+        # Mixtures of Gaussians have several fixed points: the way there decides for one.
+        *itertools.product(["em", "heinsen", "heinsen_kmeans"], [0], ["sequential"]),
+    ],
+)
+def test_equilibrium_is_what_long_routing_tends_to(name, history, schedule):
+    stack = two_layers(RESTING[name](1), schedule=Equilibrium(1e-13, 300, history))
+    x = torch.randn(2, 2, 3, 3, 2, 2)
+    ours = values_and_gradients(stack, x)
+    assert all(trace.changes[-1] <= 1e-13 for trace in stack.trace(x))
+    unrolled = two_layers(RESTING[name](100), schedule=schedule)
+    unrolled.load_state_dict(stack.state_dict())
+    assert all(trace.changes[-1] < 1e-11 for trace in unrolled.trace(x))
+    assert_same(ours, values_and_gradients(unrolled, x), atol=1e-8)
+
+
+def test_a_first_guess_does_not_move_the_equilibrium():
+    stacks = [
+        three_layers(InvertedAttentionRouting(1, start=s), schedule=Equilibrium(1e-12)) for s in ("zero", "random")
+    ]
+    stacks[1].load_state_dict(stacks[0].state_dict())
+    x = children()
+    assert_same(stacks[1](x).poses, stacks[0](x).poses)
+
+
+@pytest.mark.parametrize("name", RESTING)
+def test_equilibrium_gradcheck(name):
+    routing = RESTING[name](1)
+    stack = CapsuleStack(CapsuleLinear(3, 2, 2, 2, routing), schedule=Equilibrium(1e-13, 300))
+    names = [n for n, _ in stack.named_parameters()]
+    inputs = [torch.randn(p.shape).mul(0.5).requires_grad_() for p in stack.parameters()]
+
+    def run(x, *parameters):
+        parents = torch.func.functional_call(stack, dict(zip(names, parameters, strict=True)), x)
+        return parents.poses if parents.scores is None else (parents.poses, parents.scores)
+
+    x = torch.randn(2, 3, 2, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (x, *inputs), check_undefined_grad=False)
+
+
+def test_equilibrium_without_gradients_and_in_reference():
+    x = children()
+    stack = three_layers(InvertedAttentionRouting(), schedule=Equilibrium(1e-12))
+    expected = stack(x).poses.detach()
+    with torch.no_grad():
+        assert_same(stack(x).poses, expected)
+    for layer in stack.layers:
+        layer.backend = "reference"
+    assert_same(stack(x).poses, expected)
+
+
+# Bad input
+
+
+def test_bad_stacks():
+    attention = InvertedAttentionRouting(2)
+    layer = CapsuleLinear(4, 3, 2, 2, attention)
+    with pytest.raises(ValueError, match="at least one capsule layer"):
+        CapsuleStack()
+    with pytest.raises(TypeError, match="made of capsule layers, got Linear"):
+        CapsuleStack(layer, nn.Linear(2, 2))
+    with pytest.raises(
+        ValueError, match="schedule must be 'sequential', 'concurrent' or an Equilibrium, got 'parallel'"
+    ):
+        CapsuleStack(layer, schedule="parallel")
+    with pytest.raises(ValueError, match=r"iterate together, and these have iterations of \[2, 3\]"):
+        CapsuleStack(layer, CapsuleLinear(3, 3, 2, 2, InvertedAttentionRouting(3)), schedule="concurrent")
+    last = InvertedAttentionRouting(2, gradient="last")
+    with pytest.raises(ValueError, match="gradient='last' would cut"):
+        CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule="concurrent")
+    with pytest.raises(ValueError, match="DynamicRouting adds up its agreements and never comes to rest"):
+        CapsuleStack(CapsuleLinear(4, 3, 2, 2, DynamicRouting(3)), schedule=Equilibrium())
+    with pytest.raises(ValueError, match="needs gradient='unrolled', got 'last'"):
+        CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule=Equilibrium())
+    with pytest.raises(ValueError, match="expected tolerance > 0"):
+        Equilibrium(tolerance=0)
+    with pytest.raises(ValueError, match="max_iterations of at least 1"):
+        Equilibrium(max_iterations=0)
