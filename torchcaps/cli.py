@@ -1,6 +1,7 @@
 """The command line: `torchcaps train | test | explain | recipes | models | bench`."""
 
 import argparse
+import itertools
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -111,14 +112,14 @@ def models(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def bench(options: argparse.Namespace, overrides: list[str]) -> None:
-    """Measure time and memory of the papers' layers, beside the way that people copy and the machine's bound."""
-    from torchcaps.bench import LAYERS, WAYS, Request, measure, measure_rates
+    """Measure time and memory of the papers' layers and networks, beside what people copy and the machine's bound."""
+    from torchcaps.bench import MEASURED, NETWORKS, WAYS, Request, measure, measure_rates
     from torchcaps.bench.report import TABLE, environment, table_rows, write_figure, write_json
 
     with needs("train"):  # now, and not after all has been measured
         import rich.table  # noqa: F401
 
-    for kind, names, known in (("layer", options.layer, LAYERS), ("way", options.way, WAYS)):
+    for kind, names, known in (("layer", options.layer, MEASURED), ("way", options.way, WAYS)):
         for name in names or ():
             if name not in known:
                 raise BadInput(f"no {kind} {name!r}{nearest(name, list(known))}")
@@ -127,11 +128,19 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput("--device cuda needs a CUDA device, and PyTorch finds none: use --device cpu")
     if "triton" in (options.way or ()) and device != "cuda":
         raise BadInput("--way triton runs on CUDA devices only, and this is --device cpu: use --way tiled")
+    factors, counts = sorted(set(options.children)), sorted(set(options.iterations or ()))
     batches = [] if options.batch is None else [options.batch]
-    for name, numbers in (("--children", options.children), ("--batch", batches), ("--rounds", [options.rounds])):
+    given = {"--children": factors, "--iterations": counts, "--batch": batches, "--rounds": [options.rounds]}
+    for name, numbers in given.items():
         for number in numbers:
             if number < 1:
                 raise BadInput(f"{name} must be at least 1, got {number}")
+    if len(factors) > 1 and len(counts) > 1:
+        raise BadInput("several --children or several --iterations, and not both: a figure has one axis for them")
+    for name in options.layer or ():
+        if name in NETWORKS and factors != [1]:
+            raise BadInput(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
+    layers = options.layer or [name for name in MEASURED if name not in NETWORKS or factors == [1]]
     ways = options.way or [way for way in WAYS if way != "triton" or device == "cuda"]
     ways = ["baseline", *(way for way in ways if way != "baseline")]  # the ratios need it
     if options.out:
@@ -144,16 +153,17 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     progress("rates of a matrix product and of a copy")
     rates = measure_rates(device, getattr(torch, options.dtype))
     rows = []
-    for layer in dict.fromkeys(options.layer or LAYERS):
-        for factor in sorted(set(options.children)):
-            request = Request(layer, factor, options.batch, options.smoke, device, options.dtype)
-            rows += measure(request, ways, options.rounds, rates, progress)
+    for layer, factor, iterations in itertools.product(dict.fromkeys(layers), factors, counts or [None]):
+        request = Request(layer, factor, options.batch, iterations, options.smoke, device, options.dtype)
+        rows += measure(request, ways, options.rounds, rates, progress)
     _print_table(TABLE, table_rows(rows, device == "cuda"))
     if options.out:
         head = {**environment(device, options.dtype, rates), "smoke": options.smoke}
         print(f"numbers: {write_json(folder / 'bench.json', head, rows)}")
-        if len(set(options.children)) > 1:
-            print(f"figure: {write_figure(folder / 'bench.png', rows, device == 'cuda')}")
+        if len(factors) > 1:
+            print(f"figure: {write_figure(folder / 'bench.png', rows, 'children', device == 'cuda')}")
+        if len(counts) > 1:
+            print(f"figure: {write_figure(folder / 'iterations.png', rows, 'iterations', device == 'cuda')}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,13 +201,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--children", nargs="+", type=int, default=[1], metavar="F", help="times the paper's number, e.g. 1 10 100"
     )
+    command.add_argument(
+        "--iterations", nargs="+", type=int, metavar="T", help="of the routing, instead of the paper's, e.g. 1 2 3"
+    )
     command.add_argument("--rounds", type=int, default=5, metavar="N", help="to take medians of (default: %(default)s)")
     command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     command.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: %(default)s"
     )
-    command.add_argument("--smoke", action="store_true", help="tiny layers, to see that all runs")
-    command.add_argument("--out", metavar="FOLDER", help="for bench.json and, of several --children, bench.png")
+    command.add_argument("--smoke", action="store_true", help="tiny layers and networks, to see that all runs")
+    command.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="for bench.json and, if there are several, figures over --children and --iterations",
+    )
     command.set_defaults(run=bench)
     return parser
 

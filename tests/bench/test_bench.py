@@ -5,14 +5,39 @@ import json
 import pytest
 import torch
 
-from torchcaps.bench import LAYERS, Rates, Request, measure, measurement, memory, peak_bytes
-from torchcaps.bench.layers import work
+from torchcaps.bench import (
+    MEASURED,
+    NETWORKS,
+    Rates,
+    Request,
+    baselines,
+    measure,
+    measurement,
+    memory,
+    peak_bytes,
+    report,
+)
+from torchcaps.bench.layers import LAYERS
 from torchcaps.bench.passes import NoNumber, by_samples, prepare, relative_errors
 from torchcaps.cli import main
+from torchcaps.routing import Routing
 
 MB = 2**20
 FIELDS = {
-    *("layer", "factor", "children", "batch", "way", "pass", "bound_seconds", "seconds", "rounds", "ratio", "bytes"),
+    *(
+        "layer",
+        "factor",
+        "children",
+        "iterations",
+        "batch",
+        "way",
+        "pass",
+        "bound_seconds",
+        "seconds",
+        "rounds",
+        "ratio",
+        "bytes",
+    ),
     *("bytes_ratio", "errors", "note"),
 }
 RATES = Rates(matrix=1e9, copy=1e9)
@@ -31,21 +56,32 @@ def measured(layer: str, *ways: str, factor: int = 1) -> list[measurement.Row]:
 
 def fewer_iterations(monkeypatch, of_way: str) -> None:
     def broken(way, case, backward):
-        if way == of_way and case.poses.dtype != torch.float64:
-            case = case.to("cpu", case.poses.dtype)
-            case.layer.routing.iterations -= 1
+        if way == of_way and is_float32(case):
+            case = case.to("cpu", torch.float32)
+            for module in case.module.modules():
+                if isinstance(module, Routing):
+                    module.iterations -= 1
         return prepare(way, case, backward)
 
     monkeypatch.setattr(measurement, "prepare", broken)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_baseline_and_layer_agree_in_float64(layer):
-    case = Request(layer, smoke=True).build().to("cpu", torch.float64)
+def is_float32(case) -> bool:
+    return next(case.module.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("iterations", [None, 1, 4])
+@pytest.mark.parametrize("layer", MEASURED)
+def test_baseline_and_layer_agree_in_float64(layer, iterations):
+    case = Request(layer, iterations=iterations, smoke=True).build().to("cpu", torch.float64)
+    assert case.iterations == (iterations or MEASURED[layer].iterations)
     expected, reference = prepare("baseline", case, True)(), prepare("reference", case, True)()
-    parameters = dict(case.layer.named_parameters())
-    assert {"poses", "gradient of poses", *(f"gradient of {name}" for name in parameters)} <= expected.keys()
-    assert ("gradient of scores" in expected) == LAYERS[layer].scores
+    inputs = ["images"] if layer in NETWORKS else ["poses", "scores"] if LAYERS[layer].scores else ["poses"]
+    assert inputs == [name for name in case.inputs if name != "labels"]
+    names = [name for name, p in case.module.named_parameters() if p.requires_grad]
+    results = ["scores"] if layer in NETWORKS else inputs
+    names += [] if layer in NETWORKS else inputs
+    assert expected.keys() == {*results, *(f"gradient of {name}" for name in names)}
     for found in (reference, by_samples(case), prepare("tiled", case, True)()):
         assert found.keys() == expected.keys()
         for name, x in found.items():
@@ -58,35 +94,85 @@ def test_baseline_and_layer_agree_in_float64(layer):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_more_children_and_another_batch(layer):
-    once, thrice = Request(layer), Request(layer, 3, batch=5)
-    assert thrice.sizes.children == 3 * once.sizes.children
-    assert (thrice.sizes.batch, thrice.sizes.parents) == (5, once.sizes.parents)
-    poses = Request(layer, 3, batch=5, smoke=True).build().poses
+    once, thrice = LAYERS[layer].sizes(1, None, False), LAYERS[layer].sizes(3, 5, False)
+    assert thrice.children == 3 * once.children
+    assert (thrice.batch, thrice.parents) == (5, once.parents)
+    poses = Request(layer, 3, batch=5, smoke=True).build().inputs["poses"]
     assert poses.shape[0] == 5
-    assert poses[0].numel() == 3 * Request(layer, smoke=True).build().poses[0].numel()
+    assert poses[0].numel() == 3 * Request(layer, smoke=True).build().inputs["poses"][0].numel()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_what_a_network_leaves_out_has_no_gradient(network):
+    """In float64: it does not change the loss."""
+    for iterations in (1, 2):
+        case = Request(network, iterations=iterations, smoke=True).build().to("cpu", torch.float64)
+        frozen = {name: p.requires_grad_() for name, p in case.module.named_parameters() if not p.requires_grad}
+        assert len(frozen) == (2 if iterations == 1 else 1)
+        found = prepare("reference", case, True)()
+        assert all(found[f"gradient of {name}"].abs().max() < 1e-15 for name in frozen)
+
+
+def test_a_network_has_one_size():
+    with pytest.raises(ValueError, match="images of one size"):
+        Request("tsai-simple", factor=2, smoke=True).build()
+
+
+def test_a_training_step():
+    case = Request("tsai-resnet", smoke=True).build()
+    before = {name: p.clone() for name, p in case.module.named_parameters()}
+    run, other = prepare("tiled", case, True), prepare("tiled", case, True)
+    first, second = run(), run()
+    assert not torch.equal(first["scores"], second["scores"])
+    torch.testing.assert_close(other(), first)  # which takes steps of its own
+    assert all(torch.equal(p, before[name]) for name, p in case.module.named_parameters())
+    module, optimizer = case.start()
+    name, parameter = next(iter(module.named_parameters()))
+    parameter.grad = first[f"gradient of {name}"]
+    optimizer.step()
+    torch.testing.assert_close(parameter, before[name] - 0.1 * (parameter.grad + 5e-4 * before[name]))
 
 
 def test_the_papers_layers():
-    children = {name: Request(name).sizes.children for name in LAYERS}
+    children = {name: LAYERS[name].sizes(1, None, False).children for name in LAYERS}
     expected = {"inverted-attention-conv": 8192, "heinsen": 5184, "capnet-dynamic": 2048, "digit-capsules": 1152}
     assert children == {**expected, "em-conv": 3136}
 
 
 def test_work_counted_by_hand():
     # 2 images x 2 x 2 windows of 18 children, 3 parents, votes of 4 features from 3 products each, 2 iterations.
-    w = work(Request("inverted-attention-conv", smoke=True).build(), False)
+    case = Request("inverted-attention-conv", smoke=True).build()
+    w = case.work(False)
     votes = 8 * 18 * 3 * 4
     assert w.flops == 2 * votes * 3 + (2 * votes * 3 + 2 * votes + 2 * votes)
     assert w.bytes == 4 * (2 * 2 * 6 * 5 * 6 + (18 * 3 * 3 * 2 + 4 + 4) + 2 * 3 * 2 * 2 * 4)
-    assert w.votes == 4 * votes
+    assert case.bytes_needed(baseline=True) == 2.5 * 2 * 4 * votes
     # 2 samples of 18 children in 3 types, 4 parents, 5 features from 4 each, 3 iterations: cheaper without votes.
     product = 2 * 2 * 3 * 4 * 5 * 4
-    w = work(Request("capnet-dynamic", smoke=True).build(), False)
+    w = Request("capnet-dynamic", smoke=True).build().work(False)
     assert w.flops == product + 2 * (2 * product + 4 * 2 * 18 * 4 * 4)
     # 2 samples of 20 children that share weights, a Gaussian, 3 iterations.
-    w = work(Request("heinsen", smoke=True).build(), True)
+    w = Request("heinsen", smoke=True).build().work(True)
     votes = 2 * 20 * 3 * 4
     assert w.flops == 3 * (2 * 2 * 3 * 4 * 3 + (6 + 4) * votes + 2 * (6 + 4 + 2 + 4) * votes)
+
+
+def test_work_of_a_network_counted_by_hand():
+    case = Request("tsai-simple", iterations=2, smoke=True).build()
+    assert (case.batch, case.children) == (3, 2 * 16 * 16)
+    convolution, primary = 2 * 16 * 16 * 3 * 9 * 8, 2 * 16 * 16 * 8 * 32
+    # Two convolutions of 18 children per window, 2 parents, once; a linear layer of 50 children, 10 parents, twice.
+    products = [2 * places * children * parents * 16 * 4 for places, children, parents in ((49, 18, 2), (25, 18, 2))]
+    linear = 50 * 10 * 16
+    capsules = sum(products) + 2 * linear * 4 + 2 * linear * 4 + 2 * linear + 2 * linear
+    assert case.work(False).flops == 3 * (convolution + primary + capsules)
+    # Backward, the first convolution needs no gradient of the images.
+    assert case.work(True).flops == 3 * (2 * convolution + 3 * primary + 3 * capsules)
+    parameters = sum(p.numel() for p in case.module.parameters())
+    assert case.work(False).bytes == 4 * (3 * 3 * 32 * 32 + parameters)
+    votes = 4 * 3 * 16 * (49 * 18 * 2 + 25 * 18 * 2 + 50 * 10)
+    assert case.bytes_needed(baseline=True) == 2.5 * 2 * votes
+    assert case.bytes_needed(baseline=False) == 2.5 * (votes + 4 * 3 * 16 * 50 * 10)
 
 
 def test_relative_errors():
@@ -131,7 +217,7 @@ def test_memory_of_what_fails(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_subprocess")
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", MEASURED)
 def test_a_wrong_implementation_gets_no_numbers(layer, monkeypatch):
     fewer_iterations(monkeypatch, "tiled")
     rows = {(row.way, row.pass_): row for row in measured(layer, "tiled", "reference")}
@@ -151,11 +237,32 @@ def test_a_wrong_implementation_gets_no_numbers(layer, monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_subprocess")
-def test_a_wrong_baseline_leaves_no_ratios(monkeypatch):
+@pytest.mark.parametrize("layer", ["digit-capsules", "tsai-resnet"])
+def test_a_wrong_baseline_leaves_no_ratios(layer, monkeypatch):
     fewer_iterations(monkeypatch, "baseline")
-    rows = measured("digit-capsules", "tiled")
+    rows = measured(layer, "tiled")
     assert all("values disagree" in row.note for row in rows if row.way == "baseline")
     assert all(row.seconds and row.ratio is None and row.bytes_ratio is None for row in rows if row.way == "tiled")
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+def test_a_baseline_that_routes_layer_by_layer_is_found_out(monkeypatch):
+    """Sequential and not concurrent: one layer of three sees other children, and only in the second pass."""
+
+    def sequential(network, images):
+        children, layers = network.primary_capsules(images).poses, network.capsules.layers
+        for layer in layers:
+            (children,) = baselines.inverted_attention_conv(layer, children, None)
+        return (network.classifier(children.flatten(2)).squeeze(-1),)
+
+    compute = type(Request("tsai-simple", smoke=True).build()).compute
+
+    def broken(case, module, inputs, baseline):
+        return sequential(module, inputs["images"]) if baseline else compute(case, module, inputs, baseline)
+
+    monkeypatch.setattr("torchcaps.bench.networks.NetworkCase.compute", broken)
+    rows = measured("tsai-simple", "tiled")
+    assert [bool(row.note and row.note.startswith("values disagree")) for row in rows] == [True, True, False, False]
 
 
 @pytest.mark.usefixtures("_no_subprocess")
@@ -185,8 +292,9 @@ def test_without_a_compiler(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
-def test_the_compiled_reference():
-    rows = measured("heinsen", "compiled-reference")
+@pytest.mark.parametrize("layer", ["heinsen", "tsai-resnet"])
+def test_the_compiled_reference(layer):
+    rows = measured(layer, "compiled-reference")
     assert all(row.seconds and row.note is None for row in rows)
 
 
@@ -226,12 +334,12 @@ def test_command_line_end_to_end(tmp_path, capfd, monkeypatch):
         assert max(row["errors"].values()) < 1e-5
         assert "ratio" in row if row["way"] == "tiled" else row["ratio"] == 1
     lines = printed.out.splitlines()
-    assert [line.split()[:3] for line in lines if line.startswith("digit-capsules")] == [
-        ["digit-capsules", n, way] for n in ("12", "24") for way in ("baseline", "tiled", "bound")
+    assert [line.split()[:4] for line in lines if line.startswith("digit-capsules")] == [
+        ["digit-capsules", n, "3", way] for n in ("12", "24") for way in ("baseline", "tiled", "bound")
     ]
     assert " ms" not in printed.out  # ratios
     assert printed.err.splitlines()[0] == "rates of a matrix product and of a copy"
-    assert "digit-capsules, 24 children: tiled, forward+backward: memory" in printed.err
+    assert "digit-capsules, 24 children, 3 iterations: tiled, forward+backward: memory" in printed.err
 
 
 @pytest.mark.usefixtures("_no_subprocess")
@@ -240,8 +348,44 @@ def test_command_line_says_what_is_wrong(tmp_path, capfd, monkeypatch):
     fewer_iterations(monkeypatch, "tiled")
     assert main(["bench", "--smoke", "--layer", "heinsen", "--way", "tiled", "--out", str(tmp_path)]) == 0
     (line,) = (line for line in capfd.readouterr().out.splitlines() if " tiled " in line)
-    assert line.split()[3:9] == ["-", "-", "-", "-", "values", "disagree:"]
+    assert line.split()[4:10] == ["-", "-", "-", "-", "values", "disagree:"]
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+def test_iterations_on_the_command_line(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--layer", "tsai-resnet", "heinsen", "--way", "tiled", "--iterations", "3", "1", "2", "--rounds", "1"]
+    assert main(["bench", "--smoke", *options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    lines = [line.split()[:4] for line in capfd.readouterr().out.splitlines()]
+    assert lines[1:-2] == [
+        [layer, children, str(t), way]
+        for layer, children in (("tsai-resnet", "512"), ("heinsen", "20"))
+        for t in (1, 2, 3)
+        for way in ("baseline", "tiled", "bound")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "iterations.png"]
+    assert (tmp_path / "iterations.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["iterations"] for row in rows] == [t for _ in range(2) for t in (1, 2, 3) for _ in range(4)]
+    assert all(row["seconds"] and row["note"] is None for row in rows)
+
+
+def test_figure_over_iterations():
+    rows = [
+        measurement.Row("heinsen", 1, 20, t, 2, way, name, 0.5 * t, seconds=s * t, bytes=int(1e6 * s * t))
+        for t in (1, 2, 4)
+        for way, s in (("baseline", 4.0), ("tiled", 1.0))
+        for name in measurement.PASSES
+    ]
+    for on_cuda, unit in ((False, 4.0), (True, 1e-3)):
+        panels = report.scaling_figure(rows, "iterations", on_cuda).axes
+        assert [axes.get_xlabel() for axes in panels] == ["iterations"] * 4
+        for axes, scale in zip(panels, (unit, unit, 1, 1), strict=True):
+            lines = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+            assert lines["baseline"] == [(t, 4 * t / scale) for t in (1, 2, 4)]
+            assert lines["tiled"] == [(t, t / scale) for t in (1, 2, 4)]
+        assert panels[0].get_ylabel() == ("ms" if on_cuda else "baseline at 1 iteration = 1")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +395,11 @@ def test_command_line_says_what_is_wrong(tmp_path, capfd, monkeypatch):
         (["--way", "tilde"], "no way 'tilde'; did you mean tiled?"),
         (["--way", "triton", "--device", "cpu"], "--way triton runs on CUDA devices only, and this is --device cpu: "),
         (["--children", "1", "0"], "--children must be at least 1, got 0"),
+        (["--iterations", "2", "0"], "--iterations must be at least 1, got 0"),
+        (["--iterations", "-3"], "--iterations must be at least 1, got -3"),
+        (["--iterations", "1", "2", "--children", "1", "2"], "several --children or several --iterations, and not "),
+        (["--layer", "tsai-resnet", "--children", "2"], "--children is for layers, and the number of children of tsai"),
+        (["--layer", "tsai-resent"], "no layer 'tsai-resent'; did you mean tsai-resnet"),
         (["--batch", "0"], "--batch must be at least 1, got 0"),
         (["--rounds", "-1"], "--rounds must be at least 1, got -1"),
         (["--rond", "3"], "unknown argument --rond; see torchcaps bench --help"),

@@ -295,6 +295,14 @@ def test_equilibrium_without_gradients_and_in_reference():
     assert_same(stack(x).poses, expected)
 
 
+def test_equilibrium_has_no_second_derivatives():
+    layer = CapsuleLinear(3, 2, 2, 2, InvertedAttentionRouting(), backend="reference")
+    x = torch.randn(2, 3, 2, requires_grad=True)
+    loss = CapsuleStack(layer, schedule=Equilibrium())(x).poses.square().sum()
+    with pytest.raises(RuntimeError, match="an equilibrium has no second derivatives"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
 # Bad input
 
 

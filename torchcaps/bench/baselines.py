@@ -12,26 +12,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.nn import CapsuleConv2d
+
 
 def inverted_attention_conv(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
-    """BASELINE: Tsai et al. 2020 in the way of the authors' code.
+    """BASELINE: Tsai et al. 2020 in the way of the authors' code."""
+    parents = None
+    for _ in range(layer.routing.iterations):
+        parents = _inverted_attention(layer, poses, parents)
+    assert parents is not None
+    return (parents,)
 
-    The input is unfolded into windows; in each iteration one einsum of three operands takes windows, weights and
-    parents to the agreement, and one windows, weights and coefficients to the parents.
+
+def inverted_attention_network(network: Any, images: Tensor) -> tuple[Tensor, ...]:
+    """BASELINE: Tsai et al. 2020, Procedure 2 in the way of the authors' code: backbone and classifier are ours.
+
+    As there, all layers take part in all passes, also where a lower layer's pass can no longer reach the last one;
+    :class:`torchcaps.CapsuleStack` leaves those out, and gives the same.
     """
-    size, stride, routing = layer.kernel_size, layer.stride, layer.routing
-    windows = poses.unfold(2, size, stride).unfold(3, size, stride)  # (b, n, y, x, r, d, k, l)
-    batch, _, height, width, rows = windows.shape[:5]
-    _, _, _, parents, _, h = layer.weight.shape
-    coefficients = poses.new_full((batch, height, width, *layer.weight.shape[:4]), 1 / parents)
-    for t in range(routing.iterations):
-        updated = torch.einsum("bnyxrdkl,nklmdh,byxnklm->byxmrh", windows, layer.weight, coefficients)
-        normed = F.layer_norm(updated.flatten(-2), (rows * h,), routing.weight, routing.bias)
-        parent_poses = normed.unflatten(-1, (rows, h))
-        if t < routing.iterations - 1:
-            agreement = torch.einsum("bnyxrdkl,nklmdh,byxmrh->byxnklm", windows, layer.weight, parent_poses)
-            coefficients = (agreement / math.sqrt(rows * h)).softmax(-1)
-    return (parent_poses.movedim(3, 1),)
+    layers = network.capsules.layers
+    first = network.primary_capsules(images).poses
+    poses: list[Tensor] = []
+    for layer in layers:
+        poses.append(_inverted_attention(layer, poses[-1] if poses else first, None))
+    for _ in range(layers[0].routing.iterations - 1):
+        children = [first, *poses[:-1]]
+        poses = [_inverted_attention(layer, x, p) for layer, x, p in zip(layers, children, poses, strict=True)]
+    return (network.classifier(poses[-1].flatten(2)).squeeze(-1),)
+
+
+def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Tensor:
+    """One pass, from the parents of the one before to new ones.
+
+    A convolution's input is unfolded into windows; one einsum of three operands takes windows, weights and parents to
+    the agreement, and one windows, weights and coefficients to the parents.
+    """
+    weight, routing = layer.weight, layer.routing
+    if isinstance(layer, CapsuleConv2d):
+        size, stride = layer.kernel_size, layer.stride
+        poses = poses.unfold(2, size, stride).unfold(3, size, stride)  # (b, n, y, x, r, d, k, l)
+        shape = (poses.shape[0], *poses.shape[2:4], *weight.shape[:4])
+        to_agreement, to_parents = "bnyxrdkl,nklmdh,bmyxrh->byxnklm", "bnyxrdkl,nklmdh,byxnklm->bmyxrh"
+    else:
+        poses = poses.flatten(1, -3)
+        shape = (poses.shape[0], *weight.shape[:2])
+        to_agreement, to_parents = "bnrd,nmdh,bmrh->bnm", "bnrd,nmdh,bnm->bmrh"
+    if parents is None:
+        coefficients = poses.new_full(shape, 1 / shape[-1])
+    else:
+        agreement = torch.einsum(to_agreement, poses, weight, parents)
+        coefficients = (agreement / math.sqrt(parents.shape[-2:].numel())).softmax(-1)
+    updated = torch.einsum(to_parents, poses, weight, coefficients).flatten(-2)
+    normed = F.layer_norm(updated, updated.shape[-1:], routing.weight, routing.bias)
+    return normed.unflatten(-1, layer.out_pose)
 
 
 def heinsen(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:

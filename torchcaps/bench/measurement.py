@@ -1,4 +1,4 @@
-"""Time and memory of a layer in all ways, side by side, of those whose values are right."""
+"""Time and memory of a layer or a network in all ways, side by side, of those whose values are right."""
 
 import functools
 import math
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.bench.layers import LAYERS, Case, Request, work
+from torchcaps.bench.cases import Case
 from torchcaps.bench.memory import free_bytes, measure_peak
 from torchcaps.bench.passes import STORES_VOTES, NoNumber, by_samples, first_line, prepare, relative_errors, tolerances
+from torchcaps.bench.request import Request
 
 PASSES = ("forward", "forward+backward")
 OURS = ("reference", "tiled", "triton")
 SLACK = 5  # for what others compute in an order of their own, as eager PyTorch and Inductor do
-DOT, GAUSSIAN = 7, 26  # tensors as large as all votes that were found in memory at once, forward and backward
 
 Run = Callable[[], dict[str, Tensor]]
 Progress = Callable[[str], None]
@@ -38,6 +38,7 @@ class Row:
     layer: str
     factor: int
     children: int
+    iterations: int
     batch: int
     way: str
     pass_: str
@@ -89,22 +90,23 @@ def measure(request: Request, ways: Sequence[str], rounds: int, rates: Rates, pr
     """A row per way, the baseline among them, and pass. A way has numbers only if its values and gradients agree with
     the reference in float64, for these children or, where the reference in float64 does not fit, for the paper's."""
     torch.compiler.reset()
-    case, sizes, device = request.build(), request.sizes, request.device
-    works = [work(case, backward) for backward in (False, True)]
+    case = request.build()
+    works = [case.work(backward) for backward in (False, True)]
     bounds = [max(w.flops / rates.matrix, w.bytes / rates.copy) for w in works]
-    title = f"{request.layer}, {sizes.children} children"
+    children, iterations = case.children, case.iterations
+    title = f"{request.layer}, {children} children, {iterations} iteration{'s' if iterations > 1 else ''}"
     progress(f"{title}: the reference in float64")
-    checked, truth, allowed = _truth(case)
+    checked, truth, allowed = _truth(request, case)
     rows: list[Row] = []
     runs: list[dict[str, Run]] = [{}, {}]
     for way in ways:
         new = [
-            Row(request.layer, request.factor, sizes.children, sizes.batch, way, name, bound)
+            Row(request.layer, request.factor, children, iterations, case.batch, way, name, bound)
             for name, bound in zip(PASSES, bounds, strict=True)
         ]
         rows += new
         try:
-            _check_fits(way, case)
+            _check_fits(way, case, request.device)
             peaks = []
             for backward, name in enumerate(PASSES):
                 progress(f"{title}: {way}, {name}: memory")
@@ -116,7 +118,7 @@ def measure(request: Request, ways: Sequence[str], rounds: int, rates: Rates, pr
                 found = run()  # which is the warm-up too
                 if checked is not case:
                     found = prepare(way, checked, row.pass_ == PASSES[1])()
-                    row.note = f"values checked for {checked.request.sizes.children} children"
+                    row.note = f"values checked for {checked.children} children"
                 row.errors = relative_errors(found, truth)
             errors = {name: e for row in new for name, e in row.errors.items()}
             _check_values(errors, {name: e if way in OURS else SLACK * e for name, e in allowed.items()})
@@ -128,7 +130,7 @@ def measure(request: Request, ways: Sequence[str], rounds: int, rates: Rates, pr
             row.bytes, ready[way] = peak, run
     for name, ready in zip(PASSES, runs, strict=True):
         progress(f"{title}: {name}: time")
-        taken = time_side_by_side(ready, rounds, device)
+        taken = time_side_by_side(ready, rounds, request.device)
         for row in rows:
             if row.pass_ == name and row.way in taken:
                 row.rounds, row.seconds = taken[row.way], statistics.median(taken[row.way])
@@ -150,15 +152,15 @@ def show_bytes(n: float) -> str:
     return f"{n:.3g} GB"
 
 
-def _truth(case: Case) -> tuple[Case, dict[str, Tensor], dict[str, float]]:
+def _truth(request: Request, case: Case) -> tuple[Case, dict[str, Tensor], dict[str, float]]:
     """A case that can be checked, what must come out in float64, and the errors that are allowed."""
-    in_float64 = 2 * _bytes_needed("reference", case) / case.request.sizes.batch
-    if in_float64 > free_bytes(case.request.device) and case.request.factor > 1:
-        return _truth(replace(case.request, factor=1).build())
-    truth = by_samples(case.to(case.poses.device, torch.float64))
-    fits = _bytes_needed("reference", case) < free_bytes(case.request.device)
-    eager = prepare("reference", case, True)() if fits else by_samples(case)
-    return case, truth, tolerances(relative_errors(eager, truth), case.poses.dtype)
+    free, needed = free_bytes(request.device), case.bytes_needed(baseline=False)
+    if 2 * needed / case.batch > free and request.factor > 1:
+        fewer = replace(request, factor=1)
+        return _truth(fewer, fewer.build())
+    truth = by_samples(case.to(request.device, torch.float64))
+    eager = prepare("reference", case, True)() if needed < free else by_samples(case)
+    return case, truth, tolerances(relative_errors(eager, truth), getattr(torch, request.dtype))
 
 
 def _check_values(errors: dict[str, float], allowed: dict[str, float]) -> None:
@@ -167,17 +169,8 @@ def _check_values(errors: dict[str, float], allowed: dict[str, float]) -> None:
         raise NoNumber(f"values disagree: {worst} is off by {errors[worst]:.1e}, allowed {allowed[worst]:.1e}")
 
 
-def _check_fits(way: str, case: Case) -> None:
-    needed, free = _bytes_needed(way, case), free_bytes(case.request.device)
-    if needed > free:
-        raise NoNumber(f"not run: needs about {show_bytes(needed)}, {show_bytes(free)} are free")
-
-
-def _bytes_needed(way: str, case: Case) -> int:
-    if way not in STORES_VOTES:
-        return 0
-    layer = LAYERS[case.request.layer]
-    needed = (GAUSSIAN if layer.scores else DOT) * work(case, True).votes
-    if way == "baseline" and layer.copies_weight:
-        needed += 2 * case.request.sizes.batch * sum(p.numel() * p.element_size() for p in case.layer.parameters())
-    return needed
+def _check_fits(way: str, case: Case, device: str) -> None:
+    if way in STORES_VOTES:
+        needed, free = case.bytes_needed(way == "baseline"), free_bytes(device)
+        if needed > free:
+            raise NoNumber(f"not run: needs about {show_bytes(needed)}, {show_bytes(free)} are free")

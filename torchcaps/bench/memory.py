@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from torchcaps.bench.layers import Request
 from torchcaps.bench.passes import NoNumber, first_line, prepare
+from torchcaps.bench.request import Request
 
 
 def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:

@@ -1,4 +1,4 @@
-"""The ways to compute a layer, a pass of each, and whether what comes out is right."""
+"""The ways to compute a layer or a network, a pass of each, and whether what comes out is right."""
 
 import math
 from collections.abc import Callable
@@ -6,8 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchcaps.bench.layers import LAYERS, Case
-from torchcaps.capsules import Capsules
+from torchcaps.bench.cases import Case
 from torchcaps.ops import use_backend
 
 # By way: the backend of our layer. The baseline is no layer of ours.
@@ -23,36 +22,38 @@ FLOOR = 4  # roundings: an error that is none, see `tolerances`
 
 
 def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tensor]]:
-    """A pass of a layer, to be run many times. It returns the parents' poses and scores and, backward, the gradients of
-    children and parameters."""
-    layer = torch.compile(case.layer, dynamic=False) if way == "compiled-reference" else case.layer
-    poses = case.poses.detach().requires_grad_(backward)
-    scores = None if case.scores is None else case.scores.detach().requires_grad_(backward)
-    named = {"poses": poses, "scores": scores, **dict(case.layer.named_parameters())}
-    inputs = {f"gradient of {name}": x for name, x in named.items() if x is not None}
+    """A pass, to be run many times. It returns the results and, backward, the gradients of inputs and parameters."""
+    module, optimizer = case.start()
+    compiled = case.compile(module) if way == "compiled-reference" else module
+    inputs = {
+        name: x.detach().requires_grad_(backward and name in case.differentiated) for name, x in case.inputs.items()
+    }
+    leaves = {name: x for name, x in (*inputs.items(), *module.named_parameters()) if x.requires_grad}
 
     def run() -> dict[str, Tensor]:
         with use_backend(WAYS[way]), torch.set_grad_enabled(backward):  # type: ignore[arg-type]
-            if way == "baseline":
-                parents = LAYERS[case.request.layer].baseline(layer, poses, scores)
-            else:
-                capsules: Capsules = layer(Capsules(poses, scores))
-                parents = tuple(x for x in (capsules.poses, capsules.scores) if x is not None)
-            results = {name: x.detach() for name, x in zip(("poses", "scores"), parents, strict=False)}
+            outputs = case.compute(compiled, inputs, way == "baseline")
+            results = {name: x.detach() for name, x in zip(case.results, outputs, strict=False)}
             if backward:
-                results |= zip(inputs, torch.autograd.grad(parents, list(inputs.values()), case.gradients), strict=True)
+                gradients = case.gradients(outputs, list(leaves.values()))
+                results |= {f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}
+                if optimizer is not None:
+                    for leaf, gradient in zip(leaves.values(), gradients, strict=True):
+                        leaf.grad = gradient
+                    optimizer.step()
             return results
 
     return run
 
 
 def by_samples(case: Case) -> dict[str, Tensor]:
-    """What the reference gives, in the memory of one sample: samples do not affect each other."""
+    """What the reference gives, in the memory of one sample's votes."""
     joined: dict[str, Tensor] = {}
-    for b in range(case.poses.shape[0]):
-        for name, x in prepare("reference", case.sample(b), True)().items():
-            of_samples = name.removeprefix("gradient of ") in ("poses", "scores")
-            joined[name] = x if b == 0 else torch.cat([joined[name], x]) if of_samples else joined[name] + x
+    for part in case.parts():
+        for name, x in prepare("reference", part, True)().items():
+            of_samples = name.removeprefix("gradient of ") in (*case.results, *case.inputs)
+            before = joined.get(name)
+            joined[name] = x if before is None else torch.cat([before, x]) if of_samples else before + x
     return joined
 
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TABLE = ("layer", "children", "way", "forward", "memory", "+ backward", "memory", "")
+Over = Literal["children", "iterations"]  # what a figure shows the growth with
+
+TABLE = ("layer", "children", "iterations", "way", "forward", "memory", "+ backward", "memory", "")
 COLORS = {  # that colour-blind readers can tell apart
     "baseline": "#d55e00",
     "reference": "#0072b2",
@@ -57,9 +59,9 @@ def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
     """A line per way, and one for the bound, as TABLE heads them. Times are relative to the baseline's, or to the bound
     where the baseline has none; on CUDA in milliseconds too."""
     lines: list[tuple[str, ...]] = []
-    for case in dict.fromkeys((row.layer, row.factor) for row in rows):
-        of_case = [row for row in rows if (row.layer, row.factor) == case]
-        head = (of_case[0].layer, f"{of_case[0].children:,}")
+    for case in dict.fromkeys((row.layer, row.children, row.iterations) for row in rows):
+        of_case = [row for row in rows if (row.layer, row.children, row.iterations) == case]
+        head = (case[0], f"{case[1]:,}", str(case[2]))
         baselines = {row.pass_: row.seconds for row in of_case if row.way == "baseline"}
         bounds = {row.pass_: row.bound_seconds for row in of_case}
 
@@ -79,12 +81,12 @@ def write_json(path: Path, head: dict[str, Any], rows: Sequence[Row]) -> Path:
     return _write_whole(path, lambda unfinished: unfinished.write_text(text + "\n", encoding="utf-8"))
 
 
-def write_figure(path: Path, rows: Sequence[Row], on_cuda: bool) -> Path:
-    return _write_whole(path, lambda unfinished: scaling_figure(rows, on_cuda).savefig(unfinished, dpi=130))
+def write_figure(path: Path, rows: Sequence[Row], over: Over, on_cuda: bool) -> Path:
+    return _write_whole(path, lambda unfinished: scaling_figure(rows, over, on_cuda).savefig(unfinished, dpi=130))
 
 
-def scaling_figure(rows: Sequence[Row], on_cuda: bool) -> "Figure":
-    """Time and memory of both passes against the number of children, one line per way."""
+def scaling_figure(rows: Sequence[Row], over: Over, on_cuda: bool) -> "Figure":
+    """Time and memory of both passes against the number of children or of iterations, one line per way."""
     with needs("train"):
         from matplotlib.figure import Figure
 
@@ -93,12 +95,12 @@ def scaling_figure(rows: Sequence[Row], on_cuda: bool) -> "Figure":
     for layer, line in zip(layers, figure.subplots(len(layers), 4, squeeze=False), strict=True):
         for index, name in enumerate(PASSES):
             of_panel = [row for row in rows if (row.layer, row.pass_) == (layer, name)]
-            unit, label = _time_unit(of_panel, on_cuda)
+            unit, label = _time_unit(of_panel, over, on_cuda)
             time, memory = line[index], line[2 + index]
-            bounds = {row.children: row.bound_seconds / unit for row in of_panel}
+            bounds = {getattr(row, over): row.bound_seconds / unit for row in of_panel}
             time.plot(*zip(*bounds.items(), strict=True), color="black", linestyle=":", label="bound")
-            _draw(time, [(row.way, row.children, row.seconds and row.seconds / unit) for row in of_panel])
-            _draw(memory, [(row.way, row.children, row.bytes and row.bytes / 1e6) for row in of_panel])
+            _draw(time, over, [(row, row.seconds and row.seconds / unit) for row in of_panel])
+            _draw(memory, over, [(row, row.bytes and row.bytes / 1e6) for row in of_panel])
             time.set_title(f"{layer}\n{name}: time", fontsize=10)
             time.set_ylabel(label, fontsize=9)
             memory.set_title(f"{layer}\n{name}: peak memory", fontsize=10)
@@ -110,25 +112,26 @@ def scaling_figure(rows: Sequence[Row], on_cuda: bool) -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", points: Sequence[tuple[str, int, float | None]]) -> None:
+def _draw(axes: "Axes", over: Over, points: Sequence[tuple[Row, float | None]]) -> None:
     for way, color in COLORS.items():
-        line = [(children, value) for of_way, children, value in points if of_way == way and value]
+        line = [(getattr(row, over), value) for row, value in points if row.way == way and value]
         if line:
             axes.plot(*zip(*line, strict=True), color=color, marker="o", markersize=4, label=way)
-    children = sorted({children for _, children, _ in points})
-    axes.set(xscale="log", yscale="log", xlabel="children")
-    axes.set_xticks(children, [f"{n:,}" for n in children], fontsize=8)
+    numbers = sorted({getattr(row, over) for row, _ in points})
+    axes.set(xscale="log" if over == "children" else "linear", yscale="log", xlabel=over)
+    axes.set_xticks(numbers, [f"{n:,}" for n in numbers], fontsize=8)
     axes.set_xticks([], minor=True)
     axes.grid(alpha=0.3)
 
 
-def _time_unit(rows: Sequence[Row], on_cuda: bool) -> tuple[float, str]:
-    """On CUDA milliseconds, else the baseline's time for the fewest children (or the bound, if it has none)."""
-    fewest = min(rows, key=lambda row: (row.children, row.way != "baseline"))
+def _time_unit(rows: Sequence[Row], over: Over, on_cuda: bool) -> tuple[float, str]:
+    """On CUDA milliseconds, else the baseline's time for the fewest (or the bound, if it has none)."""
+    fewest = min(rows, key=lambda row: (getattr(row, over), row.way != "baseline"))
     if on_cuda:
         return 1e-3, "ms"
-    unit = fewest.seconds or fewest.bound_seconds
-    return unit, f"{'baseline' if fewest.seconds else 'bound'} at {fewest.children:,} children = 1"
+    unit, number = fewest.seconds or fewest.bound_seconds, getattr(fewest, over)
+    noun = over if number > 1 else over.removesuffix("s")
+    return unit, f"{'baseline' if fewest.seconds else 'bound'} at {number:,} {noun} = 1"
 
 
 def _time(seconds: float | None, baseline: float | None, bound: float, on_cuda: bool) -> str:

@@ -28,9 +28,10 @@ class Equilibrium:
     .. math:: \frac{\partial L}{\partial \theta} = g \frac{\partial f}{\partial \theta}, \quad
         g = \frac{\partial L}{\partial z^*} + g \frac{\partial f}{\partial z}
 
-    where g is found like z, by iteration. No iteration's intermediate results are kept. A routing whose coefficients
-    depend on the iteration, such as EM with its temperature, takes the values of its last. A mixture of Gaussians (EM,
-    Heinsen) may have several fixed points: plain iteration finds that of sequential routing, acceleration any.
+    where g is found like z, by iteration. There are no second derivatives. No iteration's intermediate results are
+    kept. A routing whose coefficients depend on the iteration, such as EM with its temperature, takes the values of its
+    last. A mixture of Gaussians (EM, Heinsen) may have several fixed points: plain iteration finds that of sequential
+    routing, acceleration any.
 
     Args:
         tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, a
@@ -95,6 +96,9 @@ class Equilibrium:
             value = routing.step(votes)(like.with_state(state), torch.inf)[1].state()
 
         def hook(grad: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                raise RuntimeError("an equilibrium has no second derivatives (create_graph=True)")
+
             def function(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(value, state, g, retain_graph=True)[0]
 
