@@ -11,6 +11,7 @@ import torchcaps.functional as F
 from torchcaps import (
     CapsuleConv2d,
     CapsuleLinear,
+    Capsules,
     CapsuleStack,
     DynamicRouting,
     EMRouting,
@@ -19,6 +20,7 @@ from torchcaps import (
     InvertedAttentionRouting,
     PrimaryCapsules,
 )
+from torchcaps.routing.equilibrium import _anderson
 
 RESTING = {  # routings that can come to rest, the same in every iteration
     "inverted_attention": InvertedAttentionRouting,
@@ -72,7 +74,7 @@ def assert_same(ours, theirs, rtol=0.0, atol=1e-10):
 def test_sequential_is_one_layer_after_the_other():
     stack = three_layers(DynamicRouting(3))
     x = children()
-    expected = stack[2](stack[1](stack[0](x)), return_coefficients=True)
+    expected = stack.layers[2](stack.layers[1](stack.layers[0](x)), return_coefficients=True)
     assert_same(stack(x).poses, expected.poses)
     assert_same(stack(x, return_coefficients=True).coefficients, expected.coefficients)
 
@@ -106,10 +108,12 @@ def procedure_2(stack, x, iterations):
         return F.inverted_attention_routing(votes, 1, weight, bias, start=start).poses
 
     poses = [x]
-    for layer in stack:
+    for layer in stack.layers:
         poses.append(route(layer, poses[-1], None))
     for _ in range(iterations - 1):
-        after = [route(layer, below, above) for layer, below, above in zip(stack, poses, poses[1:], strict=False)]
+        after = [
+            route(layer, below, above) for layer, below, above in zip(stack.layers, poses, poses[1:], strict=False)
+        ]
         poses = [x, *after]
     return poses[1:]
 
@@ -123,12 +127,53 @@ def test_concurrent_is_procedure_2(iterations):
     traced = stack.trace(x)  # which leaves no pass out
     for trace, poses in zip(traced, expected, strict=True):
         assert_same(trace.parents.poses, poses.detach())
-    wanted = torch.autograd.grad(expected[-1].square().sum(), stack[0].weight)
-    assert_same(torch.autograd.grad(stack(x).poses.square().sum(), stack[0].weight), wanted)
+    wanted = torch.autograd.grad(expected[-1].square().sum(), stack.layers[0].weight)
+    assert_same(torch.autograd.grad(stack(x).poses.square().sum(), stack.layers[0].weight), wanted)
     if iterations > 1:
         sequential = three_layers(InvertedAttentionRouting(iterations))
         sequential.load_state_dict(stack.state_dict())
         assert (sequential(x).poses - stack(x).poses).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_concurrent_passes_of_every_routing(name):
+    """All of them, and each with its number."""
+    stack = three_layers(ROUTINGS[name](iterations=3), schedule="concurrent")
+    x = children()
+    parents, agreements, below = [], [], x
+    for layer in stack.layers:
+        below, agreement = layer.routing.step(layer.votes(below))(None, 0)
+        parents.append(below)
+        agreements.append(agreement)
+    for t in range(1, stack.layers[0].routing.steps):
+        found = [
+            layer.routing.step(layer.votes(below))(agreement, t)
+            for layer, below, agreement in zip(stack.layers, [x, *parents], agreements, strict=False)
+        ]
+        last_votes, last_agreement = stack.layers[2].votes(parents[1]), agreements[2]
+        parents, agreements = [list(column) for column in zip(*found, strict=True)]
+    coefficients = stack.layers[2].routing.coefficients(last_votes, last_agreement)
+    ours = stack(x, return_coefficients=True)
+    assert_same(ours.coefficients, coefficients)
+    assert_same(ours.poses, parents[2].poses)
+    if ours.scores is not None:
+        assert_same(ours.scores, parents[2].scores)
+    assert_same(stack.trace(x)[2].parents.coefficients, coefficients.detach())
+
+
+@pytest.mark.parametrize(("iterations", "passes"), [(1, [1, 1, 1]), (2, [1, 1, 2]), (5, [3, 4, 5])])
+def test_passes_that_come_too_late_are_left_out(iterations, passes, monkeypatch):
+    stack = three_layers(InvertedAttentionRouting(iterations), schedule="concurrent")
+    counted = {id(layer.routing): 0 for layer in stack.layers}
+    step = InvertedAttentionRouting.step
+
+    def counting(routing, votes):
+        counted[id(routing)] += 1
+        return step(routing, votes)
+
+    monkeypatch.setattr(InvertedAttentionRouting, "step", counting)
+    stack(children())
+    assert list(counted.values()) == passes
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
@@ -164,12 +209,66 @@ def test_trace_tells_how_each_layer_routed(schedule):
 
 def test_changes_are_those_of_the_poses():
     stack = CapsuleStack(CapsuleLinear(4, 3, 2, 2, InvertedAttentionRouting(3)))
-    nn.init.normal_(stack[0].weight)
+    nn.init.normal_(stack.layers[0].weight)
     x = torch.randn(5, 4, 2)
-    votes = stack[0].votes(x)
+    votes = stack.layers[0].votes(x)
     poses = [F.inverted_attention_routing(votes, t).poses.flatten(1) for t in (1, 2, 3)]
     expected = [((b - a).norm(dim=1) / b.norm(dim=1)).max() for a, b in itertools.pairwise(poses)]
     assert_same(stack.trace(x)[0].changes, torch.stack(expected).detach())
+
+
+def test_sequential_calls_its_layers():
+    stack = three_layers(InvertedAttentionRouting())
+    called = []
+    for layer in stack.layers:
+        layer.register_forward_hook(lambda module, *rest: called.append(module))
+    stack(children())
+    assert called == list(stack.layers)
+
+
+def test_a_schedule_may_be_changed_and_is_checked():
+    stack = three_layers(InvertedAttentionRouting(2))
+    x = children()
+    sequential = stack(x).poses
+    stack.schedule = "concurrent"
+    assert (stack(x).poses - sequential).abs().max() > 1e-3
+    stack.layers[1].routing.iterations = 3
+    with pytest.raises(ValueError, match=r"these have iterations of \[2, 3\]"):
+        stack(x)
+    stack.schedule = "concurent"
+    with pytest.raises(ValueError, match="got 'concurent'"):
+        stack.trace(x)
+
+
+def test_a_random_start_is_one():
+    x = children()
+    stack = three_layers(InvertedAttentionRouting(1, start="random"), schedule="concurrent")
+    first, second = stack(x).poses, stack(x).poses
+    assert (first - second).abs().max() > 1e-3
+    layer = CapsuleLinear(4, 3, 2, 2, InvertedAttentionRouting(2, start="random"), backend="reference").double()
+    votes = layer.votes(torch.randn(2, 4, 2))
+    torch.manual_seed(3)
+    ours = layer.routing(votes).poses
+    torch.manual_seed(3)
+    assert_same(
+        ours, F.inverted_attention_routing(votes, 2, start=torch.randn(2, 3, 2), return_coefficients=False).poses
+    )
+    torch.set_default_dtype(torch.float32)
+    assert layer(torch.randn(2, 4, 2).double()).poses.dtype == torch.float64
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_detached_votes_are_constants(backend):
+    layer = CapsuleLinear(4, 3, 2, 2, EMRouting(2), bias=True, backend=backend)
+    children = torch.randn(2, 4, 2, requires_grad=True)
+    scores = torch.randn(2, 4, requires_grad=True)
+    votes = layer.votes(Capsules(children, scores))
+    _, agreement = layer.routing.step(votes)(None, 0)  # which fills the caches
+    constant = votes.detach()
+    for result in constant.moments(None)[:3]:
+        assert not result.requires_grad
+    assert not constant.coefficients(type(agreement)(*(x.detach() for x in agreement))).requires_grad
+    assert_same(constant.moments(agreement)[1], votes.moments(agreement)[1])
 
 
 def test_empty_batch():
@@ -226,6 +325,41 @@ def test_anderson_solves_a_linear_map_in_as_many_steps_as_dimensions():
     assert len(plain) > 4 * len(anderson)
 
 
+def test_anderson_forgets_what_was_before_a_restart():
+    """Two samples with the same past: the one that started anew knows its newest difference only."""
+    function, _ = contraction(size=4, samples=1)
+    points = [torch.randn(1, 4)]
+    for _ in range(3):
+        points.append(function(points[-1]) + 0.3 * torch.randn(1, 4))
+    values = [function(z) for z in points]
+    both = [torch.cat([x, x]) for x in points], [torch.cat([x, x]) for x in values]
+    whole, fresh = _anderson(*both, torch.tensor([4.0, 2.0])).split(1)
+    assert_same(whole, _anderson(points, values, torch.tensor([4.0])))
+    assert_same(fresh, _anderson(points[-2:], values[-2:], torch.tensor([2.0])))
+    assert (whole - fresh).abs().max() > 1e-3
+
+
+def test_what_is_not_finite_harms_no_other_sample():
+    passes = []
+
+    def function(z):
+        passes.append(z)
+        value = 0.5 * z + 1
+        return torch.where(torch.tensor([[len(passes) == 2], [False]]), torch.inf, value)
+
+    found, residuals = Equilibrium(1e-8, 60, 0).solve(function, torch.zeros(2, 1))
+    assert_same(found, torch.full((2, 1), 2.0), atol=1e-7)
+    assert residuals[1].isinf()
+    assert residuals[-1] <= 1e-8
+
+
+def test_a_gradient_that_grows_without_end_stays_what_it_was():
+    grad = torch.ones(1, 1)
+    found, residuals = Equilibrium(1e-4, 50, 0).solve(lambda g: grad + 1.2 * g, grad, grad.norm(dim=1))
+    assert_same(found, torch.full((1, 1), 2.2))
+    assert_same(residuals[0], torch.tensor(1.2))
+
+
 def test_the_best_point_is_kept_where_nothing_converges():
     found, residuals = Equilibrium(1e-6, 5, 0).solve(lambda z: -2 * z + 3, torch.full((1, 1), 2.0))
     # 2, -1, 5, -7, 17, -31: relative changes 3/1, 6/5, 12/7, 24/17, 48/31
@@ -260,7 +394,7 @@ def test_equilibrium_is_what_long_routing_tends_to(name, history, schedule):
     assert_same(ours, values_and_gradients(unrolled, x), atol=1e-8)
 
 
-def test_a_first_guess_does_not_move_the_equilibrium():
+def test_one_fixed_point_is_found_from_anywhere():  # of a stack whose steps contract; others may have several
     stacks = [
         three_layers(InvertedAttentionRouting(1, start=s), schedule=Equilibrium(1e-12)) for s in ("zero", "random")
     ]
@@ -295,6 +429,22 @@ def test_equilibrium_without_gradients_and_in_reference():
     assert_same(stack(x).poses, expected)
 
 
+def test_an_equilibrium_is_that_of_the_last_iteration():
+    ends = [EMRouting(1, inverse_temperature=0.3, decay=decay) for decay in (0.5, 0.0)]
+    stacks = [two_layers(routing, schedule=Equilibrium(1e-12, 200)) for routing in ends]
+    stacks[1].load_state_dict(stacks[0].state_dict())
+    x = torch.randn(2, 2, 3, 3, 2, 2)
+    assert_same(values_and_gradients(stacks[0], x), values_and_gradients(stacks[1], x))
+
+
+def test_convergence_is_reported():
+    stack = two_layers(InvertedAttentionRouting(), schedule=Equilibrium(1e-9, 200))
+    stack(torch.randn(2, 2, 3, 3, 2, 2)).poses.square().sum().backward()
+    for found in stack.convergence:
+        assert found.forward[-1] <= 1e-9 < found.forward[0]
+        assert found.backward[-1] <= 1e-9 < found.backward[0]
+
+
 def test_equilibrium_has_no_second_derivatives():
     layer = CapsuleLinear(3, 2, 2, 2, InvertedAttentionRouting(), backend="reference")
     x = torch.randn(2, 3, 2, requires_grad=True)
@@ -326,7 +476,11 @@ def test_bad_stacks():
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, DynamicRouting(3)), schedule=Equilibrium())
     with pytest.raises(ValueError, match="needs gradient='unrolled', got 'last'"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule=Equilibrium())
-    with pytest.raises(ValueError, match="expected tolerance > 0"):
-        Equilibrium(tolerance=0)
+    learned = InvertedAttentionRouting(start="learned")
+    with pytest.raises(ValueError, match="start='learned' learns nothing at an equilibrium"):
+        CapsuleStack(CapsuleLinear(4, 3, 2, 2, learned), schedule=Equilibrium())
+    for tolerance in (0, float("nan")):
+        with pytest.raises(ValueError, match="expected tolerance > 0"):
+            Equilibrium(tolerance=tolerance)
     with pytest.raises(ValueError, match="max_iterations of at least 1"):
         Equilibrium(max_iterations=0)

@@ -10,6 +10,7 @@ import torch
 
 from torchcaps.cli import main
 from torchcaps.recipes import find_recipe, list_recipes, published
+from torchcaps.training.cli import RecipeCLI
 
 # Outside our hands: Lightning's own imports and deprecations under this torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -102,6 +103,23 @@ def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
 @pytest.mark.parametrize("name", [name for name in list_recipes() if "cifar100" not in name])
 def test_every_recipe_runs_on_real_data(name):
     assert call("train", name, "--smoke") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "lr", "weight_decay"),
+    [
+        ("cifar10-attention", "SGD", 0.1, 0.0005),
+        ("cifar10-dynamic", "Adam", 0.001, 0.0),
+        ("cifar10-em", "Adam", 0.01, 0.0),
+        ("cifar100-em", "Adam", 0.01, 0.0),
+    ],
+)
+def test_optimizers_of_tsai(name, optimizer, lr, weight_decay):
+    """What a recipe inherits stays where a new class takes it, too."""
+    model = RecipeCLI(find_recipe(f"tsai2020/{name}"), [], None).model
+    found = model.optimizer(model.network.parameters())
+    assert type(found).__name__ == optimizer
+    assert (found.defaults["lr"], found.defaults["weight_decay"]) == (lr, weight_decay)
 
 
 def test_smoke_can_be_overridden(capfd):

@@ -76,6 +76,7 @@ def inverted_attention_cifar10(
 ) -> CapsuleClassifier:
     """Inverted attention on 32x32 images, Table 8: 561,297 parameters; backbone="resnet": 1,828,817."""
     routing = InvertedAttentionRouting(iterations, layer_norm, activations, start)
+    last = InvertedAttentionRouting(iterations, layer_norm, start=start)  # whose activations nobody would read
     features, channels = _backbone(backbone, nn.Conv2d(3, 256, 3, stride=2, padding=1))
     return CapsuleClassifier(
         features,
@@ -83,7 +84,7 @@ def inverted_attention_cifar10(
         CapsuleStack(
             CapsuleConv2d(32, 32, (4, 4), (4, 4), kernel_size=3, stride=2, routing=routing),  # 16x16 to 7x7
             CapsuleConv2d(32, 32, (4, 4), (4, 4), kernel_size=3, stride=1, routing=routing),  # to 5x5
-            CapsuleLinear(32 * 5 * 5, 10, (4, 4), (4, 4), routing=routing),
+            CapsuleLinear(32 * 5 * 5, 10, (4, 4), (4, 4), routing=last),
             schedule=schedule,
         ),
         classifier=nn.Linear(16, 1),
@@ -101,6 +102,7 @@ def inverted_attention_cifar100(
 ) -> CapsuleClassifier:
     """Inverted attention for 100 classes, Table 9: 1,462,989 parameters; backbone="resnet": 2,799,629."""
     routing = InvertedAttentionRouting(iterations, layer_norm, activations, start)
+    last = InvertedAttentionRouting(iterations, layer_norm, start=start)  # whose activations nobody would read
     features, channels = _backbone(backbone, nn.Conv2d(3, 128, 3, stride=2, padding=1))
     return CapsuleClassifier(
         features,
@@ -109,7 +111,7 @@ def inverted_attention_cifar100(
             CapsuleConv2d(32, 32, (6, 6), (6, 6), kernel_size=3, stride=2, routing=routing),
             CapsuleConv2d(32, 32, (6, 6), (6, 6), kernel_size=3, stride=1, routing=routing),
             CapsuleLinear(32 * 5 * 5, 20, (6, 6), (6, 6), routing=routing),
-            CapsuleLinear(20, 100, (6, 6), (6, 6), routing=routing),
+            CapsuleLinear(20, 100, (6, 6), (6, 6), routing=last),
             schedule=schedule,
         ),
         classifier=nn.Linear(36, 1),
@@ -174,7 +176,7 @@ def narrow_cifar10(
         )
     return CapsuleClassifier(
         backbone,
-        _primary(channels, types, (4, 4), scores=isinstance(routing, EMRouting)),
+        _primary(channels, types, (4, 4), routing.gives_scores),
         CapsuleStack(
             CapsuleConv2d(types, types, (4, 4), (4, 4), kernel_size=3, stride=2, routing=routing),
             CapsuleConv2d(types, types, (4, 4), (4, 4), kernel_size=3, routing=routing),

@@ -1,7 +1,7 @@
 """Capsule layers on top of each other, and the order in which they route."""
 
 import itertools
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import as_capsules
 from torchcaps.ops import Agreement, Votes
-from torchcaps.routing import Equilibrium, Routing, check_equilibrium, iterate
+from torchcaps.routing import Convergence, Equilibrium, Routing, check_equilibrium
 from torchcaps.routing.equilibrium import largest
 
 Schedule = Literal["sequential", "concurrent"] | Equilibrium
@@ -29,7 +29,7 @@ class Trace(NamedTuple):
     changes: Tensor
 
 
-class CapsuleStack(nn.Sequential):
+class CapsuleStack(nn.Module):
     """Capsule layers, each the children of the next.
 
     Args:
@@ -40,41 +40,50 @@ class CapsuleStack(nn.Sequential):
             - "concurrent": one iteration layer by layer, then all layers at once, each from what its neighbours were
               an iteration before (Tsai et al. 2020, Procedure 2). The layers' routings have equally many iterations.
               Passes of lower layers that cannot reach the last one any more are left out.
-            - an :class:`torchcaps.Equilibrium`: each layer to its fixed point, differentiated implicitly. Both
-              schedules above tend to it with more and more iterations, if they converge.
+            - an :class:`torchcaps.Equilibrium`: each layer to a fixed point, differentiated implicitly. Both
+              schedules above tend to one with more and more iterations, if they converge.
+
+            The last two take the layers' votes and routings apart: hooks on a layer's `forward` run with
+            "sequential" only.
 
     Shape:
         - Input: children as the first layer takes them; output: parents of the last layer.
+
+    Attributes:
+        convergence: of the last call at an equilibrium, for each layer.
     """
 
     def __init__(self, *layers: CapsuleLayer, schedule: Schedule = "sequential"):
-        super().__init__(*layers)
-        self.schedule = schedule
-        if not layers:
-            raise ValueError("a stack needs at least one capsule layer")
+        super().__init__()
         for layer in layers:
             if not isinstance(layer, CapsuleLayer):
                 raise TypeError(
                     f"a stack is made of capsule layers, got {type(layer).__name__}: put what comes before into the "
                     "network around it"
                 )
-        if isinstance(schedule, Equilibrium):
-            for layer in layers:
-                check_equilibrium(layer.routing)
-        elif schedule == "concurrent":
-            steps = {layer.routing.steps for layer in layers}
+        if not layers:
+            raise ValueError("a stack needs at least one capsule layer")
+        self.layers: Any = nn.ModuleList(layers)
+        self.schedule = schedule
+        self.convergence: tuple[Convergence, ...] = ()
+        self._check()
+
+    def _check(self) -> None:
+        """Also at each call, for both the schedule and the numbers of iterations may be changed."""
+        routings = [layer.routing for layer in self.layers]
+        if isinstance(self.schedule, Equilibrium):
+            for routing in routings:
+                check_equilibrium(routing)
+        elif self.schedule == "concurrent":
+            steps = {routing.steps for routing in routings}
             if len(steps) > 1:
                 raise ValueError(f"concurrent layers iterate together, and these have iterations of {sorted(steps)}")
-            if any(layer.routing.gradient != "unrolled" for layer in layers):
+            if any(routing.gradient != "unrolled" for routing in routings):
                 raise ValueError(
                     "gradient='last' would cut all but the last layer off a concurrent stack: use 'unrolled'"
                 )
-        elif schedule != "sequential":
-            raise ValueError(f"schedule must be 'sequential', 'concurrent' or an Equilibrium, got {schedule!r}")
-
-    @property
-    def layers(self) -> list[CapsuleLayer]:
-        return cast(list[CapsuleLayer], list(self))
+        elif self.schedule != "sequential":
+            raise ValueError(f"schedule must be 'sequential', 'concurrent' or an Equilibrium, got {self.schedule!r}")
 
     def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
         """Route children through all layers.
@@ -83,41 +92,56 @@ class CapsuleStack(nn.Sequential):
             capsules: the children of the first layer.
             return_coefficients: also return the coefficients of the last layer.
         """
-        *_, last = self._route(as_capsules(capsules), trace=False)
-        return last.with_coefficients() if return_coefficients else last.parents
+        self._check()
+        parents = as_capsules(capsules)
+        if self.schedule == "sequential":
+            *lower, last = self.layers
+            for layer in lower:
+                parents = layer(parents)
+            return last(parents, return_coefficients=return_coefficients)
+        *_, routed = self._concurrent(parents) if self.schedule == "concurrent" else self._equilibrium(parents)
+        return routed.with_coefficients() if return_coefficients else routed.parents
 
     @torch.no_grad()
     def trace(self, capsules: Capsules | Tensor) -> list[Trace]:
         """What each layer makes of these children, to look at: without gradients."""
-        routed = self._route(as_capsules(capsules), trace=True)
-        return [Trace(x.with_coefficients(), torch.empty(0) if x.changes is None else x.changes) for x in routed]
+        self._check()
+        children = as_capsules(capsules)
+        if self.schedule == "sequential":
+            routed = self._sequential(children)
+        else:
+            routed = (
+                self._concurrent(children, trace=True) if self.schedule == "concurrent" else self._equilibrium(children)
+            )
+        return [Trace(x.with_coefficients(), x.changes) for x in routed]
 
-    def _route(self, children: Capsules, trace: bool) -> list["_Routed"]:
-        if self.schedule == "concurrent":
-            return self._concurrent(children, trace)
+    def _sequential(self, children: Capsules) -> list["_Routed"]:
+        """What `forward` does, with all that there is to see."""
         routed: list[_Routed] = []
         for layer in self.layers:
-            routed.append(self._to_its_end(layer.routing, layer.votes(children), trace))
-            children = routed[-1].parents
+            votes, poses = layer.votes(children), []
+            agreement = layer.routing.first_agreement(votes)
+            for t in range(layer.routing.steps):
+                before = agreement
+                children, agreement = layer.routing.step(votes)(before, t)
+                poses.append(children.poses)
+            routed.append(_Routed(layer.routing, votes, children, before, _changes(poses)))
         return routed
 
-    def _to_its_end(self, routing: Routing, votes: Votes, trace: bool) -> "_Routed":
-        if isinstance(self.schedule, Equilibrium):
-            return _Routed(routing, votes, *self.schedule.route(routing, votes))
-        poses: list[Tensor] = []
-        step = routing.step(votes)
+    def _equilibrium(self, children: Capsules) -> list["_Routed"]:
+        assert isinstance(self.schedule, Equilibrium)
+        routed: list[_Routed] = []
+        convergence: list[Convergence] = []
+        for layer in self.layers:
+            votes = layer.votes(children)
+            children, agreement, found = self.schedule.route(layer.routing, votes)
+            routed.append(_Routed(layer.routing, votes, children, agreement, found.forward))
+            convergence.append(found)
+        self.convergence = tuple(convergence)
+        return routed
 
-        def traced(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-            parents, agreement = step(agreement, t)
-            poses.append(parents.poses)
-            return parents, agreement
-
-        first = routing.first_agreement(votes)
-        parents, agreement = iterate(traced if trace else step, routing.steps, routing.gradient, first)
-        return _Routed(routing, votes, parents, agreement, _changes(poses) if trace else None)
-
-    def _concurrent(self, children: Capsules, trace: bool) -> list["_Routed"]:
-        layers = self.layers
+    def _concurrent(self, children: Capsules, trace: bool = False) -> list["_Routed"]:
+        layers = list(self.layers)
         iterations = layers[0].routing.steps
         routed: list[_Routed] = []
         after: list[Agreement] = []  # with the parents of the pass before
@@ -141,7 +165,9 @@ class CapsuleStack(nn.Sequential):
                 routed[k] = _Routed(layer.routing, votes, parents, after[k])
                 after[k] = agreement
                 poses[k].append(parents.poses)
-        return [x._replace(changes=_changes(p)) for x, p in zip(routed, poses, strict=True)] if trace else routed
+        if trace:
+            routed = [x._replace(changes=_changes(p)) for x, p in zip(routed, poses, strict=True)]
+        return routed
 
     def extra_repr(self) -> str:
         return f"schedule={self.schedule!r}"
@@ -154,7 +180,7 @@ class _Routed(NamedTuple):
     votes: Votes
     parents: Capsules
     agreement: Agreement | None
-    changes: Tensor | None = None
+    changes: Tensor = torch.empty(0)
 
     def with_coefficients(self) -> Capsules:
         coefficients = self.routing.coefficients(self.votes, self.agreement)

@@ -3,14 +3,14 @@
 from torchcaps.routing.base import Routing, presence
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EMRouting, em_routing
-from torchcaps.routing.equilibrium import Equilibrium, check_equilibrium
+from torchcaps.routing.equilibrium import Convergence, Equilibrium, check_equilibrium
 from torchcaps.routing.heinsen import HeinsenRouting, heinsen_routing
 from torchcaps.routing.inverted_attention import InvertedAttentionRouting, inverted_attention_routing
-from torchcaps.routing.loop import iterate
 from torchcaps.routing.squash import squash
 from torchcaps.routing.vector_norm import VectorNormRouting, vector_norm_routing
 
 __all__ = [
+    "Convergence",
     "DynamicRouting",
     "EMRouting",
     "Equilibrium",
@@ -23,7 +23,6 @@ __all__ = [
     "em_routing",
     "heinsen_routing",
     "inverted_attention_routing",
-    "iterate",
     "presence",
     "squash",
     "vector_norm_routing",

@@ -23,12 +23,14 @@ class Routing(nn.Module, ABC):
 
     Attributes:
         softmax: what the coefficients sum to one over.
+        gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
         accumulates: whether an agreement adds to the one before, so that it never comes to rest.
     """
 
     softmax: Over = "parents"
+    gives_scores: bool = False
     measures_presence: bool = True
     accumulates: bool = False
 

@@ -114,6 +114,8 @@ class EMRouting(Routing):
     See :func:`torchcaps.functional.em_routing`.
     """
 
+    gives_scores = True
+
     def __init__(
         self,
         iterations: int = 3,

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.routing.base import Routing
+from torchcaps.routing.loop import Step
 
 RIDGE = 1e-8  # of the normal equations, relative: differences become parallel near the fixed point
 
@@ -30,13 +31,15 @@ class Equilibrium:
 
     where g is found like z, by iteration. There are no second derivatives. No iteration's intermediate results are
     kept. A routing whose coefficients depend on the iteration, such as EM with its temperature, takes the values of its
-    last. A mixture of Gaussians (EM, Heinsen) may have several fixed points: plain iteration finds that of sequential
-    routing, acceleration any.
+    last. A routing may have several fixed points: plain iteration finds that of sequential routing, if it converges,
+    acceleration any. The loops depend on the data: `torch.export`, `torch.func.grad` and `fullgraph=True` do not go
+    through.
 
     Args:
         tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, a
             window's) to stop at.
-        max_iterations: to stop at in any case. Nothing says that a routing must converge: look at the residuals.
+        max_iterations: to stop at in any case. Nothing says that a routing must converge: look at
+            :attr:`torchcaps.CapsuleStack.convergence`.
         history: differences that Anderson acceleration combines; 0 iterates plainly.
     """
 
@@ -45,37 +48,43 @@ class Equilibrium:
     history: int = 5
 
     def __post_init__(self) -> None:
-        if self.tolerance <= 0 or self.max_iterations < 1 or self.history < 0:
+        if not self.tolerance > 0 or self.max_iterations < 1 or self.history < 0:
             raise ValueError(
                 "expected tolerance > 0, max_iterations of at least 1 and history of at least 0, got "
                 f"{self.tolerance}, {self.max_iterations}, {self.history}"
             )
 
-    def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, Tensor]:
-        """The parents, the agreement with them, and the residual of each iteration."""
+    def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, "Convergence"]:
+        """The parents, the agreement with them, and how it was found."""
         check_equilibrium(routing)
         with torch.no_grad():
             forever = routing.step(votes)
             _, like = forever(routing.first_agreement(votes), torch.inf)
             state, residuals = self.solve(lambda z: forever(like.with_state(z), torch.inf)[1].state(), like.state())
 
+        convergence = Convergence(residuals)
         step = routing.step(votes)
         attached = step(like.with_state(state), torch.inf)[1].state()
         if attached.requires_grad:
-            attached.register_hook(self._implicit(routing, votes.detach(), like, state))
+            attached.register_hook(self._implicit(routing.step(votes.detach()), like, state, convergence))
         agreement = like.with_state(attached)
-        return step(agreement, torch.inf)[0], agreement, residuals
+        return step(agreement, torch.inf)[0], agreement, convergence
 
-    def solve(self, function: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        """A fixed point of `function` on `(samples, n)`: for each sample the best value found, and the largest
-        relative residual of each iteration, `(iterations,)`."""
+    def solve(
+        self, function: Callable[[Tensor], Tensor], start: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A fixed point of `function` on `(samples, n)`: for each sample the best value found, and the largest residual
+        of each iteration, `(iterations,)`, relative to the value, or to `scale`, `(samples,)`."""
         points, values, residuals = [start], [], []
         best, least = start, start.new_full(start.shape[:1], torch.inf)
         last, age = least, start.new_zeros(start.shape[:1])
         for _ in range(self.max_iterations):
             value = function(points[-1])
-            size = value.norm(dim=1).clamp_min(torch.finfo(value.dtype).tiny)
-            residual = (value - points[-1]).norm(dim=1) / size
+            size = value.norm(dim=1) if scale is None else scale
+            residual = (value - points[-1]).norm(dim=1) / size.clamp_min(torch.finfo(value.dtype).tiny)
+            finite = residual.isfinite()
+            value = torch.where(finite.unsqueeze(1), value, best)
+            residual = torch.where(finite, residual, torch.inf)
             best = torch.where((residual < least).unsqueeze(1), value, best)
             least = torch.minimum(least, residual)
             residuals.append(largest(residual))
@@ -89,22 +98,40 @@ class Equilibrium:
             points.append(_anderson(points, values, age))
         return best, torch.stack(residuals)
 
-    def _implicit(self, routing: Routing, votes: Votes, like: Agreement, fixed: Tensor) -> Callable[[Tensor], Tensor]:
+    def _implicit(
+        self, step: Step, like: Agreement, fixed: Tensor, convergence: "Convergence"
+    ) -> Callable[[Tensor], Tensor]:
         """A hook that turns the gradient of the state into the g above."""
-        with torch.enable_grad():
-            state = fixed.detach().requires_grad_()
-            value = routing.step(votes)(like.with_state(state), torch.inf)[1].state()
 
         def hook(grad: Tensor) -> Tensor:
             if torch.is_grad_enabled():
                 raise RuntimeError("an equilibrium has no second derivatives (create_graph=True)")
 
+            with torch.enable_grad():
+                state = fixed.detach().requires_grad_()
+                value = step(like.with_state(state), torch.inf)[1].state()
+
             def function(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(value, state, g, retain_graph=True)[0]
 
-            return self.solve(function, grad)[0]
+            # Not relative to g: if it grows without end, that would make the largest the best.
+            found, convergence.backward = self.solve(function, grad, grad.norm(dim=1))
+            return found
 
         return hook
+
+
+@dataclass
+class Convergence:
+    """How a fixed point was found: the largest relative residual of a sample in each iteration, `(iterations,)`.
+
+    Attributes:
+        forward: of the state.
+        backward: of its gradient, once there was a backward pass.
+    """
+
+    forward: Tensor
+    backward: Tensor | None = None
 
 
 def check_equilibrium(routing: Routing) -> None:
@@ -113,6 +140,8 @@ def check_equilibrium(routing: Routing) -> None:
             f"{type(routing).__name__} adds up its agreements and never comes to rest: an equilibrium needs "
             "InvertedAttentionRouting, EMRouting or HeinsenRouting"
         )
+    if getattr(routing, "start", None) == "learned":
+        raise ValueError("start='learned' learns nothing at an equilibrium, which forgets its start: use 'zero'")
     if routing.gradient != "unrolled":
         raise ValueError(
             f"an equilibrium has gradients of its own: it needs gradient='unrolled', got {routing.gradient!r}"

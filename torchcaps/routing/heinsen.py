@@ -114,6 +114,8 @@ class HeinsenRouting(Routing):
     See :func:`torchcaps.functional.heinsen_routing`.
     """
 
+    gives_scores = True
+
     def __init__(
         self,
         iterations: int = 3,

@@ -130,8 +130,6 @@ class InvertedAttentionRouting(Routing):
     See :func:`torchcaps.functional.inverted_attention_routing`.
     """
 
-    measures_presence = False  # LayerNorm gives all parents the same length
-
     def __init__(
         self,
         iterations: int = 2,
@@ -146,6 +144,8 @@ class InvertedAttentionRouting(Routing):
         if start == "learned" and gradient == "last" and iterations > 1:
             raise ValueError("start='learned' learns nothing through the last iteration: use gradient='unrolled'")
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
+        # LayerNorm gives all parents the same length.
+        self.gives_scores = self.measures_presence = activations
         for name in ("first_poses", "beta_a", "beta_u"):
             self.register_parameter(name, None)
         self.register_parameter("weight", None)
@@ -176,7 +176,8 @@ class InvertedAttentionRouting(Routing):
     def first_agreement(self, votes: Votes) -> Agreement | None:
         if self.start == "random":
             shape = (votes.batch, votes.parents, math.prod(votes.pose))
-            return _first_agreement(votes, torch.randn(shape, device=votes.device))
+            dtype = torch.promote_types(votes.dtype, torch.float32)
+            return _first_agreement(votes, torch.randn(shape, device=votes.device, dtype=dtype))
         return _first_agreement(votes, self.first_poses)
 
     def step(self, votes: Votes) -> Step:
