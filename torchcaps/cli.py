@@ -304,7 +304,7 @@ def _bad_data() -> Iterator[None]:
 
     try:
         yield
-    except DataError as error:
+    except (DataError, ValueError) as error:  # or data that the network or the loss does not take
         raise BadInput(str(error)) from error
 
 

@@ -250,6 +250,17 @@ def test_missing_data(capfd, monkeypatch):
     assert "nowhere/mnist" in message
 
 
+def test_data_that_does_not_fit(capfd, images_of_noise, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    options = ["--smoke", "--trainer.enable_progress_bar", "false"]
+    message = error_of(
+        capfd, "train", "quickstart", *options, "--model.labels_per_image", "null", "--model.reconstruction_weight", "0"
+    )
+    assert "labels_per_image=None needs labels of shape (2, 10), got (2,)" in message
+    message = error_of(capfd, "train", "quickstart", *options, "--data", "torchcaps.data.MNIST")
+    assert "expected images of shape (batch, 1, 8, 8), got (2, 1, 28, 28)" in message
+
+
 def test_a_loss_that_is_not_finite(capfd):
     options = ["--model.optimizer.lr", "1e30", "--trainer.max_epochs", "1", *TINY]
     message = error_of(capfd, "train", "quickstart", "--trainer.enable_progress_bar", "false", *options)
