@@ -142,6 +142,14 @@ def test_inverted_attention_with_activations_and_a_start(with_scores, iterations
         assert (actual.coefficients - 1 / 3).abs().max() > 0.01
 
 
+def test_inverted_attention_refuses_half_a_score_and_misshapen_starts():
+    votes = make_votes((2, 5, 3, (2, 2)))
+    with pytest.raises(ValueError, match="beta_a and beta_u come together"):
+        F.inverted_attention_routing(votes, beta_a=torch.zeros(3).double())
+    with pytest.raises(ValueError, match=r"expected start of shape .* = \(2, 3, 4\), got \(2, 3, 2, 2\)"):
+        F.inverted_attention_routing(votes, start=torch.zeros(2, 3, 2, 2).double())
+
+
 def test_inverted_attention_does_not_normalize_poses_of_one_entry():
     votes = make_votes((2, 4, 3, (1,)))
     check(

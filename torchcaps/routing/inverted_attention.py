@@ -66,6 +66,8 @@ def inverted_attention_routing(
     Reference:
         Tsai et al. 2020, Procedure 1, equations 2 to 4.
     """
+    if (beta_a is None) != (beta_u is None):
+        raise ValueError("beta_a and beta_u come together: with one of them alone there is no score")
     votes = as_votes(votes).gated(presence(scores))
     step = _step(votes, weight, bias, layer_norm, eps, scale, beta_a, beta_u)
     parents, agreement = iterate(step, iterations, gradient, _first_agreement(votes, start, scale))
