@@ -16,9 +16,9 @@ import pytest
 import requests
 import torch
 
-from torchcaps.data import MNIST, DataError, mnist, read_idx
+from torchcaps.data import MNIST, DataError, read_idx
 
-PUBLISHED = dict(mnist.MD5)
+PUBLISHED = dict(MNIST.md5)
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 
@@ -66,7 +66,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[str]) -> Path:
     """A data root with a tiny MNIST whose md5s pass for the published ones."""
     for name, md5 in write_mnist(tmp_path / "root" / "mnist").items():
-        monkeypatch.setitem(mnist.MD5, name, md5)
+        monkeypatch.setitem(MNIST.md5, name, md5)
     return tmp_path / "root"
 
 
@@ -169,8 +169,8 @@ def test_published_md5_is_no_warning_and_another_is(tiny: Path, monkeypatch: pyt
         warnings.simplefilter("error")
         MNIST(root=str(tiny)).load(train=True)
 
-    found = mnist.MD5[IMAGES]
-    monkeypatch.setitem(mnist.MD5, IMAGES, PUBLISHED[IMAGES])
+    found = MNIST.md5[IMAGES]
+    monkeypatch.setitem(MNIST.md5, IMAGES, PUBLISHED[IMAGES])
     with pytest.warns(UserWarning, match="using it all the same") as caught:
         images, _ = MNIST(root=str(tiny)).load(train=True)
     assert len(images) == 7
@@ -183,11 +183,11 @@ def test_published_md5_is_no_warning_and_another_is(tiny: Path, monkeypatch: pyt
 
 def test_a_cached_file_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, md5 in write_mnist(tmp_path / "cache" / "torchcaps" / "mnist").items():
-        monkeypatch.setitem(mnist.MD5, name, md5)
-    monkeypatch.setattr(mnist, "MIRRORS", ())  # without a mirror to try, nothing could be had
+        monkeypatch.setitem(MNIST.md5, name, md5)
+    monkeypatch.setattr(MNIST, "mirrors", ())  # without a mirror to try, nothing could be had
     with pytest.raises(DataError):
         MNIST().load(train=True)
-    monkeypatch.setattr(mnist, "MIRRORS", ("http://127.0.0.1:9/",))  # nothing answers there
+    monkeypatch.setattr(MNIST, "mirrors", ("http://127.0.0.1:9/",))  # nothing answers there
     assert len(MNIST().load(train=True)[0]) == 7
     # A root without the file falls through to the cache; an empty variable is no root.
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "nowhere"))
@@ -217,21 +217,21 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_second_mirror_is_tried(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first mirror with the wrong content and one without the file: neither leaves anything behind."""
     for name, md5 in write_mnist(tmp_path / "served" / "good").items():
-        monkeypatch.setitem(mnist.MD5, name, md5)
+        monkeypatch.setitem(MNIST.md5, name, md5)
     write_idx(tmp_path / "served" / "wrong" / IMAGES, (7, 28, 28), bytes(7 * 784))
     cache = tmp_path / "cache" / "torchcaps" / "mnist"
 
-    monkeypatch.setattr(mnist, "MIRRORS", (server + "wrong/", server + "none/"))
+    monkeypatch.setattr(MNIST, "mirrors", (server + "wrong/", server + "none/"))
     message = error_of(None)
     assert "ValueError" in message
     assert "hash" in message
     assert "HTTPError: 404" in message
     assert list(cache.iterdir()) == []
 
-    monkeypatch.setattr(mnist, "MIRRORS", (server + "wrong/", server + "good/"))
+    monkeypatch.setattr(MNIST, "mirrors", (server + "wrong/", server + "good/"))
     data = MNIST()
     data.prepare_data()
-    assert sorted(path.name for path in cache.iterdir()) == sorted(mnist.MD5)
+    assert sorted(path.name for path in cache.iterdir()) == sorted(MNIST.md5)
     assert len(data.load(train=True)[0]) == 7
     assert len(data.load(train=False)[0]) == 3
 
@@ -275,7 +275,7 @@ def test_a_corrupt_file_is_an_error_and_never_downloaded(tiny: Path, no_network:
     path.write_bytes(path.read_bytes()[:-20])
     message = error_of(tiny)
     assert message == (
-        f"{path}: truncated gzip, the file ends too early; the md5 should be {mnist.MD5[IMAGES]}: "
+        f"{path}: truncated gzip, the file ends too early; the md5 should be {MNIST.md5[IMAGES]}: "
         "replace the file, or remove it to have it downloaded"
     )
     assert no_network == []
@@ -298,7 +298,7 @@ def test_well_formed_but_not_mnist(tiny: Path, name: str, sizes: tuple[int, ...]
     write_idx(tiny / "mnist" / name, sizes, data)
     message = error_of(tiny)
     assert message.startswith(f"{tiny}/mnist/{name}: {problem}")
-    assert f"md5 should be {mnist.MD5[name]}" in message
+    assert f"md5 should be {MNIST.md5[name]}" in message
     assert "replace the file" in message
 
 

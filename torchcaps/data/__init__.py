@@ -3,20 +3,27 @@
 from torchcaps.extras import needs
 
 with needs("train"):
+    from torchcaps.data.affnist import AffineMNIST, AffNIST, ExpandedMNIST
     from torchcaps.data.cifar import CIFAR10, CIFAR100
     from torchcaps.data.digits import Digits
     from torchcaps.data.files import DataError
     from torchcaps.data.images import ImageData
-    from torchcaps.data.mnist import MNIST, read_idx
+    from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
+    from torchcaps.data.svhn import SVHN
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
     "MNIST",
+    "SVHN",
+    "AffNIST",
+    "AffineMNIST",
     "DataError",
     "Digits",
     "DiverseMultiMNIST",
+    "ExpandedMNIST",
+    "FashionMNIST",
     "ImageData",
     "MultiMNIST",
     "read_idx",

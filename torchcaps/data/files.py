@@ -13,6 +13,12 @@ class DataError(RuntimeError):
     """A data file is missing, corrupt or not what its name says. The message is one line."""
 
 
+def own_folder(root: str | None, folder: str) -> Path | None:
+    """The user's own folder of a data set; None without a root."""
+    root = root or os.environ.get("TORCHCAPS_DATA")
+    return Path(root).expanduser() / folder if root else None
+
+
 @dataclass(frozen=True)
 class CanonicalFile:
     """A file that a data set is published as.
@@ -35,8 +41,8 @@ class CanonicalFile:
 
     def place(self, root: str | None) -> Path | None:
         """Where the user's own copy is looked for; None without a root."""
-        root = root or os.environ.get("TORCHCAPS_DATA")
-        return Path(root).expanduser() / self.folder / self.name if root else None
+        folder = own_folder(root, self.folder)
+        return folder / self.name if folder else None
 
     def find(self, root: str | None) -> Path:
         """The local file, or a downloaded one. Raises DataError if neither can be had."""

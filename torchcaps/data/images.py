@@ -106,7 +106,7 @@ class ImageData(LightningDataModule):
             images, labels = self.load(train=True)
             if self.val_size:
                 kept, held_out = self._split(labels)
-                self.val_set = ImageSet(images[held_out], labels[held_out])
+                self.val_set = ImageSet(self._for_validation(images[held_out]), labels[held_out])
                 images, labels = images[kept], labels[kept]
             self.train_set = ImageSet(images, labels)
         if stage in ("test", None) and self.test_set is None:
@@ -129,6 +129,10 @@ class ImageData(LightningDataModule):
         images = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
         if images is None:
             raise RuntimeError(f'the images are not loaded yet: call data.setup("{stage}") first')
+        return images
+
+    def _for_validation(self, images: Tensor) -> Tensor:
+        """The validation images made of the training images (n, c, h, w) uint8 that are held out."""
         return images
 
     def _split(self, labels: Tensor) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""MNIST from its four canonical files."""
+"""MNIST and Fashion-MNIST from their four canonical files."""
 
 import gzip
 import math
@@ -6,23 +6,13 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
-
-MD5 = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-}
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
 
 
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
@@ -78,6 +68,17 @@ class MNIST(ImageData):
 
     classes = 10
     shape = (1, 28, 28)
+    folder = "mnist"
+    md5: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    }
+    mirrors: tuple[str, ...] = (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    )
 
     def __init__(
         self,
@@ -92,12 +93,12 @@ class MNIST(ImageData):
 
     def prepare_data(self) -> None:
         # Lightning calls this in one process per machine, so that the others do not all download.
-        for name in MD5:
-            _file(name).find(self.root)
+        for name in self.md5:
+            self._file(name).find(self.root)
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         part = "train" if train else "t10k"
-        images_file, labels_file = _file(f"{part}-images-idx3-ubyte.gz"), _file(f"{part}-labels-idx1-ubyte.gz")
+        images_file, labels_file = (self._file(f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
         images_path, labels_path = images_file.find(self.root), labels_file.find(self.root)
         images, labels = _read(images_file, images_path), _read(labels_file, labels_path)
         if images.ndim != 3 or images.shape[1:] != (28, 28):
@@ -114,9 +115,30 @@ class MNIST(ImageData):
         labels_file.warn_of_other_md5(labels_path)
         return images.unsqueeze(1), labels.long()
 
+    def _file(self, name: str) -> CanonicalFile:
+        return CanonicalFile(self.folder, name, self.md5[name], tuple(mirror + name for mirror in self.mirrors))
 
-def _file(name: str) -> CanonicalFile:
-    return CanonicalFile("mnist", name, MD5[name], tuple(mirror + name for mirror in MIRRORS))
+
+class FashionMNIST(MNIST):
+    """Fashion-MNIST: 60,000 training and 10,000 test images of articles of clothing, 28 x 28, 10 classes.
+
+    Source: H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+    Learning Algorithms, 2017.
+
+    Like `MNIST` in everything else; its files have the same names, in `<root>/fashion-mnist`.
+    """
+
+    folder = "fashion-mnist"
+    md5: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    }
+    mirrors = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    )
 
 
 def _read(file: CanonicalFile, path: Path) -> Tensor:

@@ -18,8 +18,7 @@ SIZE = 28 + 2 * SHIFT
 # The streams of images. Validation and test do not depend on the run's seed.
 STREAMS = {"fit": 0, "validate": 1, "test": 2}
 
-# Of every image the draws 0 to 6 are used: whether it has one digit; the two digits; how far each is down and right.
-DRAWS = 8
+DRAWS = 8  # for every image, used or not
 
 
 def _signed(value: int) -> int:
@@ -59,6 +58,14 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
     return (value >> bits) & (2 ** (64 - bits) - 1)
 
 
+def draws(seed: int, index: Tensor) -> Tensor:
+    """For each image number of `index` (n,) its random numbers: (n, DRAWS) integers from 0 below 2^53.
+
+    Small remainders of them are uniform to 1 in 10^11.
+    """
+    return _shift_right(splitmix64(seed, index[:, None] * DRAWS + torch.arange(DRAWS, device=index.device)), 11)
+
+
 class Overlays(Dataset[Batch]):
     """Images 0, 1, 2, ... without end, each of two digits on one another, or of one. Image k depends on the seed,
     on k and on the digits, and on nothing else.
@@ -92,16 +99,16 @@ class Overlays(Dataset[Batch]):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         index = torch.tensor(indices, device=self.labels.device)
-        draws = splitmix64(self.seed, index[:, None] * DRAWS + torch.arange(DRAWS, device=index.device))
-        draws = _shift_right(draws, 11)  # 53 bits: their remainders are uniform to 1 in 10^11
-        single = draws[:, 0] < int(self.single * 2**53)
-        first = draws[:, 1] % len(self.labels)
+        # Whether it has one digit; the two digits; how far each is down and right.
+        drawn = draws(self.seed, index)
+        single = drawn[:, 0] < int(self.single * 2**53)
+        first = drawn[:, 1] % len(self.labels)
         # Digits are sorted by class: a draw among those before and after the first one's class.
         start, size = (values[self.labels[first]] for values in (self.starts, self.sizes))
-        second = draws[:, 2] % (len(self.labels) - size)
+        second = drawn[:, 2] % (len(self.labels) - size)
         second = torch.where(second < start, second, second + size)
 
-        shifts = draws[:, 3:7] % (2 * SHIFT + 1)
+        shifts = drawn[:, 3:7] % (2 * SHIFT + 1)
         lower = self._shifted(first, shifts[:, 0], shifts[:, 1])
         upper = self._shifted(second, shifts[:, 2], shifts[:, 3]) * ~single[:, None, None]
         # The sum of two bytes, clipped, without a wider type.

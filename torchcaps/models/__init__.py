@@ -1,7 +1,7 @@
 """Models of the papers, one file per paper, and their registry."""
 
 from torchcaps.models.registry import create_model, list_models, register_model
-from torchcaps.models.sabour2017 import CapsNet, ConvNet, capsnet_digits, capsnet_mnist, convnet_mnist
+from torchcaps.models.sabour2017 import CapsNet, ConvNet, capsnet_affnist, capsnet_digits, capsnet_mnist, convnet_mnist
 from torchcaps.models.tsai2020 import (
     CapsuleClassifier,
     cnn_cifar,
@@ -15,11 +15,14 @@ from torchcaps.models.tsai2020 import (
     narrow_cifar10,
     resnet18_cifar,
 )
+from torchcaps.models.zhao2019 import ResNetCapsNet, pooling_cnn, pooling_resnet, resnet_capsnet
 
 __all__ = [
     "CapsNet",
     "CapsuleClassifier",
     "ConvNet",
+    "ResNetCapsNet",
+    "capsnet_affnist",
     "capsnet_digits",
     "capsnet_mnist",
     "cnn_cifar",
@@ -34,6 +37,9 @@ __all__ = [
     "inverted_attention_multimnist",
     "list_models",
     "narrow_cifar10",
+    "pooling_cnn",
+    "pooling_resnet",
     "register_model",
     "resnet18_cifar",
+    "resnet_capsnet",
 ]

@@ -1,16 +1,20 @@
 """Networks without capsules, to compare with and to stand on.
 
 Residual networks: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2016): basic blocks of two 3x3
-convolutions, and a 1x1 convolution on the shortcut where the shape changes (option B).
+convolutions; where the shape changes, the shortcut has a 1x1 convolution (option B, "projection") or channels of zeros
+(option A, "padding").
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
+
+Shortcut = Literal["projection", "padding"]
 
 
 class Standardize(nn.Module):
@@ -32,21 +36,44 @@ class Standardize(nn.Module):
         return (images - self.mean) / self.std
 
 
+class StandardizeEach(nn.Module):
+    """Each image less its mean, divided by its standard deviation, or by that of noise of one grey level."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        std, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
+        return (images - mean) / std.clamp_min(1 / 255)
+
+
+class Zeros(nn.Module):
+    """Every `stride`-th row and column, and as many channels of zeros before as after the given ones."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        self.before = (channels - in_channels) // 2
+        self.after = channels - in_channels - self.before
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
 class BasicBlock(nn.Module):
-    r"""`relu(x' + bn(conv(relu(bn(conv(x))))))`, where x' is x or, in another shape, `bn(conv1x1(x))`.
+    r"""`relu(x' + bn(conv(relu(bn(conv(x))))))`, where x' is x or, in another shape, `bn(conv1x1(x))` or x with zeros.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`; output: `(batch, channels, height / stride, width / stride)`.
     """
 
-    def __init__(self, in_channels: int, channels: int, stride: int = 1):
+    def __init__(self, in_channels: int, channels: int, stride: int = 1, shortcut: Shortcut = "projection"):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
+        if (stride != 1 or in_channels != channels) and shortcut == "padding":
+            self.shortcut = Zeros(in_channels, channels, stride)
+        elif stride != 1 or in_channels != channels:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
             )
@@ -57,7 +84,11 @@ class BasicBlock(nn.Module):
 
 
 def residual_features(
-    in_channels: int, channels: Sequence[int], blocks: Sequence[int], strides: Sequence[int]
+    in_channels: int,
+    channels: Sequence[int],
+    blocks: Sequence[int],
+    strides: Sequence[int],
+    shortcut: Shortcut = "projection",
 ) -> nn.Sequential:
     """A 3x3 convolution with batch normalisation and ReLU, then stages of basic blocks.
 
@@ -65,6 +96,7 @@ def residual_features(
         in_channels: of the images.
         channels, blocks, strides: of each stage; the first block of a stage has its stride. The first convolution
             has the channels of the first stage.
+        shortcut: of blocks that change the shape.
     """
     layers: list[nn.Module] = [
         nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False),
@@ -74,7 +106,7 @@ def residual_features(
     before = channels[0]
     for width, count, stride in zip(channels, blocks, strides, strict=True):
         for k in range(count):
-            layers.append(BasicBlock(before, width, stride if k == 0 else 1))
+            layers.append(BasicBlock(before, width, stride if k == 0 else 1, shortcut))
             before = width
     return nn.Sequential(*layers)
 

@@ -4,12 +4,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.capsnet import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
 from torchcaps.routing import DynamicRouting, Routing
 
 
-class CapsNet(nn.Module):
+class CapsNet(ReconstructingCapsNet):
     """Convolution, primary capsules, class capsules, and a decoder that redraws the input.
 
     Args:
@@ -48,11 +49,7 @@ class CapsNet(nn.Module):
     ):
         super().__init__()
         routing = DynamicRouting(iterations=3) if routing is None else routing
-        if not routing.measures_presence:
-            raise ValueError(
-                f"{type(routing).__name__} does not say how present a class is, by which a CapsNet classifies: use "
-                "DynamicRouting, EMRouting, HeinsenRouting or VectorNormRouting(activation=squash)"
-            )
+        check_presence(routing)
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         least = kernel_size + primary_kernel_size - 1
         if min(height, width) < least:
@@ -62,7 +59,6 @@ class CapsNet(nn.Module):
             )
         rows, columns = ((side - least) // primary_stride + 1 for side in (height, width))
         self.image_shape = (in_channels, height, width)
-        self.grid = (primary_types, rows, columns)
         self.conv = nn.Conv2d(in_channels, channels, kernel_size)
         self.primary = PrimaryCapsules(channels, primary_types, primary_pose, primary_kernel_size, primary_stride)
         self.class_capsules = CapsuleLinear(
@@ -74,23 +70,9 @@ class CapsNet(nn.Module):
         )
         self.decoder = None if decoder is None else MaskedDecoder(classes, class_pose, self.image_shape, decoder)
 
-    def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
-        primary = self.primary_capsules(images)
-        capsules = self.class_capsules(primary, return_coefficients=return_coefficients)
-        return Prediction(capsules.activations, capsules)
-
     def primary_capsules(self, images: Tensor) -> Capsules:
-        """The children of the class capsules, on a grid of `self.grid` = (types, rows, columns)."""
-        if tuple(images.shape[1:]) != self.image_shape:
-            shape = ", ".join(map(str, self.image_shape))
-            raise ValueError(f"expected images of shape (batch, {shape}), got {tuple(images.shape)}")
+        self.check_images(images)
         return self.primary(F.relu(self.conv(images)))
-
-    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
-        """Draw the image again from the class capsule of each label, or from the most active one."""
-        if self.decoder is None:
-            raise RuntimeError("this CapsNet has no decoder: build it with decoder=(512, 1024)")
-        return self.decoder(capsules, labels)
 
 
 class ConvNet(nn.Module):
@@ -162,6 +144,12 @@ def capsnet_mnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
         class_pose=16,
         decoder=(512, 1024) if decoder else None,
     )
+
+
+@register_model
+def capsnet_affnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
+    """CapsNet for 40x40 digits: 13,475,648 parameters, the baseline of Zhao & Huang 2019, Table 4."""
+    return CapsNet(image_size=40, routing=DynamicRouting(iterations), decoder=(512, 1024) if decoder else None)
 
 
 @register_model

@@ -1,41 +1,83 @@
-"""Routing in the place of global pooling."""
+"""Routing in the place of pooling."""
 
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
-from torchcaps.ops import StoredVotes
+from torchcaps.ops import Backend, OwnVotes, StoredVotes, check_backend, choose_backend, windows
 from torchcaps.routing import Routing, VectorNormRouting
 
 
 class RoutingPool2d(nn.Module):
-    r"""Route all positions of a feature map to one, in place of `nn.AdaptiveAvgPool2d(1)`.
+    r"""Pooling by routing: the positions of a feature map, or of each window, agree on one capsule.
 
-    Each group of `features` channels holds `height * width` capsules, which vote with their own poses for one
-    parent. Sharpness 0 averages; the larger it is, the closer the pool comes to selecting one position by
-    agreement with the others. It learns nothing.
+    Each group of `features` channels is a capsule at every position. Those of a map or window vote with their own poses
+    :math:`u_i` for one parent: with :math:`b_i = 0` at first, in each iteration
+
+    .. math::
+        c_i = \frac{\exp \lambda b_i}{\sum_k \exp \lambda b_k}, \quad
+        v = \frac{\sum_i c_i u_i}{|\sum_i c_i u_i|}, \quad
+        b_i \leftarrow b_i + \frac{u_i}{|u_i|} \cdot v
+
+    and at last :math:`v = \text{activation}(\sum_i c_i u_i)`. Sharpness 0 averages; the larger it is, the closer the
+    pool comes to selecting the position that agrees best with the others.
 
     Args:
         features: channels of a capsule; the map's channels are a multiple of it.
-        sharpness: the paper's lambda.
-        iterations: of the vector-normed routing.
-        routing: another algorithm in place of `VectorNormRouting(iterations, sharpness)`. Its softmax must run
-            over the children, for a group has one parent.
+        sharpness: the paper's lambda, at least 0.
+        iterations: agreements before the last sum. Each more adds to the logits, as a larger sharpness does, and costs
+            as much again; the paper does not say how many it has.
+        kernel_size: of the windows; None pools the whole map, of any size, as `nn.AdaptiveAvgPool2d(1)` does.
+        stride: of the windows; None is `kernel_size`.
+        padding: on all four sides, at most half of `kernel_size`. What is padded takes no part, as in
+            `nn.AvgPool2d(count_include_pad=False)`.
+        learn_sharpness: learn the sharpness, one number, from the given one on.
+        activation: of the pooled capsules `(batch, 1, features)`, e.g. `squash`; None is the identity.
+        routing: another algorithm in place of `VectorNormRouting` with the arguments above. Its softmax must run over
+            the children, for a group has one parent.
+        backend: "reference" leaves all to PyTorch's own operators, see :func:`torchcaps.use_backend`.
 
     Shape:
         - Input: `(batch, channels, height, width)`.
-        - Output: `(batch, channels, 1, 1)`; with `return_coefficients=True` also the coefficients,
-          `(batch, channels // features, height, width)`, which sum to one over the map.
+        - Output: `(batch, channels, rows, columns)`, where there are as many rows and columns as `nn.AvgPool2d` has,
+          or 1 and 1 without windows. With `return_coefficients=True` also the coefficients, `(batch, channels //
+          features, height, width)`, which sum to one over the map, or `(batch, channels // features, rows, columns,
+          kernel_size, kernel_size)`, which sum to one over each window.
+
+    It learns nothing, unless it is told to learn the sharpness.
 
     Reference:
-        Zhao & Huang 2019, section 3.4.
+        Zhao & Huang 2019, Algorithm 1 and section 3.4.
     """
 
-    def __init__(self, features: int, sharpness: float = 1.0, iterations: int = 3, routing: Routing | None = None):
+    def __init__(
+        self,
+        features: int,
+        sharpness: float = 1.0,
+        iterations: int = 1,
+        kernel_size: int | None = None,
+        stride: int | None = None,
+        padding: int = 0,
+        learn_sharpness: bool = False,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        routing: Routing | None = None,
+        backend: Backend = "auto",
+    ):
         super().__init__()
+        if features < 1:
+            raise ValueError(f"features must be at least 1, got {features}")
+        if kernel_size is None and (stride is not None or padding):
+            raise ValueError("stride and padding are those of windows: give a kernel_size, or leave them out")
+        if kernel_size is not None and not (kernel_size >= 1 and (stride is None or stride >= 1)):
+            raise ValueError(f"kernel_size and stride must be at least 1, got {kernel_size} and {stride}")
+        if kernel_size is not None and not 0 <= padding <= kernel_size // 2:
+            raise ValueError(f"padding must be from 0 to half of kernel_size={kernel_size}, got {padding}")
         if routing is None:
-            routing = VectorNormRouting(iterations, sharpness)
-        elif (sharpness, iterations) != (1.0, 3):
-            raise ValueError("give sharpness and iterations to the routing, or leave routing out")
+            routing = VectorNormRouting(iterations, sharpness, activation, learn_sharpness=learn_sharpness)
+        elif (sharpness, iterations, learn_sharpness, activation) != (1.0, 1, False, None):
+            raise ValueError("give sharpness, iterations and activation to the routing, or leave routing out")
         name = type(routing).__name__
         if routing.softmax == "parents":
             raise ValueError(
@@ -43,19 +85,58 @@ class RoutingPool2d(nn.Module):
                 "would all be one; use VectorNormRouting() or DynamicRouting(softmax='children')"
             )
         self.features = features
+        self.kernel_size, self.padding = kernel_size, padding
+        self.stride = kernel_size if stride is None else stride
         self.routing = routing.for_layer(1, 1, features)
+        self.backend = check_backend(backend)
 
     def forward(self, x: Tensor, *, return_coefficients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        if x.dim() != 4:
+            raise ValueError(f"expected a map of shape (batch, channels, height, width), got {tuple(x.shape)}")
         batch, channels, height, width = x.shape
         if channels % self.features:
             raise ValueError(f"expected channels that are a multiple of features={self.features}, got {channels}")
         groups = channels // self.features
-        children = x.reshape(batch * groups, self.features, height * width).transpose(1, 2)
-        parents: Capsules = self.routing(StoredVotes(children.unsqueeze(2)), None, return_coefficients)
-        pooled = parents.poses.reshape(batch, channels, 1, 1)
+        poses, gates = x.reshape(batch * groups, self.features, height, width), None
+        rows, columns, window = 1, 1, (height, width)
+        if self.kernel_size is not None:
+            assert self.stride is not None
+            rows, columns = (
+                (size + 2 * self.padding - self.kernel_size) // self.stride + 1 for size in (height, width)
+            )
+            if min(rows, columns) < 1:
+                raise ValueError(f"a map of {height}x{width} has no window of kernel_size={self.kernel_size}")
+            window = (self.kernel_size, self.kernel_size)
+            poses, gates = self._windows(poses)
+        poses = poses.flatten(2)
+        of_poses = StoredVotes(poses.transpose(1, 2).unsqueeze(2))
+        if choose_backend(self.backend, x.device) != "reference":
+            of_poses = OwnVotes(poses)
+        parents = self.routing(of_poses.gated(gates), None, return_coefficients)
+        # (batch, groups, rows, columns, features)
+        pooled = parents.poses.reshape(batch, groups, rows, columns, self.features)
+        pooled = pooled.movedim(-1, 2).reshape(batch, channels, rows, columns)
         if parents.coefficients is None:
             return pooled
-        return pooled, parents.coefficients.reshape(batch, groups, height, width)
+        places = () if self.kernel_size is None else (rows, columns)
+        return pooled, parents.coefficients.reshape(batch, groups, *places, *window)
+
+    def _windows(self, poses: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The windows of maps `(n, features, height, width)`, `(n * windows, features, children)`, and where they have
+        children, `(n * windows, children)`, or None: everywhere."""
+        assert self.kernel_size is not None
+        assert self.stride is not None
+        n, features, height, width = poses.shape
+        gates = None
+        if self.padding:
+            sides = (self.padding,) * 4
+            of_map = F.pad(torch.ones(1, 1, height, width, device=poses.device), sides)
+            gates = windows(of_map, self.kernel_size, self.stride).repeat(n, 1)
+            poses = F.pad(poses, sides)
+        return windows(poses, self.kernel_size, self.stride).unflatten(1, (features, -1)), gates
 
     def extra_repr(self) -> str:
-        return f"features={self.features}"
+        options = f"features={self.features}"
+        if self.kernel_size is not None:
+            options += f", kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return options + ("" if self.backend == "auto" else f", backend={self.backend!r}")

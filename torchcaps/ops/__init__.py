@@ -1,8 +1,9 @@
 """Votes, and the reductions over children that every routing algorithm is made of."""
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
-from torchcaps.ops.backend import Backend, check_backend, use_backend
+from torchcaps.ops.backend import Backend, check_backend, choose_backend, use_backend
 from torchcaps.ops.numerics import at_least_float32, contract, normalize
+from torchcaps.ops.own import OwnVotes
 from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes, windows
 
 __all__ = [
@@ -13,11 +14,13 @@ __all__ = [
     "LazyVotes",
     "Moments",
     "Over",
+    "OwnVotes",
     "StoredVotes",
     "Votes",
     "as_votes",
     "at_least_float32",
     "check_backend",
+    "choose_backend",
     "contract",
     "normalize",
     "use_backend",

@@ -6,13 +6,15 @@ Line 3 of the algorithm prints a softmax over parents; at b = 0 section 3.1 mean
 the children, as everywhere after it.
 """
 
+import math
 from collections.abc import Callable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes, normalize
-from torchcaps.routing.base import Routing, presence
+from torchcaps.routing.base import Routing, missing_parameters, presence
 from torchcaps.routing.loop import Gradient, Step, check_iterations, iterate
 
 
@@ -74,9 +76,10 @@ class VectorNormRouting(Routing):
 
     Args:
         iterations: agreements before the last weighted sum, at least 0.
-        sharpness: the paper's lambda; 0 averages, a large one selects.
+        sharpness: the paper's lambda, at least 0; 0 averages, a large one selects.
         activation: applied to the parents at last, e.g. `squash`; None is the identity.
         gradient: "unrolled" or "last".
+        learn_sharpness: learn lambda, one number per layer, from `sharpness` on.
 
     See :func:`torchcaps.functional.vector_norm_routing`.
     """
@@ -90,17 +93,37 @@ class VectorNormRouting(Routing):
         sharpness: float = 1.0,
         activation: Callable[[Tensor], Tensor] | None = None,
         gradient: Gradient = "unrolled",
+        learn_sharpness: bool = False,
     ):
         super().__init__(iterations, gradient, least=0)
-        self.sharpness, self.activation = sharpness, activation
+        if not 0 <= sharpness < math.inf:
+            raise ValueError(f"sharpness must be at least 0 and finite, got {sharpness}")
+        if learn_sharpness and (iterations == 0 or gradient == "last"):
+            raise ValueError(
+                "learn_sharpness=True needs at least one iteration and gradient='unrolled': no other way leads to it"
+            )
+        self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness
+        self.learned_sharpness: nn.Parameter | None = None
         self.measures_presence = activation is not None
 
     @property
     def steps(self) -> int:
         return self.iterations + 1
 
+    def make_parameters(self, children: int, parents: int, features: int) -> None:
+        if self.learn_sharpness:
+            self.learned_sharpness = nn.Parameter(torch.empty(()))
+
+    def reset_parameters(self) -> None:
+        if self.learned_sharpness is not None:
+            nn.init.constant_(self.learned_sharpness, self.sharpness)
+
     def step(self, votes: Votes) -> Step:
-        return _step(votes, self.sharpness, self.activation)
+        if self.learn_sharpness and self.learned_sharpness is None:
+            raise missing_parameters(self)
+        sharpness = self.sharpness if self.learned_sharpness is None else self.learned_sharpness
+        return _step(votes, sharpness, self.activation)
 
     def extra_repr(self) -> str:
-        return f"iterations={self.iterations}, sharpness={self.sharpness}, gradient={self.gradient!r}"
+        learned = ", learn_sharpness=True" if self.learn_sharpness else ""
+        return f"iterations={self.iterations}, sharpness={self.sharpness}, gradient={self.gradient!r}{learned}"

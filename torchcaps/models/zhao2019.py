@@ -1,0 +1,138 @@
+"""The networks of Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019).
+
+What the text leaves out, and what is here: one iteration of routing (the paper's sharpness is to take the place of
+more, section 3.2); the four convolutions have neither padding nor strides; colour images are standardised one by one,
+as in later code of the authors.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.models.capsnet import ReconstructingCapsNet, check_presence
+from torchcaps.models.cnn import FeatureClassifier, StandardizeEach, residual_features
+from torchcaps.models.registry import register_model
+from torchcaps.nn import CapsuleLinear, MaskedDecoder, RoutingPool2d
+from torchcaps.routing import Routing, VectorNormRouting, squash
+
+Pooling = Literal["max", "average", "routing"]
+
+
+@register_model
+def pooling_cnn(
+    in_channels: int = 3,
+    classes: int = 10,
+    pooling: Pooling = "routing",
+    channels: int = 64,
+    features: int = 16,
+    sharpness: float = 0.5,
+    iterations: int = 1,
+) -> FeatureClassifier:
+    """Four 5x5 convolutions and a pool, Table 1: 312,906 parameters on 3 channels, 309,706 on one."""
+    layers: list[nn.Module] = [StandardizeEach()] if in_channels == 3 else []
+    for before in (in_channels, channels, channels, channels):
+        layers += [nn.Conv2d(before, channels, 5), nn.ReLU()]
+    pool = _pool(pooling, features, sharpness, iterations)
+    return FeatureClassifier(nn.Sequential(*layers, pool, nn.Flatten()), nn.Linear(channels, classes))
+
+
+@register_model
+def pooling_resnet(
+    depth: int = 20,
+    in_channels: int = 3,
+    classes: int = 10,
+    pooling: Pooling = "routing",
+    features: int = 16,
+    sharpness: float = 5.0,
+    iterations: int = 1,
+) -> FeatureClassifier:
+    """ResNet of 20, 32, 44 or 56 layers on CIFAR, Table 2: 269,722, 464,154, 658,586 or 853,018 parameters."""
+    if depth < 8 or depth % 6 != 2:
+        raise ValueError(f"depth must be 6n + 2, as 20, 32, 44 and 56 are, got {depth}")
+    layers: list[nn.Module] = [StandardizeEach()] if in_channels == 3 else []
+    layers += [*_resnet(in_channels, depth), _pool(pooling, features, sharpness, iterations), nn.Flatten()]
+    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(64, classes))
+
+
+class ResNetCapsNet(ReconstructingCapsNet):
+    """A ResNet without its pool and its last layer, whose channels are primary capsules; class capsules; a decoder.
+
+    Args:
+        in_channels: channels of an image.
+        image_size: height and width of an image.
+        classes: number of class capsules.
+        routing: between primary and class capsules; None is `VectorNormRouting(1, sharpness=1.0, activation=squash)`.
+        depth: layers of the ResNet.
+        primary_pose: features of a primary capsule: of the 64 channels every so many are one, and their vote weights
+            are shared over positions.
+        class_pose: features of a class capsule.
+        decoder: widths of the decoder's hidden layers; None for no decoder.
+
+    Shape:
+        - Input: `(batch, in_channels, image_size, image_size)`, values in [0, 1].
+        - Output: a Prediction: scores `(batch, classes)`, the lengths of the class capsules, and these.
+
+    Reference:
+        Zhao & Huang 2019, section 4.3 and Figure 2.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        image_size: int = 40,
+        classes: int = 10,
+        routing: Routing | None = None,
+        depth: int = 20,
+        primary_pose: int = 32,
+        class_pose: int = 16,
+        decoder: tuple[int, ...] | None = (512, 1024),
+    ):
+        super().__init__()
+        if 64 % primary_pose:
+            raise ValueError(f"primary_pose must divide the 64 channels of the ResNet, got {primary_pose}")
+        routing = VectorNormRouting(1, sharpness=1.0, activation=squash) if routing is None else routing
+        check_presence(routing)
+        self.image_shape = (in_channels, image_size, image_size)
+        self.primary_pose = primary_pose
+        self.features = nn.Sequential(*_resnet(in_channels, depth))
+        self.class_capsules = CapsuleLinear(
+            64 // primary_pose, classes, primary_pose, class_pose, routing, share_positions=True
+        )
+        self.decoder = None if decoder is None else MaskedDecoder(classes, class_pose, self.image_shape, decoder)
+
+    def primary_capsules(self, images: Tensor) -> Capsules:
+        self.check_images(images)
+        return Capsules(self.features(images).unflatten(1, (-1, self.primary_pose)).movedim(2, -1))
+
+
+@register_model
+def resnet_capsnet(
+    image_size: int = 40, sharpness: float = 1.0, primary_pose: int = 32, iterations: int = 1, decoder: bool = True
+) -> ResNetCapsNet:
+    """ResNet-20 with class capsules, Table 4: 2,526,768 parameters; image_size=36, MultiMNIST: 2,215,168."""
+    return ResNetCapsNet(
+        in_channels=1,
+        image_size=image_size,
+        classes=10,
+        routing=VectorNormRouting(iterations, sharpness, activation=squash),
+        depth=20,
+        primary_pose=primary_pose,
+        class_pose=16,
+        decoder=(512, 1024) if decoder else None,
+    )
+
+
+def _resnet(in_channels: int, depth: int) -> nn.Sequential:
+    """Stages of 16, 32 and 64 channels (He et al. 2016, section 4.2)."""
+    return residual_features(in_channels, (16, 32, 64), ((depth - 2) // 6,) * 3, strides=(1, 2, 2), shortcut="padding")
+
+
+def _pool(pooling: str, features: int, sharpness: float, iterations: int) -> nn.Module:
+    if pooling == "routing":
+        return RoutingPool2d(features, sharpness, iterations)
+    if pooling == "average":
+        return nn.AdaptiveAvgPool2d(1)
+    if pooling == "max":
+        return nn.AdaptiveMaxPool2d(1)
+    raise ValueError(f"pooling must be 'max', 'average' or 'routing', got {pooling!r}")
