@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.io import savemat
 
 if not torch.cuda.is_available():
     # Before torchcaps and Triton are imported: kernels then run in Python, on any device.
@@ -18,20 +19,25 @@ if not torch.cuda.is_available():
 def mnist_of_noise(tmp_path_factory) -> Path:
     """A data root with sixteen images of noise in the format of MNIST."""
     root = tmp_path_factory.mktemp("data")
-    (root / "mnist").mkdir()
+    write_idx_files(root / "mnist")
+    return root
+
+
+def write_idx_files(folder: Path) -> None:
+    folder.mkdir()
     generator = torch.Generator().manual_seed(0)
     for part in ("train", "t10k"):
         images = torch.randint(256, (16, 28, 28), generator=generator).byte()
         labels = (torch.arange(16) % 10).byte()
         for name, data in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
             header = struct.pack(f">BBBB{data.dim()}I", 0, 0, 8, data.dim(), *data.shape)
-            (root / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + bytes(data.flatten().tolist())))
-    return root
+            (folder / f"{name}.gz").write_bytes(gzip.compress(header + bytes(data.flatten().tolist())))
 
 
 @pytest.fixture(scope="session")
 def images_of_noise(mnist_of_noise: Path) -> Path:
-    """A data root with sixteen images of noise in the formats of MNIST, CIFAR-10 and CIFAR-100."""
+    """A data root with sixteen images of noise in the format of every data set that comes in files."""
+    write_idx_files(mnist_of_noise / "fashion-mnist")
     generator = torch.Generator().manual_seed(0)
     for folder, batches, key, classes in (
         ("cifar-10/cifar-10-batches-py", [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], b"labels", 10),
@@ -42,4 +48,13 @@ def images_of_noise(mnist_of_noise: Path) -> Path:
             images = torch.randint(256, (16, 3072), generator=generator).byte().numpy()
             batch = {b"data": images, key: [k % classes for k in range(16)]}
             (mnist_of_noise / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (mnist_of_noise / "svhn").mkdir()
+    for name in ("train", "test", "extra"):
+        images = torch.randint(256, (32, 32, 3, 16), generator=generator).byte().numpy()
+        labels = (torch.arange(16) % 10 + 1).byte().numpy()[:, None]
+        savemat(mnist_of_noise / "svhn" / f"{name}_32x32.mat", {"X": images, "y": labels})
+    (mnist_of_noise / "affnist").mkdir()
+    images = torch.randint(256, (1600, 16), generator=generator).byte().numpy()
+    test = {"image": images, "label_int": (torch.arange(16) % 10).byte().numpy()[None]}
+    savemat(mnist_of_noise / "affnist" / "test.mat", {"affNISTdata": test})
     return mnist_of_noise

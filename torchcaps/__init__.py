@@ -11,6 +11,7 @@ from torchcaps.nn import (
     PrimaryCapsules,
     RoutingPool2d,
     SpreadLoss,
+    replace_pooling,
 )
 from torchcaps.ops import use_backend
 from torchcaps.routing import (
@@ -47,5 +48,6 @@ __all__ = [
     "functional",
     "list_models",
     "register_model",
+    "replace_pooling",
     "use_backend",
 ]

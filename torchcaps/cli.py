@@ -73,12 +73,16 @@ def test(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     """Draw what a checkpoint of a recipe has learned."""
-    from torchcaps.explain import write_figures
+    from torchcaps.explain import write_figures, write_heatmaps
 
     cli = _build(options, overrides, logs=False)
     checkpoint, state = _checkpoint(options, cli, "network.")
     cli.model.load_state_dict(state)
     folder = Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
+    if options.image:
+        with _bad_data():
+            print(f"figure: {write_heatmaps(cli.model.network, options.image, cli.datamodule.shape, folder)}")
+        return
     with _bad_data():
         cli.datamodule.setup("test")
     try:
@@ -188,6 +192,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--runs", default="runs", help="folder of all runs (default: %(default)s)")
         if run is explain:
             command.add_argument("--figures", help="folder for the figures (default: beside the checkpoint)")
+            command.add_argument(
+                "--image",
+                nargs="+",
+                type=Path,
+                metavar="FILE",
+                help="pictures instead of test images, for heatmaps",
+            )
         command.set_defaults(run=run)
     command = commands.add_parser("recipes", help=recipes.__doc__, description=recipes.__doc__)
     command.set_defaults(run=recipes)

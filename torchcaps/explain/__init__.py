@@ -10,11 +10,16 @@ with needs("train"):
         reconstructions_figure,
         write_figures,
     )
+    from torchcaps.explain.heatmaps import heatmaps, heatmaps_figure, read_image, write_heatmaps
 
 __all__ = [
     "coefficients_figure",
+    "heatmaps",
+    "heatmaps_figure",
     "perturb",
     "perturbations_figure",
+    "read_image",
     "reconstructions_figure",
     "write_figures",
+    "write_heatmaps",
 ]

@@ -1,21 +1,23 @@
-"""Reconstructions, coefficients and perturbations of a CapsNet, as pictures."""
+"""Reconstructions, coefficients and perturbations of a CapsNet, as pictures; and what a network can have of them."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.models import CapsNet
+from torchcaps.explain.heatmaps import heatmaps_figure
+from torchcaps.explain.pictures import hide_ticks, show, write
+from torchcaps.models.capsnet import ReconstructingCapsNet
+from torchcaps.nn import RoutingPool2d
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
 TWEAKS = torch.linspace(-0.25, 0.25, 11)
 
 
 @torch.no_grad()
-def reconstructions_figure(network: CapsNet, images: Tensor, labels: Tensor) -> Figure:
+def reconstructions_figure(network: ReconstructingCapsNet, images: Tensor, labels: Tensor) -> Figure:
     """Images above what the decoder makes of their most active class capsule."""
     prediction = network(images)
     reconstructions = network.reconstruct(prediction.capsules)
@@ -23,8 +25,8 @@ def reconstructions_figure(network: CapsNet, images: Tensor, labels: Tensor) -> 
     figure = Figure(figsize=(1 + 0.95 * len(images), 3), layout="constrained")
     axes = figure.subplots(2, len(images), squeeze=False)
     for column, (image, drawn) in enumerate(zip(images, reconstructions, strict=True)):
-        _show(axes[0, column], image)
-        _show(axes[1, column], drawn)
+        show(axes[0, column], image)
+        show(axes[1, column], drawn)
         wrong = classes[column] != labels[column]
         axes[0, column].set_title(f"label {labels[column]}", fontsize=9)
         axes[1, column].set_title(f"seen as {classes[column]}", fontsize=9, color="red" if wrong else "black")
@@ -35,45 +37,49 @@ def reconstructions_figure(network: CapsNet, images: Tensor, labels: Tensor) -> 
 
 
 @torch.no_grad()
-def coefficients_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
+def coefficients_figure(network: ReconstructingCapsNet, image: Tensor, label: int) -> Figure:
     """Where in one image the children are that each class capsule takes its input from.
 
-    Each map shows one class. A position's value is the mean of the coefficients c[i,j] of the primary capsules
-    there, weighted by their lengths: 1 / classes is what routing starts from.
+    Each map shows one class. If parents compete for children, a position's value is the mean of the coefficients c[i,j]
+    of the primary capsules there, weighted by their lengths: 1 / classes is what routing starts from. If children
+    compete for parents, it is the sum of those coefficients, relative to that of all positions: routing starts from 1.
     """
     prediction = network(image.unsqueeze(0), return_coefficients=True)
     assert prediction.capsules is not None
     coefficients = prediction.capsules.coefficients
     lengths = network.primary_capsules(image.unsqueeze(0)).activations[0]
-    classes = coefficients.shape[-1]
-    weights = lengths.unsqueeze(-1)
-    by_position = coefficients[0].reshape(*network.grid, classes) * weights
-    maps = (by_position.sum(0) / weights.sum(0).clamp_min(1e-12)).movedim(-1, 0)
+    by_position = coefficients[0].unflatten(0, lengths.shape).movedim(-1, 0)  # (classes, types, rows, columns)
+    classes = len(by_position)
+    if network.class_capsules.routing.softmax == "parents":
+        uniform, name = 1 / classes, "mean coefficient"
+        maps = (by_position * lengths).sum(1) / lengths.sum(0).clamp_min(1e-12)
+    else:
+        uniform, name = 1.0, "coefficients, relative"
+        maps = by_position.sum(1) * lengths[0].numel()
 
     per_row = (classes + 1) // 2
     figure = Figure(figsize=(1.5 * (per_row + 1) + 1, 4), layout="constrained")
     grid = figure.add_gridspec(2, per_row + 1)
     axis = figure.add_subplot(grid[:, 0])
-    _show(axis, image)
+    show(axis, image)
     axis.set_title(f"input, label {label}", fontsize=10)
-    uniform = 1 / classes
     reach = max(float((maps - uniform).abs().max()), 1e-6)
     axes = []
     for index in range(classes):
         axis = figure.add_subplot(grid[index // per_row, 1 + index % per_row])
         shown = axis.imshow(maps[index].cpu().numpy(), cmap="RdBu_r", vmin=uniform - reach, vmax=uniform + reach)
-        axis.set(xticks=[], yticks=[])
+        hide_ticks(axis)
         bold = "bold" if index == prediction.scores[0].argmax() else "normal"
         axis.set_title(f"class {index}: length {prediction.scores[0, index]:.2f}", fontsize=8, fontweight=bold)
         axes.append(axis)
     bar = figure.colorbar(shown, ax=axes, shrink=0.8)
-    bar.set_label(f"mean coefficient (white: uniform, {uniform:.2f})", fontsize=8)
+    bar.set_label(f"{name} (white: uniform, {uniform:.2f})", fontsize=8)
     figure.suptitle("Coefficients: how much of each place goes to each class capsule (red: more)", fontsize=11)
     return figure
 
 
 @torch.no_grad()
-def perturb(network: CapsNet, image: Tensor, label: int, tweaks: Tensor = TWEAKS) -> Tensor:
+def perturb(network: ReconstructingCapsNet, image: Tensor, label: int, tweaks: Tensor = TWEAKS) -> Tensor:
     """Reconstructions when one entry of a class capsule's pose is tweaked, `(features, tweaks, *image)`.
 
     Args:
@@ -95,7 +101,7 @@ def perturb(network: CapsNet, image: Tensor, label: int, tweaks: Tensor = TWEAKS
     return network.reconstruct(capsules._replace(poses=poses), labels).unflatten(0, (features, len(tweaks)))
 
 
-def perturbations_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
+def perturbations_figure(network: ReconstructingCapsNet, image: Tensor, label: int) -> Figure:
     """One row per entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4).
 
     The last column, which the paper does not have, is the last image less the first.
@@ -107,9 +113,9 @@ def perturbations_figure(network: CapsNet, image: Tensor, label: int) -> Figure:
     axes = figure.subplots(features, tweaks + 1, squeeze=False)
     for row in range(features):
         axes[row, tweaks].imshow(changes[row], cmap="RdBu_r", vmin=-0.5, vmax=0.5)
-        axes[row, tweaks].set(xticks=[], yticks=[])
+        hide_ticks(axes[row, tweaks])
         for column in range(tweaks):
-            _show(axes[row, column], drawn[row, column])
+            show(axes[row, column], drawn[row, column])
             if row == 0:
                 axes[row, column].set_title(f"{round(float(TWEAKS[column]), 2) + 0.0:+.2f}", fontsize=7)
         axes[row, 0].set_ylabel(f"{row}", fontsize=8, rotation=0, labelpad=10, va="center")
@@ -122,18 +128,32 @@ def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], 
     """Write the figures that a network can have, of the first images of each class; give each path once written.
 
     Raises:
-        TypeError: the network is no CapsNet.
+        TypeError: there are none for such a network.
     """
-    if not isinstance(network, CapsNet):
-        raise TypeError(f"there are figures for a CapsNet, not for a {type(network).__name__}")
+    pooled = any(isinstance(module, RoutingPool2d) for module in network.modules())
+    if not pooled and not isinstance(network, ReconstructingCapsNet):
+        raise TypeError(
+            f"there are figures for a CapsNet or a network with a RoutingPool2d, not for a {type(network).__name__}"
+        )
     network.eval()
     images, labels = _one_per_class(batches)
+    if pooled:
+        order = labels.argsort()
+        titles = [f"class {label}" for label in labels.tolist()]
+        in_order = [titles[index] for index in order.tolist()]
+        yield write(heatmaps_figure(network, images[order], in_order), folder / "heatmaps.png")
+        yield write(heatmaps_figure(network, images[:1], titles), folder / "heatmaps-of-groups.png")
+    if isinstance(network, ReconstructingCapsNet):
+        yield from _capsnet_figures(network, images, labels, folder)
+
+
+def _capsnet_figures(network: ReconstructingCapsNet, images: Tensor, labels: Tensor, folder: Path) -> Iterator[Path]:
     digit = images[0], int(labels[0])
     order = labels.argsort()
-    yield _write(coefficients_figure(network, *digit), folder / "coefficients.png")
+    yield write(coefficients_figure(network, *digit), folder / "coefficients.png")
     if network.decoder is not None:
-        yield _write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
-        yield _write(perturbations_figure(network, *digit), folder / "perturbations.png")
+        yield write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
+        yield write(perturbations_figure(network, *digit), folder / "perturbations.png")
 
 
 def _one_per_class(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -143,16 +163,3 @@ def _one_per_class(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Te
         for image, label in zip(images, labels.tolist(), strict=True):
             found.setdefault(label, image)
     return torch.stack(list(found.values())), torch.tensor(list(found))
-
-
-def _show(axis: Axes, image: Tensor) -> None:
-    pixels = image.movedim(0, -1).squeeze(-1).clamp(0, 1).cpu().numpy()
-    axis.imshow(pixels, cmap="gray", vmin=0, vmax=1)
-    axis.set(xticks=[], yticks=[])
-
-
-def _write(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished.png")
-    figure.savefig(unfinished, dpi=130)
-    return unfinished.replace(path)

@@ -4,7 +4,7 @@ from torchcaps.nn.conv2d import CapsuleConv2d
 from torchcaps.nn.decoder import MaskedDecoder
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
-from torchcaps.nn.pooling import RoutingPool2d
+from torchcaps.nn.pooling import RoutingPool2d, replace_pooling
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.stack import CapsuleStack, Trace
 
@@ -19,5 +19,6 @@ __all__ = [
     "SpreadLoss",
     "Trace",
     "margin_loss",
+    "replace_pooling",
     "spread_loss",
 ]

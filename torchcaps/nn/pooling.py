@@ -1,5 +1,6 @@
 """Routing in the place of pooling."""
 
+import importlib
 from collections.abc import Callable
 
 import torch
@@ -86,7 +87,7 @@ class RoutingPool2d(nn.Module):
             )
         self.features = features
         self.kernel_size, self.padding = kernel_size, padding
-        self.stride = kernel_size if stride is None else stride
+        self.stride = stride or kernel_size or 1
         self.routing = routing.for_layer(1, 1, features)
         self.backend = check_backend(backend)
 
@@ -100,7 +101,6 @@ class RoutingPool2d(nn.Module):
         poses, gates = x.reshape(batch * groups, self.features, height, width), None
         rows, columns, window = 1, 1, (height, width)
         if self.kernel_size is not None:
-            assert self.stride is not None
             rows, columns = (
                 (size + 2 * self.padding - self.kernel_size) // self.stride + 1 for size in (height, width)
             )
@@ -125,7 +125,6 @@ class RoutingPool2d(nn.Module):
         """The windows of maps `(n, features, height, width)`, `(n * windows, features, children)`, and where they have
         children, `(n * windows, children)`, or None: everywhere."""
         assert self.kernel_size is not None
-        assert self.stride is not None
         n, features, height, width = poses.shape
         gates = None
         if self.padding:
@@ -140,3 +139,71 @@ class RoutingPool2d(nn.Module):
         if self.kernel_size is not None:
             options += f", kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
         return options + ("" if self.backend == "auto" else f", backend={self.backend!r}")
+
+
+def replace_pooling(
+    model: nn.Module | str, pool: RoutingPool2d, name: str | None = None, pretrained: bool = True
+) -> nn.Module:
+    """Put a routing pool in the place of a network's global average pooling.
+
+    All else stays, weights included: the network works at once, and better after some training.
+
+        model = replace_pooling(my_resnet, RoutingPool2d(features=16, sharpness=5.0))
+        model = replace_pooling("torchvision/resnet50", RoutingPool2d(features=16, sharpness=5.0))
+
+    Args:
+        model: a network, changed in place; or the name of one in a library that is installed, "torchvision/NAME" or
+            "timm/NAME".
+        pool: what to put there; its `features` divide the channels that are pooled.
+        name: of the module to replace, whatever it is, as in `model.named_modules()`. By default the only
+            `nn.AdaptiveAvgPool2d` to size 1 in the network.
+        pretrained: whether a network that is named comes with its published weights, which may be downloaded.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: there is no such module, or more than one; the message has the names.
+        ImportError: the library is not installed.
+    """
+    if isinstance(model, str):
+        model = _named_network(model, pretrained)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if name is None:
+        found = {key: module for key, module in modules.items() if _is_global_average(module)}
+        if not found:
+            raise ValueError(
+                f"{type(model).__name__} has no nn.AdaptiveAvgPool2d to size 1: give the name of the module that "
+                "pools; what is a function in its forward has none"
+            )
+        if len({id(module) for module in found.values()}) > 1:
+            raise ValueError(f"{type(model).__name__} has several pools, {', '.join(found)}: say which, by name")
+        old = next(iter(found.values()))
+    elif name in modules:
+        old = modules[name]
+    else:
+        raise ValueError(f"{type(model).__name__} has no module {name!r}; it has {', '.join(list(modules)[1:])}")
+    if old is model:
+        raise ValueError(f"this {type(model).__name__} is the pool itself, and has none inside")
+    for key, module in modules.items():
+        if module is old:
+            parent, _, attribute = key.rpartition(".")
+            setattr(modules[parent], attribute, pool)
+    return model
+
+
+def _is_global_average(module: nn.Module) -> bool:
+    return isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1), [1, 1])
+
+
+def _named_network(name: str, pretrained: bool) -> nn.Module:
+    library, _, network = name.partition("/")
+    if library not in ("torchvision", "timm") or not network:
+        raise ValueError(f"expected a network, 'torchvision/NAME' or 'timm/NAME', got {name!r}")
+    try:
+        module = importlib.import_module("timm" if library == "timm" else "torchvision.models")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{name!r} needs {error.name}, which is missing: pip install {library}") from error
+    if library == "timm":
+        return module.create_model(network, pretrained=pretrained)
+    return module.get_model(network, weights="DEFAULT" if pretrained else None)

@@ -1,0 +1,137 @@
+"""Where a routing pool looks: its coefficients over the image (Zhao & Huang 2019, Table 3)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor, nn
+
+from torchcaps.explain.pictures import hide_ticks, show, write
+from torchcaps.nn import RoutingPool2d
+
+
+@torch.no_grad()
+def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tensor:
+    """How much each place of each image counts in a network's routing pool, relative to average pooling.
+
+    The coefficients of each group of channels, divided by those of average pooling (with windows, both summed over the
+    windows that a position is in), enlarged to the images' size (bilinear): 1 is what an average would take, 0 nothing.
+
+    Args:
+        model: any network with a `RoutingPool2d`; it is run as in evaluation, and left as it was.
+        images: as the network takes them, `(batch, channels, height, width)`.
+        name: of the pool, as in `model.named_modules()`; by default the last one.
+
+    Returns:
+        `(batch, groups, height, width)`.
+
+    Raises:
+        ValueError: the network has no such pool, or runs without it.
+
+    Reference:
+        Zhao & Huang 2019, section 4.2 and Table 3.
+    """
+    pools = {key: module for key, module in model.named_modules() if isinstance(module, RoutingPool2d)}
+    if not pools:
+        raise ValueError(f"{type(model).__name__} has no RoutingPool2d: put one there with replace_pooling")
+    if name is not None and name not in pools:
+        raise ValueError(f"{type(model).__name__} has no RoutingPool2d named {name!r}; there are {', '.join(pools)}")
+    pool = list(pools.values())[-1] if name is None else pools[name]
+    seen: list[Tensor] = []
+    handle = pool.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        model(images)
+        if not seen:
+            raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
+        handle.remove()
+        _, coefficients = pool(seen[-1], return_coefficients=True)
+    finally:
+        handle.remove()
+        for module in training:
+            module.training = True
+    shares = _over_map(pool, coefficients, seen[-1].shape)
+    return F.interpolate(shares, size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def _over_map(pool: RoutingPool2d, coefficients: Tensor, shape: Sequence[int]) -> Tensor:
+    """Coefficients at each position of the map, relative to average pooling's: `(batch, groups, height, width)`."""
+    if pool.kernel_size is None:
+        return coefficients * coefficients[0, 0].numel()
+    batch, groups, rows, columns = coefficients.shape[:4]
+    size = tuple(shape[-2:])
+
+    def summed(windows: Tensor) -> Tensor:
+        """`(n, rows, columns, kernel, kernel)` at the positions that they stand for, `(n, height, width)`."""
+        assert pool.kernel_size is not None
+        columns_first = windows.flatten(3).flatten(1, 2).transpose(1, 2)
+        return F.fold(columns_first, size, pool.kernel_size, padding=pool.padding, stride=pool.stride).squeeze(1)
+
+    # Where a window hangs over the edge it has fewer positions to average over.
+    inside = F.unfold(coefficients.new_ones(1, 1, *size), pool.kernel_size, padding=pool.padding, stride=pool.stride)
+    uniform = (inside / inside.sum(1, keepdim=True)).transpose(1, 2).reshape(1, rows, columns, *coefficients.shape[4:])
+    found = summed(coefficients.flatten(0, 1)).unflatten(0, (batch, groups))
+    return found / summed(uniform).clamp_min(1e-12)
+
+
+def heatmaps_figure(model: nn.Module, images: Tensor, titles: Sequence[str] = (), name: str | None = None) -> Figure:
+    """Images above their heatmaps, as in the paper's Table 3; of a single image, that of each group of channels too.
+
+    Args:
+        model, images, name: as for :func:`heatmaps`; images in [0, 1].
+        titles: of the images.
+    """
+    maps = heatmaps(model, images, name)
+    rows = [("mean of all groups", maps.mean(1))]
+    if len(images) == 1 and maps.shape[1] > 1:
+        rows += [(f"group {group}", maps[:, group]) for group in range(maps.shape[1])]
+    # One image has its maps beside it, many have theirs below.
+    across = len(images) == 1
+    shape = (1, 1 + len(rows)) if across else (2, len(images))
+    figure = Figure(figsize=(1.3 * shape[1] + 1.2, 1.5 * shape[0] + 0.7), layout="constrained")
+    grid = figure.subplots(*shape, squeeze=False)
+    largest = max(float(values.max()) for _, values in rows)
+    for index, image in enumerate(images):
+        axis = grid[0, index]
+        show(axis, image)
+        if index < len(titles):
+            axis.set_title(titles[index], fontsize=8)
+        for k, (label, values) in enumerate(rows):
+            axis = grid[0, 1 + k] if across else grid[1, index]
+            show(axis, image)
+            heat = axis.imshow(values[index].cpu().numpy(), cmap="inferno", alpha=0.75, vmin=0, vmax=largest)
+            hide_ticks(axis)
+            if across:
+                axis.set_title(label, fontsize=8)
+    bar = figure.colorbar(heat, ax=grid, shrink=0.9)
+    bar.set_label("share, average = 1", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    return figure
+
+
+def write_heatmaps(model: nn.Module, files: Sequence[Path], shape: tuple[int, int, int], folder: Path) -> Path:
+    """`heatmaps.png` in the folder, of pictures from files: :func:`heatmaps_figure` of :func:`read_image`."""
+    images = torch.stack([read_image(path, shape) for path in files])
+    figure = heatmaps_figure(model, images, [path.name for path in files])
+    return write(figure, folder / "heatmaps.png")
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
+    """A picture from a file as an image `(channels, height, width)` in [0, 1], resized to that shape.
+
+    Raises:
+        ValueError: the file is no picture.
+        OSError: it cannot be read.
+    """
+    channels, height, width = shape
+    try:
+        with Image.open(path) as picture:
+            converted = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+            pixels = torch.frombuffer(bytearray(converted.tobytes()), dtype=torch.uint8)
+    except UnidentifiedImageError:
+        raise ValueError(f"{path} is not a picture that can be read: give a PNG or JPEG file") from None
+    return pixels.view(height, width, channels).movedim(-1, 0) / 255
