@@ -36,7 +36,7 @@ def test_coefficient_maps_are_means_weighted_by_length(network):
     network.requires_grad_(False)
     coefficients = network(image.unsqueeze(0), return_coefficients=True).capsules.coefficients[0]
     lengths = network.primary_capsules(image.unsqueeze(0)).poses[0].norm(dim=-1)
-    types, rows, columns = network.grid
+    types, rows, columns = lengths.shape
     for j in range(3):
         for y in range(rows):
             for x in range(columns):

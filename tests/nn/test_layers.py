@@ -9,7 +9,6 @@ import torch
 from algorithms import ROUTINGS
 from torch import nn
 
-import torchcaps.functional as F
 from torchcaps import (
     CapsuleConv2d,
     CapsuleLinear,
@@ -209,42 +208,6 @@ def test_primary_capsules_group_channels():
     squashed = PrimaryCapsules(3, 2, 4)(x)
     assert squashed.scores is None
     assert (squashed.activations < 1).all()
-
-
-# RoutingPool2d
-
-
-def test_pool_routes_each_group_of_channels():
-    pool = RoutingPool2d(features=3, sharpness=2.0, iterations=2)
-    x = torch.randn(2, 6, 2, 3)
-    out, coefficients = pool(x, return_coefficients=True)
-    assert out.shape == (2, 6, 1, 1)
-    assert pool(x).shape == (2, 6, 1, 1)
-    for group in range(2):
-        votes = x[:, 3 * group : 3 * group + 3].flatten(2).transpose(1, 2).unsqueeze(2).tolist()
-        expected = oracles.vector_norm_routing(votes, 2, 2.0)
-        close(out[:, 3 * group : 3 * group + 3, 0, 0], torch.tensor(expected["poses"]).squeeze(1))
-        close(coefficients[:, group].flatten(1), torch.tensor(expected["coefficients"]).squeeze(2))
-
-
-def test_pool_of_sharpness_zero_is_the_average():
-    x = torch.randn(2, 8, 5, 4)
-    close(RoutingPool2d(features=4, sharpness=0.0)(x), nn.AdaptiveAvgPool2d(1)(x))
-
-
-def test_pool_takes_other_routings_over_children():
-    x = torch.randn(2, 4, 3, 3)
-    out = RoutingPool2d(features=4, routing=DynamicRouting(softmax="children"))(x)
-    expected = F.dynamic_routing(x.flatten(2).transpose(1, 2).unsqueeze(2), softmax="children")
-    close(out.flatten(), expected.poses.flatten())
-
-
-@pytest.mark.parametrize(
-    "routing", [DynamicRouting(), InvertedAttentionRouting(), EMRouting(), HeinsenRouting()], ids=lambda r: r.__class__
-)
-def test_pool_refuses_a_softmax_over_one_parent(routing):
-    with pytest.raises(ValueError, match="one parent per group.*VectorNormRouting"):
-        RoutingPool2d(features=4, routing=routing)
 
 
 # What torch can do with them
@@ -453,11 +416,6 @@ linear = {"in_pose": 4, "out_pose": 4, "routing": DynamicRouting()}
             lambda: CapsuleLinear(2, None, (2, 2), (2, 2), EMRouting(), share_positions=True, coordinates=True),
             "coordinates=True needs a number of parents",
         ),
-        (
-            lambda: RoutingPool2d(4, sharpness=5.0, routing=VectorNormRouting()),
-            "give sharpness and iterations to the routing",
-        ),
-        (lambda: RoutingPool2d(3)(torch.randn(2, 4, 2, 2)), "a multiple of features=3, got 4"),
         (lambda: VectorNormRouting(iterations=-1), "iterations must be at least 0"),
     ],
 )

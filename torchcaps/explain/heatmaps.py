@@ -92,21 +92,21 @@ def heatmaps_figure(model: nn.Module, images: Tensor, titles: Sequence[str] = ()
     # One image has its maps beside it, many have theirs below.
     across = len(images) == 1
     shape = (1, 1 + len(rows)) if across else (2, len(images))
-    figure = Figure(figsize=(1.3 * shape[1] + 1.2, 1.5 * shape[0] + 0.7), layout="constrained")
+    figure = Figure(figsize=(1.3 * shape[1] + 1.2, 1.3 * shape[0] + 0.4), layout="constrained")
     grid = figure.subplots(*shape, squeeze=False)
-    largest = max(float(values.max()) for _, values in rows)
+    shown = [values.cpu() for _, values in rows]
+    range_ = min(float(values.min()) for values in shown), max(float(values.max()) for values in shown)
     for index, image in enumerate(images):
         axis = grid[0, index]
         show(axis, image)
         if index < len(titles):
             axis.set_title(titles[index], fontsize=8)
-        for k, (label, values) in enumerate(rows):
+        for k, values in enumerate(shown):
             axis = grid[0, 1 + k] if across else grid[1, index]
-            show(axis, image)
-            heat = axis.imshow(values[index].cpu().numpy(), cmap="inferno", alpha=0.75, vmin=0, vmax=largest)
+            heat = axis.imshow(values[index].numpy(), cmap="inferno", vmin=range_[0], vmax=range_[1])
             hide_ticks(axis)
             if across:
-                axis.set_title(label, fontsize=8)
+                axis.set_title(rows[k][0], fontsize=8)
     bar = figure.colorbar(heat, ax=grid, shrink=0.9)
     bar.set_label("share, average = 1", fontsize=8)
     bar.ax.tick_params(labelsize=7)
@@ -124,7 +124,7 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
     """A picture from a file as an image `(channels, height, width)` in [0, 1], resized to that shape.
 
     Raises:
-        ValueError: the file is no picture.
+        ValueError: there is no such file, or it is no picture.
         OSError: it cannot be read.
     """
     channels, height, width = shape
@@ -132,6 +132,8 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
         with Image.open(path) as picture:
             converted = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
             pixels = torch.frombuffer(bytearray(converted.tobytes()), dtype=torch.uint8)
+    except FileNotFoundError:
+        raise ValueError(f"no file {path}: give a PNG or JPEG file") from None
     except UnidentifiedImageError:
         raise ValueError(f"{path} is not a picture that can be read: give a PNG or JPEG file") from None
     return pixels.view(height, width, channels).movedim(-1, 0) / 255

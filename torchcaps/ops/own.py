@@ -39,9 +39,10 @@ class OwnVotes(StoredVotes):
         return votes
 
     def weighted_sum(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
-        # What no pool asks for, gates that learn among it, is left to the reference.
+        # Left to the reference: what no pool asks for, gates that learn among it, and what a compiler will fuse.
         learned = self.gates is not None and self.gates.requires_grad
-        if over == "parents" or not isinstance(agreement, Dot | None) or learned:
+        needless = over == "parents" or not isinstance(agreement, Dot | None) or learned
+        if needless or torch.compiler.is_compiling():
             return super().weighted_sum(agreement, over, leaky)
         poses = self.votes.squeeze(2).transpose(1, 2)
         query, lengths = None, None
@@ -51,7 +52,7 @@ class OwnVotes(StoredVotes):
                 lengths = self._lengths = _lengths(poses) if self._lengths is None else self._lengths
         with autocast_off(poses.device.type):
             total, handed_on = _Sum.apply(poses if self._next is None else self._next, query, self.gates, lengths)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled():
             self._next = handed_on
         return total.unsqueeze(1)
 
@@ -123,7 +124,7 @@ def _add_products(held: Tensor | None, features: list[Tensor], children: list[Te
 def _lengths(poses: Tensor) -> Tensor:
     """Of the poses `(n, features, children)`, with 1 in place of 0."""
     with torch.no_grad():
-        if torch.compiler.is_compiling() or poses.device.type != "cpu":
+        if poses.device.type != "cpu":
             return nonzero(poses.square().sum(1).sqrt())
         # Not vector_norm, which is many times slower along this dimension.
         blocks = poses.split(max(1, BLOCK // max(1, poses[0].numel())))

@@ -1,0 +1,121 @@
+"""Heatmaps show where a routing pool looks."""
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from torchcaps import RoutingPool2d, create_model
+from torchcaps.explain import heatmaps, heatmaps_figure, read_image, write_figures, write_heatmaps
+
+
+def network(pool: RoutingPool2d) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 2, stride=2), nn.BatchNorm2d(4), nn.Dropout(0.5), pool, nn.Flatten()
+    return nn.Sequential(*layers)
+
+
+def test_shares_of_the_whole_map_relative_to_the_average():
+    model = network(RoutingPool2d(2, 6.0)).eval()
+    images = torch.rand(3, 1, 8, 12)
+    maps = heatmaps(model, images)
+    assert maps.shape == (3, 2, 8, 12)
+    _, coefficients = model[3](model[:3](images), return_coefficients=True)
+    # Bilinear: the image's pixels 2k and 2k + 1 are a quarter of a map's pixel from its k-th centre.
+    inner = 0.25 * coefficients[:, :, 0, 1] + 0.75 * coefficients[:, :, 0, 2]
+    torch.testing.assert_close(maps[:, :, 0, 4], 24 * inner.detach())
+    torch.testing.assert_close(maps[:, :, 0, 0], 24 * coefficients[:, :, 0, 0].detach())
+    torch.testing.assert_close(heatmaps(network(RoutingPool2d(2, 0.0)), images), torch.ones(3, 2, 8, 12))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1), (2, 1, 0)])
+def test_shares_of_windows(kernel, stride, padding):
+    x = torch.rand(2, 4, 6, 6)
+    window = {"kernel_size": kernel, "stride": stride, "padding": padding}
+    uniform = heatmaps(nn.Sequential(RoutingPool2d(2, 0.0, **window)), x)
+    torch.testing.assert_close(uniform, torch.ones(2, 2, 6, 6))
+    pool = RoutingPool2d(2, 5.0, **window)
+    maps = heatmaps(nn.Sequential(pool), x)
+    _, coefficients = pool(x, return_coefficients=True)
+    found, average = torch.zeros(2, 2, 6, 6), torch.zeros(6, 6)
+    for row in range(coefficients.shape[2]):
+        for column in range(coefficients.shape[3]):
+            places = [
+                (y, z)
+                for y in range(row * stride - padding, row * stride - padding + kernel)
+                for z in range(column * stride - padding, column * stride - padding + kernel)
+                if 0 <= y < 6 and 0 <= z < 6
+            ]
+            for y, z in places:
+                down, right = y - row * stride + padding, z - column * stride + padding
+                found[:, :, y, z] += coefficients[:, :, row, column, down, right]
+                average[y, z] += 1 / len(places)
+    torch.testing.assert_close(maps, found / average)
+
+
+def test_the_network_is_left_as_it_was():
+    model = network(RoutingPool2d(2)).train()
+    model[1].eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    maps = heatmaps(model, torch.rand(2, 1, 4, 4))
+    assert model.training
+    assert model[2].training
+    assert not model[1].training
+    assert not model[3]._forward_pre_hooks
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    assert not maps.requires_grad
+
+
+def test_which_pool():
+    model = nn.Sequential(RoutingPool2d(2, 9.0, kernel_size=2), RoutingPool2d(2, 0.0))
+    x = torch.rand(1, 2, 4, 4)
+    torch.testing.assert_close(heatmaps(model, x), torch.ones(1, 1, 4, 4))
+    assert (heatmaps(model, x, name="0") - 1).abs().max() > 0.01
+    with pytest.raises(ValueError, match="no RoutingPool2d named '2'; there are 0, 1"):
+        heatmaps(model, x, name="2")
+    with pytest.raises(ValueError, match="Linear has no RoutingPool2d: put one there with replace_pooling"):
+        heatmaps(nn.Linear(1, 1), x)
+
+    class Unused(nn.Identity):
+        pool = RoutingPool2d(1)
+
+    unused = Unused()
+    unused.add_module("here", RoutingPool2d(1))
+    with pytest.raises(ValueError, match="Unused did not run its RoutingPool2d"):
+        heatmaps(unused, x)
+
+
+def test_figures():
+    model, images = network(RoutingPool2d(2, 6.0)), torch.rand(3, 1, 8, 8)
+    of_many = heatmaps_figure(model, images, ["a", "b", "c"])
+    maps = heatmaps(model, images).mean(1)
+    for index in range(3):
+        assert of_many.axes[index].get_title() == "abc"[index]
+        shown = torch.from_numpy(of_many.axes[3 + index].images[0].get_array().data)
+        torch.testing.assert_close(shown, maps[index])
+    of_one = heatmaps_figure(model, images[:1])
+    assert [axis.get_title() for axis in of_one.axes[1:4]] == ["mean of all groups", "group 0", "group 1"]
+
+
+def test_pictures_from_files(tmp_path):
+    picture = torch.zeros(4, 6, 3, dtype=torch.uint8)
+    picture[:2, :, 0] = 255
+    picture[2:, :, 2] = 51
+    Image.fromarray(picture.numpy()).save(tmp_path / "red above blue.png")
+    image = read_image(tmp_path / "red above blue.png", (3, 4, 6))
+    torch.testing.assert_close(image, picture.movedim(-1, 0) / 255)
+    assert read_image(tmp_path / "red above blue.png", (1, 8, 8)).shape == (1, 8, 8)
+    path = write_heatmaps(network(RoutingPool2d(2)), [tmp_path / "red above blue.png"] * 2, (1, 8, 8), tmp_path / "new")
+    assert path == tmp_path / "new" / "heatmaps.png"
+    assert [file.name for file in path.parent.iterdir()] == ["heatmaps.png"]
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"text.png is not a picture that can be read: give a PNG or JPEG file"):
+        read_image(tmp_path / "text.png", (1, 8, 8))
+    with pytest.raises(ValueError, match="no file .*none.png"):
+        read_image(tmp_path / "none.png", (1, 8, 8))
+
+
+def test_write_figures_of_a_network_with_a_pool(tmp_path):
+    model = create_model("pooling_cnn", in_channels=1, channels=4, features=2)
+    batches = [(torch.rand(4, 1, 20, 20), torch.tensor([1, 1, 0, 2]))]
+    assert [path.name for path in write_figures(model, batches, tmp_path)] == ["heatmaps.png", "heatmaps-of-groups.png"]

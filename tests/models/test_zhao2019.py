@@ -1,0 +1,124 @@
+"""The networks of Zhao & Huang 2019, counted and run."""
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps import DynamicRouting, InvertedAttentionRouting, RoutingPool2d, VectorNormRouting, create_model
+from torchcaps.explain import coefficients_figure
+from torchcaps.functional import squash
+from torchcaps.models import ResNetCapsNet
+from torchcaps.models.cnn import BasicBlock, StandardizeEach
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("pooling_cnn", {}, 312_906),
+        ("pooling_cnn", {"in_channels": 1, "pooling": "max"}, 309_706),
+        ("pooling_resnet", {"depth": 20}, 269_722),  # 0.27M
+        ("pooling_resnet", {"depth": 32, "pooling": "average"}, 464_154),  # 0.46M
+        ("pooling_resnet", {"depth": 44}, 658_586),  # 0.66M
+        ("pooling_resnet", {"depth": 56}, 853_018),  # 0.85M
+        ("resnet_capsnet", {}, 2_526_768),  # 2.53M
+        ("resnet_capsnet", {"image_size": 36, "sharpness": 5.0}, 2_215_168),  # 2.21M
+        ("capsnet_affnist", {}, 13_475_648),  # about 13.4M
+    ],
+)
+def test_parameter_counts(name, arguments, parameters):
+    with torch.device("meta"):
+        assert count(create_model(name, **arguments)) == parameters
+
+
+@pytest.mark.parametrize("pooling", ["max", "average", "routing"])
+@pytest.mark.parametrize("size", [20, 33])
+def test_the_cnn_pools_images_of_any_size(pooling, size):
+    model = create_model("pooling_cnn", in_channels=1, channels=4, pooling=pooling, features=2, classes=3)
+    assert model(torch.rand(2, 1, size, size)).scores.shape == (2, 3)
+    kinds = {"max": nn.AdaptiveMaxPool2d, "average": nn.AdaptiveAvgPool2d, "routing": RoutingPool2d}
+    assert isinstance(model.features[-2], kinds[pooling])
+
+
+def test_published_sharpness():
+    pools = {
+        name: next(m for m in create_model(name).modules() if isinstance(m, VectorNormRouting))
+        for name in ("pooling_cnn", "pooling_resnet", "resnet_capsnet")
+    }
+    assert {name: pool.sharpness for name, pool in pools.items()} == {
+        "pooling_cnn": 0.5,
+        "pooling_resnet": 5.0,
+        "resnet_capsnet": 1.0,
+    }
+    assert pools["resnet_capsnet"].activation is squash
+
+
+def test_shortcut_of_option_a():
+    torch.manual_seed(0)
+    block = BasicBlock(2, 6, stride=2, shortcut="padding").eval()
+    for bn in (block.bn1, block.bn2):
+        nn.init.zeros_(bn.weight)
+    x = torch.rand(1, 2, 5, 5)
+    out = block(x)
+    assert out.shape == (1, 6, 3, 3)
+    torch.testing.assert_close(out[:, 2:4], x[:, :, ::2, ::2])
+    assert not out[:, :2].any()
+    assert not out[:, 4:].any()
+    assert isinstance(BasicBlock(4, 4, shortcut="padding").shortcut, nn.Identity)
+
+
+def test_each_image_is_standardised_on_its_own():
+    images = torch.rand(3, 3, 4, 5)
+    out = StandardizeEach()(images * torch.tensor([1.0, 0.1, 0.5]).view(3, 1, 1, 1) + 0.2)
+    torch.testing.assert_close(out.mean((1, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.std((1, 2, 3), correction=0), torch.ones(3))
+    assert not StandardizeEach()(torch.full((1, 3, 2, 2), 0.5)).any()
+
+
+@pytest.mark.parametrize("routing", [None, VectorNormRouting(2, 5.0, squash), DynamicRouting(2)], ids=str)
+def test_resnet_capsnet(routing):
+    torch.manual_seed(0)
+    model = ResNetCapsNet(2, 20, 3, routing, depth=8, primary_pose=16, class_pose=4, decoder=(8,)).eval()
+    images = torch.rand(2, 2, 20, 20)
+    prediction = model(images, return_coefficients=True)
+    assert prediction.scores.shape == (2, 3)
+    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    children = model.primary_capsules(images).poses
+    assert children.shape == (2, 4, 5, 5, 16)  # 64 channels are 4 types of 16, at a quarter of 20 x 20
+    features = model.features(images)
+    torch.testing.assert_close(children[1, 2, 3, 4], features[1, 32:48, 3, 4])
+    coefficients = prediction.capsules.coefficients
+    assert coefficients.shape == (2, 100, 3)
+    over = 2 if model.class_capsules.routing.softmax == "parents" else 1
+    torch.testing.assert_close(coefficients.sum(over), torch.ones_like(coefficients.sum(over)))
+    assert model.reconstruct(prediction.capsules).shape == images.shape
+
+
+def test_coefficients_of_children_that_compete_are_relative_to_the_uniform_ones():
+    torch.manual_seed(0)
+    model = ResNetCapsNet(1, 12, 3, depth=8, primary_pose=32, decoder=None).eval()
+    image = torch.rand(1, 12, 12)
+    figure = coefficients_figure(model, image, 0)
+    coefficients = model(image.unsqueeze(0), return_coefficients=True).capsules.coefficients[0]
+    for j in range(3):
+        shown = torch.from_numpy(figure.axes[1 + j].images[0].get_array().data)
+        torch.testing.assert_close(shown, 9 * coefficients[:, j].view(2, 3, 3).sum(0).detach())
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"depth must be 6n \+ 2, as 20, 32, 44 and 56 are, got 18"):
+        create_model("pooling_resnet", depth=18)
+    with pytest.raises(ValueError, match="pooling must be 'max', 'average' or 'routing', got 'mean'"):
+        create_model("pooling_cnn", pooling="mean")
+    with pytest.raises(ValueError, match="primary_pose must divide the 64 channels of the ResNet, got 24"):
+        ResNetCapsNet(primary_pose=24)
+    with pytest.raises(ValueError, match="does not say how present a class is"):
+        ResNetCapsNet(routing=InvertedAttentionRouting())
+    with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, 40, 40\), got \(2, 1, 28, 28\)"):
+        create_model("resnet_capsnet")(torch.rand(2, 1, 28, 28))
+    with pytest.raises(RuntimeError, match="this ResNetCapsNet has no decoder"):
+        model = ResNetCapsNet(1, 8, depth=8, decoder=None)
+        model.reconstruct(model(torch.rand(2, 1, 8, 8)).capsules)

@@ -1,0 +1,323 @@
+"""Pooling by routing: what it computes, in windows and without, and where it can be put."""
+
+import sys
+import types
+
+import oracles
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from torchcaps import (
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    RoutingPool2d,
+    VectorNormRouting,
+    create_model,
+    functional,
+    replace_pooling,
+    use_backend,
+)
+from torchcaps.functional import squash
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_routes_each_group_of_channels():
+    pool = RoutingPool2d(features=3, sharpness=2.0, iterations=2)
+    x = torch.randn(2, 6, 2, 3)
+    out, coefficients = pool(x, return_coefficients=True)
+    assert out.shape == (2, 6, 1, 1)
+    assert coefficients.shape == (2, 2, 2, 3)
+    assert_close(pool(x), out)
+    for group in range(2):
+        votes = x[:, 3 * group : 3 * group + 3].flatten(2).transpose(1, 2).unsqueeze(2).tolist()
+        expected = oracles.vector_norm_routing(votes, 2, 2.0)
+        assert_close(out[:, 3 * group : 3 * group + 3, 0, 0], torch.tensor(expected["poses"]).squeeze(1))
+        assert_close(coefficients[:, group].flatten(1), torch.tensor(expected["coefficients"]).squeeze(2))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, None, 0), (3, 2, 1), (3, 1, 0), (2, 3, 1), (1, 1, 0)])
+def test_routes_each_window(kernel, stride, padding):
+    pool = RoutingPool2d(2, 3.0, 1, kernel, stride, padding)
+    x = torch.randn(2, 4, 5, 6)
+    out, coefficients = pool(x, return_coefficients=True)
+    assert out.shape == nn.AvgPool2d(kernel, stride, padding)(x).shape
+    assert coefficients.shape == (2, 2, *out.shape[2:], kernel, kernel)
+    for b in range(2):
+        for group in range(2):
+            for row in range(out.shape[2]):
+                for column in range(out.shape[3]):
+                    top, left = row * pool.stride - padding, column * pool.stride - padding
+                    votes, expected_places = [], []
+                    for y in range(top, top + kernel):
+                        for z in range(left, left + kernel):
+                            if 0 <= y < 5 and 0 <= z < 6:
+                                votes.append([x[b, 2 * group : 2 * group + 2, y, z].tolist()])
+                                expected_places.append((y - top, z - left))
+                    expected = oracles.vector_norm_routing([votes], 1, 3.0)
+                    pooled = out[b, 2 * group : 2 * group + 2, row, column]
+                    assert_close(pooled, torch.tensor(expected["poses"][0][0]))
+                    window = torch.zeros(kernel, kernel)
+                    for place, (share,) in zip(expected_places, expected["coefficients"][0], strict=True):
+                        window[place] = share
+                    assert_close(coefficients[b, group, row, column], window)
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 3])
+def test_sharpness_zero_is_average_pooling(iterations):
+    x = torch.randn(2, 8, 5, 4, requires_grad=True)
+    pairs = [
+        (RoutingPool2d(4, 0.0, iterations), nn.AdaptiveAvgPool2d(1)),
+        (RoutingPool2d(4, 0.0, iterations, 2), nn.AvgPool2d(2)),
+        (RoutingPool2d(4, 0.0, iterations, 3, 2, 1), nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+    ]
+    for pool, average in pairs:
+        out, expected = pool(x), average(x)
+        assert_close(out, expected, rtol=0, atol=1e-15)
+        weights = torch.randn_like(expected)
+        of_pool, of_average = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (out, expected))
+        assert_close(of_pool, of_average, rtol=0, atol=1e-15)
+
+
+def test_sharpness_tends_to_selection():
+    """Of the position that agrees best with the first average."""
+    x = torch.randn(3, 4, 4, 5)
+    positions = x.flatten(2)
+    mean = positions.mean(2, keepdim=True)
+    best = nn.functional.cosine_similarity(positions, mean, dim=1).argmax(1)
+    selected = positions[torch.arange(3), :, best]
+    distances, entropies = [], []
+    for sharpness in (0.0, 1.0, 10.0, 100.0, 1e6):
+        out, c = RoutingPool2d(4, sharpness)(x, return_coefficients=True)
+        distances.append(float((out.flatten(1) - selected).norm()))
+        entropies.append(float(-(c * c.clamp_min(1e-300).log()).sum((1, 2, 3)).mean()))
+    assert distances == sorted(distances, reverse=True)
+    assert entropies == sorted(entropies, reverse=True)
+    assert distances[-1] < 1e-6
+    assert entropies[0] == pytest.approx(torch.tensor(20.0).log().item())
+
+
+def test_of_one_position_or_equal_ones_nothing_changes():
+    x = torch.randn(2, 4, 1, 1)
+    assert_close(RoutingPool2d(2, 7.0, 3)(x), x)
+    assert_close(RoutingPool2d(2, 7.0, 3)(x.expand(-1, -1, 3, 4)), x)
+    zeros = torch.zeros(1, 4, 3, 3, requires_grad=True)
+    out = RoutingPool2d(2, 7.0)(zeros)
+    assert_close(out, torch.zeros(1, 4, 1, 1))
+    assert torch.autograd.grad(out.sum(), zeros)[0].isfinite().all()
+
+
+def test_activation():
+    x = torch.randn(2, 4, 3, 3)
+    plain, squashed = RoutingPool2d(2, 2.0)(x), RoutingPool2d(2, 2.0, activation=squash)(x)
+    assert_close(squashed, squash(plain.unflatten(1, (2, 2)), dim=2).flatten(1, 2))
+
+
+def test_learned_sharpness():
+    pool = RoutingPool2d(2, 3.0, learn_sharpness=True)
+    (parameter,) = pool.parameters()
+    assert parameter.item() == 3.0
+    x = torch.randn(2, 4, 3, 3)
+    assert_close(pool(x), RoutingPool2d(2, 3.0)(x))
+    pool(x).square().sum().backward()
+    step = 1e-6
+    below, above = (float(RoutingPool2d(2, 3.0 + s)(x).square().sum()) for s in (-step, step))
+    assert parameter.grad.item() == pytest.approx((above - below) / (2 * step), rel=1e-5)
+    pool.load_state_dict({"routing.learned_sharpness": torch.tensor(0.0)})
+    assert_close(pool(x), nn.AdaptiveAvgPool2d(1)(x))
+    assert not list(RoutingPool2d(2, 3.0).parameters())
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("window", [{}, {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
+def test_reference_and_memory_format(window, channels_last):
+    pool = RoutingPool2d(4, 5.0, 2, **window)
+    x = torch.randn(2, 8, 6, 5)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    with use_backend("reference"):
+        expected = pool(x)
+    out = pool(x)
+    assert_close(out, expected)
+    weights = torch.randn_like(out)
+    assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (out, expected)))
+
+
+def test_the_reference_has_second_derivatives():
+    pool = RoutingPool2d(2, 2.0, backend="reference")
+    assert torch.autograd.gradgradcheck(pool, torch.randn(1, 2, 2, 2, requires_grad=True))
+
+
+@pytest.mark.parametrize("window", [{}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
+def test_compile_and_export(window):
+    pool = RoutingPool2d(2, 5.0, 2, **window)
+    x = torch.randn(2, 4, 5, 5, requires_grad=True)
+    expected = pool(x)
+    compiled = torch.compile(pool, fullgraph=True, backend="aot_eager")
+    out = compiled(x)
+    assert_close(out, expected)
+    assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))
+    assert_close(compiled(x, return_coefficients=True), pool(x, return_coefficients=True))
+    batch = torch.export.Dim("batch")
+    with torch.no_grad():
+        exported = torch.export.export(pool, (x,), dynamic_shapes=({0: batch},)).module()
+    three = torch.randn(3, 4, 5, 5)
+    assert_close(exported(three), pool(three))
+
+
+def test_takes_other_routings_over_children():
+    x = torch.randn(2, 4, 3, 3)
+    out = RoutingPool2d(features=4, routing=DynamicRouting(softmax="children"))(x)
+    expected = functional.dynamic_routing(x.flatten(2).transpose(1, 2).unsqueeze(2), softmax="children")
+    assert_close(out.flatten(), expected.poses.flatten())
+
+
+@pytest.mark.parametrize(
+    "routing", [DynamicRouting(), InvertedAttentionRouting(), EMRouting(), HeinsenRouting()], ids=lambda r: r.__class__
+)
+def test_refuses_a_softmax_over_one_parent(routing):
+    with pytest.raises(ValueError, match="one parent per group.*VectorNormRouting"):
+        RoutingPool2d(features=4, routing=routing)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RoutingPool2d(0), "features must be at least 1, got 0"),
+        (lambda: RoutingPool2d(4, -1.0), "sharpness must be at least 0 and finite, got -1.0"),
+        (lambda: RoutingPool2d(4, float("nan")), "sharpness must be at least 0 and finite, got nan"),
+        (lambda: RoutingPool2d(4, 5.0, routing=VectorNormRouting()), "give sharpness, iterations"),
+        (lambda: RoutingPool2d(4, padding=1), "give a kernel_size"),
+        (lambda: RoutingPool2d(4, stride=2), "give a kernel_size"),
+        (lambda: RoutingPool2d(4, kernel_size=0), "at least 1, got 0 and None"),
+        (lambda: RoutingPool2d(4, kernel_size=2, stride=0), "at least 1, got 2 and 0"),
+        (lambda: RoutingPool2d(4, kernel_size=3, padding=2), "from 0 to half of kernel_size=3, got 2"),
+        (lambda: RoutingPool2d(4, iterations=0, learn_sharpness=True), "learn_sharpness=True needs"),
+        (lambda: VectorNormRouting(gradient="last", learn_sharpness=True), "learn_sharpness=True needs"),
+        (lambda: RoutingPool2d(4, backend="fast"), "backend must be one of"),
+        (lambda: RoutingPool2d(3)(torch.randn(2, 4, 2, 2)), "a multiple of features=3, got 4"),
+        (lambda: RoutingPool2d(2)(torch.randn(4, 2, 2)), r"\(batch, channels, height, width\), got \(4, 2, 2\)"),
+        (lambda: RoutingPool2d(2, kernel_size=3)(torch.randn(1, 2, 2, 5)), "a map of 2x5 has no window"),
+        (
+            lambda: VectorNormRouting(learn_sharpness=True)(torch.randn(1, 2, 1, 3)),
+            "has no parameters yet: give it to a capsule layer",
+        ),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        make()
+
+
+def test_repr():
+    assert "features=4, kernel_size=3, stride=3, padding=1" in repr(RoutingPool2d(4, kernel_size=3, padding=1))
+    assert "sharpness=5.0" in repr(RoutingPool2d(4, 5.0))
+
+
+# replace_pooling
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.fc(self.avgpool(self.stem(x)).flatten(1))
+
+
+def test_replaces_the_pool_and_nothing_else():
+    net, x = Net(), torch.randn(2, 3, 8, 8)
+    before, weights = net(x), {name: p.clone() for name, p in net.state_dict().items()}
+    pool = RoutingPool2d(4, 0.0)
+    assert replace_pooling(net, pool) is net
+    assert net.avgpool is pool
+    assert_close(net.state_dict(), weights)
+    assert_close(net(x), before)
+    pool.routing.sharpness = 5.0
+    assert not torch.allclose(net(x), before)
+    with pytest.raises(ValueError, match="no nn.AdaptiveAvgPool2d to size 1: give the name"):
+        replace_pooling(net, pool)
+    assert replace_pooling(net, RoutingPool2d(2), name="avgpool").avgpool.features == 2
+
+
+def test_replaces_a_pool_that_is_in_two_places_in_both():
+    net = Net()
+    net.stem.add_module("again", net.avgpool)
+    replace_pooling(net, RoutingPool2d(4))
+    assert net.stem.again is net.avgpool
+    assert isinstance(net.avgpool, RoutingPool2d)
+
+
+def test_several_pools_must_be_told_apart():
+    net = Net()
+    net.stem.append(nn.AdaptiveAvgPool2d(4))  # not to size 1
+    net.squeeze = nn.AdaptiveAvgPool2d(1)
+    with pytest.raises(ValueError, match="Net has several pools, avgpool, squeeze: say which"):
+        replace_pooling(net, RoutingPool2d(4))
+    replace_pooling(net, RoutingPool2d(4), name="squeeze")
+    assert isinstance(net.squeeze, RoutingPool2d)
+    assert isinstance(net.avgpool, nn.AdaptiveAvgPool2d)
+    with pytest.raises(ValueError, match="has no module 'pool'; it has stem, "):
+        replace_pooling(net, RoutingPool2d(4), name="pool")
+    with pytest.raises(ValueError, match="is the pool itself"):
+        replace_pooling(nn.AdaptiveAvgPool2d(1), RoutingPool2d(4))
+    with pytest.raises(ValueError, match="is the pool itself"):
+        replace_pooling(net, RoutingPool2d(4), name="")
+
+
+def test_resnet_of_this_library():
+    average = create_model("pooling_resnet", depth=8, pooling="average").eval()
+    routed = create_model("pooling_resnet", depth=8, sharpness=0.0).eval()
+    routed.load_state_dict(average.state_dict())
+    x = torch.rand(2, 3, 16, 16)
+    expected = average(x).scores
+    assert_close(routed(x).scores, expected)
+    assert_close(replace_pooling(average, RoutingPool2d(16, 0.0))(x).scores, expected)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_networks_by_name(library, monkeypatch):
+    asked = []
+
+    def build(name, **arguments):
+        asked.append((name, arguments))
+        return Net()
+
+    module = types.ModuleType(library)
+    if library == "timm":
+        module.create_model = build
+    else:
+        models = types.ModuleType("torchvision.models")
+        models.get_model = build
+        monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    monkeypatch.setitem(sys.modules, library, module)
+    net = replace_pooling(f"{library}/resnet18", RoutingPool2d(4))
+    assert isinstance(net.avgpool, RoutingPool2d)
+    replace_pooling(f"{library}/resnet18", RoutingPool2d(4), pretrained=False)
+    with_weights, without = ({"pretrained": True}, {"pretrained": False})
+    if library == "torchvision":
+        with_weights, without = {"weights": "DEFAULT"}, {"weights": None}
+    assert asked == [("resnet18", with_weights), ("resnet18", without)]
+
+
+def test_networks_by_name_that_cannot_be_had(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match="'timm/resnet18' needs timm, which is missing: pip install timm"):
+        replace_pooling("timm/resnet18", RoutingPool2d(4))
+    for name in ("resnet18", "keras/resnet", "timm/"):
+        with pytest.raises(ValueError, match="expected a network, 'torchvision/NAME' or 'timm/NAME'"):
+            replace_pooling(name, RoutingPool2d(4))
