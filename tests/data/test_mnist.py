@@ -16,7 +16,7 @@ import pytest
 import requests
 import torch
 
-from torchcaps.data import MNIST, DataError, read_idx
+from torchcaps.data import MNIST, DataError, FashionMNIST, read_idx
 
 PUBLISHED = dict(MNIST.md5)
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -302,7 +302,50 @@ def test_well_formed_but_not_mnist(tiny: Path, name: str, sizes: tuple[int, ...]
     assert "replace the file" in message
 
 
-# The real thing
+# Fashion-MNIST
+
+
+def test_fashion_mnist_is_read_from_files_of_its_own(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tiny / "fashion-mnist"
+    write_mnist(other)
+    write_idx(other / IMAGES, (2, 28, 28), bytes(i % 251 for i in range(2 * 784)))
+    write_idx(other / LABELS, (2,), b"\x09\x04")
+    for path in other.iterdir():
+        monkeypatch.setitem(FashionMNIST.md5, path.name, hashlib.md5(path.read_bytes()).hexdigest())
+    data = FashionMNIST(root=str(tiny), batch_size=1, shift=2)
+    data.prepare_data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images, labels = data.load(train=True)
+    assert images.shape == (2, *FashionMNIST.shape)
+    assert images.flatten().tolist() == [i % 251 for i in range(2 * 784)]
+    assert labels.tolist() == [9, 4]
+    assert len(MNIST(root=str(tiny)).load(train=True)[1]) == 7
+    assert (data.batch_size, data.shift) == (1, 2)
+
+    (other / LABELS).write_bytes((other / LABELS).read_bytes()[:-3])
+    with pytest.raises(DataError) as caught:
+        data.load(train=True)
+    assert str(caught.value).startswith(f"{other / LABELS}: truncated gzip, the file ends too early; the md5 should be")
+
+
+def test_published_fashion_mnist(no_network: list[str], tmp_path: Path) -> None:
+    assert FashionMNIST.md5 == {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    }
+    with pytest.raises(DataError) as caught:
+        FashionMNIST(root=str(tmp_path)).prepare_data()
+    assert f"(md5 8d4fb7e6c68d591d4c3dfef9ec88bf0d): put it at {tmp_path}/fashion-mnist/{IMAGES}" in str(caught.value)
+    assert no_network == [
+        f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{IMAGES}",
+        f"https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/{IMAGES}",
+    ]
+
+
+# The real things
 
 
 @needs_mnist
@@ -330,3 +373,23 @@ def test_real_mnist(no_network: list[str]) -> None:
     assert len(data.train_set) == 55000
     assert data.val_set is not None
     assert len(data.val_set) == 5000
+
+
+@pytest.mark.skipif(
+    not all((REAL / "fashion-mnist" / name).is_file() for name in PUBLISHED),
+    reason=f"no Fashion-MNIST at {REAL}/fashion-mnist (set TORCHCAPS_DATA to a folder that has fashion-mnist/)",
+)
+def test_real_fashion_mnist(no_network: list[str]) -> None:
+    data = FashionMNIST(root=str(REAL))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # another md5 would warn
+        (train, train_labels), (test, test_labels) = data.load(train=True), data.load(train=False)
+    assert train.shape == (60000, 1, 28, 28)
+    assert test.shape == (10000, 1, 28, 28)
+    assert train_labels.bincount().tolist() == [6000] * 10
+    assert test_labels.bincount().tolist() == [1000] * 10
+    assert train_labels[:5].tolist() == [9, 0, 0, 3, 0]
+    assert test_labels[:5].tolist() == [9, 2, 1, 1, 6]
+    # The mean and the deviation that everybody normalizes by.
+    assert round(train.float().mean().item() / 255, 4) == 0.286
+    assert round(train.float().std().item() / 255, 4) == 0.353

@@ -119,6 +119,7 @@ def test_bad_input():
         ResNetCapsNet(routing=InvertedAttentionRouting())
     with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, 40, 40\), got \(2, 1, 28, 28\)"):
         create_model("resnet_capsnet")(torch.rand(2, 1, 28, 28))
+    model = ResNetCapsNet(1, 8, depth=8, decoder=None)
+    capsules = model(torch.rand(2, 1, 8, 8)).capsules
     with pytest.raises(RuntimeError, match="this ResNetCapsNet has no decoder"):
-        model = ResNetCapsNet(1, 8, depth=8, decoder=None)
-        model.reconstruct(model(torch.rand(2, 1, 8, 8)).capsules)
+        model.reconstruct(capsules)

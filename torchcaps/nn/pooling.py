@@ -2,12 +2,13 @@
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.ops import Backend, OwnVotes, StoredVotes, check_backend, choose_backend, windows
+from torchcaps.ops import Backend, StoredVotes, check_backend, choose_backend, windows
 from torchcaps.routing import Routing, VectorNormRouting
 
 
@@ -88,7 +89,7 @@ class RoutingPool2d(nn.Module):
         self.features = features
         self.kernel_size, self.padding = kernel_size, padding
         self.stride = stride or kernel_size or 1
-        self.routing = routing.for_layer(1, 1, features)
+        self.routing: Any = routing.for_layer(1, 1, features)
         self.backend = check_backend(backend)
 
     def forward(self, x: Tensor, *, return_coefficients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
@@ -98,41 +99,50 @@ class RoutingPool2d(nn.Module):
         if channels % self.features:
             raise ValueError(f"expected channels that are a multiple of features={self.features}, got {channels}")
         groups = channels // self.features
-        poses, gates = x.reshape(batch * groups, self.features, height, width), None
         rows, columns, window = 1, 1, (height, width)
-        if self.kernel_size is not None:
+        if self.kernel_size is None:
+            poses, present = x.reshape(batch * groups, self.features, height * width), None
+        else:
             rows, columns = (
                 (size + 2 * self.padding - self.kernel_size) // self.stride + 1 for size in (height, width)
             )
             if min(rows, columns) < 1:
                 raise ValueError(f"a map of {height}x{width} has no window of kernel_size={self.kernel_size}")
             window = (self.kernel_size, self.kernel_size)
-            poses, gates = self._windows(poses)
-        poses = poses.flatten(2)
-        of_poses = StoredVotes(poses.transpose(1, 2).unsqueeze(2))
-        if choose_backend(self.backend, x.device) != "reference":
-            of_poses = OwnVotes(poses)
-        parents = self.routing(of_poses.gated(gates), None, return_coefficients)
-        # (batch, groups, rows, columns, features)
-        pooled = parents.poses.reshape(batch, groups, rows, columns, self.features)
-        pooled = pooled.movedim(-1, 2).reshape(batch, channels, rows, columns)
-        if parents.coefficients is None:
+            poses, present = self._windows(x.reshape(batch * groups, self.features, height, width))
+        coefficients = None
+        if not return_coefficients and self._routes_in_one_operator(x.device):
+            pooled = self.routing.pool(poses, present)
+        else:
+            votes = StoredVotes(poses.transpose(1, 2).unsqueeze(2))
+            gates = None if present is None else present.to(votes.votes.dtype)
+            parents = self.routing(votes.gated(gates), None, return_coefficients)
+            pooled, coefficients = parents.poses, parents.coefficients
+        if self.kernel_size is not None:
+            pooled = pooled.reshape(batch, groups, rows, columns, self.features).movedim(-1, 2)
+        pooled = pooled.reshape(batch, channels, rows, columns)
+        if coefficients is None:
             return pooled
         places = () if self.kernel_size is None else (rows, columns)
-        return pooled, parents.coefficients.reshape(batch, groups, *places, *window)
+        return pooled, coefficients.reshape(batch, groups, *places, *window)
+
+    def _routes_in_one_operator(self, device: torch.device) -> bool:
+        """What PyTorch compiles it fuses itself, and only the whole of vector-normed routing is one operator."""
+        reference = torch.compiler.is_compiling() or choose_backend(self.backend, device) == "reference"
+        return not reference and type(self.routing) is VectorNormRouting and self.routing.gradient == "unrolled"
 
     def _windows(self, poses: Tensor) -> tuple[Tensor, Tensor | None]:
         """The windows of maps `(n, features, height, width)`, `(n * windows, features, children)`, and where they have
         children, `(n * windows, children)`, or None: everywhere."""
         assert self.kernel_size is not None
         n, features, height, width = poses.shape
-        gates = None
+        present = None
         if self.padding:
             sides = (self.padding,) * 4
             of_map = F.pad(torch.ones(1, 1, height, width, device=poses.device), sides)
-            gates = windows(of_map, self.kernel_size, self.stride).repeat(n, 1)
+            present = windows(of_map, self.kernel_size, self.stride).repeat(n, 1) > 0
             poses = F.pad(poses, sides)
-        return windows(poses, self.kernel_size, self.stride).unflatten(1, (features, -1)), gates
+        return windows(poses, self.kernel_size, self.stride).unflatten(1, (features, -1)), present
 
     def extra_repr(self) -> str:
         options = f"features={self.features}"

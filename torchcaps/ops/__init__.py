@@ -3,7 +3,7 @@
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, check_backend, choose_backend, use_backend
 from torchcaps.ops.numerics import at_least_float32, contract, normalize
-from torchcaps.ops.own import OwnVotes
+from torchcaps.ops.pool import pool_by_agreement
 from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes, windows
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "LazyVotes",
     "Moments",
     "Over",
-    "OwnVotes",
     "StoredVotes",
     "Votes",
     "as_votes",
@@ -23,6 +22,7 @@ __all__ = [
     "choose_backend",
     "contract",
     "normalize",
+    "pool_by_agreement",
     "use_backend",
     "windows",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes, normalize
+from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes, normalize, pool_by_agreement
 from torchcaps.routing.base import Routing, missing_parameters, presence
 from torchcaps.routing.loop import Gradient, Step, check_iterations, iterate
 
@@ -119,10 +119,25 @@ class VectorNormRouting(Routing):
             nn.init.constant_(self.learned_sharpness, self.sharpness)
 
     def step(self, votes: Votes) -> Step:
+        return _step(votes, self._sharpness(), self.activation)
+
+    def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
+        """Route children with their own poses as votes to one parent: the same as `forward`, without storing them.
+
+        Args:
+            poses: `(n, features, children)`.
+            present: `(n, children)` bool, at least one in each row, or None: all are.
+
+        Returns:
+            The parent's pose `(n, features)`.
+        """
+        total = pool_by_agreement(poses, self.iterations, self._sharpness(), present)
+        return total if self.activation is None else self.activation(total.unsqueeze(1)).squeeze(1)
+
+    def _sharpness(self) -> float | Tensor:
         if self.learn_sharpness and self.learned_sharpness is None:
             raise missing_parameters(self)
-        sharpness = self.sharpness if self.learned_sharpness is None else self.learned_sharpness
-        return _step(votes, sharpness, self.activation)
+        return self.sharpness if self.learned_sharpness is None else self.learned_sharpness
 
     def extra_repr(self) -> str:
         learned = ", learn_sharpness=True" if self.learn_sharpness else ""
