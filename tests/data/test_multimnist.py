@@ -390,3 +390,19 @@ def test_real_mnist(kind: type[MultiMNIST], classes: list[list[int]], ink: int) 
     images, labels = images_of(data, "test", range(10_000))
     assert [row.nonzero().flatten().tolist() for row in labels[:5]] == classes
     assert (images * 255).round().long().sum() == ink
+
+
+@pytest.mark.parametrize("kind", [Multi, Diverse])
+def test_parts_are_the_digits_of_the_same_images(kind):
+    plain, data = kind(test_size=30), kind(test_size=30, parts=True)
+    for either in (plain, data):
+        either.setup("test")
+    (images, labels), (same, also, parts) = (next(iter(either.test_dataloader())) for either in (plain, data))
+    assert torch.equal(images, same)
+    assert torch.equal(labels, also)
+    assert parts.shape == (30, 10, 1, 36, 36)
+    assert torch.equal(parts.flatten(2).any(2), labels > 0)
+    torch.testing.assert_close(parts.sum(1).clamp(max=1), images)
+    image, _, one = data.part("test")[7]
+    assert torch.equal(image, images[7])
+    assert torch.equal(one, parts[7])

@@ -100,9 +100,30 @@ def test_arguments_of_several_labels():
     for number in (0, 5):
         with pytest.raises(ValueError, match=f"^labels_per_image must be None or from 1 to 4 classes, got {number}$"):
             Classifier(Scores(), MarginLoss(), classes=4, labels_per_image=number)
-    for number in (2, None):
-        with pytest.raises(ValueError, match=f"^reconstruction_weight=0.1 needs labels_per_image=1, got {number}: "):
-            Classifier(small(), MarginLoss(), classes=3, reconstruction_weight=0.1, labels_per_image=number)
+    with pytest.raises(ValueError, match=r"^reconstruction_weight=0.1 needs a number of labels_per_image, got None: "):
+        Classifier(small(), MarginLoss(), classes=3, reconstruction_weight=0.1, labels_per_image=None)
+
+
+def test_each_digit_of_an_image_is_drawn_from_its_own_capsule():
+    network, images = small(), torch.rand(2, 1, 8, 8)
+    labels, parts = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.rand(2, 3, 1, 8, 8)
+    classifier = Classifier(network, MarginLoss(), classes=3, reconstruction_weight=0.01, labels_per_image=2)
+    prediction = network(images)
+    capsules, scores = prediction.capsules, prediction.scores
+
+    def expected(chosen):
+        error = 0.0
+        for index in range(2):
+            for label in chosen[index]:
+                drawn = network.reconstruct(capsules, torch.tensor([label, label]))[index]
+                error += (drawn - parts[index, label]).square().sum() / 2
+        return margin_loss(scores, labels) + 0.01 * error
+
+    torch.testing.assert_close(classifier.training_step((images, labels, parts), 0), expected([[0, 2], [1, 2]]))
+    predicted = [sorted(range(3), key=lambda label: -scores[index, label])[:2] for index in range(2)]
+    torch.testing.assert_close(classifier._step("test", (images, labels, parts)), expected(predicted))
+    with pytest.raises(ValueError, match=r"needs batches with each class's own image .*MultiMNIST\(parts=True\)"):
+        classifier.training_step((images, labels), 0)
 
 
 # What goes wrong while training

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchcaps.data.files import DataError
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]  # images, labels, and what a set has beside them
 
 # Not the run's seed: every run must hold out the same images, or validation scores could not be compared.
 VAL_SEED = 0
@@ -96,7 +96,7 @@ class ImageData(LightningDataModule):
         # pixel, kornia's other mode interpolates.
         self._crop = RandomCrop((height, width), padding=shift, same_on_batch=False, cropping_mode="slice")
 
-    def load(self, train: bool) -> Batch:
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """The training or the test set: images (n, c, h, w) uint8 and labels (n,) int64."""
         raise NotImplementedError
 
@@ -167,7 +167,7 @@ class ImageData(LightningDataModule):
         return images
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        images, labels = batch
+        images, *rest = batch
         if self.trainer is not None and self.trainer.training:
             images = self.augment(images)
-        return images, labels
+        return images, *rest

@@ -76,10 +76,13 @@ class Overlays(Dataset[Batch]):
         length: how many images are one pass through a stream that is read from its beginning.
         single: probability of an image with one digit only.
         device: where images are made and returned.
+        parts: whether each digit on its own is returned, too.
     """
 
-    def __init__(self, digits: ImageSet, seed: int, length: int, single: float, device: torch.device) -> None:
-        self.seed, self.length, self.single = seed, length, single
+    def __init__(
+        self, digits: ImageSet, seed: int, length: int, single: float, device: torch.device, parts: bool = False
+    ) -> None:
+        self.seed, self.length, self.single, self.parts = seed, length, single, parts
         order = digits.labels.argsort(stable=True)
         self.images = digits.images[order].squeeze(1).to(device)
         self.labels = digits.labels[order].to(device)
@@ -94,8 +97,7 @@ class Overlays(Dataset[Batch]):
         return self.length
 
     def __getitem__(self, index: int) -> Batch:
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
+        return tuple(of_batch[0] for of_batch in self.__getitems__([index]))
 
     def __getitems__(self, indices: list[int]) -> Batch:
         index = torch.tensor(indices, device=self.labels.device)
@@ -116,7 +118,14 @@ class Overlays(Dataset[Batch]):
         labels = torch.zeros(len(index), MNIST.classes, device=index.device)
         labels.scatter_(1, self.labels[second, None], (~single[:, None]).float())
         labels.scatter_(1, self.labels[first, None], 1.0)
-        return self.levels[images.int()].unsqueeze(1), labels
+        batch = self.levels[images.int()].unsqueeze(1), labels
+        if not self.parts:
+            return batch
+        parts = torch.zeros(len(index), MNIST.classes, SIZE, SIZE, dtype=torch.uint8, device=index.device)
+        each = torch.arange(len(index), device=index.device)
+        parts[each, self.labels[second]] = upper
+        parts[each, self.labels[first]] = lower
+        return *batch, self.levels[parts.int()].unsqueeze(2)
 
     def _shifted(self, digit: Tensor, down: Tensor, right: Tensor) -> Tensor:
         """The digits (n,) as (n, SIZE, SIZE), their corners moved down and right by 0 to 2 * SHIFT."""
@@ -171,6 +180,8 @@ class MultiMNIST(MNIST):
         epoch_size: training images in an epoch.
         test_size: images of the test; and of the validation, if digits are held out for it.
         seed: of the training images.
+        parts: batches have a third tensor, the digit of each class on its own, and zeros for those not in the image:
+            float32 (batch, 10, 1, 36, 36). A decoder learns from them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -189,12 +200,13 @@ class MultiMNIST(MNIST):
         epoch_size: int = 60_000,
         test_size: int = 10_000,
         seed: int = 0,
+        parts: bool = False,
     ) -> None:
         super().__init__(root, batch_size=batch_size, val_size=val_size, num_workers=num_workers)
         for name, size in (("epoch_size", epoch_size), ("test_size", test_size)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-        self.epoch_size, self.test_size, self.seed = epoch_size, test_size, seed
+        self.epoch_size, self.test_size, self.seed, self.parts = epoch_size, test_size, seed, parts
         self._epochs = EpochSampler(epoch_size)  # not the loader's: a loader may be made for every epoch
 
     def part(self, stage: str) -> Overlays:
@@ -204,7 +216,7 @@ class MultiMNIST(MNIST):
         device = torch.device("cpu")
         if self.trainer is not None and not self.num_workers:
             device = self.trainer.strategy.root_device
-        return Overlays(digits, stream, length, self.single, device)
+        return Overlays(digits, stream, length, self.single, device, self.parts)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         if self.trainer is not None:

@@ -159,7 +159,9 @@ def _capsnet_figures(network: ReconstructingCapsNet, images: Tensor, labels: Ten
 def _one_per_class(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The first image of each class, in the order in which they come."""
     found: dict[int, Tensor] = {}
-    for images, labels in batches:
+    for images, labels, *_ in batches:
+        if labels.dim() != 1:
+            raise TypeError("figures show one image per class: there are none of images with several labels")
         for image, label in zip(images, labels.tolist(), strict=True):
             found.setdefault(label, image)
     return torch.stack(list(found.values())), torch.tensor(list(found))

@@ -8,7 +8,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
-from torchcaps.capsules import Prediction
+from torchcaps.capsules import Capsules, Prediction
 
 Stage = Literal["train", "val", "test"]
 
@@ -24,7 +24,9 @@ class Classifier(LightningModule):
         scheduler: from the optimizer to a schedule of the learning rate, or None.
         scheduler_interval: whether the schedule counts in "step"s or "epoch"s.
         reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over
-            pixels (Sabour et al. 2017: 0.0005); 0 leaves the decoder out.
+            pixels (Sabour et al. 2017: 0.0005); 0 leaves the decoder out. With several labels per image, of the errors
+            of its digits, each drawn from its own capsule: batches then have the digits as a third tensor, `(batch,
+            classes, channels, height, width)`.
         labels_per_image: 1 for labels that are class indices `(batch,)`. Otherwise labels are the presence of
             each class `(batch, classes)`, 0 or 1, and an image counts as correct only if the predicted set of
             classes is the true one: a number predicts so many classes, those with the highest scores; None
@@ -51,10 +53,10 @@ class Classifier(LightningModule):
         super().__init__()
         if labels_per_image is not None and not 1 <= labels_per_image <= classes:
             raise ValueError(f"labels_per_image must be None or from 1 to {classes} classes, got {labels_per_image}")
-        if reconstruction_weight and labels_per_image != 1:
+        if reconstruction_weight and labels_per_image is None:
             raise ValueError(
-                f"reconstruction_weight={reconstruction_weight} needs labels_per_image=1, got {labels_per_image}: "
-                "the decoder draws one class"
+                f"reconstruction_weight={reconstruction_weight} needs a number of labels_per_image, got None: the "
+                "decoder draws so many classes"
             )
         if reconstruction_weight and getattr(network, "decoder", None) is None:
             raise ValueError(
@@ -74,7 +76,7 @@ class Classifier(LightningModule):
     def forward(self, images: Tensor) -> Prediction:
         return self.network(images)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         loss = self._step("train", batch)
         if not torch.isfinite(loss):
             raise FloatingPointError(
@@ -83,10 +85,10 @@ class Classifier(LightningModule):
             )
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         self._step("val", batch)
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def test_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         self._step("test", batch)
 
     def configure_optimizers(self) -> Any:
@@ -96,8 +98,8 @@ class Classifier(LightningModule):
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def _step(self, stage: Stage, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images, labels = batch
+    def _step(self, stage: Stage, batch: tuple[Tensor, ...]) -> Tensor:
+        images, labels, *parts = batch
         prediction = self.network(images)
         expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 else 2]
         if labels.shape != expected:
@@ -108,8 +110,12 @@ class Classifier(LightningModule):
         loss = self.loss(prediction.scores, labels)
         if self.reconstruction_weight:
             # The decoder learns from the true class's capsule; at test time it draws the likeliest one.
-            reconstruction = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
-            error = (reconstruction - images).square().sum() / len(images)
+            if self.labels_per_image == 1:
+                drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
+                error = (drawn - images).square().sum() / len(images)
+            else:
+                chosen = labels > 0 if stage == "train" else self._predicted(prediction.scores)
+                error = self._error_of_parts(prediction, chosen, parts)
             self.log(f"{stage}/reconstruction_error", error, on_step=False, on_epoch=True, batch_size=len(images))
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
@@ -122,6 +128,19 @@ class Classifier(LightningModule):
         self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(images))
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         return loss
+
+    def _error_of_parts(self, prediction: Prediction, chosen: Tensor, parts: list[Tensor]) -> Tensor:
+        """Squared error of the digits drawn of the `chosen` classes `(batch, classes)`, the mean over images."""
+        if not parts:
+            raise ValueError(
+                "reconstruction with several labels per image needs batches with each class's own image as a third "
+                "tensor: MultiMNIST(parts=True), or reconstruction_weight 0"
+            )
+        image, label = chosen.nonzero(as_tuple=True)
+        assert prediction.capsules is not None
+        capsules = Capsules(prediction.capsules.poses[image])  # once for each of its classes
+        drawn = self.network.reconstruct(capsules, label)
+        return (drawn - parts[0][image, label]).square().sum() / len(chosen)
 
     def _predicted(self, scores: Tensor) -> Tensor:
         """The predicted set of classes, `(batch, classes)` bool."""
