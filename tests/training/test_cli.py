@@ -86,6 +86,22 @@ def test_explain_a_checkpoint(trained, capfd):
     assert "figure: drawn/coefficients.png" in capfd.readouterr().out
 
 
+def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    recipe = "zhao2019/small/fashion-mnist-routing"
+    assert call("train", recipe, "--smoke") == 0
+    assert call("explain", recipe, "--ckpt_path", "last", "--figures", "drawn") == 0
+    assert sorted(path.name for path in Path("drawn").iterdir()) == ["heatmaps-of-groups.png", "heatmaps.png"]
+    picture = "drawn/heatmaps.png"
+    assert call("explain", recipe, "--ckpt_path", "last", "--figures", "mine", "--image", picture, picture) == 0
+    assert [path.name for path in Path("mine").iterdir()] == ["heatmaps.png"]
+    assert "figure: mine/heatmaps.png" in capfd.readouterr().out
+    arguments = ("explain", recipe, "--ckpt_path", "last", "--image")
+    assert "no file none.png: give a PNG or JPEG file" in error_of(capfd, *arguments, "none.png")
+    Path("text.png").write_text("no picture")
+    assert "text.png is not a picture that can be read" in error_of(capfd, *arguments, "text.png")
+
+
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))

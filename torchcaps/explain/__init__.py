@@ -10,10 +10,11 @@ with needs("train"):
         reconstructions_figure,
         write_figures,
     )
-    from torchcaps.explain.heatmaps import heatmaps, heatmaps_figure, read_image, write_heatmaps
+    from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure, read_image, write_heatmaps
 
 __all__ = [
     "coefficients_figure",
+    "entropies",
     "heatmaps",
     "heatmaps_figure",
     "perturb",

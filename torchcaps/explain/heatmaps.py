@@ -13,7 +13,6 @@ from torchcaps.explain.pictures import hide_ticks, show, write
 from torchcaps.nn import RoutingPool2d
 
 
-@torch.no_grad()
 def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tensor:
     """How much each place of each image counts in a network's routing pool, relative to average pooling.
 
@@ -34,6 +33,27 @@ def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tenso
     Reference:
         Zhao & Huang 2019, section 4.2 and Table 3.
     """
+    pool, coefficients, size = _coefficients(model, images, name)
+    shares = _over_map(pool, coefficients, size)
+    return F.interpolate(shares, size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def entropies(model: nn.Module, images: Tensor, name: str | None = None) -> Tensor:
+    r"""How evenly a network's routing pool takes its positions: :math:`-\sum_i c_i \log c_i`, in nats.
+
+    From 0, one position, to the logarithm of their number, the average. Arguments are those of :func:`heatmaps`.
+
+    Returns:
+        `(batch, groups)`, or `(batch, groups, rows, columns)` of windows.
+    """
+    pool, coefficients, _ = _coefficients(model, images, name)
+    window = (2, 3) if pool.kernel_size is None else (4, 5)
+    return torch.special.entr(coefficients).sum(window)
+
+
+@torch.no_grad()
+def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[RoutingPool2d, Tensor, tuple[int, int]]:
+    """A pool, its coefficients on these images, and the size of the map that it pools."""
     pools = {key: module for key, module in model.named_modules() if isinstance(module, RoutingPool2d)}
     if not pools:
         raise ValueError(f"{type(model).__name__} has no RoutingPool2d: put one there with replace_pooling")
@@ -54,16 +74,14 @@ def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tenso
         handle.remove()
         for module in training:
             module.training = True
-    shares = _over_map(pool, coefficients, seen[-1].shape)
-    return F.interpolate(shares, size=images.shape[-2:], mode="bilinear", align_corners=False)
+    return pool, coefficients, (seen[-1].shape[2], seen[-1].shape[3])
 
 
-def _over_map(pool: RoutingPool2d, coefficients: Tensor, shape: Sequence[int]) -> Tensor:
+def _over_map(pool: RoutingPool2d, coefficients: Tensor, size: tuple[int, int]) -> Tensor:
     """Coefficients at each position of the map, relative to average pooling's: `(batch, groups, height, width)`."""
     if pool.kernel_size is None:
         return coefficients * coefficients[0, 0].numel()
     batch, groups, rows, columns = coefficients.shape[:4]
-    size = tuple(shape[-2:])
 
     def summed(windows: Tensor) -> Tensor:
         """`(n, rows, columns, kernel, kernel)` at the positions that they stand for, `(n, height, width)`."""
