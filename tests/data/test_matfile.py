@@ -164,6 +164,7 @@ def changed(position: int, *values: int) -> bytes:
         (changed(144, 9 + 0x800), '"A" is not an array of real numbers'),
         (changed(152, 5, 11), "truncated or corrupt: unpack requires a buffer of 8 bytes"),
         (changed(152, 5, 0), 'has no array of numbers "A"'),
+        (changed(160, 2, 3, 3), '"A" is corrupt: 24 bytes for shape (2, 3, 3) of uint8'),
         (changed(160, 2, 3, 5), '"A" is corrupt: 24 bytes for shape (2, 3, 5) of uint8'),
         (changed(160, 2**32 - 2, 2**32 - 3, 4), '"A" is corrupt: 24 bytes for shape (-2, -3, 4) of uint8'),
         (changed(160, 2**31 - 1, 2**31 - 1, 0), '"A" is corrupt: 24 bytes for shape (2147483647, 2147483647, 0)'),
@@ -176,6 +177,24 @@ def changed(position: int, *values: int) -> bytes:
 )
 def test_corrupt_files(raw: bytes, problem: str) -> None:
     assert refused(read, raw, *NAMES).startswith(problem)
+
+
+def test_a_checksum_cut_off_is_missed() -> None:
+    raw = saved({"A": NUMBERS}, compressed=True)
+    kind, size = struct.unpack("<2I", raw[128:136])
+    cut = raw[:128] + struct.pack("<2I", kind, size - 4) + raw[136:-4]
+    assert refused(read, cut, "A") == "truncated"
+
+
+def test_more_dimensions_than_numpy_has() -> None:
+    for count in (3, 70):
+        shape = struct.pack(f"<{2 + count}I", 5, 4 * count, *[1] * count) + bytes(4 * (count % 2))
+        content = struct.pack("<4I", 6, 8, 9, 0) + shape + struct.pack("<I4s", 0x10001, b"A") + b"\2\0\1\0\7\0\0\0"
+        raw = GOOD[:128] + struct.pack("<2I", 14, len(content)) + content
+        if count == 3:
+            assert read(raw, "A")[0].tolist() == [[[7]]]
+        else:
+            assert refused(read, raw, "A").startswith('"A" is corrupt: 1 bytes for shape (1, 1, 1, ')
 
 
 def test_every_truncation_is_refused() -> None:

@@ -183,6 +183,16 @@ def test_takes_other_routings_over_children():
     assert_close(out.flatten(), expected.poses.flatten())
 
 
+def test_gradient_of_the_last_iteration_only():
+    x = torch.randn(2, 4, 3, 3, requires_grad=True)
+    routing = VectorNormRouting(2, 3.0, gradient="last")
+    out, unrolled = RoutingPool2d(4, routing=routing)(x), RoutingPool2d(4, 3.0, 2)(x)
+    assert_close(out, unrolled)
+    _, coefficients = RoutingPool2d(4, 3.0, 2)(x, return_coefficients=True)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert_close(gradient, coefficients.expand_as(x))
+
+
 @pytest.mark.parametrize(
     "routing", [DynamicRouting(), InvertedAttentionRouting(), EMRouting(), HeinsenRouting()], ids=lambda r: r.__class__
 )
