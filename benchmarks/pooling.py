@@ -1,10 +1,12 @@
 """What a routing pool costs in a training step of ResNet-20, beside average pooling in the same place.
 
-    python benchmarks/pooling.py [--iterations 1 2 3] [--rounds 15]
+    python benchmarks/pooling.py [--iterations 1 2 3] [--rounds 15] [--compile]
 
 Networks with each pool take training steps (SGD with momentum) in turns on the same 128 images of 32x32. The time of a
 pool is measured inside its step: forward from when it is called to when it returns, backward from when the gradient of
-its output is there to when that of its input is. Printed are medians over the rounds, relative to average pooling's.
+its output is there to when that of its input is. Printed are medians over the rounds, relative to average pooling's. The
+ways to compute a routing pool must agree, in values and gradients, before anything is measured. `--compile` adds the
+pool as Inductor compiles it, which takes a C++ compiler.
 """
 
 import argparse
@@ -50,11 +52,21 @@ class Watch:
         return time.perf_counter()
 
 
+def agree(pool: nn.Module, others: list[nn.Module], x: Tensor) -> None:
+    """In values and gradients."""
+    x.requires_grad_()
+    weights = torch.rand(*x.shape[:2], 1, 1, device=x.device)
+    results = [(y := other(x), *torch.autograd.grad((y * weights).sum(), x)) for other in (pool, *others)]
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -64,7 +76,15 @@ def main() -> None:
 
     names: dict[str, nn.Module] = {"average": nn.AdaptiveAvgPool2d(1), "max": nn.AdaptiveMaxPool2d(1)}
     for count in options.iterations:
-        names[f"routing, {count} iteration(s)"] = RoutingPool2d(16, 5.0, count)
+        names[f"routing, T = {count}"] = RoutingPool2d(16, 5.0, count)
+    few = options.iterations[0]
+    others = {f"stored votes, T = {few}": RoutingPool2d(16, 5.0, few, backend="reference")}
+    if options.compile:
+        inner = RoutingPool2d(16, 5.0, few)
+        inner.compile(dynamic=False)
+        others[f"compiled, T = {few}"] = nn.Sequential(inner)  # what watches it stays outside
+    agree(names[f"routing, T = {few}"], list(others.values()), torch.rand(options.batch, 64, 8, 8, device=device))
+    names |= others
     networks, watches = {}, {}
     for name, pool in names.items():
         network = replace_pooling(create_model("pooling_resnet", pooling="average"), pool).to(device)
