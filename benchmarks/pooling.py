@@ -4,9 +4,9 @@
 
 Networks with each pool take training steps (SGD with momentum) in turns on the same 128 images of 32x32. The time of a
 pool is measured inside its step: forward from when it is called to when it returns, backward from when the gradient of
-its output is there to when that of its input is. Printed are medians over the rounds, relative to average pooling's. The
-ways to compute a routing pool must agree, in values and gradients, before anything is measured. `--compile` adds the
-pool as Inductor compiles it, which takes a C++ compiler.
+its output is there to when that of its input is. Printed are medians over the rounds, relative to average pooling's.
+The ways to compute a routing pool must agree, in values and gradients, before anything is measured. `--compile` adds
+the pool as Inductor compiles it, which takes a C++ compiler.
 """
 
 import argparse
