@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pooch
 import pytest
-import requests
 import torch
 from scipy.io import savemat
 from torch import Tensor
@@ -20,6 +18,8 @@ from torch.utils.data import DataLoader
 
 from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affnist
 from torchcaps.data.multimnist import splitmix64
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -48,16 +48,6 @@ class Expanded(ExpandedMNIST, Noise):
 
 class Affine(AffineMNIST, Noise):
     pass
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def retrieve(*args: object, **kwargs: object) -> str:
-        raise requests.exceptions.ConnectionError("Name or service not known")
-
-    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
 
 
 def loaded(kind: type[ExpandedMNIST], **arguments: Any) -> ExpandedMNIST:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pooch
 import pytest
-import requests
 import torch
 
 from torchcaps.data import CIFAR10, CIFAR100, DataError
 from torchcaps.data.cifar import read_batch
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 FOLDER = "cifar-10/cifar-10-batches-py"
@@ -78,13 +79,7 @@ def md5(path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def retrieve(*args: object, **kwargs: object) -> str:
-        raise requests.exceptions.ConnectionError("Name or service not known")
-
-    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -291,7 +286,7 @@ def test_offline_message(tmp_path: Path) -> None:
             "cannot download cifar-100-python.tar.gz (md5 eb9058c3a382ffc7106e4002c42a8d85): "
             f"put it at {tmp_path}/mine/cifar-100/cifar-100-python.tar.gz; "
             "tried https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz "
-            "(ConnectionError: Name or service not known)"
+            "(ConnectionError: Name or service not known and a second line)"
         )
 
 

@@ -11,9 +11,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import pooch
 import pytest
-import requests
 import torch
 
 from torchcaps.data import MNIST, DataError, FashionMNIST, read_idx
@@ -41,25 +39,6 @@ def write_mnist(folder: Path) -> dict[str, str]:
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28), pixels)
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,), bytes(9 - i for i in range(count)))
     return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every download fails; the list fills with the addresses that were asked for."""
-    asked: list[str] = []
-
-    def retrieve(url: str, *args: object, **kwargs: object) -> str:
-        asked.append(url)
-        raise requests.exceptions.ConnectionError("Name or service not known\nand a second line")
-
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    return asked
 
 
 @pytest.fixture

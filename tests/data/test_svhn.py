@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pooch
 import pytest
-import requests
 import torch
 from scipy.io import savemat
 
 from torchcaps.data import SVHN, DataError
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 FILES = {"train_file": "train_32x32.mat", "test_file": "test_32x32.mat", "extra_file": "extra_32x32.mat"}
@@ -32,21 +33,6 @@ def write(path: Path, images: Any, labels: Any, compressed: bool = True) -> None
 
 def column(*labels: int) -> np.ndarray:
     return np.array(labels, np.uint8)[:, None]
-
-
-@pytest.fixture(autouse=True)
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every download fails; the list fills with the addresses that were asked for."""
-    addresses: list[str] = []
-
-    def retrieve(url: str, *args: object, **kwargs: object) -> str:
-        addresses.append(url)
-        raise requests.exceptions.ConnectionError("Name or service not known")
-
-    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    return addresses
 
 
 @pytest.fixture
@@ -96,11 +82,11 @@ def test_extra_images_follow_those_of_training(tiny: Path) -> None:
     assert SVHN(root=str(tiny), extra=True).load(train=False)[1].tolist() == [0, 2, 1]
 
 
-def test_extra_images_are_asked_for_only_if_wanted(tiny: Path, asked: list[str]) -> None:
+def test_extra_images_are_asked_for_only_if_wanted(tiny: Path, no_network: list[str]) -> None:
     (tiny / "svhn" / FILES["extra_file"]).unlink()
     SVHN(root=str(tiny)).prepare_data()
     SVHN(root=str(tiny)).load(train=True)
-    assert asked == []
+    assert no_network == []
     for act in (SVHN(root=str(tiny), extra=True).prepare_data, SVHN(root=str(tiny), extra=True).setup):
         with pytest.raises(DataError, match=r"cannot download extra_32x32\.mat"):
             act()
@@ -125,7 +111,7 @@ def test_another_md5_is_a_warning(tiny: Path) -> None:
 # Where the files are looked for
 
 
-def test_published_files(tmp_path: Path, asked: list[str]) -> None:
+def test_published_files(tmp_path: Path, no_network: list[str]) -> None:
     md5s = {
         "train_file": "e26dedcc434d2e4c54c9b2d4a06d8373",
         "test_file": "eb5a983be6a315427106f1b164d9cef3",
@@ -136,11 +122,11 @@ def test_published_files(tmp_path: Path, asked: list[str]) -> None:
         assert (file.folder, file.name, file.md5) == ("svhn", FILES[attribute], md5)
         with pytest.raises(DataError):
             file.find(None)
-    assert asked == [f"http://ufldl.stanford.edu/housenumbers/{FILES[attribute]}" for attribute in md5s]
+    assert no_network == [f"http://ufldl.stanford.edu/housenumbers/{FILES[attribute]}" for attribute in md5s]
     assert error_of(tmp_path / "mine") == (
         "cannot download train_32x32.mat (md5 e26dedcc434d2e4c54c9b2d4a06d8373): "
         f"put it at {tmp_path}/mine/svhn/train_32x32.mat; tried http://ufldl.stanford.edu/housenumbers/train_32x32.mat "
-        "(ConnectionError: Name or service not known)"
+        "(ConnectionError: Name or service not known and a second line)"
     )
 
 
@@ -170,7 +156,7 @@ def test_the_environment_is_a_root(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 # What is wrong with a file that is there
 
 
-def test_every_truncation_is_an_error(tiny: Path, asked: list[str]) -> None:
+def test_every_truncation_is_an_error(tiny: Path, no_network: list[str]) -> None:
     for train, attribute in ((True, "train_file"), (False, "test_file")):
         path = tiny / "svhn" / FILES[attribute]
         raw = path.read_bytes()
@@ -180,7 +166,7 @@ def test_every_truncation_is_an_error(tiny: Path, asked: list[str]) -> None:
             assert message.startswith(f"{path}: ")
             md5 = getattr(SVHN, attribute).md5
             assert message.endswith(f"; the md5 should be {md5}: replace the file, or remove it to have it downloaded")
-    assert asked == []
+    assert no_network == []
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,6 @@ from torchcaps import (
 routings = pytest.mark.parametrize("name", ROUTINGS)
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def close(actual, expected):
     torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=0, atol=1e-10)
 

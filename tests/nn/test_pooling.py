@@ -24,14 +24,6 @@ from torchcaps import (
 from torchcaps.functional import squash
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def test_routes_each_group_of_channels():
     pool = RoutingPool2d(features=3, sharpness=2.0, iterations=2)
     x = torch.randn(2, 6, 2, 3)

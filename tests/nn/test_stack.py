@@ -30,14 +30,6 @@ RESTING = {  # routings that can come to rest, the same in every iteration
 }
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def three_layers(routing, **kw) -> CapsuleStack:
     stack = CapsuleStack(
         CapsuleConv2d(2, 3, (2, 3), (2, 3), kernel_size=2, routing=routing),

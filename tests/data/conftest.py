@@ -1,0 +1,26 @@
+"""No test of data depends on what this machine has."""
+
+from pathlib import Path
+
+import pooch
+import pytest
+import requests
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every download fails; the list fills with the addresses that were asked for."""
+    asked: list[str] = []
+
+    def retrieve(url: str, *args: object, **kwargs: object) -> str:
+        asked.append(url)
+        raise requests.exceptions.ConnectionError("Name or service not known\nand a second line")
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    return asked
