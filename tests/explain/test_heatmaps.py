@@ -80,6 +80,42 @@ def test_the_network_is_left_as_it_was():
     assert not maps.requires_grad
 
 
+def test_compiled_networks():
+    model, images = network(RoutingPool2d(2, 6.0)).eval(), torch.rand(2, 1, 4, 4)
+    expected = heatmaps(model, images)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(images)
+    torch.testing.assert_close(heatmaps(compiled, images), expected)
+    assert heatmaps(model, images[:0]).shape == (0, 2, 4, 4)
+
+
+class Twice(nn.Module):
+    """Runs its pool twice, the last time by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = RoutingPool2d(2, 6.0)
+
+    def forward(self, x):
+        self.pool(x)
+        return self.pool(x=x.flip(3))
+
+
+def test_the_last_run_of_a_pool_counts():
+    x = torch.rand(1, 4, 3, 3)
+    torch.testing.assert_close(heatmaps(Twice(), x), heatmaps(nn.Sequential(RoutingPool2d(2, 6.0)), x.flip(3)))
+
+
+def test_a_network_that_fails_is_left_without_hooks():
+    model = network(RoutingPool2d(2)).train()
+    model.append(nn.Linear(7, 7))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        heatmaps(model, torch.rand(1, 1, 4, 4))
+    assert not model[3]._forward_pre_hooks
+    assert model.training
+
+
 def test_which_pool():
     model = nn.Sequential(RoutingPool2d(2, 9.0, kernel_size=2), RoutingPool2d(2, 0.0))
     x = torch.rand(1, 2, 4, 4)
@@ -107,6 +143,8 @@ def test_figures():
         assert of_many.axes[index].get_title() == "abc"[index]
         shown = torch.from_numpy(of_many.axes[3 + index].images[0].get_array().data)
         torch.testing.assert_close(shown, maps[index])
+    for index in range(3):
+        assert of_many.axes[3 + index].images[0].get_clim() == pytest.approx((float(maps.min()), float(maps.max())))
     of_one = heatmaps_figure(model, images[:1])
     assert [axis.get_title() for axis in of_one.axes[1:4]] == ["mean of all groups", "group 0", "group 1"]
 
@@ -122,10 +160,27 @@ def test_pictures_from_files(tmp_path):
     path = write_heatmaps(network(RoutingPool2d(2)), [tmp_path / "red above blue.png"] * 2, (1, 8, 8), tmp_path / "new")
     assert path == tmp_path / "new" / "heatmaps.png"
     assert [file.name for file in path.parent.iterdir()] == ["heatmaps.png"]
+    deep = torch.arange(24).view(4, 6) * 2500
+    Image.fromarray(deep.numpy().astype("uint16")).save(tmp_path / "deep.png")
+    torch.testing.assert_close(read_image(tmp_path / "deep.png", (1, 4, 6))[0], (deep // 256) / 255)
+    clear = torch.zeros(2, 2, 4, dtype=torch.uint8)
+    clear[0, 0, 3] = 255
+    Image.fromarray(clear.numpy()).save(tmp_path / "clear.png")
+    assert read_image(tmp_path / "clear.png", (1, 2, 2)).tolist() == [[[0.0, 1.0], [1.0, 1.0]]]
+    lying = Image.fromarray(picture.numpy())
+    lying.getexif()[0x0112] = 6  # to be turned by 90 degrees clockwise
+    lying.save(tmp_path / "lying.png", exif=lying.getexif())
+    torch.testing.assert_close(read_image(tmp_path / "lying.png", (3, 6, 4)), image.rot90(-1, (1, 2)))
+
+    (tmp_path / "cut.png").write_bytes((tmp_path / "deep.png").read_bytes()[:60])
+    with pytest.raises(ValueError, match=r"cut.png is not a picture that can be read .*: give a PNG or JPEG file"):
+        read_image(tmp_path / "cut.png", (1, 8, 8))
+    with pytest.raises(ValueError, match=r"new is not a picture that can be read \(.*directory"):
+        read_image(tmp_path / "new", (1, 8, 8))
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(ValueError, match=r"text.png is not a picture that can be read: give a PNG or JPEG file"):
         read_image(tmp_path / "text.png", (1, 8, 8))
-    with pytest.raises(ValueError, match="no file .*none.png"):
+    with pytest.raises(ValueError, match=r"none.png is not a picture that can be read \(.*No such file"):
         read_image(tmp_path / "none.png", (1, 8, 8))
 
 

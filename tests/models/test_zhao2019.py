@@ -56,6 +56,29 @@ def test_published_sharpness():
     assert pools["resnet_capsnet"].activation is squash
 
 
+def test_arguments_reach_the_routing():
+    pool = create_model("pooling_cnn", features=32, sharpness=3.0, iterations=2).features[-2]
+    assert (pool.features, pool.routing.sharpness, pool.routing.iterations) == (32, 3.0, 2)
+    pool = create_model("pooling_resnet", depth=8, features=8, sharpness=4.0, iterations=3).features[-2]
+    assert (pool.features, pool.routing.sharpness, pool.routing.iterations) == (8, 4.0, 3)
+    capsnet = create_model("resnet_capsnet", sharpness=2.0, iterations=4, primary_pose=16, decoder=False)
+    routing = capsnet.class_capsules.routing
+    assert (routing.sharpness, routing.iterations, capsnet.primary_pose) == (2.0, 4, 16)
+    assert capsnet.decoder is None
+    assert create_model("capsnet_affnist", iterations=2, decoder=False).class_capsules.routing.iterations == 2
+
+
+@pytest.mark.parametrize(("channels", "standardised"), [(1, False), (3, True)])
+def test_colour_images_are_standardised(channels, standardised):
+    for model in (
+        create_model("pooling_cnn", in_channels=channels, channels=4, features=2),
+        create_model("pooling_resnet", depth=8, in_channels=channels).eval(),
+    ):
+        images = torch.rand(2, channels, 20, 20)
+        same = torch.allclose(model(images).scores, model(0.5 * images + 0.3).scores, atol=1e-5)
+        assert same == standardised
+
+
 def test_shortcut_of_option_a():
     torch.manual_seed(0)
     block = BasicBlock(2, 6, stride=2, shortcut="padding").eval()

@@ -146,6 +146,27 @@ def test_reference_and_memory_format(window, channels_last):
     assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (out, expected)))
 
 
+@pytest.mark.parametrize("window", [{}, {"kernel_size": 2}], ids=str)
+def test_is_one_operator_unless_told_otherwise(window):
+    x = torch.randn(2, 4, 4, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(RoutingPool2d(2, 2.0, **window)(x).sum(), x, create_graph=True)
+    torch.autograd.grad(RoutingPool2d(2, 2.0, backend="reference", **window)(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # that tracing is deprecated, and fixes what Python computes
+def test_transforms_traces_and_meta_tensors(tmp_path):
+    pool, x = RoutingPool2d(2, 3.0), torch.randn(3, 4, 3, 3)
+    (expected,) = torch.autograd.grad(pool(x.requires_grad_()).square().sum(), x)
+    x = x.detach()
+    assert_close(torch.func.grad(lambda y: pool(y).square().sum())(x), expected)
+    assert_close(torch.func.vmap(lambda y: pool(y.unsqueeze(0)).squeeze(0))(x), pool(x))
+    assert torch.func.jvp(pool, (x,), (x,))[1].shape == (3, 4, 1, 1)
+    torch.jit.save(torch.jit.trace(pool, x), tmp_path / "pool.pt")
+    assert_close(torch.jit.load(tmp_path / "pool.pt")(x), pool(x))
+    assert pool(x.to("meta")).shape == (3, 4, 1, 1)
+
+
 def test_the_reference_has_second_derivatives():
     pool = RoutingPool2d(2, 2.0, backend="reference")
     assert torch.autograd.gradgradcheck(pool, torch.randn(1, 2, 2, 2, requires_grad=True))
@@ -258,6 +279,31 @@ def test_replaces_the_pool_and_nothing_else():
     with pytest.raises(ValueError, match="no nn.AdaptiveAvgPool2d to size 1: give the name"):
         replace_pooling(net, pool)
     assert replace_pooling(net, RoutingPool2d(2), name="avgpool").avgpool.features == 2
+
+
+def test_what_compiled_the_old_pool_is_replaced_with_it():
+    net, x = Net(), torch.randn(2, 3, 8, 8)
+    net.avgpool = torch.compile(net.avgpool, backend="eager")
+    with torch.no_grad():
+        before = net(x)
+        replace_pooling(net, RoutingPool2d(4, 50.0))
+        assert isinstance(net.avgpool, RoutingPool2d)
+        assert not torch.allclose(net(x), before)
+
+
+def test_the_new_pool_is_as_the_network_is():
+    net = Net().eval().to(torch.bfloat16)
+    replace_pooling(net, RoutingPool2d(4, 2.0, learn_sharpness=True))
+    assert not net.avgpool.training
+    assert not net.avgpool.routing.training
+    assert next(net.avgpool.parameters()).dtype == torch.bfloat16
+    assert replace_pooling(nn.Sequential(nn.AdaptiveAvgPool2d(1)), RoutingPool2d(4))[0].training
+
+
+@pytest.mark.parametrize("size", [2, (1, None), (None, 1), (1, 2)])
+def test_other_adaptive_pools_are_no_global_ones(size):
+    with pytest.raises(ValueError, match="no nn.AdaptiveAvgPool2d to size 1"):
+        replace_pooling(nn.Sequential(nn.AdaptiveAvgPool2d(size)), RoutingPool2d(4))
 
 
 def test_replaces_a_pool_that_is_in_two_places_in_both():

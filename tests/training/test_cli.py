@@ -97,7 +97,7 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert [path.name for path in Path("mine").iterdir()] == ["heatmaps.png"]
     assert "figure: mine/heatmaps.png" in capfd.readouterr().out
     arguments = ("explain", recipe, "--ckpt_path", "last", "--image")
-    assert "no file none.png: give a PNG or JPEG file" in error_of(capfd, *arguments, "none.png")
+    assert "none.png is not a picture that can be read" in error_of(capfd, *arguments, "none.png")
     Path("text.png").write_text("no picture")
     assert "text.png is not a picture that can be read" in error_of(capfd, *arguments, "text.png")
 

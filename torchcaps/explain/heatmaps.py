@@ -1,12 +1,15 @@
 """Where a routing pool looks: its coefficients over the image (Zhao & Huang 2019, Table 3)."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 
 from torchcaps.explain.pictures import hide_ticks, show, write
@@ -61,11 +64,16 @@ def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[R
         raise ValueError(f"{type(model).__name__} has no RoutingPool2d named {name!r}; there are {', '.join(pools)}")
     pool = list(pools.values())[-1] if name is None else pools[name]
     seen: list[Tensor] = []
-    handle = pool.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+    def see(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(inputs[0] if inputs else named["x"])
+
+    handle = pool.register_forward_pre_hook(see, with_kwargs=True)
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        model(images)
+        with torch.compiler.set_stance("force_eager"):  # compiled code that ran before knows of no new hook
+            model(images)
         if not seen:
             raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
         handle.remove()
@@ -80,7 +88,7 @@ def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[R
 def _over_map(pool: RoutingPool2d, coefficients: Tensor, size: tuple[int, int]) -> Tensor:
     """Coefficients at each position of the map, relative to average pooling's: `(batch, groups, height, width)`."""
     if pool.kernel_size is None:
-        return coefficients * coefficients[0, 0].numel()
+        return coefficients * math.prod(size)
     batch, groups, rows, columns = coefficients.shape[:4]
 
     def summed(windows: Tensor) -> Tensor:
@@ -139,19 +147,24 @@ def write_heatmaps(model: nn.Module, files: Sequence[Path], shape: tuple[int, in
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    """A picture from a file as an image `(channels, height, width)` in [0, 1], resized to that shape.
+    """A picture from a file as an image `(channels, height, width)` in [0, 1], upright and resized to that shape.
+
+    What is transparent becomes white.
 
     Raises:
-        ValueError: there is no such file, or it is no picture.
-        OSError: it cannot be read.
+        ValueError: the file cannot be read, or is no picture.
     """
     channels, height, width = shape
     try:
         with Image.open(path) as picture:
-            converted = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
-            pixels = torch.frombuffer(bytearray(converted.tobytes()), dtype=torch.uint8)
-    except FileNotFoundError:
-        raise ValueError(f"no file {path}: give a PNG or JPEG file") from None
-    except UnidentifiedImageError:
-        raise ValueError(f"{path} is not a picture that can be read: give a PNG or JPEG file") from None
+            upright = ImageOps.exif_transpose(picture)
+            if upright.mode.startswith("I;16"):  # which Pillow would cut off at 255
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            if upright.has_transparency_data:
+                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+            small = upright.convert("L" if channels == 1 else "RGB").resize((width, height))
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        raise ValueError(f"{path} is not a picture that can be read{reason}: give a PNG or JPEG file") from None
+    pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
     return pixels.view(height, width, channels).movedim(-1, 0) / 255

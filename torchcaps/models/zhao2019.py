@@ -1,8 +1,8 @@
 """The networks of Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019).
 
 What the text leaves out, and what is here: one iteration of routing (the paper's sharpness is to take the place of
-more, section 3.2); the four convolutions have neither padding nor strides; colour images are standardised one by one,
-as in later code of the authors.
+more, section 3.2), as in later code of an author (github.com/bhneo/SparsePooling); colour images are standardised one
+by one, as there; the four convolutions have neither padding nor strides.
 """
 
 from typing import Literal

@@ -35,7 +35,8 @@ class RoutingPool2d(nn.Module):
         stride: of the windows; None is `kernel_size`.
         padding: on all four sides, at most half of `kernel_size`. What is padded takes no part, as in
             `nn.AvgPool2d(count_include_pad=False)`.
-        learn_sharpness: learn the sharpness, one number, from the given one on.
+        learn_sharpness: learn the sharpness, one number, from the given one on. Nothing keeps it above 0; below, the
+            pool prefers what disagrees.
         activation: of the pooled capsules `(batch, 1, features)`, e.g. `squash`; None is the identity.
         routing: another algorithm in place of `VectorNormRouting` with the arguments above. Its softmax must run over
             the children, for a group has one parent.
@@ -48,7 +49,8 @@ class RoutingPool2d(nn.Module):
           features, height, width)`, which sum to one over the map, or `(batch, channels // features, rows, columns,
           kernel_size, kernel_size)`, which sum to one over each window.
 
-    It learns nothing, unless it is told to learn the sharpness.
+    It learns nothing, unless it is told to learn the sharpness. In float32, lengths beyond about 1e19 overflow and the
+    pool averages.
 
     Reference:
         Zhao & Huang 2019, Algorithm 1 and section 3.4.
@@ -127,9 +129,12 @@ class RoutingPool2d(nn.Module):
         return pooled, coefficients.reshape(batch, groups, *places, *window)
 
     def _routes_in_one_operator(self, device: torch.device) -> bool:
-        """What PyTorch compiles it fuses itself, and only the whole of vector-normed routing is one operator."""
-        reference = torch.compiler.is_compiling() or choose_backend(self.backend, device) == "reference"
-        return not reference and type(self.routing) is VectorNormRouting and self.routing.gradient == "unrolled"
+        """What PyTorch compiles it fuses itself, what it traces or transforms must be its own, and only the whole of
+        vector-normed routing is one operator."""
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        if traced or choose_backend(self.backend, device) == "reference":
+            return False
+        return type(self.routing) is VectorNormRouting and self.routing.gradient == "unrolled"
 
     def _windows(self, poses: Tensor) -> tuple[Tensor, Tensor | None]:
         """The windows of maps `(n, features, height, width)`, `(n * windows, features, children)`, and where they have
@@ -164,7 +169,8 @@ def replace_pooling(
     Args:
         model: a network, changed in place; or the name of one in a library that is installed, "torchvision/NAME" or
             "timm/NAME".
-        pool: what to put there; its `features` divide the channels that are pooled.
+        pool: what to put there, on the device and in the precision of the network; its `features` divide the channels
+            that are pooled.
         name: of the module to replace, whatever it is, as in `model.named_modules()`. By default the only
             `nn.AdaptiveAvgPool2d` to size 1 in the network.
         pretrained: whether a network that is named comes with its published weights, which may be downloaded.
@@ -195,15 +201,18 @@ def replace_pooling(
         raise ValueError(f"{type(model).__name__} has no module {name!r}; it has {', '.join(list(modules)[1:])}")
     if old is model:
         raise ValueError(f"this {type(model).__name__} is the pool itself, and has none inside")
+    parameter = next(model.parameters(), None)
+    pool = pool.train(old.training).to(parameter) if parameter is not None else pool.train(old.training)
     for key, module in modules.items():
         if module is old:
-            parent, _, attribute = key.rpartition(".")
+            place = key.removesuffix("._orig_mod")  # what compiled the old pool would go on running it
+            parent, _, attribute = place.rpartition(".")
             setattr(modules[parent], attribute, pool)
     return model
 
 
 def _is_global_average(module: nn.Module) -> bool:
-    return isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1), [1, 1])
+    return isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1))
 
 
 def _named_network(name: str, pretrained: bool) -> nn.Module:

@@ -25,8 +25,10 @@ def pool_by_agreement(poses: Tensor, iterations: int, sharpness: float | Tensor,
     Returns:
         The last sum :math:`\sum_i c_i u_i`, `(n, features)`.
     """
-    if torch.is_autocast_enabled(poses.device.type):  # the context alone would take as long as an operator
-        with autocast_off(poses.device.type):
+    device = poses.device.type
+    # Asked before, for the context alone takes as long as an operator.
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with autocast_off(device):
             return pool_by_agreement(poses, iterations, sharpness, present)
     return _Pool.apply(at_least_float32(poses), sharpness, iterations, present).to(poses.dtype)
 
