@@ -29,8 +29,8 @@ class RoutingPool2d(nn.Module):
     Args:
         features: channels of a capsule; the map's channels are a multiple of it.
         sharpness: the paper's lambda, at least 0.
-        iterations: agreements before the last sum. Each more adds to the logits, as a larger sharpness does, and costs
-            as much again; the paper does not say how many it has.
+        iterations: agreements before the last sum. Each more adds to the logits, as a larger sharpness does, and takes
+            time; the paper does not say how many it has.
         kernel_size: of the windows; None pools the whole map, of any size, as `nn.AdaptiveAvgPool2d(1)` does.
         stride: of the windows; None is `kernel_size`.
         padding: on all four sides, at most half of `kernel_size`. What is padded takes no part, as in
@@ -161,7 +161,7 @@ def replace_pooling(
 ) -> nn.Module:
     """Put a routing pool in the place of a network's global average pooling.
 
-    All else stays, weights included: the network works at once, and better after some training.
+    All else stays, weights included. Those have learned with an average: some training lets them learn the routing.
 
         model = replace_pooling(my_resnet, RoutingPool2d(features=16, sharpness=5.0))
         model = replace_pooling("torchvision/resnet50", RoutingPool2d(features=16, sharpness=5.0))
