@@ -149,6 +149,17 @@ def test_figures():
     assert [axis.get_title() for axis in of_one.axes[1:4]] == ["mean of all groups", "group 0", "group 1"]
 
 
+def test_long_lines_of_figures_are_broken():
+    model = nn.Sequential(RoutingPool2d(1, 2.0))
+    of_one = heatmaps_figure(model, torch.rand(1, 1, 4, 4))
+    assert len(of_one.axes) == 2 + 1  # the image and its only map, and the colour bar
+    many = heatmaps_figure(model, torch.rand(12, 1, 4, 4), [str(k) for k in range(12)])
+    drawn = [axis for axis in many.axes[:40] if axis.axison]
+    assert len(drawn) == 24
+    assert [axis.get_title() for axis in many.axes[20:22]] == ["10", "11"]
+    assert [axis.get_title() for axis in many.axes[:10]] == [str(k) for k in range(10)]
+
+
 def test_pictures_from_files(tmp_path):
     picture = torch.zeros(4, 6, 3, dtype=torch.uint8)
     picture[:2, :, 0] = 255
@@ -158,8 +169,8 @@ def test_pictures_from_files(tmp_path):
     torch.testing.assert_close(image, picture.movedim(-1, 0) / 255)
     assert read_image(tmp_path / "red above blue.png", (1, 8, 8)).shape == (1, 8, 8)
     path = write_heatmaps(network(RoutingPool2d(2)), [tmp_path / "red above blue.png"] * 2, (1, 8, 8), tmp_path / "new")
-    assert path == tmp_path / "new" / "heatmaps.png"
-    assert [file.name for file in path.parent.iterdir()] == ["heatmaps.png"]
+    assert path == tmp_path / "new" / "heatmaps-of-pictures.png"
+    assert [file.name for file in path.parent.iterdir()] == ["heatmaps-of-pictures.png"]
     deep = torch.arange(24).view(4, 6) * 2500
     Image.fromarray(deep.numpy().astype("uint16")).save(tmp_path / "deep.png")
     torch.testing.assert_close(read_image(tmp_path / "deep.png", (1, 4, 6))[0], (deep // 256) / 255)

@@ -94,8 +94,8 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert sorted(path.name for path in Path("drawn").iterdir()) == ["heatmaps-of-groups.png", "heatmaps.png"]
     picture = "drawn/heatmaps.png"
     assert call("explain", recipe, "--ckpt_path", "last", "--figures", "mine", "--image", picture, picture) == 0
-    assert [path.name for path in Path("mine").iterdir()] == ["heatmaps.png"]
-    assert "figure: mine/heatmaps.png" in capfd.readouterr().out
+    assert [path.name for path in Path("mine").iterdir()] == ["heatmaps-of-pictures.png"]
+    assert "figure: mine/heatmaps-of-pictures.png" in capfd.readouterr().out
     arguments = ("explain", recipe, "--ckpt_path", "last", "--image")
     assert "none.png is not a picture that can be read" in error_of(capfd, *arguments, "none.png")
     Path("text.png").write_text("no picture")

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 
 from torchcaps.explain.pictures import hide_ticks, show, write
 from torchcaps.nn import RoutingPool2d
+
+PER_LINE = 10  # pictures, before a line of a figure is broken
 
 
 def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tensor:
@@ -115,24 +118,30 @@ def heatmaps_figure(model: nn.Module, images: Tensor, titles: Sequence[str] = ()
     rows = [("mean of all groups", maps.mean(1))]
     if len(images) == 1 and maps.shape[1] > 1:
         rows += [(f"group {group}", maps[:, group]) for group in range(maps.shape[1])]
-    # One image has its maps beside it, many have theirs below.
-    across = len(images) == 1
-    shape = (1, 1 + len(rows)) if across else (2, len(images))
+    # One image has its maps beside it, many have theirs below; lines are broken.
+    lines, panels = (1, 1 + len(rows)) if len(images) == 1 else (2, len(images))
+    shape = lines * math.ceil(panels / PER_LINE), min(panels, PER_LINE)
     figure = Figure(figsize=(1.3 * shape[1] + 1.2, 1.3 * shape[0] + 0.4), layout="constrained")
     grid = figure.subplots(*shape, squeeze=False)
+
+    def place(line: int, panel: int) -> Axes:
+        return grid[lines * (panel // PER_LINE) + line, panel % PER_LINE]
+
     shown = [values.cpu() for _, values in rows]
     range_ = min(float(values.min()) for values in shown), max(float(values.max()) for values in shown)
     for index, image in enumerate(images):
-        axis = grid[0, index]
-        show(axis, image)
+        show(place(0, index), image)
         if index < len(titles):
-            axis.set_title(titles[index], fontsize=8)
+            place(0, index).set_title(titles[index], fontsize=8)
         for k, values in enumerate(shown):
-            axis = grid[0, 1 + k] if across else grid[1, index]
+            axis = place(0, 1 + k) if lines == 1 else place(1, index)
             heat = axis.imshow(values[index].numpy(), cmap="inferno", vmin=range_[0], vmax=range_[1])
             hide_ticks(axis)
-            if across:
+            if lines == 1:
                 axis.set_title(rows[k][0], fontsize=8)
+    for axis in grid.flat:
+        if not axis.images:
+            axis.set_axis_off()
     bar = figure.colorbar(heat, ax=grid, shrink=0.9)
     bar.set_label("share, average = 1", fontsize=8)
     bar.ax.tick_params(labelsize=7)
@@ -140,10 +149,10 @@ def heatmaps_figure(model: nn.Module, images: Tensor, titles: Sequence[str] = ()
 
 
 def write_heatmaps(model: nn.Module, files: Sequence[Path], shape: tuple[int, int, int], folder: Path) -> Path:
-    """`heatmaps.png` in the folder, of pictures from files: :func:`heatmaps_figure` of :func:`read_image`."""
+    """`heatmaps-of-pictures.png` in the folder: :func:`heatmaps_figure` of :func:`read_image` of each file."""
     images = torch.stack([read_image(path, shape) for path in files])
     figure = heatmaps_figure(model, images, [path.name for path in files])
-    return write(figure, folder / "heatmaps.png")
+    return write(figure, folder / "heatmaps-of-pictures.png")
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
