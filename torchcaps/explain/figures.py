@@ -124,7 +124,7 @@ def perturbations_figure(network: ReconstructingCapsNet, image: Tensor, label: i
     return figure
 
 
-def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], folder: Path) -> Iterator[Path]:
+def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, ...]], folder: Path) -> Iterator[Path]:
     """Write the figures that a network can have, of the first images of each class; give each path once written.
 
     Raises:
@@ -139,10 +139,9 @@ def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], 
     images, labels = _one_per_class(batches)
     if pooled:
         order = labels.argsort()
-        titles = [f"class {label}" for label in labels.tolist()]
-        in_order = [titles[index] for index in order.tolist()]
-        yield write(heatmaps_figure(network, images[order], in_order), folder / "heatmaps.png")
-        yield write(heatmaps_figure(network, images[:1], titles), folder / "heatmaps-of-groups.png")
+        titles = [f"class {label}" for label in labels[order].tolist()]
+        yield write(heatmaps_figure(network, images[order], titles), folder / "heatmaps.png")
+        yield write(heatmaps_figure(network, images[:1], [f"class {labels[0]}"]), folder / "heatmaps-of-groups.png")
     if isinstance(network, ReconstructingCapsNet):
         yield from _capsnet_figures(network, images, labels, folder)
 
@@ -156,7 +155,7 @@ def _capsnet_figures(network: ReconstructingCapsNet, images: Tensor, labels: Ten
         yield write(perturbations_figure(network, *digit), folder / "perturbations.png")
 
 
-def _one_per_class(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
     """The first image of each class, in the order in which they come."""
     found: dict[int, Tensor] = {}
     for images, labels, *_ in batches:

@@ -42,7 +42,7 @@ class _Pool(torch.autograd.Function):
     - the sum before: :math:`(h - v (v \cdot h)) / |s|`, where h is lambda times that of q;
     - the poses: :math:`c_i g + b_i q / |u_i| - b_i l_i u_i / |u_i|^2`.
 
-    Batched matrix products throughout, for they need no memory of the poses' size.
+    Sums are batched matrix products, for they need no memory of the poses' size.
     """
 
     @staticmethod
