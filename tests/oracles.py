@@ -239,8 +239,11 @@ def dynamic_routing(
     bias: Matrix | None = None,
     leaky: bool = False,
     gates: Matrix | None = None,
+    start: Matrix | None = None,
 ) -> Routed:
     """Sabour et al. 2017, Procedure 1, with the authors' options: `bias[j][k]` and leaky routing.
+
+    `start[i][j]` are the first logits (Li et al. 2018, Table 5).
 
     softmax="children" is the variant of Li et al. 2018 (CapNet). Needs at least one iteration.
     """
@@ -254,7 +257,7 @@ def dynamic_routing(
     for b in range(len(votes)):
         children, parents = len(votes[b]), len(votes[b][0])
         gate = gates_of(gates, b, children)
-        logits = zeros(children, parents)
+        logits = zeros(children, parents) if start is None else [list(row) for row in start]
         poses: Matrix = []
         coefficients: Matrix = []
         for _ in range(iterations):
@@ -389,8 +392,12 @@ def em_routing(
     inverse_temperature: float = 0.01,
     decay: float = 0.95,
     eps: float = 1e-6,
+    schedule: str = "saturating",
+    cost_range: float | None = None,
 ) -> Routed:
     """Hinton, Sabour & Frosst 2018, Procedure 1, diagonal Gaussians: M first, E between the M steps.
+
+    Li et al. 2018 have schedule="linear" and stretch the costs of the parents to run over `cost_range`, around 0.
 
     `activations[b][i]` are probabilities and act as gates; the scores returned are the logits of the
     parents' activations. A variance is never below `eps`; a parent without mass has mean 0 and
@@ -407,7 +414,8 @@ def em_routing(
         for t in range(iterations):
             if t > 0:
                 shares = softmax_over_parents(_gaussian_logits(votes[b], means, variances, scores))
-            temperature = inverse_temperature * (1.0 - decay ** (t + 1))
+            temperature = inverse_temperature * (t + 1 if schedule == "linear" else 1.0 - decay ** (t + 1))
+            costs = [0.0 for _ in range(parents)]
             for j in range(parents):
                 mass = 0.0
                 for i in range(children):
@@ -427,7 +435,13 @@ def em_routing(
                     variances[j][k] = max(variance, eps)
                     # log sigma is half the log of the variance
                     cost += (beta_u[j] + 0.5 * math.log(variances[j][k])) * mass
-                scores[j] = temperature * (beta_a[j] - cost)
+                costs[j] = cost
+            if cost_range is not None:
+                least, most = min(costs), max(costs)
+                between = most - least if most > least else 1.0
+                costs = [cost_range * (cost - least) / between - cost_range / 2.0 for cost in costs]
+            for j in range(parents):
+                scores[j] = temperature * (beta_a[j] - costs[j])
         routed["poses"].append(means)
         routed["scores"].append(scores)
         routed["variances"].append(variances)

@@ -87,6 +87,23 @@ def test_dynamic(shape, with_scores, iterations, softmax, leaky, with_bias):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize(("softmax", "leaky"), [("parents", False), ("parents", True), ("children", False)])
+def test_dynamic_from_first_logits(shape, iterations, softmax, leaky):
+    votes, scores = make_votes(shape), make_scores(shape, True)
+    for rows in (shape[1], 1):
+        start = torch.linspace(-2, 3, rows * shape[2]).double().reshape(rows, shape[2])
+        actual = F.dynamic_routing(votes, iterations, softmax, leaky=leaky, scores=scores, start=start)
+        first = start.expand(shape[1], -1).tolist()
+        check(
+            actual,
+            oracles.dynamic_routing(
+                as_lists(votes), iterations, softmax=softmax, leaky=leaky, gates=gates_of(scores), start=first
+            ),
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("with_scores", GATES)
 @pytest.mark.parametrize("iterations", [0, 1, 3])
 @pytest.mark.parametrize("sharpness", [0.0, 0.5, 5.0])
@@ -162,13 +179,16 @@ def test_inverted_attention_does_not_normalize_poses_of_one_entry():
 @pytest.mark.parametrize("with_scores", GATES)
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 @pytest.mark.parametrize(("inverse_temperature", "decay"), [(0.01, 0.95), (1.0, 0.0)])
-def test_em(shape, with_scores, iterations, inverse_temperature, decay):
+@pytest.mark.parametrize(("schedule", "cost_range"), [("saturating", None), ("linear", 10.0)])
+def test_em(shape, with_scores, iterations, inverse_temperature, decay, schedule, cost_range):
     votes, scores = make_votes(shape), make_scores(shape, with_scores)
     activations = torch.ones(shape[:2], dtype=torch.float64) if scores is None else scores.sigmoid()
     beta_a, beta_u = torch.linspace(-1, 1, shape[2]).double(), torch.linspace(0.3, 1.5, shape[2]).double()
-    actual = F.em_routing(votes, activations, beta_a, beta_u, iterations, inverse_temperature, decay)
+    options = {"schedule": schedule, "cost_range": cost_range}
+    schedules = iterations, inverse_temperature, decay
+    actual = F.em_routing(votes, activations, beta_a, beta_u, *schedules, **options)
     expected = oracles.em_routing(
-        as_lists(votes), activations.tolist(), beta_a.tolist(), beta_u.tolist(), iterations, inverse_temperature, decay
+        as_lists(votes), activations.tolist(), beta_a.tolist(), beta_u.tolist(), *schedules, **options
     )
     check(actual, expected)
 
@@ -213,6 +233,15 @@ def test_votes_of_poses(rows, groups, bias_groups, bias_parents):
     ):
         actual = F.dynamic_routing(lazy, 2, softmax, leaky=leaky, scores=s)
         check(actual, oracles.dynamic_routing(votes, 2, softmax=softmax, leaky=leaky, gates=gates_of(s)))
+        start = torch.linspace(-1, 2, 4 * groups).double().reshape(groups, 4)
+        of_child = start.repeat_interleave(6 // groups, dim=0).tolist()
+        for backend in ("reference", "tiled"):
+            lazy_votes = LazyVotes(poses, weight, bias, (rows, 3), backend=backend)
+            actual = F.dynamic_routing(lazy_votes, 2, softmax, leaky=leaky, scores=s, start=start)
+            expected = oracles.dynamic_routing(
+                votes, 2, softmax=softmax, leaky=leaky, gates=gates_of(s), start=of_child
+            )
+            check(actual, expected)
         actual = F.dynamic_routing(lazy, 1, softmax, leaky=leaky, scores=s)  # uniform: no votes are made
         check(actual, oracles.dynamic_routing(votes, 1, softmax=softmax, leaky=leaky, gates=gates_of(s)))
     assert actual.poses.shape == (2, 4, rows, 3)

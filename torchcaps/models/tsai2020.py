@@ -17,7 +17,7 @@ from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack, PrimaryCapsules
 from torchcaps.nn.stack import Schedule
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, Routing, squash
-from torchcaps.routing.inverted_attention import Start
+from torchcaps.routing.base import Start
 
 Backbone = Literal["simple", "resnet"]
 

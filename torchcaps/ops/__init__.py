@@ -2,8 +2,9 @@
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, check_backend, choose_backend, use_backend
-from torchcaps.ops.numerics import at_least_float32, contract, normalize
+from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 from torchcaps.ops.pool import pool_by_agreement
+from torchcaps.ops.relu_squash import relu_squash
 from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes, windows
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "check_backend",
     "choose_backend",
     "contract",
+    "nonzero",
     "normalize",
     "pool_by_agreement",
+    "relu_squash",
     "use_backend",
     "windows",
 ]

@@ -12,13 +12,15 @@ from torch import Tensor
 
 
 class Dot(NamedTuple):
-    """`logit[i,j] = V[i,j] . query[j]`, or `(V[i,j] / |V[i,j]|) . query[j]` if `unit`.
+    """`logit[i,j] = V[i,j] . query[j] + offset[i,j]`, with `V[i,j] / |V[i,j]|` for V if `unit`.
 
-    `query` is `(batch, parents, features)`.
+    `query` is `(batch, parents, features)`; `offset` is `(groups, parents)`, the same for all samples, where children
+    in `groups` of equal size share it, or None.
     """
 
     query: Tensor
     unit: bool = False
+    offset: Tensor | None = None
 
     def state(self) -> Tensor:
         """All that the parents say, `(batch, n)`: any value is one that an agreement can have."""

@@ -9,9 +9,11 @@ import copy
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -20,7 +22,7 @@ from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.library import Children, reduce
-from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
+from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
 
 Over = Literal["parents", "children"]
 
@@ -70,6 +72,11 @@ class Votes(ABC):
         """`c[b,i,j]`: softmax of the agreement over the parents of each child, or over the children of each
         parent, where the gates join it: `gate[i] exp(logit[i,j]) / sum_k gate[k] exp(logit[k,j])`.
         `leaky` adds a parent of logit 0 that joins the softmax and is dropped."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """The votes themselves, to look at, a block at a time: a slice of the samples, the votes of some children of
+        theirs, `(samples, children, parents, features)`, and the gates of these, `(samples, children)` or None."""
 
     def capsules(
         self,
@@ -142,6 +149,12 @@ class StoredVotes(Votes):
     def coefficients(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
         return softmax(self.logits(agreement), self.gates, over, leaky)
 
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        step = max(1, tiled.BLOCK // max(1, self.votes[:1].numel()))
+        for first in range(0, self.batch, step):
+            samples = slice(first, first + step)
+            yield samples, self.votes[samples], None if self.gates is None else self.gates[samples]
+
     def logits(self, agreement: Agreement | None) -> Tensor:
         """`(batch, children, parents)`."""
         if agreement is None:
@@ -150,7 +163,8 @@ class StoredVotes(Votes):
             votes = self.votes
             if agreement.unit:
                 votes = normalize(votes)
-            return contract("bijk,bjk->bij", votes, agreement.query)
+            logits = contract("bijk,bjk->bij", votes, agreement.query)
+            return logits if agreement.offset is None else logits + per_child(agreement.offset, self.children)
         deviations = (self.votes - agreement.mean.unsqueeze(1)).square()
         return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", deviations, agreement.precision)
 
@@ -205,17 +219,18 @@ class LazyVotes(Votes):
         # By whether gradients are on: what no_grad made, as all but the last iteration may run, has none to give.
         self._cache: dict[bool, StoredVotes] = {}
         self._next: Children | None = None
+        self._lifted: dict[bool, tuple[Tensor, LazyVotes]] = {}
 
     def detach(self) -> Self:
         votes = copy.copy(self)
         votes.poses, votes.weight = self.poses.detach(), self.weight.detach()
         votes.bias, votes.gates = (None if x is None else x.detach() for x in (self.bias, self.gates))
-        votes._cache, votes._next = {}, None
+        votes._cache, votes._next, votes._lifted = {}, None, {}
         return votes
 
     def gated(self, gates: Tensor | None) -> Self:
         votes = super().gated(gates)
-        votes._next = None
+        votes._next, votes._lifted = None, {}
         return votes
 
     def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:
@@ -235,14 +250,18 @@ class LazyVotes(Votes):
             return self._stored().weighted_sum(agreement, over, leaky)
         if not isinstance(agreement, Dot):
             raise self._impossible("a weighted sum with a Gaussian agreement")
+        if agreement.offset is not None:
+            votes, agreement = self._with_offset(agreement)
+            sums = votes.weighted_sum(agreement, over, leaky)
+            return sums.unflatten(-1, (-1, votes.pose[-1]))[..., :-1].flatten(-2)
         sums, _ = self._reduce("weighted_sum", agreement.query, agreement.unit, over == "children", leaky)
         return sums
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         if self.backend == "reference":
             return self._stored().moments(agreement, betas, eps)
-        if isinstance(agreement, Dot) and agreement.unit:
-            raise self._impossible("moments with a dot agreement of unit votes")
+        if isinstance(agreement, Dot) and (agreement.unit or agreement.offset is not None):
+            raise self._impossible("moments with a dot agreement of unit votes or with an offset")
         if betas is not None:
             kernel = 1 if self.backend == "triton" else self.kernel
             betas = betas.expand(kernel**2, -1) if betas.shape[0] == 1 else betas
@@ -256,6 +275,9 @@ class LazyVotes(Votes):
     def coefficients(self, agreement: Agreement | None, over: Over = "parents", leaky: bool = False) -> Tensor:
         if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
             return self._stored().coefficients(agreement, over, leaky)
+        if isinstance(agreement, Dot) and agreement.offset is not None:
+            votes, agreement = self._with_offset(agreement)
+            return votes.coefficients(agreement, over, leaky)
         # As large as asked for, but no votes: a block's are computed, used, and computed again for gradients.
         step = max(1, tiled.BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
         logits = [
@@ -264,12 +286,49 @@ class LazyVotes(Votes):
         ]
         return softmax(torch.cat(logits, dim=1), self.gates, over, leaky)
 
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        gates = None if self.gates is None else self.gates.unflatten(1, (-1, self.kernel, self.kernel))
+        layout = tiled.Layout(self.poses, self.weight, self.stride)
+        for block in tiled.vote_blocks(self.poses, self.weight, self.stride):
+            with autocast_off(self.device.type):
+                votes = tiled.Tile(block, layout, self.poses, self.weight).votes(self.bias)
+            if layout.parents_last:
+                votes = votes.permute(1, 0, 3, 2)
+            else:
+                votes = votes.unflatten(2, (layout.h, layout.rows)).permute(4, 0, 1, 3, 2).flatten(3)
+            yield block.samples, votes, None if gates is None else block.read_gates(gates).T
+
     def _logits(self, agreement: Agreement, children: slice) -> Tensor:
         poses, weight, bias = self._windows()
         of_children = torch.arange(poses.shape[1], device=poses.device)[children]
         weight = weight[of_children // (poses.shape[1] // weight.shape[0])]
         bias = None if bias is None else bias[of_children // (poses.shape[1] // bias.shape[0])]
         return StoredVotes(_votes(poses[:, children], weight, bias)).logits(agreement)
+
+    def _with_offset(self, agreement: Dot) -> tuple["LazyVotes", Dot]:
+        """Votes and an agreement of the same logits without an offset: it is one more feature of the votes, last in
+        the first row of a pose and 0 in other rows, with a query of 1."""
+        if agreement.unit:
+            raise self._impossible("an offset to the agreement of unit votes")
+        assert agreement.offset is not None
+        offset = agreement.offset
+        with_gradient = torch.is_grad_enabled()
+        if with_gradient not in self._lifted or self._lifted[with_gradient][0] is not offset:
+            votes = copy.copy(self)
+            votes._cache, votes._next, votes._lifted = {}, None, {}
+            votes.pose = (*self.pose[:-1], self.pose[-1] + 1)
+            votes.weight = F.pad(self.weight, (0, 1))
+            rows, h = self.poses.shape[-2], self.weight.shape[-1]
+            bias = self.weight.new_zeros(1, 1, 1, 1, rows, h) if self.bias is None else self.bias
+            offsets = offset.unflatten(0, (-1, self.kernel, self.kernel)) if len(offset) > 1 else offset[None, None]
+            offsets = F.pad(offsets[..., None, None].to(bias.dtype), (0, 0, 0, rows - 1))
+            groups = max(len(bias), len(offsets))
+            shape = (groups, self.kernel, self.kernel, self.parents, rows)
+            parts = (bias, h), (offsets, 1)
+            votes.bias = torch.cat([per_child(part, groups).expand(*shape, width) for part, width in parts], dim=-1)
+            self._lifted[with_gradient] = offset, votes
+        query = agreement.query.unflatten(-1, (-1, self.pose[-1]))
+        return self._lifted[with_gradient][1], Dot(F.pad(query, (0, 1), value=1.0).flatten(-2))
 
     def _uniform_sum(self, over: Over, leaky: bool) -> Tensor:
         """The sum with uniform coefficients: one matrix product, and no votes."""

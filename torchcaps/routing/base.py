@@ -2,13 +2,16 @@
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Literal, Self
 
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Over, Votes, as_votes
 from torchcaps.routing.loop import Gradient, Step, check_iterations, iterate
+
+# What an algorithm knows before its first iteration: nothing, noise, or what it has learned.
+Start = Literal["zero", "random", "learned"]
 
 
 class Routing(nn.Module, ABC):
@@ -91,6 +94,11 @@ class Routing(nn.Module, ABC):
 def presence(scores: Tensor | None) -> Tensor | None:
     """Scores as gates in [0, 1]; no scores, no gates."""
     return None if scores is None else scores.sigmoid()
+
+
+def check_start(start: str) -> None:
+    if start not in ("zero", "random", "learned"):
+        raise ValueError(f"start must be 'zero', 'random' or 'learned', got {start!r}")
 
 
 def missing_parameters(routing: nn.Module) -> RuntimeError:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes
-from torchcaps.routing.base import Routing, missing_parameters, presence
+from torchcaps.ops import Agreement, Dot, Over, Votes, as_votes, at_least_float32
+from torchcaps.routing.base import Routing, Start, check_start, missing_parameters, presence
 from torchcaps.routing.loop import Gradient, Step, iterate
 from torchcaps.routing.squash import squash
 
@@ -28,10 +28,11 @@ def dynamic_routing(
     scores: Tensor | None = None,
     gradient: Gradient = "unrolled",
     return_coefficients: bool = True,
+    start: Tensor | None = None,
 ) -> Capsules:
     r"""Route by the agreement of votes with squashed parents.
 
-    With :math:`b_{ij} = 0` at first, in each iteration
+    With :math:`b_{ij} = 0` at first, or as `start` has it, in each iteration
 
     .. math::
         c_{ij} = \frac{\exp b_{ij}}{\sum_k \exp b_{ik}}, \quad
@@ -48,6 +49,8 @@ def dynamic_routing(
         scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
         gradient: "unrolled", or "last": through the last iteration only.
         return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
+        start: the first b, `(children, parents)`, the same for all samples; children may share rows in groups of equal
+            size.
 
     Returns:
         Capsules with poses `(batch, parents, *pose)`; a pose's length, in [0, 1), is its presence.
@@ -60,7 +63,8 @@ def dynamic_routing(
     if bias is not None and (bias.shape[0] not in (1, votes.parents) or bias[0].numel() != math.prod(votes.pose)):
         expected = (votes.parents, *votes.pose)
         raise ValueError(f"expected a bias of shape (parents, *pose) = {expected}, got {tuple(bias.shape)}")
-    parents, agreement = iterate(_step(votes, softmax, bias, leaky), iterations, gradient)
+    first = _first_agreement(votes, start)
+    parents, agreement = iterate(_step(votes, softmax, bias, leaky), iterations, gradient, first)
     if not return_coefficients:
         return parents
     return votes.with_coefficients(parents, votes.coefficients(agreement, softmax, leaky))
@@ -73,10 +77,20 @@ def _step(votes: Votes, softmax: Over, bias: Tensor | None, leaky: bool) -> Step
         s = votes.weighted_sum(agreement, softmax, leaky) + offset  # lines 4, 5
         v = squash(s)  # line 6
         # Line 7. All b_ij = V_ij . (sum of the parents so far): no logits to keep.
-        earlier = agreement.query if isinstance(agreement, Dot) else 0
-        return votes.capsules(v), Dot(earlier + v)
+        query = agreement.query + v if isinstance(agreement, Dot) else v
+        return votes.capsules(v), Dot(query, offset=agreement.offset if isinstance(agreement, Dot) else None)
 
     return step
+
+
+def _first_agreement(votes: Votes, start: Tensor | None) -> Dot | None:
+    if start is None:
+        return None
+    if start.dim() != 2 or votes.children % len(start) or start.shape[1] != votes.parents:
+        expected = (votes.children, votes.parents)
+        raise ValueError(f"expected start of shape (children, parents) = {expected}, got {tuple(start.shape)}")
+    start = at_least_float32(start)
+    return Dot(start.new_zeros(votes.batch, votes.parents, math.prod(votes.pose)), offset=start)
 
 
 def check_softmax(softmax: str, leaky: bool = False) -> None:
@@ -95,6 +109,8 @@ class DynamicRouting(Routing):
         bias: learn a bias per parent, added before the squash; starts at 0.1 as in the authors' code.
         leaky: let children agree with nobody.
         gradient: "unrolled" or "last".
+        start: the logits before the first iteration: "zero", "random" (normal, drawn anew at every call) or "learned"
+            (from zero on), one per set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
 
     See :func:`torchcaps.functional.dynamic_routing`.
     """
@@ -108,25 +124,40 @@ class DynamicRouting(Routing):
         bias: bool = False,
         leaky: bool = False,
         gradient: Gradient = "unrolled",
+        start: Start = "zero",
     ):
         super().__init__(iterations, gradient)
         check_softmax(softmax, leaky)
-        self.softmax, self.leaky, self.has_bias = softmax, leaky, bias
+        check_start(start)
+        self.softmax, self.leaky, self.has_bias, self.start = softmax, leaky, bias, start
+        self.groups = 1
         self.register_parameter("bias", None)
+        self.register_parameter("first_logits", None)
 
     def make_parameters(self, children: int, parents: int, features: int) -> None:
+        self.groups = children
         if self.has_bias:
             self.bias = nn.Parameter(torch.empty(parents, features))
+        if self.start == "learned":
+            self.first_logits = nn.Parameter(torch.empty(children, parents))
 
     def reset_parameters(self) -> None:
         if self.bias is not None:
             nn.init.constant_(self.bias, 0.1)
+        if self.first_logits is not None:
+            nn.init.zeros_(self.first_logits)
+
+    def first_agreement(self, votes: Votes) -> Agreement | None:
+        if self.start == "random":
+            dtype = torch.promote_types(votes.dtype, torch.float32)
+            return _first_agreement(votes, torch.randn(self.groups, votes.parents, device=votes.device, dtype=dtype))
+        return _first_agreement(votes, self.first_logits)
 
     def reset_weight(self, weight: Tensor, children: int) -> None:
         nn.init.trunc_normal_(weight, std=0.1, a=-0.2, b=0.2)  # the authors' code
 
     def step(self, votes: Votes) -> Step:
-        if self.has_bias and self.bias is None:
+        if (self.has_bias and self.bias is None) or (self.start == "learned" and self.first_logits is None):
             raise missing_parameters(self)
         return _step(votes, self.softmax, self.bias, self.leaky)
 
@@ -136,5 +167,5 @@ class DynamicRouting(Routing):
     def extra_repr(self) -> str:
         return (
             f"iterations={self.iterations}, softmax={self.softmax!r}, bias={self.has_bias}, "
-            f"leaky={self.leaky}, gradient={self.gradient!r}"
+            f"leaky={self.leaky}, gradient={self.gradient!r}, start={self.start!r}"
         )

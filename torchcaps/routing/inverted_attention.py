@@ -7,7 +7,6 @@ LayerNorm has a learned scale and shift per pose entry and is left out for poses
 """
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +14,9 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Votes, as_votes, at_least_float32
-from torchcaps.routing.base import Routing, missing_parameters, presence
-from torchcaps.routing.em import em_score
+from torchcaps.routing.base import Routing, Start, check_start, missing_parameters, presence
+from torchcaps.routing.em import em_inverse_temperature, em_score
 from torchcaps.routing.loop import Gradient, Step, iterate
-
-Start = Literal["zero", "random", "learned"]
 
 LEAST_VARIANCE = 1e-6  # as in EM routing
 
@@ -91,7 +88,8 @@ def _step(
         else:
             m = votes.moments(agreement)
             p = m.mean * m.mass.unsqueeze(-1)
-            score = em_score(m.variance.clamp_min(LEAST_VARIANCE), m.mass, t, beta_a, beta_u)
+            variance = m.variance.clamp_min(LEAST_VARIANCE)
+            score = em_score(variance, m.mass, beta_a, beta_u, em_inverse_temperature(t))
         features = p.shape[-1]
         if layer_norm and features > 1:
             p = F.layer_norm(p, (features,), _like(weight, p), _like(bias, p), eps)  # line 6
@@ -141,8 +139,7 @@ class InvertedAttentionRouting(Routing):
         gradient: Gradient = "unrolled",
     ):
         super().__init__(iterations, gradient)
-        if start not in ("zero", "random", "learned"):
-            raise ValueError(f"start must be 'zero', 'random' or 'learned', got {start!r}")
+        check_start(start)
         if start == "learned" and gradient == "last" and iterations > 1:
             raise ValueError("start='learned' learns nothing through the last iteration: use gradient='unrolled'")
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
