@@ -4,9 +4,12 @@ from torchcaps import functional
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models import CapsNet, create_model, list_models, register_model
 from torchcaps.nn import (
+    CapsuleBlock2d,
     CapsuleConv2d,
+    CapsuleFC,
     CapsuleLinear,
     CapsuleStack,
+    FeedbackAgreement,
     MarginLoss,
     PrimaryCapsules,
     RoutingPool2d,
@@ -28,13 +31,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CapsNet",
+    "CapsuleBlock2d",
     "CapsuleConv2d",
+    "CapsuleFC",
     "CapsuleLinear",
     "CapsuleStack",
     "Capsules",
     "DynamicRouting",
     "EMRouting",
     "Equilibrium",
+    "FeedbackAgreement",
     "HeinsenRouting",
     "InvertedAttentionRouting",
     "MarginLoss",

@@ -1,5 +1,17 @@
 """Models of the papers, one file per paper, and their registry."""
 
+from torchcaps.models.li2018 import (
+    CapNet,
+    EncapNet,
+    EncapsulatedModule2d,
+    capnet_dynamic,
+    capnet_em,
+    encapnet_v1,
+    encapnet_v2,
+    encapnet_v3,
+    shallow_cnn,
+    shallow_encapnet,
+)
 from torchcaps.models.registry import create_model, list_models, register_model
 from torchcaps.models.sabour2017 import CapsNet, ConvNet, capsnet_affnist, capsnet_digits, capsnet_mnist, convnet_mnist
 from torchcaps.models.tsai2020 import (
@@ -18,10 +30,15 @@ from torchcaps.models.tsai2020 import (
 from torchcaps.models.zhao2019 import ResNetCapsNet, pooling_cnn, pooling_resnet, resnet_capsnet
 
 __all__ = [
+    "CapNet",
     "CapsNet",
     "CapsuleClassifier",
     "ConvNet",
+    "EncapNet",
+    "EncapsulatedModule2d",
     "ResNetCapsNet",
+    "capnet_dynamic",
+    "capnet_em",
     "capsnet_affnist",
     "capsnet_digits",
     "capsnet_mnist",
@@ -32,6 +49,9 @@ __all__ = [
     "dynamic_cifar",
     "dynamic_multimnist",
     "em_cifar",
+    "encapnet_v1",
+    "encapnet_v2",
+    "encapnet_v3",
     "inverted_attention_cifar10",
     "inverted_attention_cifar100",
     "inverted_attention_multimnist",
@@ -42,4 +62,6 @@ __all__ = [
     "register_model",
     "resnet18_cifar",
     "resnet_capsnet",
+    "shallow_cnn",
+    "shallow_encapnet",
 ]

@@ -2,6 +2,8 @@
 
 from torchcaps.nn.conv2d import CapsuleConv2d
 from torchcaps.nn.decoder import MaskedDecoder
+from torchcaps.nn.encapsulated import CapsuleBlock2d, CapsuleFC
+from torchcaps.nn.feedback import AgreementUnit, FeedbackAgreement, MapShape
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
 from torchcaps.nn.pooling import RoutingPool2d, replace_pooling
@@ -9,9 +11,14 @@ from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.stack import CapsuleStack, Trace
 
 __all__ = [
+    "AgreementUnit",
+    "CapsuleBlock2d",
     "CapsuleConv2d",
+    "CapsuleFC",
     "CapsuleLinear",
     "CapsuleStack",
+    "FeedbackAgreement",
+    "MapShape",
     "MarginLoss",
     "MaskedDecoder",
     "PrimaryCapsules",

@@ -1,0 +1,189 @@
+"""The networks of Li et al. 2018, counted and run."""
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps import FeedbackAgreement, create_model
+from torchcaps.functional import margin_loss
+from torchcaps.models.li2018 import EncapsulatedModule2d
+from torchcaps.nn.encapsulated import as_map
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def by_hand(types: int, poses: tuple[int, ...], depths: tuple[int, ...], aides: tuple[bool, ...], grid: int) -> int:
+    """Parameters of an EncapNet for three channels and ten classes."""
+    total, before = 27 * types + 2 * types, 1
+    for pose, depth, aide in zip(poses, depths, aides, strict=True):
+        total += 9 * before * pose * types**2  # the shortcut of type I
+        for d, kernel in [(before, 3)] + depth * [(pose, 1)]:
+            master = kernel**2 * d * pose * types
+            norms = 2 * pose * types
+            total += master + norms
+            if aide:
+                total += (kernel + 4) ** 2 * d * pose * types**2 + 2 * norms
+                total += 2 * types * (9 * 2 * pose + 1)
+        before = pose
+    return total + types * grid**2 * 10 * before
+
+
+def test_counts_by_hand():
+    with torch.device("meta"):
+        deep = (2, 4, 8, 16), (3, 3, 3, 3), (False, False, True, True), 4
+        assert count(create_model("encapnet_v1")) == by_hand(32, *deep)
+        assert count(create_model("encapnet_v1", capsules=5)) == by_hand(5, *deep)
+        very_deep = (2, 4, 8, 16), (8, 11, 68, 8), (False, False, True, True), 4
+        assert count(create_model("encapnet_v2")) == by_hand(32, *very_deep)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("encapnet_v1", {}, 34_466_400),
+        ("encapnet_v1", {"coefficients": None}, 1_738_848),
+        ("encapnet_v2", {}, 174_722_784),
+        ("encapnet_v3", {}, 176_279_264),
+        ("capnet_dynamic", {}, 9_913_120),
+        ("capnet_dynamic", {"grid": 4}, 2_835_232),
+        ("capnet_em", {}, 9_991_028),
+        ("capnet_em", {"grid": 4}, 2_910_068),
+        ("shallow_cnn", {}, 1_574_698),
+        ("shallow_cnn", {"channels": 80}, 9_811_930),
+        ("shallow_encapnet", {}, 6_951_776),
+        ("shallow_encapnet", {"coefficients": None}, 508_704),
+    ],
+)
+def test_parameter_counts(name, arguments, parameters):
+    with torch.device("meta"):
+        assert count(create_model(name, **arguments)) == parameters
+
+
+def test_published_megabytes():
+    """Table 1's numbers for CapNet come out at 16 bytes per parameter, to their rounding and a hundredth."""
+    with torch.device("meta"):
+        assert 16 * count(create_model("capnet_dynamic")) / 2**20 == pytest.approx(151.24, abs=0.03)
+        assert 16 * count(create_model("capnet_em")) / 2**20 == pytest.approx(152.44, abs=0.03)
+
+
+def test_depths():
+    """A layer is a stem, a capConv or capFC, as the paper counts them."""
+    from torchcaps import CapsuleBlock2d
+
+    for name, layers in (("encapnet_v1", 18), ("encapnet_v2", 101), ("encapnet_v3", 101)):
+        with torch.device("meta"):
+            model = create_model(name)
+        assert 2 + sum(isinstance(module, CapsuleBlock2d) for module in model.modules()) == layers
+
+
+@pytest.mark.parametrize("coefficients", ["own", "other", "both", None])
+@pytest.mark.parametrize("skips", ["type1", "type2", "both", None])
+def test_encapnet_runs(coefficients, skips):
+    model = create_model("encapnet_v1", capsules=2, depth=2, coefficients=coefficients, skips=skips, classes=3)
+    prediction = model(torch.rand(2, 3, 32, 32))
+    assert prediction.scores.shape == (2, 3)
+    assert prediction.capsules.poses.shape == (2, 3, 16)
+    assert prediction.scores.max() < 1
+    kinds = [type(layer.shortcut) for module in model.layers for layer in (module.type1, *module.type2)]
+    assert kinds.count(nn.Conv2d) == (4 if skips in ("type1", "both") else 0)
+
+
+@pytest.mark.parametrize(("name", "size"), [("encapnet_v1", 128), ("encapnet_v2", 32), ("encapnet_v3", 128)])
+def test_sizes(name, size):
+    model = create_model(name, capsules=2, image_size=size, classes=4).eval()
+    assert model.class_capsules.in_capsules == 2 * 4 * 4
+    assert model(torch.rand(1, 3, size, size)).scores.shape == (1, 4)
+
+
+def test_skips_over_layers_of_type_two():
+    """With a span of all layers the input of the first joins the last, and nothing else; of one, each joins its own."""
+    x, seen = torch.rand(2, 2, 4, 4, 2), []
+    for span, starts in ((None, [None, None, 0]), (1, [0, 1, 2]), (2, [None, 0, 2])):
+        module = EncapsulatedModule2d(2, 2, 2, depth=3, stride=1, coefficients=None, skips="type2", skip_span=span)
+        seen.clear()
+        for layer in module.type2:
+            layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs))
+        module(x)
+        for (_, shortcut), start in zip(seen, starts, strict=True):
+            assert (shortcut is None) == (start is None)
+            assert start is None or shortcut.poses is seen[start][0].poses
+
+
+def test_skips_of_other_names_are_refused():
+    with pytest.raises(ValueError, match="skips must be 'type1', 'type2', 'both' or None, got 'all'"):
+        EncapsulatedModule2d(2, 2, 2, depth=1, skips="all")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("capnet_dynamic", {"start": "zero"}),
+        ("capnet_dynamic", {"start": "learned", "iterations": 2}),
+        ("capnet_dynamic", {"start": "random", "iterations": 1}),
+        ("capnet_em", {}),
+        ("capnet_em", {"iterations": 2}),
+    ],
+)
+def test_capnet_runs_and_learns(name, arguments):
+    torch.manual_seed(0)
+    model = create_model(name, types=3, grid=2, classes=4, **arguments)
+    images, labels = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        prediction = model(images)
+        loss = margin_loss(prediction.scores, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert prediction.capsules.poses.shape == (8, 4, 16)
+    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_activity_of_children_counts_for_em_routing():
+    torch.manual_seed(0)
+    model = create_model("capnet_em", types=2, grid=2).eval()
+    images = torch.rand(2, 3, 16, 16)
+    before = model(images).scores
+    with torch.no_grad():
+        model.activity[1].weight[0] = 0  # the first type is absent everywhere
+        model.activity[1].bias[0] = 0
+    assert not torch.allclose(model(images).scores, before)
+
+
+def test_capnet_of_bad_arguments():
+    from torchcaps.models import CapNet
+
+    with pytest.raises(ValueError, match="routing must be 'dynamic' or 'em', got 'heinsen'"):
+        CapNet("heinsen")
+    with pytest.raises(ValueError, match="start='learned' is one of dynamic routing"):
+        CapNet("em", start="learned")
+    with pytest.raises(ValueError, match="start must be 'zero', 'random' or 'learned', got 'ones'"):
+        create_model("capnet_dynamic", start="ones")
+
+
+def test_feedback_attaches_to_every_pair_of_the_recipes():
+    model = create_model("encapnet_v1", capsules=4)
+    pairs = [
+        ("layers.1", "layers.2.type2.1"),
+        ("layers.2", "layers.3.type2.1"),
+        ("layers.2.type1", "layers.2"),
+    ]
+    feedback = FeedbackAgreement(model, pairs)
+    assert [unit.generator[0].stride for unit in feedback.units] == [(2, 2), (2, 2), (1, 1)]
+    assert all(unit.generator[0].groups == 4 for unit in feedback.units)
+    _, divergence = feedback(torch.rand(4, 3, 32, 32))
+    divergence.backward()
+    assert divergence > 0
+    assert model.layers[1].type1.conv.weight.grad.abs().max() > 0
+
+
+def test_blocks_keep_their_output_as_a_map():
+    model = create_model("encapnet_v1", capsules=2, depth=1)
+    poses = model.layers(torch.rand(2, 2, 32, 32, 1)).poses
+    assert as_map(poses).data_ptr() == poses.data_ptr()

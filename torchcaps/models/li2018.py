@@ -1,0 +1,275 @@
+"""The networks of Li, Guo, Dai, Ouyang, Wang: Neural Network Encapsulation (2018).
+
+Formulas and tables' entries are lost in the text at hand; what is here follows from its words, its arithmetic and the
+authors' code (github.com/hli2020/nn_encapsulation):
+
+- EncapNet's 18 layers are a stem, four modules of one layer of type I and three of type II, and capFC (the code's
+  default has two). How 101 layers divide is not said: as in ResNet-101.
+- Initial values are those of the code, but for the votes' biases of CapNet. These are normal there, and make all
+  classes as long as can be; from zero, as here, the network learns from the first steps on.
+- CapNet's 2048 children route to 512 parents in the code (a grid of 4x4), and to 2048 in the paper's arithmetic (8x8:
+  1,048,576 channels of votes, 4,194,304 coefficients). With the latter, 16 bytes per parameter make 151.26 and 152.45
+  MB where Table 1 has 151.24 and 152.44 "Mb"; at 4 bytes per parameter they are a fourth of it.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.cnn import FeatureClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.nn import CapsuleBlock2d, CapsuleFC, CapsuleLinear
+from torchcaps.nn.encapsulated import Coefficients, as_poses
+from torchcaps.routing import DynamicRouting, EMRouting
+from torchcaps.routing.base import Start
+
+Skips = Literal["type1", "type2", "both"]
+
+
+class EncapsulatedModule2d(nn.Module):
+    """A layer of type I, which makes capsules larger, and layers of type II, which keep them.
+
+    Args:
+        capsules: types.
+        in_pose, out_pose: features of a capsule, a vector.
+        depth: layers of type II.
+        stride: of type I.
+        coefficients: see :class:`torchcaps.CapsuleBlock2d`.
+        skips: over the layer of "type1", the layers of "type2", or "both"; None: no skip.
+        skip_span: layers of type II that one skip spans; None is all of them, as in the authors' code.
+
+    Shape:
+        - Input: `(batch, capsules, height, width, in_pose)`; output: `(batch, capsules, height / stride, width /
+          stride, out_pose)`.
+
+    Reference:
+        Li et al. 2018, section 3.1 and Figure 3a.
+    """
+
+    def __init__(
+        self,
+        capsules: int,
+        in_pose: int,
+        out_pose: int,
+        depth: int,
+        stride: int = 2,
+        coefficients: Coefficients | None = "both",
+        skips: Skips | None = "both",
+        skip_span: int | None = None,
+    ):
+        super().__init__()
+        if skips not in ("type1", "type2", "both", None):
+            raise ValueError(f"skips must be 'type1', 'type2', 'both' or None, got {skips!r}")
+        self.type1 = CapsuleBlock2d(
+            capsules, in_pose, out_pose, 3, stride, coefficients=coefficients, skip=skips in ("type1", "both")
+        )
+        self.type2 = nn.ModuleList(
+            CapsuleBlock2d(capsules, out_pose, out_pose, 1, coefficients=coefficients) for _ in range(depth)
+        )
+        self.skip_span = (skip_span or depth) if skips in ("type2", "both") else 0
+
+    def forward(self, capsules: Capsules | Tensor) -> Capsules:
+        capsules = start = self.type1(capsules)
+        for index, layer in enumerate(self.type2, start=1):
+            ends = self.skip_span > 0 and (index % self.skip_span == 0 or index == len(self.type2))
+            capsules = layer(capsules, start if ends else None)
+            if ends:
+                start = capsules
+        return capsules
+
+
+class EncapNet(nn.Module):
+    """Convolutions, encapsulated layers, a capsule per class.
+
+    Args:
+        stem: images to a map whose channels are capsules of `stem_pose` features.
+        layers: from there to the children of the class capsules.
+        class_capsules: from these to the classes.
+        stem_pose: features of the stem's capsules.
+
+    Shape:
+        - Input: `(batch, channels, height, width)`, values in [0, 1], of the size that `class_capsules` is made for.
+        - Output: a Prediction: scores `(batch, classes)`, the lengths of the class capsules, and these.
+
+    Reference:
+        Li et al. 2018, Table 2.
+    """
+
+    def __init__(self, stem: nn.Module, layers: nn.Sequential, class_capsules: CapsuleFC, stem_pose: int = 1):
+        super().__init__()
+        self.stem, self.layers, self.class_capsules, self.stem_pose = stem, layers, class_capsules, stem_pose
+
+    def forward(self, images: Tensor) -> Prediction:
+        children = self.layers(as_poses(self.stem(images), self.stem_pose))
+        capsules = self.class_capsules(children)
+        return Prediction(capsules.activations, capsules)
+
+
+@register_model
+def encapnet_v1(
+    classes: int = 10,
+    image_size: int = 32,
+    coefficients: Coefficients | None = "both",
+    skips: Skips | None = "both",
+    capsules: int = 32,
+    depth: int = 3,
+) -> EncapNet:
+    """EncapNet of 18 layers, Table 2: 34,466,400 parameters; without aide 1,738,848."""
+    return _encapnet(classes, image_size, coefficients, skips, capsules, (depth,) * 4)
+
+
+@register_model
+def encapnet_v2(
+    classes: int = 10,
+    image_size: int = 32,
+    coefficients: Coefficients | None = "both",
+    skips: Skips | None = "both",
+    capsules: int = 32,
+) -> EncapNet:
+    """EncapNet of 101 layers: 174,722,784 parameters; each layer of type II has a skip of its own."""
+    return _encapnet(classes, image_size, coefficients, skips, capsules, (8, 11, 68, 8), skip_span=1)
+
+
+@register_model
+def encapnet_v3(
+    classes: int = 200,
+    image_size: int = 128,
+    coefficients: Coefficients | None = "both",
+    skips: Skips | None = "both",
+    capsules: int = 32,
+) -> EncapNet:
+    """EncapNet of 101 layers on images of 128 pixels: 176,279,264 parameters for 200 classes."""
+    return _encapnet(classes, image_size, coefficients, skips, capsules, (8, 11, 68, 8), skip_span=1)
+
+
+def _encapnet(
+    classes: int,
+    image_size: int,
+    coefficients: Coefficients | None,
+    skips: Skips | None,
+    capsules: int,
+    depths: tuple[int, ...],
+    skip_span: int | None = None,
+) -> EncapNet:
+    """Four modules, the two shallow ones without aide. Grids from 32 pixels to 4; larger images take two strides more,
+    for the same grids from 128."""
+    first_stride = 1 if image_size <= 64 else 2
+    size, before, modules = -(-image_size // first_stride), 1, []
+    for depth, pose, stride in zip(depths, (2, 4, 8, 16), (first_stride, 2, 2, 2), strict=True):
+        branches = coefficients if pose > 4 else None
+        modules.append(EncapsulatedModule2d(capsules, before, pose, depth, stride, branches, skips, skip_span))
+        before, size = pose, -(-size // stride)
+    stem = _conv(3, capsules, first_stride)
+    return EncapNet(stem, nn.Sequential(*modules), CapsuleFC(capsules * size * size, classes, 16))
+
+
+class CapNet(nn.Module):
+    """Four convolutions, capsules on a grid, and two layers of capsules that route.
+
+    Args:
+        routing: "dynamic" with the softmax over children, or "em".
+        in_channels: channels of an image.
+        classes: number of class capsules.
+        types: of capsules, children and parents alike.
+        grid: height and width of the grid that the parents of the first routing are put on.
+        iterations: of both routings.
+        start: of the coefficients of dynamic routing, see :class:`torchcaps.DynamicRouting`.
+
+    Shape:
+        - Input: `(batch, in_channels, height, width)`, values in [0, 1].
+        - Output: a Prediction: scores `(batch, classes)`, the lengths of the class capsules' poses, and these.
+
+    Reference:
+        Li et al. 2018, section 2.2 and appendix A.1. With EM routing too a class is scored by the length of its mean,
+        as in the authors' code, and children are as active as a convolution of their own, with BN and ReLU, says.
+    """
+
+    def __init__(
+        self,
+        routing: Literal["dynamic", "em"] = "dynamic",
+        in_channels: int = 3,
+        classes: int = 10,
+        types: int = 32,
+        grid: int = 8,
+        iterations: int = 3,
+        start: Start = "zero",
+    ):
+        super().__init__()
+        if routing not in ("dynamic", "em"):
+            raise ValueError(f"routing must be 'dynamic' or 'em', got {routing!r}")
+        if routing == "em" and start != "zero":
+            raise ValueError(f"start={start!r} is one of dynamic routing; EM routing starts from uniform coefficients")
+        algorithm: DynamicRouting | EMRouting
+        if routing == "dynamic":
+            algorithm = DynamicRouting(iterations, softmax="children", start=start)
+        else:
+            algorithm = EMRouting(iterations, inverse_temperature=1.0, schedule="linear", cost_range=10.0)
+        self.types, self.grid = types, grid
+        self.features = _stem(in_channels, types)
+        self.activity = _conv(8 * types, types) if routing == "em" else None
+        self.capsules = CapsuleLinear(types, types * grid * grid, 8, 16, algorithm, bias=True, share_positions=True)
+        self.class_capsules = CapsuleLinear(types, classes, 16, 16, algorithm, bias=True, share_positions=True)
+
+    def forward(self, images: Tensor) -> Prediction:
+        features = self.features(images)
+        votes = self.capsules.votes(as_poses(features, 8))
+        if self.activity is not None:
+            votes = votes.gated(self.activity(features).flatten(1))
+        parents = self.capsules.routing(votes)
+        places = (self.types, self.grid, self.grid)
+        scores = None if parents.scores is None else parents.scores.unflatten(1, places)
+        capsules = self.class_capsules(Capsules(parents.poses.unflatten(1, places), scores))
+        return Prediction(capsules.poses.norm(dim=-1), capsules)
+
+
+@register_model
+def capnet_dynamic(
+    classes: int = 10, in_channels: int = 3, types: int = 32, grid: int = 8, iterations: int = 3, start: Start = "zero"
+) -> CapNet:
+    """CapNet with dynamic routing over children, Table 1a: 9,913,120 parameters; grid=4: 2,835,232."""
+    return CapNet("dynamic", in_channels, classes, types, grid, iterations, start)
+
+
+@register_model
+def capnet_em(classes: int = 10, in_channels: int = 3, types: int = 32, grid: int = 8, iterations: int = 3) -> CapNet:
+    """CapNet with EM routing, Table 1b: 9,991,028 parameters; grid=4: 2,910,068."""
+    return CapNet("em", in_channels, classes, types, grid, iterations)
+
+
+@register_model
+def shallow_encapnet(
+    classes: int = 10,
+    in_channels: int = 3,
+    image_size: int = 32,
+    types: int = 32,
+    coefficients: Coefficients | None = "both",
+) -> EncapNet:
+    """CapNet's convolutions, an encapsulated layer, capFC, Table 1f: 6,951,776 parameters; without aide, 1e: 508,704."""
+    size = -(-image_size // 8)
+    layers = nn.Sequential(CapsuleBlock2d(types, 8, 16, 3, stride=2, coefficients=coefficients))
+    return EncapNet(_stem(in_channels, types), layers, CapsuleFC(types * size * size, classes, 16), stem_pose=8)
+
+
+@register_model
+def shallow_cnn(classes: int = 10, in_channels: int = 3, channels: int = 32) -> FeatureClassifier:
+    """CapNet's convolutions and one more, Table 1c: 1,574,698 parameters; 80 channels: 9,811,930."""
+    stem, last = _stem(in_channels, channels), _conv(8 * channels, 16 * channels, stride=2)
+    features = nn.Sequential(stem, last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return FeatureClassifier(features, nn.Linear(16 * channels, classes))
+
+
+def _stem(in_channels: int, channels: int) -> nn.Sequential:
+    """Four convolutions to a fourth of the size, and 8 times `channels`."""
+    return nn.Sequential(
+        _conv(in_channels, channels),
+        _conv(channels, 2 * channels),
+        _conv(2 * channels, 4 * channels, stride=2),
+        _conv(4 * channels, 8 * channels, stride=2),
+    )
+
+
+def _conv(in_channels: int, out_channels: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False), nn.BatchNorm2d(out_channels), nn.ReLU()
+    )

@@ -1,0 +1,210 @@
+"""Capsule layers without iterations: a master branch and an aide branch in the place of routing."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.nn.pose import as_capsules
+from torchcaps.ops import relu_squash
+from torchcaps.routing import squash
+
+Coefficients = Literal["own", "other", "both"]
+
+
+class CapsuleBlock2d(nn.Module):
+    r"""Capsules on a grid from those of the same type (master) and of all types (aide): capConv.
+
+    With conv the convolution of one type alone, conv' that of all types together, kernel 4 larger, and c, c' one number
+    per type and position, from 3x3 convolutions of each type's capsules in one branch or in both,
+
+    .. math::
+        m = f(\text{conv}(x)), \quad a = f(\text{conv}'(x)), \quad
+        y = f(c \, m + c' \, a + \text{shortcut}), \quad f = \text{squash} \circ \text{ReLU} \circ \text{BN}
+
+    where squash shrinks each capsule. Without the aide, :math:`y = f(\text{conv}(x) + \text{shortcut})`.
+
+    The paper's type I makes capsules larger and grids smaller (kernel_size=3, stride=2, padding=1), its type II keeps
+    both (kernel_size=1).
+
+    Args:
+        capsules: their types, the same before and after.
+        in_pose, out_pose: features of a capsule, a vector.
+        kernel_size, stride, padding: of the master's convolution. The aide's has kernel_size + 4 and padding + 2.
+        coefficients: which branch the coefficients of a branch are computed from: its "own" (the paper's v1), the
+            "other" (v2) or "both" (v3); None: no aide, and no coefficients.
+        skip: add the input before the last f, through a 3x3 convolution of the same stride where the shape changes.
+
+    Shape:
+        - Input: Capsules or a tensor of poses, `(batch, capsules, height, width, in_pose)`; scores are not used.
+        - Output: poses `(batch, capsules, height_out, width_out, out_pose)`; a pose's length, in [0, 1), is its
+          presence. In memory a position's features lie apart, as in a map `(batch, channels, height, width)`: between
+          such blocks nothing is copied.
+
+    Reference:
+        Li et al. 2018, section 3.1, equation 6 and Figure 3. That both branches end in BN, ReLU and squash, and how
+        large their kernels are, is from the authors' code (github.com/hli2020/nn_encapsulation), as are the first
+        values: normal coefficients' biases, and Xavier's normal for all convolutions.
+    """
+
+    def __init__(
+        self,
+        capsules: int,
+        in_pose: int,
+        out_pose: int,
+        kernel_size: int = 3,
+        stride: int = 1,
+        padding: int | None = None,
+        coefficients: Coefficients | None = "both",
+        skip: bool = False,
+    ):
+        super().__init__()
+        if coefficients not in ("own", "other", "both", None):
+            raise ValueError(f"coefficients must be 'own', 'other', 'both' or None, got {coefficients!r}")
+        padding = kernel_size // 2 if padding is None else padding
+        if skip and 2 * padding != kernel_size - 1:
+            raise ValueError(
+                f"skip=True needs the padding {(kernel_size - 1) / 2:g} of kernel_size={kernel_size}, "
+                f"got {padding}: else the grids differ"
+            )
+        self.capsules, self.in_pose, self.out_pose = capsules, in_pose, out_pose
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        self.coefficients = coefficients
+        before, channels = capsules * in_pose, capsules * out_pose
+
+        def master() -> nn.Conv2d:
+            return nn.Conv2d(before, channels, kernel_size, stride, padding, groups=capsules, bias=False)
+
+        if coefficients is None:
+            self.conv = master()
+        else:
+            self.master = nn.Sequential(master(), BNReLUSquash(capsules, out_pose))
+            aide = nn.Conv2d(before, channels, kernel_size + 4, stride, padding + 2, bias=False)
+            self.aide = nn.Sequential(aide, BNReLUSquash(capsules, out_pose))
+            # Two convolutions that are added are one of both branches, without putting these together.
+            out = capsules * (2 if coefficients == "both" else 1)
+            self.from_master = nn.Conv2d(channels, out, 3, padding=1, groups=capsules)
+            self.from_aide = nn.Conv2d(channels, out, 3, padding=1, groups=capsules, bias=coefficients != "both")
+        self.shortcut: nn.Module | None = None
+        if skip and (in_pose != out_pose or stride != 1):
+            self.shortcut = nn.Conv2d(before, channels, 3, stride, padding=1, bias=False)
+        elif skip:
+            self.shortcut = nn.Identity()
+        self.activation = BNReLUSquash(capsules, out_pose)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all convolutions anew."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.normal_(module.bias)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+
+    def forward(self, capsules: Capsules | Tensor, shortcut: Capsules | Tensor | None = None) -> Capsules:
+        """One layer.
+
+        Args:
+            capsules: the children.
+            shortcut: capsules of the shape of the output, to be added before the last BN: a skip over several layers.
+        """
+        x = self._map(capsules)
+        y = self.conv(x) if self.coefficients is None else self._mixed(self.master(x), self.aide(x))
+        if self.shortcut is not None:
+            y = y + self.shortcut(x)
+        if shortcut is not None:
+            y = y + as_map(as_capsules(shortcut).poses)
+        return Capsules(as_poses(self.activation(y), self.out_pose))
+
+    def _mixed(self, master: Tensor, aide: Tensor) -> Tensor:
+        of_master, of_aide = self.from_master(master), self.from_aide(aide)
+        if self.coefficients == "both":
+            of_master, of_aide = (of_master + of_aide).unflatten(1, (self.capsules, 2)).unbind(2)
+        elif self.coefficients == "other":
+            of_master, of_aide = of_aide, of_master
+        master, aide = (branch.unflatten(1, (self.capsules, self.out_pose)) for branch in (master, aide))
+        return torch.addcmul(master * of_master.unsqueeze(2), aide, of_aide.unsqueeze(2)).flatten(1, 2)
+
+    def _map(self, capsules: Capsules | Tensor) -> Tensor:
+        poses = as_capsules(capsules).poses
+        if poses.dim() != 5 or (poses.shape[1], poses.shape[4]) != (self.capsules, self.in_pose):
+            raise ValueError(
+                f"expected poses of shape (batch, {self.capsules}, height, width, {self.in_pose}), "
+                f"got {tuple(poses.shape)}"
+            )
+        return as_map(poses)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.capsules}, in_pose={self.in_pose}, out_pose={self.out_pose}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, coefficients={self.coefficients!r}"
+        )
+
+
+class BNReLUSquash(nn.Module):
+    """Batch normalisation and ReLU of a map, squash of each capsule in it."""
+
+    def __init__(self, capsules: int, pose: int):
+        super().__init__()
+        self.pose = pose
+        self.bn = nn.BatchNorm2d(capsules * pose)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu_squash(self.bn(x), self.pose)
+
+
+def as_map(poses: Tensor) -> Tensor:
+    """Poses on a grid `(batch, types, height, width, features)` as channels, `(batch, types * features, h, w)`."""
+    return poses.movedim(-1, 2).flatten(1, 2)
+
+
+def as_poses(x: Tensor, features: int) -> Tensor:
+    """A map `(batch, types * features, height, width)` as poses `(batch, types, height, width, features)`."""
+    return x.unflatten(1, (-1, features)).movedim(2, -1)
+
+
+class CapsuleFC(nn.Module):
+    r"""Every feature of a parent is a sum of the same feature of all children: capFC.
+
+    .. math:: v_j = \text{squash}(s_j), \quad s_j^h = \sum_i W^h_{ij} \, u_i^h
+
+    Args:
+        in_capsules: number of children.
+        out_capsules: number of parents.
+        pose: features of a capsule, a vector.
+
+    Shape:
+        - Input: Capsules or a tensor of poses, `(batch, in_capsules, pose)`, or on a grid `(batch, types, height,
+          width, pose)`, which is flattened in this order; scores are not used.
+        - Output: poses `(batch, out_capsules, pose)`; a pose's length, in [0, 1), is its presence.
+        - `weight`: `(pose, in_capsules, out_capsules)`.
+
+    Reference:
+        Li et al. 2018, section 3.1, and the authors' code: weights start uniform within 1 / sqrt(in_capsules).
+    """
+
+    def __init__(self, in_capsules: int, out_capsules: int, pose: int):
+        super().__init__()
+        self.in_capsules, self.out_capsules, self.pose = in_capsules, out_capsules, pose
+        self.weight = nn.Parameter(torch.empty(pose, in_capsules, out_capsules))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.in_capsules**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, capsules: Capsules | Tensor) -> Capsules:
+        poses = as_capsules(capsules).poses
+        children = poses.flatten(1, -2) if poses.dim() in (3, 5) else poses
+        if children.shape[1:] != (self.in_capsules, self.pose):
+            raise ValueError(
+                f"expected poses of shape (batch, {self.in_capsules}, {self.pose}), or so many on a grid, "
+                f"got {tuple(poses.shape)}"
+            )
+        return Capsules(squash(torch.einsum("bih,hij->bjh", children, self.weight)))
+
+    def extra_repr(self) -> str:
+        return f"{self.in_capsules}, {self.out_capsules}, pose={self.pose}"
