@@ -70,13 +70,13 @@ class EncapsulatedModule2d(nn.Module):
         self.skip_span = (skip_span or depth) if skips in ("type2", "both") else 0
 
     def forward(self, capsules: Capsules | Tensor) -> Capsules:
-        capsules = start = self.type1(capsules)
+        start = routed = self.type1(capsules)
         for index, layer in enumerate(self.type2, start=1):
             ends = self.skip_span > 0 and (index % self.skip_span == 0 or index == len(self.type2))
-            capsules = layer(capsules, start if ends else None)
+            routed = layer(routed, start if ends else None)
             if ends:
-                start = capsules
-        return capsules
+                start = routed
+        return routed
 
 
 class EncapNet(nn.Module):

@@ -1,0 +1,152 @@
+"""What an encapsulated layer costs beside the convolutions inside it.
+
+    python benchmarks/encapsulated.py [--batch 64] [--rounds 11]
+
+Layers of EncapNet run forward and backward, in turns with their own convolutions: alone, and with batch normalisation
+and ReLU after those of the branches and of the shortcut, as in an ordinary network. Printed are ratios of medians over
+the rounds, and of the most memory that was allocated at once (PyTorch's count) beyond weights and input. "norm" is the
+same layer with its capsules squashed by `torch.linalg.vector_norm`; values and gradients must agree first. The last row
+is a whole EncapNet of 18 layers; of that, "alone" leaves out all BN, ReLU and squash, and "+ BN, ReLU" all squash.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from torchcaps import CapsuleBlock2d, create_model
+from torchcaps.functional import squash
+from torchcaps.nn import encapsulated
+from torchcaps.nn.encapsulated import as_poses
+
+# (in_pose, out_pose, kernel_size, stride, size): EncapNet's third and fourth module, type I and type II.
+LAYERS = {
+    "module 3, type I": (4, 8, 3, 2, 16),
+    "module 3, type II": (8, 8, 1, 1, 8),
+    "module 4, type I": (8, 16, 3, 2, 8),
+    "module 4, type II": (16, 16, 1, 1, 4),
+}
+TYPES = 32
+
+
+def squash_by_norm(x: Tensor, features: int) -> Tensor:
+    return squash(x.relu().unflatten(1, (-1, features)), dim=2).flatten(1, 2)
+
+
+def convolutions(block: CapsuleBlock2d, normed: bool) -> Callable[[Tensor], Tensor]:
+    """The layer's convolutions one after the other, each on an input of the right shape."""
+    branches = [block.conv] if block.coefficients is None else [block.master[0], block.aide[0]]
+    readers = [] if block.coefficients is None else [block.from_master, block.from_aide]
+    norms = [nn.BatchNorm2d(branch.out_channels) for branch in branches]
+
+    def run(x: Tensor) -> Tensor:
+        maps = [branch(x) for branch in branches]
+        if normed:
+            maps = [norm(y).relu() for norm, y in zip(norms, maps, strict=True)]
+        maps += [reader(y) for reader, y in zip(readers, maps, strict=False)]
+        return sum(y.sum() for y in maps)
+
+    return run
+
+
+def peak(run: Callable[[], None]) -> int:
+    """Bytes that PyTorch's CPU allocator held at most at once during a run, beyond those held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    held = most = 0
+    for event in profiled.profiler.kineto_results.events():
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU:
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def compare(
+    name: str, coefficients: str | None, runs: dict[str, Callable[[], Tensor]], learned: nn.Module, rounds: int
+):
+    """One row of ratios: runs["layer"] to the others."""
+    taken = defaultdict(list)
+    for _ in range(rounds + 1):  # the first warms up
+        for way, run in runs.items():
+            learned.zero_grad()
+            start = time.perf_counter()
+            run().backward()
+            taken[way].append(time.perf_counter() - start)
+    medians = {way: statistics.median(times[1:]) for way, times in taken.items()}
+    peaks = {}
+    for way, run in runs.items():
+        learned.zero_grad()
+        peaks[way] = peak(lambda run=run: run().backward())
+    ratios = [part["layer"] / part[way] for part in (medians, peaks) for way in ("alone", "normed", "norm")]
+    shown = "".join(f"{ratio:>{width}.2f}x" for ratio, width in zip(ratios, (11, 11, 7, 15, 11, 7), strict=True))
+    print(f"{name:20}{coefficients!s:14}{shown}", flush=True)
+
+
+def patched(run: Callable[[], Tensor], where: object, name: str, by: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    """A forward pass with something replaced."""
+
+    def forward() -> Tensor:
+        with mock.patch.object(where, name, by):
+            return run()
+
+    return forward
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"{'':34}{'time':16}{'':16}{'memory'}")
+    head = "".join(
+        f"{title:>{width}}"
+        for title, width in zip(2 * ("alone", "+BN,ReLU", "norm"), (12, 12, 8, 16, 12, 8), strict=True)
+    )
+    print(f"{'layer':20}{'coefficients':14}{head}")
+    for name, (before, after, kernel, stride, size) in LAYERS.items():
+        for coefficients in ("both", "own", None):
+            block = CapsuleBlock2d(TYPES, before, after, kernel, stride, coefficients=coefficients)
+            x = torch.rand(options.batch, TYPES * before, size, size, requires_grad=True)
+            weights = torch.rand(options.batch, TYPES, size // stride, size // stride, after)
+
+            def layer(x=x, block=block, weights=weights, before=before) -> Tensor:
+                return (block(as_poses(x, before)).poses * weights).sum()
+
+            runs = {
+                "layer": layer,
+                "alone": partial(convolutions(block, False), x),
+                "normed": partial(convolutions(block, True), x),
+                "norm": patched(layer, encapsulated, "relu_squash", squash_by_norm),
+            }
+            results = [
+                (y := runs[way](), *torch.autograd.grad(y, [x, *block.parameters()])) for way in ("layer", "norm")
+            ]
+            for ours, theirs in zip(*results, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+            compare(name, coefficients, runs, block, options.rounds)
+    network = create_model("encapnet_v1")
+    images = torch.rand(options.batch, 3, 32, 32)
+
+    def step() -> Tensor:
+        return network(images).scores.sum()
+
+    activation = encapsulated.BNReLUSquash
+    runs = {
+        "layer": step,
+        "alone": patched(step, activation, "forward", lambda self, x: x),
+        "normed": patched(step, activation, "forward", lambda self, x: self.bn(x).relu()),
+        "norm": patched(step, encapsulated, "relu_squash", squash_by_norm),
+    }
+    compare("EncapNet, 18 layers", "both", runs, network, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
