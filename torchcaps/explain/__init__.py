@@ -3,6 +3,7 @@
 from torchcaps.extras import needs
 
 with needs("train"):
+    from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.figures import (
         coefficients_figure,
         perturb,
@@ -13,6 +14,8 @@ with needs("train"):
     from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure, read_image, write_heatmaps
 
 __all__ = [
+    "RoutingDynamics",
+    "capsule_layers",
     "coefficients_figure",
     "entropies",
     "heatmaps",
@@ -21,6 +24,8 @@ __all__ = [
     "perturbations_figure",
     "read_image",
     "reconstructions_figure",
+    "routing_dynamics",
+    "routing_dynamics_figure",
     "write_figures",
     "write_heatmaps",
 ]
