@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from scipy.io import savemat
 
 if not torch.cuda.is_available():
@@ -57,4 +58,21 @@ def images_of_noise(mnist_of_noise: Path) -> Path:
     images = torch.randint(256, (1600, 16), generator=generator).byte().numpy()
     test = {"image": images, "label_int": (torch.arange(16) % 10).byte().numpy()[None]}
     savemat(mnist_of_noise / "affnist" / "test.mat", {"affNISTdata": test})
+    write_photographs(mnist_of_noise / "imagenet")
     return mnist_of_noise
+
+
+def write_photographs(folder: Path) -> None:
+    """Ten classes of two training and two test photographs of noise, and a list of four of the classes."""
+    generator = torch.Generator().manual_seed(0)
+    for part in ("train", "val"):
+        for label in range(10):
+            (folder / part / f"n{label:08}").mkdir(parents=True)
+            for image in range(2):
+                size = (
+                    int(torch.randint(5, 61, (), generator=generator)),
+                    int(torch.randint(5, 81, (), generator=generator)),
+                )
+                pixels = torch.randint(256, (*size, 3), generator=generator).byte().numpy()
+                Image.fromarray(pixels).save(folder / part / f"n{label:08}" / f"{part}_{label}_{image}.JPEG")
+    (folder / "h-imagenet.txt").write_text("# four of ten\nn00000007\nn00000002\nn00000004\nn00000009\n")

@@ -1,6 +1,8 @@
-"""The command line: `torchcaps train | test | explain | recipes | models | bench`."""
+"""The command line: `torchcaps train | test | explain | recipes | models | hardest | bench`."""
 
 import argparse
+import csv
+import io
 import itertools
 import pickle
 import sys
@@ -67,29 +69,89 @@ def test(options: argparse.Namespace, overrides: list[str]) -> None:
     cli = _build(options, overrides, logs=False)
     _, state = _checkpoint(options, cli, "network.")
     cli.model.load_state_dict(state)
+    if options.predictions:
+        if cli.model.labels_per_image != 1:
+            raise BadInput("--predictions is for images of one class each, and this recipe's have several")
+        if cli.trainer.world_size > 1:
+            raise BadInput("--predictions needs all images in one process: add --trainer.devices 1")
+        if options.predictions.is_dir():
+            raise BadInput(f"--predictions {options.predictions} is a folder: give the path of a .csv file")
+        cli.model.predictions = []
     with _bad_data():
         _test(cli)
+    if cli.model.predictions:
+        names = cli.datamodule.names
+        rows = torch.cat(cli.model.predictions, 1).T.tolist()
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow(("label", "prediction"))
+        writer.writerows((names[label], names[prediction]) for label, prediction in rows)
+        print(f"predictions: {_write(options.predictions, written.getvalue())}")
 
 
 def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     """Draw what a checkpoint of a recipe has learned."""
     from torchcaps.explain import write_figures, write_heatmaps
 
+    if options.dynamics is None and (len(options.ckpt_path) > 1 or options.images is not None):
+        raise BadInput("several --ckpt_path, and --images, are for --dynamics: leave them out, or give --dynamics too")
+    if options.dynamics is not None and options.image:
+        raise BadInput("--dynamics is of test images, and --image of heatmaps: leave one of them out")
     cli = _build(options, overrides, logs=False)
-    checkpoint, state = _checkpoint(options, cli, "network.")
+    if options.dynamics is not None:
+        return _explain_dynamics(options, cli)
+    checkpoint, state = _checkpoint(options, cli, "network.", options.ckpt_path[0])
     cli.model.load_state_dict(state)
-    folder = Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
+    folder = _figures(options, checkpoint)
     if options.image:
         with _bad_data():
             print(f"figure: {write_heatmaps(cli.model.network, options.image, cli.datamodule.shape, folder)}")
         return
     with _bad_data():
         cli.datamodule.setup("test")
+    batches = ((cli.datamodule.centre(images), *rest) for images, *rest in cli.datamodule.test_dataloader())
     try:
-        for path in write_figures(cli.model.network, cli.datamodule.test_dataloader(), folder):
-            print(f"figure: {path}")
+        with _bad_data():  # photographs are read only now
+            for path in write_figures(cli.model.network, batches, folder):
+                print(f"figure: {path}")
     except TypeError as error:  # not a network that there are figures for
         raise BadInput(str(error)) from error
+
+
+def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
+    """A row of panels per layer, a panel per checkpoint."""
+    from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
+    from torchcaps.explain.pictures import write
+
+    left = 128 if options.images is None else options.images
+    if left < 1:
+        raise BadInput(f"--images must be at least 1, got {left}")
+    checkpoints: dict[tuple[int, Path], Path] = {}
+    for given in options.ckpt_path:
+        path, _ = _checkpoint(options, cli, "network.", given)
+        # Of a run, `last` and the newest have the same epoch.
+        checkpoints.setdefault((_read(path, "epoch") + 1, path.parent), path)
+    network = cli.model.network
+    with _bad_data():
+        rows: dict[str, list[Any]] = {name: [] for name in options.dynamics or capsule_layers(network)}
+        cli.datamodule.setup("test")
+        batches = []
+        for images, *_ in cli.datamodule.test_dataloader():
+            batches.append(cli.datamodule.centre(images[:left]))
+            left -= len(batches[-1])
+            if not left:
+                break
+        for epoch, folder in sorted(checkpoints):
+            path = checkpoints[epoch, folder]
+            cli.model.load_state_dict(_read(path, "state_dict"))
+            for name, row in rows.items():
+                row.append((f"after epoch {epoch}", routing_dynamics(network, name, batches)))
+    figure = routing_dynamics_figure(list(rows.values()), list(rows))
+    print(f"figure: {write(figure, _figures(options, path) / 'dynamics.png')}")
+
+
+def _figures(options: argparse.Namespace, checkpoint: Path) -> Path:
+    return Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
 
 
 def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -113,6 +175,18 @@ def models(options: argparse.Namespace, overrides: list[str]) -> None:
     if not rows:
         raise BadInput(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
     _print_table(("model", "parameters", ""), rows)
+
+
+def hardest(options: argparse.Namespace, overrides: list[str]) -> None:
+    """List the classes that a classifier is most often wrong about, as a class_list of ImageNet."""
+    from torchcaps.data.hardest import class_list, read_predictions
+
+    with _bad_data():
+        text = class_list(*read_predictions(options.file), options.classes)
+    if options.out:
+        print(f"classes: {_write(options.out, text)}")
+    else:
+        print(text, end="")
 
 
 def bench(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -185,11 +259,17 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--ckpt_path",
             required=run is not train,
-            help="a checkpoint, or `last` for the newest of this recipe" + (" to resume" if run is train else ""),
+            nargs="+" if run is explain else None,
+            help="a checkpoint, or `last` for the newest of this recipe"
+            + {train: " to resume", explain: "; several for --dynamics"}.get(run, ""),
         )
         if run is train:
             command.add_argument("--smoke", action="store_true", help="two steps of two images, to see that all runs")
         command.add_argument("--runs", default="runs", help="folder of all runs (default: %(default)s)")
+        if run is test:
+            command.add_argument(
+                "--predictions", type=Path, metavar="FILE", help="also write each image's label and prediction, as CSV"
+            )
         if run is explain:
             command.add_argument("--figures", help="folder for the figures (default: beside the checkpoint)")
             command.add_argument(
@@ -199,12 +279,28 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="FILE",
                 help="pictures instead of test images, for heatmaps",
             )
+            command.add_argument(
+                "--dynamics",
+                nargs="*",
+                metavar="LAYER",
+                help="how votes agree with the parents of these layers, by default of all, and how long they are: a "
+                "panel per checkpoint. To keep one of each epoch: torchcaps train RECIPE "
+                "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1",
+            )
+            command.add_argument("--images", type=int, metavar="N", help="test images for --dynamics (default: 128)")
         command.set_defaults(run=run)
     command = commands.add_parser("recipes", help=recipes.__doc__, description=recipes.__doc__)
     command.set_defaults(run=recipes)
     command = commands.add_parser("models", help=models.__doc__, description=models.__doc__)
     command.add_argument("pattern", nargs="?", default="*", help="shell-style, e.g. 'capsnet*'")
     command.set_defaults(run=models)
+    command = commands.add_parser("hardest", help=hardest.__doc__, description=hardest.__doc__, allow_abbrev=False)
+    command.add_argument(
+        "file", type=Path, metavar="FILE", help="a CSV with columns label and prediction, as of `torchcaps test`"
+    )
+    command.add_argument("--classes", type=int, required=True, metavar="N", help="how many to list")
+    command.add_argument("--out", type=Path, metavar="FILE", help="to write the list to (default: print it)")
+    command.set_defaults(run=hardest)
     command = commands.add_parser("bench", help=bench.__doc__, description=bench.__doc__, allow_abbrev=False)
     command.add_argument("--layer", nargs="+", metavar="NAME", help="default: all")
     command.add_argument("--way", nargs="+", metavar="NAME", help="default: all; the baseline is always measured")
@@ -256,19 +352,22 @@ def _new_run_folder(options: argparse.Namespace) -> Path:
     return runs / f"version_{max(taken, default=-1) + 1}"
 
 
-def _checkpoint(options: argparse.Namespace, cli: "RecipeCLI", part: str) -> tuple[Path, dict[str, torch.Tensor]]:
+def _checkpoint(
+    options: argparse.Namespace, cli: "RecipeCLI", part: str, given: str | None = None
+) -> tuple[Path, dict[str, torch.Tensor]]:
     """The checkpoint that was asked for and the model's state in it, if it fits the model and was trained with the
     same values of `part`."""
-    if options.ckpt_path == "last":
+    given = given or options.ckpt_path
+    if given == "last":
         found = sorted(_runs(options).glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
         if not found:
             raise BadInput(f"no checkpoint under {_runs(options)}: run `torchcaps train {options.recipe}` first")
         path = found[-1]
     else:
-        path = Path(options.ckpt_path)
+        path = Path(given)
         if not path.is_file():
             raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
-    state = _state(path)
+    state = _read(path, "state_dict")
     expected = {name: tuple(value.shape) for name, value in cli.model.state_dict().items()}
     found_shapes = {name: tuple(value.shape) for name, value in state.items()}
     for name in {**expected, **found_shapes}:
@@ -299,9 +398,10 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _state(path: Path) -> dict[str, torch.Tensor]:
+def _read(path: Path, key: str) -> Any:
+    """Part of a checkpoint."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        return torch.load(path, map_location="cpu", weights_only=True)[key]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
         raise BadInput(
             f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): "
@@ -323,6 +423,17 @@ def _test(cli: "RecipeCLI") -> None:
     (metrics,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     for name, value in metrics.items():
         print(f"{name}: {value:.4f}")
+
+
+def _write(path: Path, text: str) -> Path:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        return unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:

@@ -1,8 +1,10 @@
-"""The laws of every image set: fixed splits, whole float batches, exact shifts and mirrors in training only."""
+"""The laws of every image set: fixed splits, whole float batches, exact shifts, crops and mirrors, and when."""
 
+import colorsys
 import pickle
 import sys
 from collections import Counter
+from typing import Any
 
 import lightning
 import pytest
@@ -11,7 +13,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from torchcaps.data import DataError, ImageData
+from torchcaps.data import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    SVHN,
+    AffineMNIST,
+    AffNIST,
+    DataError,
+    Digits,
+    DiverseMultiMNIST,
+    ExpandedMNIST,
+    FashionMNIST,
+    ImageData,
+    MultiMNIST,
+)
 from torchcaps.data.images import ImageSet
 
 
@@ -163,11 +179,35 @@ def test_loader_before_setup_says_what_to_call() -> None:
         ({"shift": 6}, "shift must be from 0 to 5 pixels, got 6"),
         ({"val_size": -1}, "val_size must be 0 or more, got -1"),
         ({"num_workers": -1}, "num_workers must be 0 or more, got -1"),
+        ({"resize": 5}, "resize must be None or at least 6 pixels, got 5"),
+        ({"jitter": -0.1}, "jitter must be from 0 to 0.5, got -0.1"),
+        ({"jitter": 0.6}, "jitter must be from 0 to 0.5, got 0.6"),
+        ({"jitter": float("nan")}, "jitter must be from 0 to 0.5, got nan"),
+        ({"jitter": 0.2}, "jitter is for images in colour, and these have 2 channels: set it to 0"),
+        ({"ten_crop": True}, "ten_crop needs resize, the side of what .*: set it to more than 6 pixels"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         Toy(**arguments)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(MNIST, FashionMNIST, ExpandedMNIST, AffineMNIST, AffNIST, MultiMNIST, DiverseMultiMNIST),
+        *(CIFAR10, CIFAR100, SVHN, Digits),
+    ],
+)
+def test_every_set_takes_every_option(kind: type[ImageData]) -> None:
+    side = kind.shape[1] + 2
+    data = kind(batch_size=3, val_size=20, num_workers=0, flip=True, resize=side, ten_crop=True)
+    assert (data.batch_size, data.val_size, data.flip, data.resize, data.ten_crop) == (3, 20, True, side, True)
+    assert data.crops(torch.rand(4, *kind.shape)).shape == (4, 10, *kind.shape)
+    assert data.augment(torch.rand(4, *kind.shape)).shape == (4, *kind.shape)
+    assert data.names == [str(label) for label in range(kind.classes)]
+    with pytest.raises(TypeError, match="resise"):
+        kind(resise=side)
 
 
 @pytest.mark.parametrize("val_size", [2, 88, 90, 1000])
@@ -242,6 +282,143 @@ def test_shift_and_flip_are_independent() -> None:
 def test_no_shift_returns_the_images() -> None:
     images = torch.rand(8, 2, 6, 7)
     assert torch.equal(Toy().augment(images), images)
+
+
+# Resizing and cropping
+
+
+class Colour(Toy):
+    """8 images of 4 x 4 in colour."""
+
+    shape = (3, 4, 4)
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(int(train))
+        return torch.randint(1, 256, (9, 3, 4, 4), dtype=torch.uint8, generator=generator), torch.arange(9) % 3
+
+
+def coordinates(count: int, side: int) -> Tensor:
+    """Images (count, 3, side, side) whose pixels say 100 * row + column + 1: already as large as `resize` asks for."""
+    rows = torch.arange(side, dtype=torch.float32)
+    return (100 * rows[:, None] + rows + 1).expand(count, 3, side, side)
+
+
+def test_enlarging_is_bilinear() -> None:
+    class Pair(Toy):
+        shape = (1, 2, 2)
+
+    # Twice as large, new pixels lie at 1/4 and 3/4 between the old ones, and beyond these, where nothing changes.
+    row = torch.tensor([0.0, 0.25, 0.75, 1.0])
+    image = torch.tensor([[0.0, 1.0], [2.0, 3.0]])[None, None]
+    whole = row + 2 * row[:, None]
+    data = Pair(resize=4, ten_crop=True)
+    torch.testing.assert_close(data.centre(image)[0, 0], whole[1:3, 1:3])
+    torch.testing.assert_close(data.crops(image)[0, 1, 0], whole[:2, 2:])
+    assert data.augment(image).shape == (1, 1, 2, 2)
+
+
+def test_the_shorter_side_is_what_resize_says() -> None:
+    assert Toy(resize=12)._enlarged(torch.rand(3, 2, 6, 7)).shape == (3, 2, 12, 14)
+    assert Toy(resize=12).centre(torch.rand(3, 2, 6, 7)).shape == (3, 2, 6, 7)
+
+
+def test_ten_crops_by_hand() -> None:
+    images = coordinates(2, side=7) * torch.tensor([1.0, -1.0])[:, None, None, None]
+    crops = Colour(resize=7, ten_crop=True).crops(images)
+    assert crops.shape == (2, 10, 3, 4, 4)
+    # Three pixels are left over each way: the corners are 0 or 3 down and right, the centre is 1.
+    assert crops[0, :, 0, 0, 0].tolist() == [1, 4, 301, 304, 102, 4, 7, 304, 307, 105]
+    assert crops[0, :, 0, 3, 3].tolist() == [304, 307, 604, 607, 405, 301, 304, 601, 604, 402]
+    assert crops[0, 3, 2].tolist() == [[100 * row + column + 1 for column in range(3, 7)] for row in range(3, 7)]
+    assert crops[0, 8, 1].tolist() == [[100 * row + column + 1 for column in range(6, 2, -1)] for row in range(3, 7)]
+    assert torch.equal(crops[1], -crops[0])
+
+
+def test_the_centre() -> None:
+    for side, first in ((4, 1), (5, 1), (6, 102), (7, 102), (8, 203)):
+        centre = Colour(resize=side).centre(coordinates(2, side))
+        assert centre.shape == (2, 3, 4, 4)
+        assert torch.equal(centre[1, 2] - first, coordinates(1, 4)[0, 0] - 1)
+        assert torch.equal(centre, Colour(resize=side).crops(coordinates(2, side)))
+
+
+def test_random_crops_are_anywhere_and_each_image_has_its_own() -> None:
+    torch.manual_seed(0)
+    cropped = Colour(resize=7).augment(coordinates(6400, side=7))
+    assert cropped.shape == (6400, 3, 4, 4)
+    first = cropped[:, :1, :1, :1]
+    assert torch.equal(cropped - first, (coordinates(1, 4) - 1).expand_as(cropped))
+    counts = Counter(first.flatten().tolist())
+    assert set(counts) == {100 * down + right + 1 for down in range(4) for right in range(4)}
+    assert max(abs(count - 400) for count in counts.values()) < 5 * 20  # a deviation is 19.4
+
+
+def test_random_crops_with_a_shift_also_begin_outside() -> None:
+    torch.manual_seed(0)
+    cropped = Colour(resize=5, shift=1).augment(coordinates(1600, side=5))
+    windows = pad(coordinates(1, side=5), (1, 1, 1, 1)).unfold(2, 4, 1).unfold(3, 4, 1)[0, 0].flatten(0, 1)
+    matches = (windows == cropped[:, :1]).flatten(2).all(2)
+    assert matches.sum(1).eq(1).all()
+    assert matches.shape == (1600, 16)
+    assert (matches.sum(0) - 100).abs().max() < 5 * 10
+
+
+def test_the_same_seed_gives_the_same_images() -> None:
+    data, images = Colour(resize=6, flip=True, jitter=0.2), torch.rand(16, 3, 4, 4)
+    torch.manual_seed(5)
+    first, second = data.augment(images), data.augment(images)
+    torch.manual_seed(5)
+    assert torch.equal(first, data.augment(images))
+    assert not torch.equal(first, second)
+
+
+def test_bytes_become_floats() -> None:
+    images = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8)
+    for of_bytes in (Colour().augment(images), Colour().centre(images), Colour().crops(images)):
+        assert torch.equal(of_bytes, images.float() / 255)
+
+
+# Jitter
+
+
+def test_jitter_of_a_grey_image_is_its_brightness() -> None:
+    # It has no contrast, no saturation and no hue.
+    torch.manual_seed(0)
+    grey = torch.full((4000, 3, 4, 4), 0.5)
+    jittered = Colour(jitter=0.2).augment(grey)
+    assert torch.allclose(jittered, jittered[:, :1, :1, :1].expand_as(jittered), atol=1e-5)
+    factors = jittered[:, 0, 0, 0] / 0.5
+    assert factors.min() >= 0.8 - 1e-5
+    assert factors.max() <= 1.2 + 1e-5
+    counts = torch.histc(factors, 10, 0.8, 1.2)  # each image its own, uniform
+    assert (counts - 400).abs().max() < 5 * 20
+
+
+def test_jitter_turns_the_hue() -> None:
+    torch.manual_seed(0)
+    red = torch.tensor([0.6, 0.4, 0.4])[:, None, None].expand(1000, 3, 4, 4)
+    hues = [colorsys.rgb_to_hsv(*pixel)[0] for pixel in Colour(jitter=0.2).augment(red)[:, :, 0, 0].tolist()]
+    hues = [hue - round(hue) for hue in hues]
+    assert max(map(abs, hues)) <= 0.2 + 1e-4
+    assert min(hues) < -0.19
+    assert max(hues) > 0.19
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_precision_of_the_run_stays(dtype: torch.dtype) -> None:
+    data, images = Colour(resize=6, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4).to(dtype)
+    for made in (data.augment(images), data.centre(images), data.crops(images)):
+        assert made.dtype == dtype
+        assert made.min() >= 0
+        assert made.max() <= 1
+
+
+def test_only_training_is_random() -> None:
+    data, images = Colour(resize=6, shift=1, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4)
+    plain = Colour(resize=6, ten_crop=True)
+    for _ in range(3):
+        assert torch.equal(data.centre(images), plain.centre(images))
+        assert torch.equal(data.crops(images), plain.crops(images))
 
 
 class Recorder(lightning.LightningModule):
@@ -328,7 +505,26 @@ def test_trainer_augments_training_batches_only() -> None:
     assert matches.flatten(2).any(0).any(0).sum() == 9
 
 
-@pytest.mark.parametrize("package", ["lightning", "kornia", "pooch", "sklearn"])
+@quiet
+def test_trainer_crops_as_the_stage_wants() -> None:
+    data, module, trainer = Colour(batch_size=9, resize=6, val_size=3, ten_crop=True), Recorder(), small_trainer()
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    assert data.train_set is not None
+    assert data.val_set is not None
+    assert data.test_set is not None
+    every = range(9)
+    assert module.seen["train"][0].shape == (6, 3, 4, 4)
+    originals = data._enlarged(data.train_set.__getitems__([*every][:6])[0]).unfold(2, 4, 1).unfold(3, 4, 1)
+    for image in module.seen["train"][0]:
+        assert (originals == image[None, :, None, None]).flatten(4).all(4).all(1).sum() == 1
+    assert torch.equal(module.seen["val"][1], data.centre(data.val_set.__getitems__([0, 1, 2])[0]))
+    test = data.test_set.__getitems__([*every])[0]
+    assert torch.equal(module.seen["test"][0], data.crops(test))
+    assert module.seen["test"][0].shape == (9, 10, 3, 4, 4)
+
+
+@pytest.mark.parametrize("package", ["lightning", "kornia", "pooch", "sklearn", "PIL"])
 def test_missing_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.split(".")[0] == package:

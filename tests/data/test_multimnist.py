@@ -406,3 +406,14 @@ def test_parts_are_the_digits_of_the_same_images(kind):
     image, _, one = data.part("test")[7]
     assert torch.equal(image, images[7])
     assert torch.equal(one, parts[7])
+
+
+def test_digits_on_their_own_fit_no_other_images() -> None:
+    for options in ({"resize": 38}, {"flip": True}):
+        with pytest.raises(ValueError, match="^parts do not fit mirrored or resized images: leave out flip and resize"):
+            Multi(parts=True, **options)
+    data = Multi(resize=38, flip=True, ten_crop=True, test_size=3)
+    data.setup("test")
+    images, labels = next(iter(data.test_dataloader()))
+    assert data.crops(images).shape == (3, 10, 1, 36, 36)
+    assert labels.shape == (3, 10)

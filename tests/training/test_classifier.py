@@ -126,6 +126,53 @@ def test_each_digit_of_an_image_is_drawn_from_its_own_capsule():
         classifier.training_step((images, labels), 0)
 
 
+# Several crops of an image
+
+
+@pytest.mark.parametrize(("loss", "labels_per_image"), [(nn.CrossEntropyLoss(), 1), (nn.BCEWithLogitsLoss(), 2)])
+def test_scores_of_crops_are_averaged(loss, labels_per_image):
+    network, crops = small(decoder=None), torch.rand(4, 10, 1, 8, 8)
+    labels = torch.tensor([0, 2, 1, 1]) if labels_per_image == 1 else torch.tensor([[1.0, 0.0, 1.0]] * 4)
+    classifier = Classifier(network, loss, classes=3, labels_per_image=labels_per_image)
+    single = [network(crops[:, k]).scores for k in range(10)]
+    mean = sum(single) / 10
+    torch.testing.assert_close(classifier(crops).scores, mean)
+    torch.testing.assert_close(classifier._step("test", (crops, labels)), loss(mean, labels))
+    if labels_per_image == 1:
+        right = mean.argmax(1) == labels
+    else:
+        right = mean.argmin(1) == 1  # two of three are taken
+    assert classifier.test_accuracy.compute() == right.float().mean()
+
+
+def test_the_mean_decides_and_not_the_majority():
+    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=2)
+    scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]]).view(1, 3, 2, 1, 1)
+    classifier.network.register_forward_hook(lambda module, inputs, output: Prediction(output.scores.flatten(1)))
+    classifier.test_step((scores, torch.tensor([1])), 0)
+    assert classifier.test_accuracy.compute() == 1
+
+
+def test_crops_are_not_reconstructed():
+    classifier = Classifier(small(), MarginLoss(), classes=3, reconstruction_weight=0.01)
+    message = "^no image can be reconstructed from several crops: set reconstruction_weight to 0, or ten_crop to false$"
+    with pytest.raises(ValueError, match=message):
+        classifier.test_step((torch.rand(4, 10, 1, 8, 8), torch.tensor([0, 2, 1, 1])), 0)
+
+
+def test_predictions_of_the_test_are_kept_if_wanted():
+    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=4)
+    labels = torch.tensor([0, 1, 1, 3])
+    classifier.test_step((SCORES, labels), 0)
+    assert classifier.predictions is None
+    classifier.predictions = []
+    classifier.test_step((SCORES, labels), 0)
+    classifier.validation_step((SCORES, labels), 0)
+    classifier.training_step((SCORES.clone().requires_grad_(), labels), 0)
+    (kept,) = classifier.predictions
+    assert kept.tolist() == [[0, 1, 1, 3], [0, 0, 1, 2]]
+
+
 # What goes wrong while training
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from torchcaps.cli import main
+from torchcaps.explain import pictures
 from torchcaps.recipes import find_recipe, list_recipes, published
 from torchcaps.training.cli import RecipeCLI
 
@@ -102,10 +103,18 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert "text.png is not a picture that can be read" in error_of(capfd, *arguments, "text.png")
 
 
+def narrower(name: str) -> list[str]:
+    """Overrides for sixty recipes of hundreds of megabytes, which the slow test runs as they are."""
+    if not name.startswith("li2018/") or "/small/" in name or "-cnn" in name or "resnet" in name:
+        return []
+    types = "types" if "capnet" in name or "shallow" in name else "capsules"
+    return [f"--model.network.{types}=4"]
+
+
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    assert call("train", name, "--smoke") == 0
+    assert call("train", name, "--smoke", *narrower(name)) == 0
     state = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
     assert state["global_step"] == 2
     head = published(name)
@@ -285,3 +294,174 @@ def test_a_loss_that_is_not_finite(capfd):
     options = ["--model.optimizer.lr", "1e30", "--trainer.max_epochs", "1", *TINY]
     message = error_of(capfd, "train", "quickstart", "--trainer.enable_progress_bar", "false", *options)
     assert "the loss is nan at step 1: " in message
+
+
+# Crops, predictions, and the hardest classes of them
+
+
+def test_ten_crops_of_any_recipe(trained, capfd):
+    arguments = (
+        "test",
+        "quickstart",
+        "--ckpt_path",
+        str(checkpoint(trained)),
+        "--trainer.enable_progress_bar",
+        "false",
+    )
+    crops = ("--data.resize", "10", "--data.ten_crop", "true")
+    assert call(*arguments, "--model.reconstruction_weight", "0", *crops) == 0
+    assert "test/accuracy: 0." in capfd.readouterr().out
+    assert "no image can be reconstructed from several crops" in error_of(capfd, *arguments, *crops)
+    assert "ten_crop needs resize" in error_of(capfd, *arguments, "--data.ten_crop", "true")
+    assert "Option 'resise' is not accepted" in error_of(capfd, *arguments, "--data.resise", "10")
+    assert "at least 8 pixels, got 7" in error_of(capfd, *arguments, "--data.resize", "7")
+
+
+def test_predictions_are_written_whole(trained, capfd, monkeypatch):
+    arguments = ("test", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--predictions")
+    assert call(*arguments, "new/found.csv") == 0
+    out = capfd.readouterr().out
+    assert "predictions: new/found.csv" in out
+    head, *rows = Path("new/found.csv").read_text().splitlines()
+    assert head == "label,prediction"
+    assert len(rows) == 360
+    assert [row[0] for row in rows[:10]] == list("7637732893")  # the test images in order
+    right = sum(label == prediction for label, _, prediction in rows)
+    assert f"test/accuracy: {right / 360:.4f}" in out
+    monkeypatch.setattr(Path, "replace", lambda *arguments: (_ for _ in ()).throw(OSError("no space")))
+    assert "no space" in error_of(capfd, *arguments, "other.csv", "--trainer.enable_progress_bar", "false")
+    assert [path.name for path in Path().iterdir()] == ["new"]
+
+
+def test_predictions_that_cannot_be_had(trained, capfd, images_of_noise, monkeypatch):
+    arguments = ("test", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--predictions")
+    assert "--predictions . is a folder" in error_of(capfd, *arguments, ".")
+    devices = ("--trainer.accelerator", "cpu", "--trainer.devices", "2")
+    assert "add --trainer.devices 1" in error_of(capfd, *arguments, "found.csv", *devices)
+    several = ("--model.labels_per_image", "2", "--model.reconstruction_weight", "0")
+    assert "--predictions is for images of one class each" in error_of(capfd, *arguments, "found.csv", *several)
+    assert list(Path().iterdir()) == []
+
+
+def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    Path("mine.yaml").write_text(
+        "extends: zhao2019/small/cifar10-routing\n"
+        "data: {class_path: torchcaps.data.ImageNet, init_args: {size: 32, resize: 36}}\n"
+    )
+    assert call("train", "mine.yaml", "--smoke", "--data.jitter", "0.2", "--data.flip", "true") == 0
+    arguments = ("test", "mine.yaml", "--ckpt_path", "last", "--data.ten_crop", "true", "--predictions", "found.csv")
+    assert call(*arguments) == 0
+    rows = Path("found.csv").read_text().splitlines()
+    assert len(rows) == 21
+    assert {row.split(",")[0] for row in rows[1:]} == {f"n{label:08}" for label in range(10)}
+    assert {row.split(",")[1] for row in rows[1:]} <= {f"n{label:08}" for label in range(10)}
+    capfd.readouterr()
+    assert call("hardest", "found.csv", "--classes", "4") == 0
+    out = capfd.readouterr().out
+    assert out.startswith("# the 4 hardest of 10 classes: top-1 accuracy 0.00 to ")
+    assert call("hardest", "found.csv", "--classes", "4", "--out", "hard/four.txt") == 0
+    assert Path("hard/four.txt").read_text() == out
+    assert capfd.readouterr().out == "classes: hard/four.txt\n"
+    # And trained on.
+    for path in ("hard/four.txt", "h-imagenet.txt"):
+        assert call("train", "mine.yaml", "--smoke", "--data.class_list", path) == 0
+    assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
+    assert {path.name for path in Path("drawn").iterdir()} == {"heatmaps.png", "heatmaps-of-groups.png"}
+
+
+def test_bad_photographs(images_of_noise, tmp_path, monkeypatch, capfd):
+    Path("mine.yaml").write_text(
+        "extends: zhao2019/small/cifar10-routing\n"
+        "data: {class_path: torchcaps.data.ImageNet, init_args: {size: 32, resize: 36, num_workers: 0}}\n"
+    )
+    arguments = ("train", "mine.yaml", "--smoke", "--trainer.enable_progress_bar", "false")
+    monkeypatch.setenv("TORCHCAPS_DATA", "nowhere")
+    assert "no ImageNet: put its images at nowhere/imagenet/" in error_of(capfd, *arguments)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    for part in ("train", "val"):
+        Path("imagenet", part, "n01").mkdir(parents=True)
+        Path("imagenet", part, "n01", "a.JPEG").write_text("no image")
+    assert "imagenet/train/n01/a.JPEG: is not a JPEG or PNG" in error_of(capfd, *arguments)
+    assert "no gone.txt and no" in error_of(capfd, *arguments, "--data.class_list", "gone.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "count", "said"),
+    [
+        ("", "1", "has no column label"),
+        ("label,guess\na,b\n", "1", "has no column prediction"),
+        ("label,prediction\na,b\n", "2", "must be from 1 to the 1 that have images, got 2"),
+        ("label,prediction\na,b\n", "0", "must be from 1 to the 1 that have images, got 0"),
+    ],
+)
+def test_bad_predictions(capfd, content, count, said):
+    Path("found.csv").write_text(content)
+    assert said in error_of(capfd, "hardest", "found.csv", "--classes", count, "--out", "list.txt")
+    assert "gone.csv: cannot be read" in error_of(capfd, "hardest", "gone.csv", "--classes", "1")
+    assert "unknown argument --all" in error_of(capfd, "hardest", "found.csv", "--classes", "1", "--all")
+    assert [path.name for path in Path().iterdir()] == ["found.csv"]
+
+
+# Routing dynamics
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures of dynamics that are written."""
+    figures = []
+    write = pictures.write
+    monkeypatch.setattr(pictures, "write", lambda figure, path: (figures.append(figure), write(figure, path))[1])
+    return figures
+
+
+def titles(figure) -> list[str]:
+    return [axis.get_title() for axis in figure.axes if axis.get_title()]
+
+
+def test_explain_routing_dynamics_of_each_epoch(capfd, drawn):
+    each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]  # as the help has it
+    assert call("train", "quickstart", "--trainer.max_epochs", "3", *TINY, *each) == 0
+    folder = Path("runs/quickstart/version_0/checkpoints")
+    assert len(list(folder.glob("epoch=*-step=?.ckpt"))) == 3
+    every = [str(path) for path in sorted(folder.glob("*.ckpt"), reverse=True)]  # with `last`, and out of order
+    assert len(every) > 3
+    arguments = ("explain", "quickstart", "--images", "40", "--ckpt_path")
+    assert call(*arguments, *every, "--dynamics", "class_capsules") == 0
+    assert "figure: runs/quickstart/version_0/figures/dynamics.png" in capfd.readouterr().out
+    assert [path.name for path in (folder.parent / "figures").iterdir()] == ["dynamics.png"]
+    assert titles(drawn[0]) == ["after epoch 1", "after epoch 2", "after epoch 3"]
+    first, _, third = ([bar.get_height() for bar in axis.patches] for axis in drawn[0].axes[:3])
+    assert first != third
+    assert call(*arguments, "last", "--figures", "mine", "--dynamics") == 0
+    assert Path("mine/dynamics.png").is_file()
+    assert titles(drawn[1]) == ["after epoch 3"]
+    assert [bar.get_height() for bar in drawn[1].axes[0].patches] == third
+    assert call("explain", "quickstart", "--ckpt_path", "last", "--dynamics", "--images", "39") == 0
+    assert [bar.get_height() for bar in drawn[2].axes[0].patches] != third
+
+
+def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, drawn):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    recipe = "tsai2020/small/cifar10-em"
+    assert call("train", recipe, "--smoke") == 0
+    assert call("explain", recipe, "--ckpt_path", "last", "--images", "3", "--dynamics") == 0
+    rows = [axis.get_ylabel().splitlines()[0] for axis in drawn[0].axes[:3]]
+    assert rows == ["capsules.layers.0", "capsules.layers.1", "capsules.layers.2"]
+    assert titles(drawn[0]) == ["after epoch 1"] * 3
+
+
+def test_bad_routing_dynamics(capfd, trained, images_of_noise, monkeypatch):
+    arguments = ("explain", "quickstart", "--ckpt_path", str(checkpoint(trained)))
+    message = error_of(capfd, *arguments, "--dynamics", "capsules")
+    assert "CapsNet has no capsule layer 'capsules'; there are class_capsules" in message
+    assert "--images must be at least 1, got 0" in error_of(capfd, *arguments, "--dynamics", "--images", "0")
+    for more in ([str(checkpoint(trained))], ["--images", "3"]):
+        assert "several --ckpt_path, and --images, are for --dynamics" in error_of(capfd, *arguments, *more)
+    assert "leave one of them out" in error_of(capfd, *arguments, "--dynamics", "--image", "digit.png")
+    assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt", "--dynamics")
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    recipe = "zhao2019/small/fashion-mnist-max"
+    assert call("train", recipe, "--smoke") == 0
+    message = error_of(capfd, "explain", recipe, "--ckpt_path", "last", "--dynamics")
+    assert "has no capsule layer: nothing in it routes votes" in message

@@ -7,6 +7,8 @@ with needs("train"):
     from torchcaps.data.cifar import CIFAR10, CIFAR100
     from torchcaps.data.digits import Digits
     from torchcaps.data.files import DataError
+    from torchcaps.data.hardest import hardest_classes
+    from torchcaps.data.imagenet import ImageNet
     from torchcaps.data.images import ImageData
     from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
@@ -25,6 +27,8 @@ __all__ = [
     "ExpandedMNIST",
     "FashionMNIST",
     "ImageData",
+    "ImageNet",
     "MultiMNIST",
+    "hardest_classes",
     "read_idx",
 ]

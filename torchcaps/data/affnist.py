@@ -3,13 +3,14 @@
 import io
 import zipfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
 from torchcaps.data.files import DataError, own_folder
+from torchcaps.data.images import ImageSet, LabelledSet
 from torchcaps.data.matfile import check_images, check_labels, read_mat
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.multimnist import draws, splitmix64
@@ -92,7 +93,7 @@ class ExpandedMNIST(MNIST):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA. The files are MNIST's.
-        batch_size, val_size, num_workers: see `ImageData`.
+        options: see `ImageData`; all but `shift`.
 
     Raises:
         DataError: as of `MNIST`.
@@ -100,15 +101,16 @@ class ExpandedMNIST(MNIST):
 
     shape = (1, SIZE, SIZE)
 
-    def __init__(self, root: str | None = None, batch_size: int = 128, val_size: int = 0, num_workers: int = 0) -> None:
-        super().__init__(root, batch_size=batch_size, shift=MARGIN, val_size=val_size, num_workers=num_workers)
+    def __init__(self, root: str | None = None, **options: Any) -> None:
+        super().__init__(root, shift=MARGIN, **options)
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         digits, labels = super().load(train)
         return self._centred(digits) if train else self._for_test(digits), labels
 
-    def _for_validation(self, images: Tensor) -> Tensor:
-        return _moved(images, VALIDATE)
+    def _for_validation(self, images: LabelledSet) -> ImageSet:
+        assert isinstance(images, ImageSet)
+        return ImageSet(_moved(images.images, VALIDATE), images.labels)
 
     def _for_test(self, digits: Tensor) -> Tensor:
         """The test images made of the test digits (n, 1, 28, 28) uint8."""

@@ -119,16 +119,8 @@ class _CIFAR(ImageData):
     test_batches: tuple[CanonicalFile, ...]
     label_key: str
 
-    def __init__(
-        self,
-        root: str | None = None,
-        batch_size: int = 128,
-        shift: int = 0,
-        flip: bool = False,
-        val_size: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(batch_size=batch_size, shift=shift, flip=flip, val_size=val_size, num_workers=num_workers)
+    def __init__(self, root: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.root = root
 
     def prepare_data(self) -> None:
@@ -200,7 +192,7 @@ class CIFAR10(_CIFAR):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        batch_size, shift, flip, val_size, num_workers: see `ImageData`.
+        options: see `ImageData`.
 
     Raises:
         DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5

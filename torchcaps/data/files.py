@@ -12,6 +12,10 @@ import pooch
 class DataError(RuntimeError):
     """A data file is missing, corrupt or not what its name says. The message is one line."""
 
+    def __init__(self, message: str) -> None:
+        # Of an error in a worker, a DataLoader makes one here whose message is the traceback there, ours at its end.
+        super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].strip())
+
 
 def own_folder(root: str | None, folder: str) -> Path | None:
     """The user's own folder of a data set; None without a root."""

@@ -1,13 +1,14 @@
-"""What every set of labelled images held in memory shares: splits, batches, augmentation."""
+"""What every set of labelled images shares, in memory or on disk: splits, batches, augmentation."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from kornia.augmentation import RandomCrop
+from kornia.augmentation import ColorJitter, RandomCrop
 from lightning import LightningDataModule
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchcaps.data.files import DataError
@@ -18,21 +19,36 @@ Batch = tuple[Tensor, ...]  # images, labels, and what a set has beside them
 VAL_SEED = 0
 
 
-class ImageSet(Dataset[Batch]):
-    """Images (n, c, h, w) kept as uint8, labels (n,) int64; read as float32 images in [0, 1] and labels."""
+class LabelledSet(Dataset[Batch]):
+    """Images and their labels (n,) int64, wherever the images are. A DataLoader asks for a whole batch at a time."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+    labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Batch:
-        return self.images[index].float() / 255, self.labels[index]
+        return tuple(of_batch[0] for of_batch in self.__getitems__([index]))
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        # A DataLoader calls this with a whole batch of indices: two gathers instead of 128 small tensors.
+        raise NotImplementedError
+
+    def subset(self, indices: np.ndarray) -> Self:
+        raise NotImplementedError
+
+
+class ImageSet(LabelledSet):
+    """Images (n, c, h, w) kept as uint8, labels (n,) int64; read as float32 images in [0, 1] and labels."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        # Two gathers instead of 128 small tensors.
         return self.images[indices].float() / 255, self.labels[indices]
+
+    def subset(self, indices: np.ndarray) -> Self:
+        return type(self)(self.images[indices], self.labels[indices])
 
 
 def _as_is(batch: Any) -> Any:
@@ -41,7 +57,7 @@ def _as_is(batch: Any) -> Any:
 
 
 class ImageData(LightningDataModule):
-    """Base of the labelled image sets that fit in memory.
+    """Base of the labelled image sets.
 
     A subclass sets `classes` and `shape` and implements `load`. With a Trainer or without one:
 
@@ -49,8 +65,9 @@ class ImageData(LightningDataModule):
         for images, labels in data.test_dataloader(): ...
 
     where images are float32 in [0, 1] of shape (batch, c, h, w) and labels int64 of shape (batch,).
-    Training batches are shuffled. They alone are augmented, by the Trainer's hook and on the device; a loop of
-    your own calls `data.augment(images)`.
+    Training batches are shuffled. They alone are augmented. The Trainer's hook does that, and resizes and crops, on
+    the device; a loop of your own calls `data.augment(images)` in training, `data.centre(images)` in validation and
+    `data.crops(images)` in the test.
 
     Args:
         batch_size: images in a batch; the last batch of an epoch may be smaller.
@@ -60,6 +77,14 @@ class ImageData(LightningDataModule):
             in every run. With 0 the training set is whole and there is no validation.
         num_workers: worker processes. 0 is right here: a batch costs less than handing it between processes.
         flip: in training, every image is mirrored left to right with probability 1/2.
+        resize: images are enlarged, bilinearly, until their shorter side has so many pixels, and cropped back to
+            `shape`: in training each at its own place, uniformly over all, also over those that `shift` adds;
+            else at the centre. None leaves them as they are.
+        jitter: in training, brightness, contrast and saturation of every image are multiplied by its own numbers,
+            uniform over 1 - jitter..1 + jitter, and its hue turns by up to this part of a circle each way.
+        ten_crop: in the test, every image becomes ten: the four corners and the centre of what `resize` enlarged it
+            to, in the order top left, top right, bottom left, bottom right, centre, and the mirror images of these.
+            Batches then have shape (batch, 10, c, h, w).
 
     Raises:
         ValueError: an argument is out of range.
@@ -76,9 +101,12 @@ class ImageData(LightningDataModule):
         val_size: int = 0,
         num_workers: int = 0,
         flip: bool = False,
+        resize: int | None = None,
+        jitter: float = 0.0,
+        ten_crop: bool = False,
     ) -> None:
         super().__init__()
-        height, width = self.shape[1:]
+        channels, height, width = self.shape
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 <= shift < min(height, width):
@@ -87,14 +115,32 @@ class ImageData(LightningDataModule):
             raise ValueError(f"val_size must be 0 or more, got {val_size}")
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 or more, got {num_workers}")
+        if resize is not None and resize < min(height, width):
+            raise ValueError(f"resize must be None or at least {min(height, width)} pixels, got {resize}")
+        if not 0 <= jitter <= 0.5:
+            raise ValueError(f"jitter must be from 0 to 0.5, got {jitter}")
+        if jitter and channels != 3:
+            raise ValueError(f"jitter is for images in colour, and these have {channels} channels: set it to 0")
+        if ten_crop and resize is None:
+            raise ValueError(
+                f"ten_crop needs resize, the side of what the crops are taken from: set it to more than "
+                f"{min(height, width)} pixels"
+            )
         self.batch_size, self.shift, self.flip = batch_size, shift, flip
         self.val_size, self.num_workers = val_size, num_workers
-        self.train_set: ImageSet | None = None
-        self.val_set: ImageSet | None = None
-        self.test_set: ImageSet | None = None
+        self.resize, self.jitter, self.ten_crop = resize, jitter, ten_crop
+        self.train_set: LabelledSet | None = None
+        self.val_set: LabelledSet | None = None
+        self.test_set: LabelledSet | None = None
         # Padding by `shift` and cropping at random back to the size is the shift. "slice" is exact to the
         # pixel, kornia's other mode interpolates.
         self._crop = RandomCrop((height, width), padding=shift, same_on_batch=False, cropping_mode="slice")
+        self._jitter = ColorJitter(jitter, jitter, jitter, jitter)
+
+    @property
+    def names(self) -> list[str]:
+        """What the classes are called: by default their indices."""
+        return [str(label) for label in range(self.classes)]
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """The training or the test set: images (n, c, h, w) uint8 and labels (n,) int64."""
@@ -103,14 +149,14 @@ class ImageData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Load what `stage` needs: "fit" and "validate" the training set, "test" the test set, None both."""
         if stage in ("fit", "validate", None) and self.train_set is None:
-            images, labels = self.load(train=True)
+            images = self._images(train=True)
             if self.val_size:
-                kept, held_out = self._split(labels)
-                self.val_set = ImageSet(self._for_validation(images[held_out]), labels[held_out])
-                images, labels = images[kept], labels[kept]
-            self.train_set = ImageSet(images, labels)
+                kept, held_out = self._split(images.labels)
+                self.val_set = self._for_validation(images.subset(held_out))
+                images = images.subset(kept)
+            self.train_set = images
         if stage in ("test", None) and self.test_set is None:
-            self.test_set = ImageSet(*self.load(train=False))
+            self.test_set = self._images(train=False)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return self._loader(self.part("fit"), shuffle=True)
@@ -125,14 +171,18 @@ class ImageData(LightningDataModule):
         """What the loader of a stage reads: "fit", "validate" or "test"."""
         return self._loaded(stage)
 
-    def _loaded(self, stage: str) -> ImageSet:
+    def _images(self, train: bool) -> LabelledSet:
+        """What `load` gives. A set that does not fit in memory overrides this instead."""
+        return ImageSet(*self.load(train))
+
+    def _loaded(self, stage: str) -> LabelledSet:
         images = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
         if images is None:
             raise RuntimeError(f'the images are not loaded yet: call data.setup("{stage}") first')
         return images
 
-    def _for_validation(self, images: Tensor) -> Tensor:
-        """The validation images made of the training images (n, c, h, w) uint8 that are held out."""
+    def _for_validation(self, images: LabelledSet) -> LabelledSet:
+        """The validation images made of the training images that are held out."""
         return images
 
     def _split(self, labels: Tensor) -> list[np.ndarray]:
@@ -158,16 +208,54 @@ class ImageData(LightningDataModule):
         )
 
     def augment(self, images: Tensor) -> Tensor:
-        """Float images (n, c, h, w), each shifted and mirrored on its own, as in training; on their own device."""
-        if self.shift:
+        """Images (n, c, h, w) as in training, each cropped, shifted, mirrored and jittered on its own, by the default
+        generator of torch; on their own device."""
+        images = self._enlarged(images)
+        if self.shift or self.resize:
             images = self._crop(images)
         if self.flip:
             mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
             images = torch.where(mirrored, images.flip(-1), images)
+        if self.jitter:
+            images = self._jitter(images)
         return images
+
+    def centre(self, images: Tensor) -> Tensor:
+        """Images (n, c, h, w) as in validation: the centre of each, (n, *shape)."""
+        images = self._enlarged(images)
+        return images if self.resize is None else self._at_places(images)[-1]
+
+    def crops(self, images: Tensor) -> Tensor:
+        """Images (n, c, h, w) as in the test: the centre of each, (n, *shape); with `ten_crop` all its crops,
+        (n, 10, *shape)."""
+        if not self.ten_crop:
+            return self.centre(images)
+        crops = torch.stack(self._at_places(self._enlarged(images)), 1)
+        return torch.cat([crops, crops.flip(-1)], 1)
+
+    def _at_places(self, images: Tensor) -> list[Tensor]:
+        """The four corners and the centre of enlarged images, each (n, *shape)."""
+        height, width = self.shape[1:]
+        down, right = images.shape[-2] - height, images.shape[-1] - width
+        places = ((0, 0), (0, right), (down, 0), (down, right), (down // 2, right // 2))
+        return [images[..., top : top + height, left : left + width] for top, left in places]
+
+    def _enlarged(self, images: Tensor) -> Tensor:
+        """Images (n, c, h, w) as floats, and as large as `resize` says."""
+        if images.dtype == torch.uint8:
+            images = images.float() / 255
+        if self.resize is None:
+            return images
+        height, width = self.shape[1:]
+        sides = [round(side * self.resize / min(height, width)) for side in (height, width)]
+        return interpolate(images, sides, mode="bilinear")
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         images, *rest = batch
-        if self.trainer is not None and self.trainer.training:
-            images = self.augment(images)
-        return images, *rest
+        assert self.trainer is not None  # who calls this
+        if images.dtype == torch.uint8:
+            # Lightning has brought to the precision of the run only what came as floats.
+            images = (images.float() / 255).to(self.trainer.lightning_module.dtype)
+        if self.trainer.training:
+            return self.augment(images), *rest
+        return self.crops(images) if self.trainer.testing else self.centre(images), *rest

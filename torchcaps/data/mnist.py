@@ -6,7 +6,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class MNIST(ImageData):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        batch_size, shift, val_size, num_workers: see `ImageData`.
+        options: see `ImageData`.
 
     Raises:
         DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5
@@ -80,15 +80,8 @@ class MNIST(ImageData):
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     )
 
-    def __init__(
-        self,
-        root: str | None = None,
-        batch_size: int = 128,
-        shift: int = 0,
-        val_size: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(batch_size=batch_size, shift=shift, val_size=val_size, num_workers=num_workers)
+    def __init__(self, root: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.root = root
 
     def prepare_data(self) -> None:

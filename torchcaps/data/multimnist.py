@@ -174,14 +174,13 @@ class MultiMNIST(MNIST):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        batch_size: images in a batch; the last batch of an epoch may be smaller.
-        val_size: so many training digits are held out for validation, see `ImageData`.
-        num_workers: see `ImageData`.
         epoch_size: training images in an epoch.
         test_size: images of the test; and of the validation, if digits are held out for it.
         seed: of the training images.
         parts: batches have a third tensor, the digit of each class on its own, and zeros for those not in the image:
-            float32 (batch, 10, 1, 36, 36). A decoder learns from them.
+            float32 (batch, 10, 1, 36, 36). A decoder learns from them. They are not mirrored or resized: neither can
+            their images be.
+        options: see `ImageData`; all but `shift`. `val_size` counts digits.
 
     Raises:
         ValueError: an argument is out of range.
@@ -194,23 +193,24 @@ class MultiMNIST(MNIST):
     def __init__(
         self,
         root: str | None = None,
-        batch_size: int = 128,
-        val_size: int = 0,
-        num_workers: int = 0,
         epoch_size: int = 60_000,
         test_size: int = 10_000,
         seed: int = 0,
         parts: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(root, batch_size=batch_size, val_size=val_size, num_workers=num_workers)
+        super().__init__(root, shift=0, **options)  # each digit has its own
         for name, size in (("epoch_size", epoch_size), ("test_size", test_size)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
+        if parts and (self.flip or self.resize):
+            raise ValueError("parts do not fit mirrored or resized images: leave out flip and resize, or parts")
         self.epoch_size, self.test_size, self.seed, self.parts = epoch_size, test_size, seed, parts
         self._epochs = EpochSampler(epoch_size)  # not the loader's: a loader may be made for every epoch
 
     def part(self, stage: str) -> Overlays:
         digits = self._loaded(stage)
+        assert isinstance(digits, ImageSet)
         seed, length = (self.seed, self.epoch_size) if stage == "fit" else (0, self.test_size)
         stream = int(splitmix64(seed, torch.tensor(STREAMS[stage])))
         device = torch.device("cpu")

@@ -1,5 +1,7 @@
 """SVHN, format 2, from its canonical MATLAB files."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,9 @@ class SVHN(ImageData):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        batch_size, shift, val_size, num_workers: see `ImageData`.
         extra: train on the 531,131 easier images of `extra_32x32.mat`, too. They take 1.6 GB, while being loaded
             twice that.
+        options: see `ImageData`.
 
     Raises:
         DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5
@@ -43,16 +45,8 @@ class SVHN(ImageData):
     test_file = _file("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3")
     extra_file = _file("extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7")
 
-    def __init__(
-        self,
-        root: str | None = None,
-        batch_size: int = 128,
-        shift: int = 0,
-        val_size: int = 0,
-        num_workers: int = 0,
-        extra: bool = False,
-    ) -> None:
-        super().__init__(batch_size=batch_size, shift=shift, val_size=val_size, num_workers=num_workers)
+    def __init__(self, root: str | None = None, extra: bool = False, **options: Any) -> None:
+        super().__init__(**options)
         self.root, self.extra = root, extra
 
     def prepare_data(self) -> None:

@@ -4,5 +4,6 @@ from torchcaps.extras import needs
 
 with needs("train"):
     from torchcaps.training.classifier import Classifier
+    from torchcaps.training.margin import SpreadMargin
 
-__all__ = ["Classifier"]
+__all__ = ["Classifier", "SpreadMargin"]

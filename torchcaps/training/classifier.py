@@ -1,5 +1,6 @@
 """One LightningModule for every classifier: loss, reconstruction, metrics, optimizer."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.nn import FeedbackAgreement
 
 Stage = Literal["train", "val", "test"]
 
@@ -31,10 +33,17 @@ class Classifier(LightningModule):
             each class `(batch, classes)`, 0 or 1, and an image counts as correct only if the predicted set of
             classes is the true one: a number predicts so many classes, those with the highest scores; None
             predicts those with a score above 0, as logits have it.
+        feedback: from the network to a regulariser of its layers, of which the divergence is added to the loss in
+            training (Li et al. 2018); None: there is none.
+        top_k: an image of one label counts as correct if its class has one of so many highest scores.
+
+    Images may also be several crops each, `(batch, crops, channels, height, width)`: their scores are the mean of those
+    of their crops. If `predictions` is set to an empty list before a test, the test leaves there the label and the
+    predicted class of every image, a tensor `(2, batch)` per batch.
 
     Raises:
-        ValueError: an argument is out of range, or the labels do not have the shape that goes with
-            `labels_per_image`.
+        ValueError: an argument is out of range, the labels do not have the shape that goes with `labels_per_image`,
+            or there are crops to reconstruct.
         FloatingPointError: at the first training step with a loss that is not finite; the message names the
             step and the first layer whose output is not.
     """
@@ -49,10 +58,14 @@ class Classifier(LightningModule):
         scheduler_interval: Literal["step", "epoch"] = "epoch",
         reconstruction_weight: float = 0.0,
         labels_per_image: int | None = 1,
+        feedback: Callable[[nn.Module], FeedbackAgreement] | None = None,
+        top_k: int = 1,
     ):
         super().__init__()
         if labels_per_image is not None and not 1 <= labels_per_image <= classes:
             raise ValueError(f"labels_per_image must be None or from 1 to {classes} classes, got {labels_per_image}")
+        if not 1 <= top_k <= classes or (top_k > 1 and labels_per_image != 1):
+            raise ValueError(f"top_k must be from 1 to {classes} classes, and 1 for several labels, got {top_k}")
         if reconstruction_weight and labels_per_image is None:
             raise ValueError(
                 f"reconstruction_weight={reconstruction_weight} needs a number of labels_per_image, got None: the "
@@ -68,13 +81,20 @@ class Classifier(LightningModule):
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image = labels_per_image
+        self.feedback = None if feedback is None else feedback(network)
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
-            MulticlassAccuracy(classes, average="micro") if labels_per_image == 1 else MultilabelExactMatch(classes)
+            MulticlassAccuracy(classes, top_k=top_k, average="micro")
+            if labels_per_image == 1
+            else MultilabelExactMatch(classes)
             for _ in range(3)
         )
+        self.predictions: list[Tensor] | None = None
 
     def forward(self, images: Tensor) -> Prediction:
-        return self.network(images)
+        if images.dim() < 5:
+            return self.network(images)
+        scores = self.network(images.flatten(0, 1)).scores
+        return Prediction(scores.unflatten(0, images.shape[:2]).mean(1))
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         loss = self._step("train", batch)
@@ -92,7 +112,8 @@ class Classifier(LightningModule):
         self._step("test", batch)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.network.parameters())
+        trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
+        optimizer = self.optimizer(trained.parameters())
         if self.scheduler is None:
             return optimizer
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
@@ -100,7 +121,16 @@ class Classifier(LightningModule):
 
     def _step(self, stage: Stage, batch: tuple[Tensor, ...]) -> Tensor:
         images, labels, *parts = batch
-        prediction = self.network(images)
+        if self.reconstruction_weight and images.dim() == 5:
+            raise ValueError(
+                "no image can be reconstructed from several crops: set reconstruction_weight to 0, or ten_crop to false"
+            )
+        divergence = None
+        if stage == "train" and self.feedback is not None:
+            prediction, divergence = self.feedback(images)
+            self.log("train/divergence", divergence, on_step=False, on_epoch=True, batch_size=len(images))
+        else:
+            prediction = self(images)
         expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 else 2]
         if labels.shape != expected:
             raise ValueError(
@@ -108,6 +138,8 @@ class Classifier(LightningModule):
                 f"got {tuple(labels.shape)}"
             )
         loss = self.loss(prediction.scores, labels)
+        if divergence is not None:
+            loss = loss + divergence
         if self.reconstruction_weight:
             # The decoder learns from the true class's capsule; at test time it draws the likeliest one.
             if self.labels_per_image == 1:
@@ -121,6 +153,8 @@ class Classifier(LightningModule):
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
         if self.labels_per_image == 1:
             accuracy(prediction.scores, labels)
+            if stage == "test" and self.predictions is not None:
+                self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
         else:
             # As integers: scores it would take for probabilities or logits by their range.
             accuracy(self._predicted(prediction.scores).int(), labels.int())

@@ -1,0 +1,482 @@
+"""Photographs in folders: which are read, to the pixel, their objects, and one line for whatever can be wrong."""
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from torchcaps.data import DataError, ImageNet
+from torchcaps.data.imagenet import find_object, read_class_list
+
+NAMES = ["n01", "n02", "n03"]
+
+
+def colour(*value: int, size: tuple[int, int] = (8, 8)) -> Image.Image:
+    return Image.new("RGB", size, value)
+
+
+def save(path: Path, image: Image.Image, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three classes of four training images and of two test images; red says which class, green which image."""
+    for part, count in (("train", 4), ("val", 2)):
+        for label, name in enumerate(NAMES):
+            for image in range(count):
+                save(tmp_path / "imagenet" / part / name / f"{name}_{image}.PNG", colour(100 * label, 10 * image, 50))
+    return tmp_path
+
+
+def small(root: Path | None, **options: Any) -> ImageNet:
+    options = {"size": 4, "resize": 4, "num_workers": 0, "batch_size": 100, **options}
+    return ImageNet(root=str(root) if root else None, **options)
+
+
+def read(data: ImageNet) -> tuple[Tensor, Tensor]:
+    data.setup("test")
+    images, labels = zip(*data.test_dataloader(), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def error_of(data: ImageNet) -> str:
+    with pytest.raises(DataError) as caught:
+        read(data)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Which images
+
+
+def test_images_and_labels_in_order(root: Path) -> None:
+    images, labels = read(small(root))
+    assert images.shape == (6, 3, 4, 4)
+    assert images.dtype == torch.uint8
+    assert images.is_contiguous()
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert labels.dtype == torch.int64
+    assert images[:, :, 1, 2].tolist() == [[100 * label, 10 * image, 50] for label in range(3) for image in range(2)]
+
+
+def test_what_counts_as_an_image(root: Path) -> None:
+    folder = root / "imagenet" / "val" / "n02"
+    for name in ("a.JPEG", "b.jpg", "C.JpG", "d.png", "e.jpeg"):
+        save(folder / name, colour(1, 2, 3), format="PNG")
+    for name in ("f.txt", "g.gif", "png", "._a.JPEG", ".hidden.png"):
+        (folder / name).write_text("no image")
+    (root / "imagenet" / "val" / ".ipynb_checkpoints").mkdir()
+    (root / "imagenet" / "val" / "index.txt").write_text("")
+    assert read(small(root))[1].bincount().tolist() == [2, 7, 2]
+
+
+def test_classes_are_known_before_setup(root: Path) -> None:
+    data = small(root)
+    assert (data.classes, data.names, data.shape) == (3, NAMES, (3, 4, 4))
+    (root / "two.txt").write_text("n03\nn01\n")
+    assert small(root, class_list=str(root / "two.txt")).classes == 2
+    assert ImageNet(root="nowhere").shape == (3, 128, 128)  # asks for no file
+    assert ImageNet(root="nowhere").num_workers == 2
+
+
+def test_a_class_list_chooses_and_numbers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "imagenet" / "hard.txt").write_bytes(b"\xef\xbb\xbf# hard ones\n\nn03 # the hardest\r\n  n01\n")
+    data = small(root, class_list="hard.txt")
+    images, labels = read(data)
+    assert data.names == ["n03", "n01"]
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert images[:, 0, 0, 0].tolist() == [200, 200, 0, 0]
+    monkeypatch.chdir(root)
+    (root / "hard.txt").write_text("n02")  # what is here comes first
+    assert small(root, class_list="hard.txt").names == ["n02"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "has no classes: expected the name of one a line"),
+        (b"# none\n\n", "has no classes: expected the name of one a line"),
+        (b"n01\nn02\nn01\n", "has class n01 twice: remove one of them"),
+        (b"n01\xff", "cannot be read: .*expected a text file in UTF-8, a class a line"),
+    ],
+)
+def test_bad_class_lists(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "list.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"^{path}: {problem}$"):
+        read_class_list(path)
+
+
+def test_a_class_list_that_does_not_fit(root: Path) -> None:
+    path = root / "list.txt"
+    path.write_text("n02\nn09\n")
+    folder = root / "imagenet"
+    assert error_of(small(root, class_list=str(path))) == (
+        f"{folder}/train: has no folder n09: expected one for each class of {path}"
+    )
+    assert error_of(small(root, class_list="gone.txt")) == (
+        f"no gone.txt and no {folder}/gone.txt: give the path of one that is there"
+    )
+    assert "cannot be read" in error_of(small(root, class_list=str(root)))
+
+
+def test_missing_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = f"no ImageNet: put its images at {tmp_path}/imagenet/{{train,val}}/<class>/*.JPEG"
+    assert error_of(small(tmp_path)) == expected
+    (tmp_path / "imagenet" / "train").mkdir(parents=True)
+    with pytest.raises(DataError, match="no ImageNet"):
+        small(tmp_path).prepare_data()
+    assert error_of(small(None)) == (
+        "no ImageNet: put its images at DIR/imagenet/{train,val}/<class>/*.JPEG and set TORCHCAPS_DATA=DIR"
+    )
+    (tmp_path / "imagenet" / "val").mkdir()
+    assert error_of(small(tmp_path)) == (
+        f"{tmp_path}/imagenet/train: has no folders: expected one for each class, with its images"
+    )
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    assert "has no folders" in error_of(small(None))
+
+
+@pytest.mark.parametrize(("more", "less"), [("train", "val"), ("val", "train")])
+def test_classes_of_train_and_val_differ(root: Path, more: str, less: str) -> None:
+    (root / "imagenet" / more / "n025").mkdir()
+    message = f"{root}/imagenet/{less}: has no folder n025: expected one for each class of train and val"
+    assert error_of(small(root)) == message
+    with pytest.raises(DataError, match="n025"):
+        small(root).prepare_data()
+
+
+def test_a_class_without_images(root: Path) -> None:
+    for path in (root / "imagenet" / "val" / "n02").iterdir():
+        path.rename(path.with_suffix(".txt"))
+    assert error_of(small(root)) == (
+        f"{root}/imagenet/val/n02: has no images: expected files that end in .jpeg, .jpg, .png"
+    )
+
+
+def test_held_out_images_are_those_of_train(root: Path) -> None:
+    data = small(root, val_size=3)
+    data.setup("fit")
+    ((val, val_labels),) = data.val_dataloader()
+    ((train, train_labels),) = data.train_dataloader()
+    assert Counter(val_labels.tolist()) == {0: 1, 1: 1, 2: 1}
+    assert Counter(train_labels.tolist()) == {0: 3, 1: 3, 2: 3}
+    seen = [(*image[:, 0, 0].tolist(),) for image in (*val, *train)]
+    assert len(set(seen)) == 12
+    assert [red // 100 for red, _, _ in seen] == [*val_labels.tolist(), *train_labels.tolist()]
+    with pytest.raises(DataError, match="val_size must be 0 or from 3 to 9 for 12 training images of 3 classes, got 2"):
+        small(root, val_size=2).setup("fit")
+
+
+# To the pixel
+
+
+def only(root: Path, image: Image.Image, name: str = "n01_0.PNG", resize: int = 4, **options: Any) -> Tensor:
+    """What is read of an image (3, resize, resize)."""
+    save(root / "imagenet" / "val" / "n01" / name, image, **options)
+    return read(small(root, size=2, resize=resize))[0][0]
+
+
+def ramp(width: int, height: int) -> np.ndarray:
+    """Red says the column, green the row."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = np.arange(width), np.arange(height)[:, None]
+    return pixels
+
+
+def test_the_centre_of_the_longer_side_is_kept(root: Path) -> None:
+    wide, high = ramp(10, 4), ramp(4, 8)
+    assert np.array_equal(only(root, Image.fromarray(wide)).permute(1, 2, 0), wide[:, 3:7])
+    assert np.array_equal(only(root, Image.fromarray(high)).permute(1, 2, 0), high[2:6])
+
+
+def test_the_shorter_side_is_resized(root: Path) -> None:
+    # Each 2 x 2 of one colour becomes about a pixel of it: shrunk and smoothed, a ramp in steps stays one.
+    steps = 10 * ramp(12, 8).repeat(2, 0).repeat(2, 1)
+    found = only(root, Image.fromarray(steps), resize=8).int()
+    expected = 10 * torch.from_numpy(ramp(12, 8)[:, 2:10]).permute(2, 0, 1).int()
+    assert (found - expected)[:, 1:-1, 1:-1].abs().max() <= 1
+    # Enlarged, as torch does it.
+    small_one = torch.from_numpy(40 * ramp(4, 4)).permute(2, 0, 1)
+    found = only(root, Image.fromarray(40 * ramp(4, 4)), resize=7)
+    larger = torch.nn.functional.interpolate(small_one[None].float(), (7, 7), mode="bilinear")[0]
+    assert (found - larger).abs().max() <= 1
+    assert only(root, colour(9, 8, 7, size=(1, 500))).flatten(1).unique(dim=1).tolist() == [[9], [8], [7]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "found", "options"),
+    [
+        ("L", 77, [77, 77, 77], {"format": "JPEG"}),
+        ("L", 77, [77, 77, 77], {}),
+        ("1", 1, [255, 255, 255], {}),
+        ("LA", (77, 5), [77, 77, 77], {}),
+        ("RGBA", (10, 20, 30, 40), [10, 20, 30], {}),
+        ("P", 3, [1, 2, 3], {}),
+        ("P", 3, [1, 2, 3], {"transparency": bytes([255, 0, 9, 40])}),
+        ("CMYK", (255, 0, 0, 0), [0, 255, 255], {"format": "JPEG", "quality": 100}),
+    ],
+)
+def test_other_modes(root: Path, mode: str, value: Any, found: list[int], options: dict[str, Any]) -> None:
+    image = Image.new(mode, (6, 6), value)
+    if mode == "P":
+        image.putpalette([9] * 9 + [1, 2, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pixels = only(root, image, **options)
+    assert (pixels - torch.tensor(found)[:, None, None]).abs().max() <= 1
+
+
+def test_orientation_is_ignored(root: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned
+    assert np.array_equal(only(root, Image.fromarray(ramp(10, 4)), exif=exif).permute(1, 2, 0), ramp(10, 4)[:, 3:7])
+
+
+# Objects
+
+BOX = "<object><name>cat</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
+
+
+def annotation(*boxes: tuple[Any, ...], size: tuple[Any, Any] = (100, 50)) -> str:
+    head = "<filename>x</filename><size><width>{}</width><height>{}</height><depth>3</depth></size>".format(*size)
+    return f"<annotation>{head}{''.join(BOX.format(*box) for box in boxes)}</annotation>"
+
+
+@pytest.mark.parametrize(
+    ("boxes", "margin", "region"),
+    [
+        ([(10, 20, 30, 40)], 0, (10, 20, 30, 40)),
+        ([(10, 20, 30, 40)], 0.1, (8, 18, 32, 42)),
+        ([(10, 20, 40, 30)], 0.2, (4, 18, 46, 32)),  # of the width across, of the height down
+        ([(10, 20, 15, 25)], 0.1, (9, 19, 16, 26)),  # to whole pixels, outwards
+        ([(2, 1, 98, 49)], 0.5, (0, 0, 100, 50)),  # as far as the image goes
+        ([(-5, 10, 40, 60)], 0, (0, 10, 40, 50)),
+        ([(0, 0, 9, 9), (50, 20, 90, 45), (60, 0, 70, 40)], 0, (50, 20, 90, 45)),  # the largest
+        ([(40, 40, 10, 10), (1, 2, 5, 6)], 0, (1, 2, 5, 6)),
+        ([("10.5", " 20 ", "30.2", 40)], 0, (10, 20, 31, 40)),
+    ],
+)
+def test_the_largest_object(tmp_path: Path, boxes: list[tuple[Any, ...]], margin: float, region: Any) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(annotation(*boxes))
+    assert find_object(path, (100, 50), margin) == region
+
+
+def test_boxes_are_those_of_the_size_that_was_annotated(tmp_path: Path) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(annotation((10, 20, 30, 40)))
+    assert find_object(path, (200, 25), 0) == (20, 10, 60, 20)
+    path.write_text(annotation())
+    assert find_object(path, (200, 25), 0) is None
+
+
+BOMB = """<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">
+<!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;"><!ENTITY d "&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;">]>
+<annotation>&d;</annotation>"""
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "no element found"),
+        (b"no XML", "syntax error"),
+        (annotation((1, 2, 3, 4)).encode()[:-9], "unclosed token|no element found"),
+        (BOMB.encode(), "it has a DOCTYPE"),
+        (BOMB.encode("utf-16"), "it has a DOCTYPE"),
+        (b'<!DOCTYPE annotation SYSTEM "file:///etc/passwd"><annotation/>', "it has a DOCTYPE"),
+        (b"<annotation></annotation>", "it has no size/width"),
+        (annotation((1, 2, 3, 4), size=(0, 50)).encode(), "division by zero"),
+        (annotation((1, 2, 3, 4), size=("", 50)).encode(), "could not convert string to float: ''"),
+        (annotation((1, 2, "x", 4)).encode(), "could not convert string to float: 'x'"),
+        (annotation((1, 2, "nan", 4)).encode(), "cannot convert float NaN to integer"),
+        (annotation((1, 2, "inf", 4)).encode(), "cannot convert float infinity to integer"),
+        (annotation((5, 5, 5, 9)).encode(), "its largest box, 5 to 5, is empty or outside of the image"),
+        (annotation((120, 5, 130, 9)).encode(), "its largest box, 120 to 130, is empty or outside of the image"),
+        (annotation((1, 2, 3, 4)).replace("ymax", "y").encode(), "it has no ymax"),
+        (b'<?xml version="1.0" encoding="none"?><annotation/>', "unknown encoding"),
+    ],
+)
+def test_bad_annotations(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "a.xml"
+    path.write_bytes(content)
+    message = rf"^{path}: is not an annotation of ILSVRC \([^\n]*({problem})[^\n]*\): replace or remove the file$"
+    with pytest.raises(DataError, match=message):
+        find_object(path, (100, 50), 0.1)
+
+
+@pytest.mark.parametrize("place", ["boxes/n02/n02_1.xml", "boxes/n02_1.xml", "boxes/val/n02_1.xml"])
+def test_objects_take_the_place_of_their_photographs(root: Path, place: str) -> None:
+    save(root / "imagenet" / "val" / "n02" / "n02_1.PNG", Image.fromarray(ramp(20, 10)))
+    path = root / "imagenet" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(annotation((12, 4, 16, 8), (0, 0, 2, 2), size=(20, 10)))
+    plain, _ = read(small(root))
+    images, _ = read(small(root, boxes="boxes", margin=0))
+    assert np.array_equal(images[3].permute(1, 2, 0), ramp(20, 10)[4:8, 12:16])
+    assert torch.equal(images[[0, 1, 2, 4, 5]], plain[[0, 1, 2, 4, 5]])
+    wider, _ = read(small(root, size=6, resize=6, boxes="boxes", margin=0.25))
+    assert np.array_equal(wider[3].permute(1, 2, 0), ramp(20, 10)[3:9, 11:17])
+
+
+def test_boxes_that_are_not_there(root: Path) -> None:
+    assert error_of(small(root, boxes="gone")).startswith(f"no gone and no {root}/imagenet/gone: ")
+    (root / "imagenet" / "boxes.tar").touch()
+    with pytest.raises(DataError, match=f"^{root}/imagenet/boxes.tar: is no folder: expected one with annotations"):
+        small(root, boxes="boxes.tar").prepare_data()
+    (root / "imagenet" / "boxes").mkdir()
+    (root / "imagenet" / "boxes" / "n01_0.xml").write_text("<annotation>")
+    assert error_of(small(root, boxes="boxes")).startswith(f"{root}/imagenet/boxes/n01_0.xml: is not an annotation")
+
+
+# What is wrong with an image
+
+
+def test_every_truncation_is_an_error(root: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    for name in ("n01_0.JPEG", "n01_0.PNG"):
+        path = save(root / "imagenet" / "val" / "n01" / name, Image.fromarray(noise))
+        raw = path.read_bytes()
+        for length in [*range(0, len(raw) - 20, len(raw) // 20)]:
+            path.write_bytes(raw[:length])
+            message = error_of(small(root))
+            assert message.startswith(f"{path}: is not a JPEG or PNG of 8 bits (")
+            assert message.endswith("): replace the file")
+        path.unlink()
+
+
+def test_not_an_image(root: Path) -> None:
+    path = root / "imagenet" / "val" / "n02" / "n02_0.PNG"
+    for content in (b"plain text", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
+        path.write_bytes(content)
+        assert error_of(small(root)).startswith(f"{path}: is not a JPEG or PNG of 8 bits (UnidentifiedImageError: ")
+    save(path, colour(1, 2, 3), format="GIF")
+    assert error_of(small(root)).startswith(f"{path}: is not a JPEG or PNG")
+    save(path, Image.fromarray((ramp(4, 4)[..., 0] * 9000.0).astype(np.uint16)))
+    assert "its pixels are of mode I" in error_of(small(root))
+    path.unlink()
+    path.mkdir()
+    assert error_of(small(root)).startswith(f"{path}: is not a JPEG or PNG")
+
+
+@pytest.mark.parametrize(("limit", "kind"), [(50, "Warning"), (20, "Error")])
+def test_a_small_file_of_a_huge_image(root: Path, monkeypatch: pytest.MonkeyPatch, limit: int, kind: str) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)  # images here have 64
+    assert f"{root}/imagenet/val/n01/n01_0.PNG: " in error_of(small(root))
+    assert f"(DecompressionBomb{kind}: " in error_of(small(root))
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_an_error_in_a_worker_is_the_same_line(root: Path) -> None:
+    (root / "imagenet" / "val" / "n03" / "n03_1.PNG").write_bytes(b"no image")
+    data = small(root, num_workers=2, batch_size=2)
+    data.setup("test")
+    batches = iter(data.test_dataloader())
+    with pytest.raises(DataError) as caught:
+        list(batches)
+    assert str(caught.value) == error_of(small(root))
+    batches._shutdown_workers()  # left to the garbage collector, torch waits 5 seconds for each
+
+
+# As a data module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size must be at least 1, got 0"),
+        ({"size": 5}, "resize must be None or at least 5 pixels, got 4"),
+        ({"margin": -0.1}, "margin must be 0 or more, got -0.1"),
+        ({"margin": float("nan")}, "margin must be 0 or more, got nan"),
+        ({"jitter": 1.0}, "jitter must be from 0 to 0.5, got 1.0"),
+        ({"num_workers": -1}, "num_workers must be 0 or more, got -1"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        small(None, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_workers_and_batches_do_not_matter(images_of_noise: Path) -> None:
+    expected, labels = read(small(images_of_noise, resize=6))
+    assert expected.shape == (20, 3, 6, 6)
+    assert labels.tolist() == [label for label in range(10) for _ in range(2)]
+    for options in ({"batch_size": 7}, {"batch_size": 6, "num_workers": 2}):
+        images, found = read(small(images_of_noise, resize=6, **options))
+        assert torch.equal(images, expected)
+        assert torch.equal(found, labels)
+
+
+def test_crops_are_of_the_square(images_of_noise: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = small(images_of_noise, size=4, resize=7, ten_crop=True, jitter=0.2, flip=True)
+    images, _ = read(data)
+    floats = images.float() / 255
+    assert torch.equal(data.centre(images), floats[..., 1:5, 1:5])
+    assert torch.equal(data.crops(images)[:, 3], floats[..., 3:, 3:])
+    assert torch.equal(data.crops(images)[:, 9], floats[..., 1:5, 1:5].flip(-1))
+    assert data.augment(images).shape == (20, 3, 4, 4)
+    assert capfd.readouterr() == ("", "")
+
+
+class Recorder(lightning.LightningModule):
+    """Keeps the images that the Trainer hands over, and the type of what a layer makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 1, 1)
+        self.seen: dict[str, tuple[Any, ...]] = {}
+
+    def step(self, stage: str, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images = batch[0]
+        self.seen[stage] = (tuple(images.shape), images.dtype)
+        return self.layer(images.flatten(0, -4)).mean()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        return self.step("train", batch)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.step("val", batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.step("test", batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*LeafSpec.* is deprecated:FutureWarning",
+    "ignore:.*use of fork:DeprecationWarning",
+)
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("bf16-true", torch.bfloat16)])
+def test_a_trainer_crops_on_its_device(images_of_noise: Path, precision: Any, dtype: torch.dtype) -> None:
+    module = Recorder()
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        precision=precision,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = small(images_of_noise, size=4, resize=6, val_size=10, ten_crop=True, batch_size=5, num_workers=2)
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    assert module.seen == {
+        "train": ((5, 3, 4, 4), dtype),
+        "val": ((5, 3, 4, 4), dtype),
+        "test": ((5, 10, 3, 4, 4), dtype),
+    }
