@@ -245,7 +245,7 @@ def shallow_encapnet(
     types: int = 32,
     coefficients: Coefficients | None = "both",
 ) -> EncapNet:
-    """CapNet's convolutions, an encapsulated layer, capFC, Table 1f: 6,951,776 parameters; without aide, 1e: 508,704."""
+    """CapNet's convolutions, an encapsulated layer, capFC, Table 1f: 6,951,776 parameters; 1e, no aide: 508,704."""
     size = -(-image_size // 8)
     layers = nn.Sequential(CapsuleBlock2d(types, 8, 16, 3, stride=2, coefficients=coefficients))
     return EncapNet(_stem(in_channels, types), layers, CapsuleFC(types * size * size, classes, 16), stem_pose=8)
