@@ -128,7 +128,8 @@ def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_on_real_data(name):
     root = Path(os.environ["TORCHCAPS_DATA"])
-    for part, folder in (("cifar100", "cifar-100"), ("svhn", "svhn"), ("/affnist", "affnist")):
+    needed = ("cifar100", "cifar-100"), ("svhn", "svhn"), ("/affnist", "affnist"), ("imagenet", "imagenet")
+    for part, folder in needed:
         if part in name and not (root / folder).is_dir():
             pytest.skip(f"needs {root / folder}")
     assert call("train", name, "--smoke") == 0
