@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import pickle
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -127,10 +128,13 @@ def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
     if left < 1:
         raise BadInput(f"--images must be at least 1, got {left}")
     checkpoints: dict[tuple[int, Path], Path] = {}
+    epochs: dict[int, int] = {}  # by step
     for given in options.ckpt_path:
         path, _ = _checkpoint(options, cli, "network.", given)
-        # Of a run, `last` and the newest have the same epoch.
-        checkpoints.setdefault((_read(path, "epoch") + 1, path.parent), path)
+        step = _read(path, "global_step")
+        epochs[step] = _read(path, "epoch") + 1
+        checkpoints.setdefault((step, path.parent), path)  # of a run, `last` and the newest are the same
+    by_epoch = len(set(epochs.values())) == len(epochs)
     network = cli.model.network
     with _bad_data():
         rows: dict[str, list[Any]] = {name: [] for name in options.dynamics or capsule_layers(network)}
@@ -141,11 +145,12 @@ def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
             left -= len(batches[-1])
             if not left:
                 break
-        for epoch, folder in sorted(checkpoints):
-            path = checkpoints[epoch, folder]
+        for step, folder in sorted(checkpoints):
+            path = checkpoints[step, folder]
             cli.model.load_state_dict(_read(path, "state_dict"))
+            title = f"after epoch {epochs[step]}" if by_epoch else f"after step {step:,}"
             for name, row in rows.items():
-                row.append((f"after epoch {epoch}", routing_dynamics(network, name, batches)))
+                row.append((title, routing_dynamics(network, name, batches)))
     figure = routing_dynamics_figure(list(rows.values()), list(rows))
     print(f"figure: {write(figure, _figures(options, path) / 'dynamics.png')}")
 
@@ -184,6 +189,8 @@ def hardest(options: argparse.Namespace, overrides: list[str]) -> None:
     with _bad_data():
         text = class_list(*read_predictions(options.file), options.classes)
     if options.out:
+        if options.out.is_dir():
+            raise BadInput(f"--out {options.out} is a folder: give the path of a text file")
         print(f"classes: {_write(options.out, text)}")
     else:
         print(text, end="")
@@ -338,7 +345,10 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True)
         files = find_recipe(options.recipe)
         return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None)
     except (ArgumentError, ValueError, MisconfigurationException) as error:
-        raise BadInput(str(error)) from error
+        said = " ".join(str(error).split())
+        # Of values that may also be none, what is wrong stands between what else they could be.
+        reason = re.search(r"Errors: - (?!Expected a )(.+?) - Expected a <class 'NoneType'>", said)
+        raise BadInput(reason[1] if reason else said) from error
 
 
 def _runs(options: argparse.Namespace) -> Path:
@@ -420,7 +430,10 @@ def _bad_data() -> Iterator[None]:
 
 
 def _test(cli: "RecipeCLI") -> None:
-    (metrics,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    tested = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    if not tested:
+        raise BadInput("no batch to test on: set trainer.limit_test_batches to more than 0")
+    (metrics,) = tested
     for name, value in metrics.items():
         print(f"{name}: {value:.4f}")
 

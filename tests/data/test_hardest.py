@@ -97,3 +97,9 @@ def test_bad_files(tmp_path: Path, content: bytes | None, problem: str) -> None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{path}: {problem}\Z"):
         read_predictions(path)
+
+
+@pytest.mark.parametrize("name", ["a#b", " a", "a ", "a\nb"])
+def test_names_that_a_list_cannot_have(name: str) -> None:
+    with pytest.raises(ValueError, match="a class list cannot have the name"):
+        class_list([name, "c"], ["c", "c"], 1)

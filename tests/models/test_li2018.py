@@ -52,8 +52,8 @@ def test_counts_by_hand():
         ("capnet_em", {"grid": 4}, 2_910_068),
         ("shallow_cnn", {}, 1_574_698),
         ("shallow_cnn", {"channels": 80}, 9_811_930),
-        ("shallow_encapnet", {}, 6_951_776),
-        ("shallow_encapnet", {"coefficients": None}, 508_704),
+        ("shallow_encapnet", {}, 8_131_424),
+        ("shallow_encapnet", {"coefficients": None}, 1_688_352),
     ],
 )
 def test_parameter_counts(name, arguments, parameters):
@@ -62,10 +62,11 @@ def test_parameter_counts(name, arguments, parameters):
 
 
 def test_published_megabytes():
-    """Table 1's numbers for CapNet come out at 16 bytes per parameter, to their rounding and a hundredth."""
+    """Three of Table 1's numbers come out at 16 bytes per parameter, to their rounding and a hundredth."""
     with torch.device("meta"):
         assert 16 * count(create_model("capnet_dynamic")) / 2**20 == pytest.approx(151.24, abs=0.03)
         assert 16 * count(create_model("capnet_em")) / 2**20 == pytest.approx(152.44, abs=0.03)
+        assert 16 * count(create_model("shallow_encapnet", coefficients=None)) / 2**20 == pytest.approx(25.76, abs=0.03)
 
 
 def test_depths():
@@ -88,6 +89,11 @@ def test_encapnet_runs(coefficients, skips):
     assert prediction.scores.max() < 1
     kinds = [type(layer.shortcut) for module in model.layers for layer in (module.type1, *module.type2)]
     assert kinds.count(nn.Conv2d) == (4 if skips in ("type1", "both") else 0)
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="images of 48x48 end in 72 capsules, and the classes take 32: give the model"):
+        create_model("encapnet_v1", capsules=2)(torch.rand(1, 3, 48, 48))
 
 
 @pytest.mark.parametrize(("name", "size"), [("encapnet_v1", 128), ("encapnet_v2", 32), ("encapnet_v3", 128)])
@@ -114,6 +120,15 @@ def test_skips_over_layers_of_type_two():
 def test_skips_of_other_names_are_refused():
     with pytest.raises(ValueError, match="skips must be 'type1', 'type2', 'both' or None, got 'all'"):
         EncapsulatedModule2d(2, 2, 2, depth=1, skips="all")
+    with pytest.raises(ValueError, match="skip_span must be at least 1, or None for all layers, got -1"):
+        EncapsulatedModule2d(2, 2, 2, depth=1, skip_span=-1)
+
+
+def test_feedback_attaches_to_a_layer_that_routes():
+    model = create_model("capnet_dynamic", types=2, grid=2)
+    feedback = FeedbackAgreement(model, [("features.2", "features.3"), ("capsules", "class_capsules")], critic=False)
+    _, divergence = feedback(torch.rand(3, 3, 32, 32))
+    assert divergence.isfinite()
 
 
 @pytest.mark.parametrize(

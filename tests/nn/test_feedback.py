@@ -584,3 +584,19 @@ def test_single_numbers_have_distances_and_two_a_cosine():
         maps = torch.rand(3, 4, *size)
         assert unit.critic(maps).numel() == 3 * 2
         assert unit(maps, maps[:, :2]).isfinite()
+
+
+def test_a_compiled_network_is_watched_after_an_evaluation_too():
+    """What was compiled without hooks must not run in their place."""
+    model = plain().eval()
+    compiled = torch.compile(model, backend="eager")
+    feedback = attach(compiled, [("_orig_mod.lower", "_orig_mod.higher")])
+    same = attach(model)
+    same.load_state_dict(feedback.state_dict())
+    x = images()
+    for _ in range(2):
+        for mode in (True, False):
+            feedback.train(mode)
+            same.train(mode)
+            for ours, eager in zip(feedback(x), same(x), strict=True):
+                assert_close(ours, eager)

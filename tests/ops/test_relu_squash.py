@@ -66,6 +66,14 @@ def test_half_precision_errs_no_more_than_the_reference(dtype):
     error, allowed = ((f(x, 4).double() - exact).abs().max() for f in (relu_squash, reference))
     assert relu_squash(x, 4).dtype == dtype
     assert error <= 2 * allowed
+    weights = maps(4, 8, 5, 5, dtype=dtype).detach()
+    wide = x.detach().double().requires_grad_()
+    (reference(wide, 4) * weights.double()).sum().backward()
+    errors = []
+    for f in (relu_squash, reference):
+        (gradient,) = torch.autograd.grad((f(x, 4) * weights).sum(), x)
+        errors.append((gradient.double() - wide.grad).abs().max())
+    assert errors[0] <= 2 * errors[1]
 
 
 def test_what_is_transformed_or_compiled_is_the_same():

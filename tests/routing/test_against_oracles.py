@@ -193,6 +193,18 @@ def test_em(shape, with_scores, iterations, inverse_temperature, decay, schedule
     check(actual, expected)
 
 
+def test_bad_options_of_li():
+    votes, one = make_votes(SHAPES[0]), torch.ones(1, dtype=torch.float64)
+    for cost_range in (0.0, -10.0, math.inf):
+        with pytest.raises(ValueError, match="cost_range must be None, or above 0 and finite, got"):
+            F.em_routing(votes, None, one, one, cost_range=cost_range)
+    with pytest.raises(ValueError, match="schedule must be 'saturating' or 'linear', got 'square'"):
+        F.em_routing(votes, None, one, one, schedule="square")
+    for start in (torch.zeros(0, SHAPES[0][2]), torch.zeros(SHAPES[0][2]), torch.zeros(1, SHAPES[0][2] + 1)):
+        with pytest.raises(ValueError, match=r"expected start of shape \(children, parents\) = "):
+            F.dynamic_routing(votes, start=start)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("with_scores", GATES)
 @pytest.mark.parametrize("iterations", [1, 2, 3])

@@ -442,6 +442,15 @@ def test_explain_routing_dynamics_of_each_epoch(capfd, drawn):
     assert [bar.get_height() for bar in drawn[2].axes[0].patches] != third
 
 
+def test_explain_routing_dynamics_of_steps_within_an_epoch(capfd, drawn):
+    each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
+    steps = ["--trainer.max_epochs", "1", "--trainer.callbacks.every_n_train_steps=1"]
+    assert call("train", "quickstart", *TINY, *each, *steps) == 0
+    every = [str(path) for path in Path("runs/quickstart/version_0/checkpoints").glob("*.ckpt")]
+    assert call("explain", "quickstart", "--images", "9", "--ckpt_path", *every, "--dynamics") == 0
+    assert titles(drawn[0]) == ["after step 1", "after step 2"]
+
+
 def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, drawn):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = "tsai2020/small/cifar10-em"

@@ -13,15 +13,20 @@ def test_by_hand():
     expected = {0: 0.2, 20: 0.2, 55: 0.55, 90: 0.9, 109: 0.9}
     assert {epoch: margin.margin(epoch, 110) for epoch in expected} == pytest.approx(expected)
     assert margin.margin(0, 1) == 0.2  # too short to grow
+    assert [margin.margin(epoch, 3) for epoch in range(3)] == pytest.approx([0.2, 0.2, 0.9])
 
 
 def test_it_reaches_the_loss():
     module = SimpleNamespace(loss=SpreadLoss())
     SpreadMargin(0.1, 0.5, hold=0).on_train_epoch_start(SimpleNamespace(max_epochs=4, current_epoch=3), module)
-    assert module.loss.margin == pytest.approx(0.4)
+    assert module.loss.margin.item() == pytest.approx(0.4)
+    assert module.loss.state_dict()["margin"].item() == pytest.approx(0.4)  # a checkpoint has it
 
 
 def test_bad_input():
+    for wrong in ({"hold": -5}, {"first": -1}, {"first": 0.9, "last": 0.2}):
+        with pytest.raises(ValueError, match="expected 0 <= first <= last and hold at least 0, got"):
+            SpreadMargin(**wrong)
     trainer = SimpleNamespace(max_epochs=4, current_epoch=0)
     with pytest.raises(TypeError, match="the loss is a MarginLoss"):
         SpreadMargin().on_train_epoch_start(trainer, SimpleNamespace(loss=MarginLoss()))

@@ -53,9 +53,12 @@ def hardest_classes(labels: Sequence[str], predictions: Sequence[str], count: in
 def class_list(labels: Sequence[str], predictions: Sequence[str], count: int) -> str:
     """The text of a `class_list` of `ImageNet`: the hardest classes, a line each, below a comment on how hard they are.
 
-    Arguments and errors are those of `hardest_classes`.
+    Arguments and errors are those of `hardest_classes`; a name that a list cannot have is one more error.
     """
     found = hardest_classes(labels, predictions, count)
+    for name in (each.name for each in found):
+        if name != name.strip() or "#" in name or len(name.splitlines()) != 1:
+            raise ValueError(f"a class list cannot have the name {name!r}: it would read as another one, or as two")
     mean = sum(each.correct for each in found) / sum(each.images for each in found)
     head = (
         f"# the {count} hardest of {len(set(labels))} classes: top-1 accuracy {found[0].accuracy:.2f} to "

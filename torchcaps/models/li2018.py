@@ -5,11 +5,14 @@ authors' code (github.com/hli2020/nn_encapsulation):
 
 - EncapNet's 18 layers are a stem, four modules of one layer of type I and three of type II, and capFC (the code's
   default has two). How 101 layers divide is not said: as in ResNet-101.
-- Initial values are those of the code, but for the votes' biases of CapNet. These are normal there, and make all
-  classes as long as can be; from zero, as here, the network learns from the first steps on.
+- capConv and capFC start as in the code. What is not theirs starts as PyTorch's and this library's layers do: there,
+  convolutions are Xavier's, CapNet's votes have weights of a hundredth and biases of normal size, and EM's betas are
+  uniform. With such biases all classes were as long as can be for the first hundred steps.
 - CapNet's 2048 children route to 512 parents in the code (a grid of 4x4), and to 2048 in the paper's arithmetic (8x8:
   1,048,576 channels of votes, 4,194,304 coefficients). With the latter, 16 bytes per parameter make 151.26 and 152.45
-  MB where Table 1 has 151.24 and 152.44 "Mb"; at 4 bytes per parameter they are a fourth of it.
+  MB where Table 1 has 151.24 and 152.44 "Mb", and 25.76 for the EncapNet without aide, as published, if it has the skip
+  over its layer. At 4 bytes per parameter they are a fourth of it. The other rows do not follow: 24.03 for 24.44,
+  149.72 for 146.88 (the width is a choice of ours), 124.08 for 60.68 (with the aide's 7x7 kernel of the code).
 """
 
 from typing import Literal
@@ -67,6 +70,8 @@ class EncapsulatedModule2d(nn.Module):
         self.type2 = nn.ModuleList(
             CapsuleBlock2d(capsules, out_pose, out_pose, 1, coefficients=coefficients) for _ in range(depth)
         )
+        if skip_span is not None and skip_span < 1:
+            raise ValueError(f"skip_span must be at least 1, or None for all layers, got {skip_span}")
         self.skip_span = (skip_span or depth) if skips in ("type2", "both") else 0
 
     def forward(self, capsules: Capsules | Tensor) -> Capsules:
@@ -101,7 +106,12 @@ class EncapNet(nn.Module):
         self.stem, self.layers, self.class_capsules, self.stem_pose = stem, layers, class_capsules, stem_pose
 
     def forward(self, images: Tensor) -> Prediction:
-        children = self.layers(as_poses(self.stem(images), self.stem_pose))
+        children = self.layers(as_poses(self.stem(images), self.stem_pose)).poses
+        if children.shape[1:4].numel() != self.class_capsules.in_capsules:
+            raise ValueError(
+                f"images of {images.shape[2]}x{images.shape[3]} end in {children.shape[1:4].numel()} capsules, and the "
+                f"classes take {self.class_capsules.in_capsules}: give the model the image_size of the images"
+            )
         capsules = self.class_capsules(children)
         return Prediction(capsules.activations, capsules)
 
@@ -213,10 +223,11 @@ class CapNet(nn.Module):
 
     def forward(self, images: Tensor) -> Prediction:
         features = self.features(images)
-        votes = self.capsules.votes(as_poses(features, 8))
-        if self.activity is not None:
-            votes = votes.gated(self.activity(features).flatten(1))
-        parents = self.capsules.routing(votes)
+        children = as_poses(features, 8)
+        if self.activity is None:
+            parents = self.capsules(children)
+        else:  # activities of a ReLU are no scores: they may be larger than 1
+            parents = self.capsules.routing(self.capsules.votes(children).gated(self.activity(features).flatten(1)))
         places = (self.types, self.grid, self.grid)
         scores = None if parents.scores is None else parents.scores.unflatten(1, places)
         capsules = self.class_capsules(Capsules(parents.poses.unflatten(1, places), scores))
@@ -245,9 +256,9 @@ def shallow_encapnet(
     types: int = 32,
     coefficients: Coefficients | None = "both",
 ) -> EncapNet:
-    """CapNet's convolutions, an encapsulated layer, capFC, Table 1f: 6,951,776 parameters; 1e, no aide: 508,704."""
+    """CapNet's convolutions, an encapsulated layer, capFC, Table 1f: 8,131,424 parameters; 1e, no aide: 1,688,352."""
     size = -(-image_size // 8)
-    layers = nn.Sequential(CapsuleBlock2d(types, 8, 16, 3, stride=2, coefficients=coefficients))
+    layers = nn.Sequential(CapsuleBlock2d(types, 8, 16, 3, stride=2, coefficients=coefficients, skip=True))
     return EncapNet(_stem(in_channels, types), layers, CapsuleFC(types * size * size, classes, 16), stem_pose=8)
 
 

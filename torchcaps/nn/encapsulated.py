@@ -62,6 +62,11 @@ class CapsuleBlock2d(nn.Module):
         super().__init__()
         if coefficients not in ("own", "other", "both", None):
             raise ValueError(f"coefficients must be 'own', 'other', 'both' or None, got {coefficients!r}")
+        if min(capsules, in_pose, out_pose, kernel_size, stride) < 1:
+            raise ValueError(
+                "capsules, in_pose, out_pose, kernel_size and stride must be at least 1, got "
+                f"{capsules}, {in_pose}, {out_pose}, {kernel_size} and {stride}"
+            )
         padding = kernel_size // 2 if padding is None else padding
         if skip and 2 * padding != kernel_size - 1:
             raise ValueError(

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn.transport import Cost, check_transport, feature_kl, sinkhorn_divergence
@@ -145,7 +146,9 @@ class FeedbackAgreement(nn.Module):
         pairs: names of a lower and a higher layer each, as in `model.named_modules()`. A layer gives a map `(batch,
             channels, height, width)`, features `(batch, features)`, which are a map of one position, capsules, with or
             without a grid, of which the poses are compared, or a Prediction with capsules. Of a layer that runs several
-            times the last output counts; what the network changes in place afterwards counts as changed.
+            times the last output counts; what the network changes in place afterwards counts as changed. Of a network
+            that `torch.compile` gave, training runs uncompiled; one that `model.compile()` compiled in place runs as
+            it is.
         image_shape: of what the network is run on once, in evaluation, to learn the layers' shapes.
         weight: of the divergence in the loss, the paper's lambda.
         divergence, cost, eps, iterations, debias, plan_gradient, critic, capsule_generator: of each pair's
@@ -224,6 +227,9 @@ class FeedbackAgreement(nn.Module):
                     outputs[name] = output
 
                 hooks.callback(layers[name].register_forward_hook(keep).remove)
+            if any(isinstance(module, OptimizedModule) for module in layers.values()):
+                # What was compiled without hooks would run again, and past these.
+                hooks.enter_context(torch.compiler.set_stance("force_eager"))
             prediction = model(*inputs)
         for name in names:
             if name not in outputs:

@@ -1,5 +1,6 @@
 """Losses on the activations of class capsules."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ def margin_loss(
     return (present * wanted + down_weight * (1 - present) * unwanted).sum(1).mean()
 
 
-def spread_loss(activations: Tensor, targets: Tensor, margin: float = 0.9) -> Tensor:
+def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
     r"""Keep the true class's activation ahead of every other.
 
     .. math:: \sum_{i \neq t} \max(0, m - (a_t - a_i))^2
@@ -80,14 +81,20 @@ class MarginLoss(nn.Module):
 
 
 class SpreadLoss(nn.Module):
-    """:func:`torchcaps.functional.spread_loss` as a module."""
+    """:func:`torchcaps.functional.spread_loss` as a module.
+
+    Attributes:
+        margin: a buffer, so that what `torchcaps.training.SpreadMargin` has made of it is saved.
+    """
+
+    margin: Tensor
 
     def __init__(self, margin: float = 0.9):
         super().__init__()
-        self.margin = margin
+        self.register_buffer("margin", torch.tensor(margin))
 
     def forward(self, activations: Tensor, targets: Tensor) -> Tensor:
         return spread_loss(activations, targets, self.margin)
 
     def extra_repr(self) -> str:
-        return f"margin={self.margin}"
+        return f"margin={self.margin:g}"

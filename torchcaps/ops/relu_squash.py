@@ -2,7 +2,8 @@
 
 Capsules in a map `(batch, channels, height, width)` have their features a whole plane apart, where PyTorch's
 `vector_norm` takes some thirty times as long as a sum. And what the backward pass needs is the output, which the next
-convolution keeps anyway, and the lengths: a network of capsules then keeps as much as one of neurons.
+convolution keeps anyway, and the lengths: a network of capsules then keeps as much as one of neurons. (In half
+precision it needs the input, for the output is rounded.)
 """
 
 from typing import Any
@@ -49,7 +50,8 @@ class _ReLUSquash(torch.autograd.Function):
         squared = s.square().sum(2, keepdim=True)
         length = squared.sqrt()
         v = s.mul_(length / (1 + squared)).flatten(1, 2).to(x.dtype)
-        ctx.save_for_backward(v, length)
+        ctx.half = v.dtype != length.dtype  # the output is rounded, and the input is what it is
+        ctx.save_for_backward(x if ctx.half else v, length)
         return v
 
     @staticmethod
@@ -58,13 +60,18 @@ class _ReLUSquash(torch.autograd.Function):
             raise RuntimeError(
                 "encapsulated layers have no second derivatives (create_graph=True) but with use_backend('reference')"
             )
-        v, length = ctx.saved_tensors
-        poses = at_least_float32(v).view(*length.shape[:2], -1, *v.shape[2:])
+        kept, length = ctx.saved_tensors
+        poses = at_least_float32(kept.relu() if ctx.half else kept)
+        poses = poses.view(*length.shape[:2], -1, *kept.shape[2:])
         gradient = at_least_float32(gradient).reshape(poses.shape)
         squared = length.square()
-        # ds = f g + f' / l (g . s) s with f = l / (1 + l^2) and s = v / f, which is f g + (1 - l^2) / l^3 (g . v) v. In
-        # this order no factor overflows; where l^2 would, the second term is as small as the first one.
+        # ds = f g + f' / l (g . s) s with f = l / (1 + l^2), and with s = v / f it is f g + (1 - l^2) / l^3 (g . v) v.
+        # In this order no factor overflows; where l^2 is next to nothing, the second term is as small as the first one.
         inverse = torch.where(squared > 1e-30, squared, torch.inf).reciprocal()
-        along = (gradient * poses).sum(2, keepdim=True) * inverse * ((1 - squared) * (length * inverse))
+        along = (gradient * poses).sum(2, keepdim=True)
+        if ctx.half:
+            along = along * (length * inverse) * (1 - squared) / (1 + squared).square()
+        else:
+            along = along * inverse * ((1 - squared) * (length * inverse))
         ds = torch.addcmul(gradient * (length / (1 + squared)), poses, along)
-        return ds.mul_(poses > 0).flatten(1, 2).to(v.dtype), None
+        return ds.mul_(poses > 0).flatten(1, 2).to(kept.dtype), None

@@ -86,7 +86,7 @@ def _step(votes: Votes, softmax: Over, bias: Tensor | None, leaky: bool) -> Step
 def _first_agreement(votes: Votes, start: Tensor | None) -> Dot | None:
     if start is None:
         return None
-    if start.dim() != 2 or votes.children % len(start) or start.shape[1] != votes.parents:
+    if start.dim() != 2 or not len(start) or votes.children % len(start) or start.shape[1] != votes.parents:
         expected = (votes.children, votes.parents)
         raise ValueError(f"expected start of shape (children, parents) = {expected}, got {tuple(start.shape)}")
     start = at_least_float32(start)

@@ -75,7 +75,7 @@ def em_routing(
         Hinton et al. 2018, Procedure 1; schedule and cost_range: Li et al. 2018, appendix A.1, and the authors' code
         (inverse_temperature=1, schedule="linear", cost_range=10).
     """
-    check_schedule(schedule)
+    check_schedule(schedule, cost_range)
     votes = as_votes(votes).gated(activations)
     for name, beta in (("beta_a", beta_a), ("beta_u", beta_u)):
         if beta.numel() != 1 and beta.shape != (votes.parents,):
@@ -135,9 +135,11 @@ def em_inverse_temperature(
     return inverse_temperature * (t + 1)
 
 
-def check_schedule(schedule: str) -> None:
+def check_schedule(schedule: str, cost_range: float | None) -> None:
     if schedule not in ("saturating", "linear"):
         raise ValueError(f"schedule must be 'saturating' or 'linear', got {schedule!r}")
+    if cost_range is not None and not 0 < cost_range < math.inf:
+        raise ValueError(f"cost_range must be None, or above 0 and finite, got {cost_range}")
 
 
 class EMRouting(Routing):
@@ -169,7 +171,7 @@ class EMRouting(Routing):
         cost_range: float | None = None,
     ):
         super().__init__(iterations, gradient)
-        check_schedule(schedule)
+        check_schedule(schedule, cost_range)
         self.eps, self.schedule, self.cost_range = eps, schedule, cost_range
         self.inverse_temperature, self.decay = inverse_temperature, decay
         self.register_parameter("beta_a", None)

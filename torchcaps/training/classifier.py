@@ -38,12 +38,12 @@ class Classifier(LightningModule):
         top_k: an image of one label counts as correct if its class has one of so many highest scores.
 
     Images may also be several crops each, `(batch, crops, channels, height, width)`: their scores are the mean of those
-    of their crops. If `predictions` is set to an empty list before a test, the test leaves there the label and the
-    predicted class of every image, a tensor `(2, batch)` per batch.
+    of their crops, and nothing is drawn again. If `predictions` is set to an empty list before a test, the test leaves
+    there the label and the predicted class of every image, a tensor `(2, batch)` per batch.
 
     Raises:
-        ValueError: an argument is out of range, the labels do not have the shape that goes with `labels_per_image`,
-            or there are crops to reconstruct.
+        ValueError: an argument is out of range, or the labels do not have the shape that goes with
+            `labels_per_image`.
         FloatingPointError: at the first training step with a loss that is not finite; the message names the
             step and the first layer whose output is not.
     """
@@ -121,10 +121,6 @@ class Classifier(LightningModule):
 
     def _step(self, stage: Stage, batch: tuple[Tensor, ...]) -> Tensor:
         images, labels, *parts = batch
-        if self.reconstruction_weight and images.dim() == 5:
-            raise ValueError(
-                "no image can be reconstructed from several crops: set reconstruction_weight to 0, or ten_crop to false"
-            )
         divergence = None
         if stage == "train" and self.feedback is not None:
             prediction, divergence = self.feedback(images)
@@ -140,7 +136,7 @@ class Classifier(LightningModule):
         loss = self.loss(prediction.scores, labels)
         if divergence is not None:
             loss = loss + divergence
-        if self.reconstruction_weight:
+        if self.reconstruction_weight and images.dim() < 5:  # there is one image to draw, and not several crops
             # The decoder learns from the true class's capsule; at test time it draws the likeliest one.
             if self.labels_per_image == 1:
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
