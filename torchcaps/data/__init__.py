@@ -12,7 +12,9 @@ with needs("train"):
     from torchcaps.data.images import ImageData
     from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
+    from torchcaps.data.smallnorb import Metadata, SmallNORB, StereoData, read_norb
     from torchcaps.data.svhn import SVHN
+    from torchcaps.data.toys import StereoToys
 
 __all__ = [
     "CIFAR10",
@@ -28,7 +30,12 @@ __all__ = [
     "FashionMNIST",
     "ImageData",
     "ImageNet",
+    "Metadata",
     "MultiMNIST",
+    "SmallNORB",
+    "StereoData",
+    "StereoToys",
     "hardest_classes",
     "read_idx",
+    "read_norb",
 ]

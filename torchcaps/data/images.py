@@ -59,7 +59,8 @@ def _as_is(batch: Any) -> Any:
 class ImageData(LightningDataModule):
     """Base of the labelled image sets.
 
-    A subclass sets `classes` and `shape` and implements `load`. With a Trainer or without one:
+    A subclass sets `classes` and `shape`, `padding` if zeros do not fit its images, and implements `load`. With a
+    Trainer or without one:
 
         data.setup("test")
         for images, labels in data.test_dataloader(): ...
@@ -72,7 +73,7 @@ class ImageData(LightningDataModule):
     Args:
         batch_size: images in a batch; the last batch of an epoch may be smaller.
         shift: in training, every image moves by its own whole number of pixels, uniform over -shift..shift,
-            down and again across; what moves in is zero.
+            down and again across; what moves in is zero, if the set's `padding` is not another.
         val_size: so many training images are held out for validation, by a stratified split that is the same
             in every run. With 0 the training set is whole and there is no validation.
         num_workers: worker processes. 0 is right here: a batch costs less than handing it between processes.
@@ -93,6 +94,7 @@ class ImageData(LightningDataModule):
 
     classes: int
     shape: tuple[int, int, int]
+    padding = "constant"  # what `shift` moves in: "constant" for zeros, "replicate" for the image's edge
 
     def __init__(
         self,
@@ -134,7 +136,9 @@ class ImageData(LightningDataModule):
         self.test_set: LabelledSet | None = None
         # Padding by `shift` and cropping at random back to the size is the shift. "slice" is exact to the
         # pixel, kornia's other mode interpolates.
-        self._crop = RandomCrop((height, width), padding=shift, same_on_batch=False, cropping_mode="slice")
+        self._crop = RandomCrop(
+            (height, width), padding=shift, padding_mode=self.padding, same_on_batch=False, cropping_mode="slice"
+        )
         self._jitter = ColorJitter(jitter, jitter, jitter, jitter)
 
     @property

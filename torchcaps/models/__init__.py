@@ -1,5 +1,12 @@
 """Models of the papers, one file per paper, and their registry."""
 
+from torchcaps.models.heinsen2019 import (
+    EmbeddingCapsNet,
+    StereoCapsNet,
+    heinsen_smallnorb,
+    heinsen_sst,
+    load_authors_weights,
+)
 from torchcaps.models.li2018 import (
     CapNet,
     EncapNet,
@@ -34,9 +41,11 @@ __all__ = [
     "CapsNet",
     "CapsuleClassifier",
     "ConvNet",
+    "EmbeddingCapsNet",
     "EncapNet",
     "EncapsulatedModule2d",
     "ResNetCapsNet",
+    "StereoCapsNet",
     "capnet_dynamic",
     "capnet_em",
     "capsnet_affnist",
@@ -52,10 +61,13 @@ __all__ = [
     "encapnet_v1",
     "encapnet_v2",
     "encapnet_v3",
+    "heinsen_smallnorb",
+    "heinsen_sst",
     "inverted_attention_cifar10",
     "inverted_attention_cifar100",
     "inverted_attention_multimnist",
     "list_models",
+    "load_authors_weights",
     "narrow_cifar10",
     "pooling_cnn",
     "pooling_resnet",

@@ -1,0 +1,413 @@
+"""The reader of NORB's matrices, smallNORB's files and what is wrong with them, and sets that are a choice of poses."""
+
+import gzip
+import hashlib
+import os
+import struct
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import avg_pool2d, pad
+
+from torchcaps.data import DataError, Metadata, SmallNORB, read_norb
+
+BYTES, INTEGERS = 0x1E3D4C55, 0x1E3D4C54
+TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
+PUBLISHED = dict(SmallNORB.md5)
+REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
+
+# Two toys of each class in two poses, in an order of their own: instance, elevation, azimuth, lighting.
+INFO = {
+    TRAIN: [(4, 0, 0, 5), (9, 8, 34, 0), (9, 3, 2, 1), (4, 0, 20, 1)],
+    TEST: [(0, 1, 4, 2), (5, 1, 4, 3), (5, 7, 6, 2), (0, 7, 6, 2)],
+}
+
+
+def matrix(values: np.ndarray, magic: int | None = None) -> bytes:
+    sizes = [*values.shape, *[1] * (3 - values.ndim)]
+    if magic is None:
+        magic = BYTES if values.dtype == np.uint8 else INTEGERS
+    header = struct.pack(f"<{2 + len(sizes)}i", magic, values.ndim, *sizes)
+    return header + values.astype("u1" if magic == BYTES else "<i4").tobytes()
+
+
+def small_norb() -> dict[str, np.ndarray]:
+    """Twenty training and twenty test pairs, by name; the category changes fastest, as in the original."""
+    files = {}
+    for part, info in INFO.items():
+        pixels = np.random.default_rng(len(part)).integers(0, 256, (20, 2, 96, 96), np.uint8)
+        files |= {f"{part}-dat": pixels, f"{part}-cat": np.arange(20) % 5, f"{part}-info": np.repeat(info, 5, 0)}
+    return files
+
+
+def write(folder: Path, zipped: bool, files: dict[str, np.ndarray]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, values in files.items():
+        raw = matrix(values)
+        if zipped:
+            (folder / f"{name}.mat.gz").write_bytes(gzip.compress(raw, 1, mtime=0))
+        else:
+            (folder / f"{name}.mat").write_bytes(raw)
+
+
+@pytest.fixture
+def md5s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny set's md5s pass for the published ones, zipped or not."""
+    for name, values in small_norb().items():
+        raw = matrix(values)
+        md5s = (hashlib.md5(data).hexdigest() for data in (gzip.compress(raw, 1, mtime=0), raw))
+        monkeypatch.setitem(SmallNORB.md5, name, tuple(md5s))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, md5s: None, no_network: list[str]) -> Path:
+    """A data root with the tiny set, not zipped."""
+    write(tmp_path / "root" / "smallnorb", False, small_norb())
+    return tmp_path / "root"
+
+
+def error_of(root: Path, train: bool = True) -> str:
+    with pytest.raises(DataError) as caught:
+        SmallNORB(root=str(root)).read(train)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# The reader
+
+
+@pytest.mark.parametrize("suffix", [".mat", ".mat.gz"])
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 3, 4), (3, 2, 1, 2), (1, 2, 1, 3, 2)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_round_trip(tmp_path: Path, suffix: str, shape: tuple[int, ...], dtype: type) -> None:
+    values = (np.arange(np.prod(shape)).reshape(shape) * (7 if dtype is np.uint8 else -70000)).astype(dtype)
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(matrix(values)) if suffix == ".mat.gz" else matrix(values))
+    found = read_norb(path)
+    assert found.dtype == (torch.uint8 if dtype is np.uint8 else torch.int32)
+    assert np.array_equal(found.numpy(), values)
+    assert torch.equal(found, read_norb(str(path)))
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "a.mat").write_bytes(
+        b"\x54\x4c\x3d\x1e" + b"\1\0\0\0" + b"\2\0\0\0\1\0\0\0\1\0\0\0" + b"\0\1\0\0\xff\xff\xff\xff"
+    )
+    assert read_norb(tmp_path / "a.mat").tolist() == [256, -1]
+
+
+def test_these_are_the_published_files() -> None:
+    """Three of the six files are a rule: written by the helper of these tests, they have the published hash."""
+    categories = np.arange(24300) % 5
+    grid = product((0, 1, 2, 3, 5), range(9), range(0, 36, 2), range(6), range(5))
+    info = np.array([row[:4] for row in grid])
+    for name, values in ((f"{TRAIN}-cat", categories), (f"{TEST}-cat", categories), (f"{TEST}-info", info)):
+        assert hashlib.md5(matrix(values)).hexdigest() == PUBLISHED[name][1]
+
+
+def test_bytes_are_memory_mapped_and_cannot_be_spoilt(tmp_path: Path) -> None:
+    path = tmp_path / "a.mat"
+    path.write_bytes(matrix(np.zeros((2, 3, 4), np.uint8)))
+    found = read_norb(path)
+    with path.open("r+b") as file:
+        file.seek(20 + 1)
+        file.write(b"\x07")
+    assert found.flatten().tolist() == [0, 7] + [0] * 22  # read when it was asked for
+    found += 1
+    assert read_norb(path).sum() == 7
+
+
+GOOD = matrix(np.arange(6, dtype=np.uint8).reshape(2, 3))
+ZIPPED = gzip.compress(GOOD, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("bad.mat", GOOD[:-1], "the header says shape (2, 3), 6 bytes, but 5 follow"),
+        ("bad.mat", GOOD + b"\0", "the header says shape (2, 3), 6 bytes, but 7 follow"),
+        ("bad.mat", matrix(np.arange(6))[:-4], "the header says shape (6,), 24 bytes, but 20 follow"),
+        ("bad.mat.gz", gzip.compress(GOOD[:-1]), "the header says shape (2, 3), 6 bytes, but 5 follow"),
+        ("bad.mat", matrix(np.arange(6), 0x1E3D4C51), "wrong magic 0x1e3d4c51, expected 0x1e3d4c55 (bytes) or"),
+        ("bad.mat", GOOD[3::-1] + GOOD[4:], "wrong magic 0x554c3d1e, expected 0x1e3d4c55"),
+        ("bad.mat", ZIPPED, "wrong magic 0x"),
+        ("bad.mat", b"", "the header needs 20 bytes, the file has 0"),
+        ("bad.mat", GOOD[:18], "the header needs 20 bytes, the file has 18"),
+        ("bad.mat", GOOD[:4] + b"\5\0\0\0" + GOOD[8:], "the header needs 28 bytes, the file has 26"),
+        ("bad.mat", GOOD[:4] + b"\0\0\0\0" + GOOD[8:], "the header says 0 dimensions, expected 1 to 8"),
+        ("bad.mat", GOOD[:4] + b"\xff\0\0\0" + GOOD[8:], "the header says 255 dimensions, expected 1 to 8"),
+        ("bad.mat", GOOD[:8] + b"\0\0\0\0" + GOOD[12:], "the header says shape (0, 3), expected sizes of 1 and more"),
+        ("bad.mat", GOOD[:8] + b"\xff" * 8 + GOOD[16:], "the header says shape (-1, -1), expected sizes of 1"),
+        ("bad.mat.gz", ZIPPED[:-9], "truncated gzip, the file ends too early"),
+        ("bad.mat.gz", GOOD, "cannot be read: Not a gzipped file"),
+        ("bad.mat.gz", ZIPPED[:-8] + bytes(8), "cannot be read: CRC check failed"),
+        ("bad.mat.gz", ZIPPED[:10] + b"\xff" * 6 + ZIPPED[16:], "cannot be read: Error -3 while decompressing"),
+    ],
+)
+def test_read_norb_refuses(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_norb(path)
+    assert str(caught.value).startswith(f"{path}: {problem}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["none.mat", "none.mat.gz"])
+def test_read_norb_of_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"none\.mat.*: cannot be read: .*No such file"):
+        read_norb(tmp_path / name)
+
+
+# smallNORB
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_the_set(tiny: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if zipped:
+        for path in (tiny / "smallnorb").iterdir():
+            path.unlink()
+        write(tiny / "smallnorb", True, small_norb())
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tiny))
+    data = SmallNORB(batch_size=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # another md5 would warn
+        data.prepare_data()
+        data.setup()
+    assert data.names == ["animal", "human", "airplane", "truck", "car"]
+    for part, stage in ((TRAIN, "fit"), (TEST, "test")):
+        known = data.metadata(stage)
+        assert isinstance(known, Metadata)
+        assert known.category.tolist() == [0, 1, 2, 3, 4] * 4
+        rows = torch.stack(known[1:], 1)
+        assert rows.dtype == torch.int64
+        assert rows.tolist() == [list(row) for row in INFO[part] for _ in range(5)]
+    images, labels = (torch.cat(of) for of in zip(*data.test_dataloader(), strict=True))
+    assert images.dtype == torch.float32
+    assert torch.equal((images * 255).byte(), torch.from_numpy(small_norb()[f"{TEST}-dat"]))
+    assert torch.equal(labels, data.metadata("test").category)
+    images, labels = data.load(train=True)
+    assert np.array_equal(images.numpy(), small_norb()[f"{TRAIN}-dat"])
+    assert labels.tolist() == [0, 1, 2, 3, 4] * 4
+    assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("elevations", "chosen"), [(None, range(20)), ([3, 8], range(5, 15))])
+def test_validation_keeps_images_labels_and_metadata_together(
+    tiny: Path, elevations: list[int] | None, chosen: range
+) -> None:
+    data = SmallNORB(root=str(tiny), val_size=5, train_elevations=elevations)
+    data.setup("fit")
+    raw = torch.from_numpy(small_norb()[f"{TRAIN}-dat"])
+    seen = []
+    for stage, count in (("fit", len(chosen) - 5), ("validate", 5)):
+        known, part = data.metadata(stage), data.part(stage)
+        assert len(known.category) == count
+        for k in range(count):
+            image, label = part[k]
+            (index,) = (raw == (image * 255).round().byte()).flatten(1).all(1).nonzero().flatten().tolist()
+            assert label == known.category[k] == index % 5
+            assert tuple(int(column[k]) for column in known[1:]) == INFO[TRAIN][index // 5]
+            seen.append(index)
+    assert sorted(seen) == list(chosen)
+
+
+def test_metadata_before_setup_says_what_to_call(tiny: Path) -> None:
+    with pytest.raises(RuntimeError, match=r'setup\("test"\)'):
+        SmallNORB(root=str(tiny)).metadata("test")
+
+
+def test_chosen_poses(tiny: Path) -> None:
+    data = SmallNORB(
+        root=str(tiny), train_elevations=[0, 3], train_azimuths=[0, 2], test_lightings=[2], test_azimuths=[6]
+    )
+    data.setup()
+    train, test = data.metadata("fit"), data.metadata("test")
+    assert set(zip(train.elevation.tolist(), train.azimuth.tolist(), strict=True)) == {(0, 0), (3, 2)}
+    assert set(zip(test.azimuth.tolist(), test.lighting.tolist(), strict=True)) == {(6, 2)}
+    assert len(train.category) == len(test.category) == 10
+    images, _ = data.part("test").__getitems__(list(range(10)))  # type: ignore[attr-defined]
+    assert torch.equal((images * 255).byte(), torch.from_numpy(small_norb()[f"{TEST}-dat"])[10:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"train_elevations": []},
+            "train_elevations must be some of 0, 1, 2, 3, 4, 5, 6, 7, 8, or None for all, got []",
+        ),
+        (
+            {"test_elevations": [0, 9]},
+            "test_elevations must be some of 0, 1, 2, 3, 4, 5, 6, 7, 8, or None for all, got [0, 9]",
+        ),
+        ({"train_azimuths": [1]}, "train_azimuths must be some of 0, 2, 4, 6"),
+        ({"test_azimuths": [36]}, "test_azimuths must be some of 0, 2, 4, 6"),
+        ({"train_lightings": [-1]}, "train_lightings must be some of 0, 1, 2, 3, 4, 5, or"),
+        ({"test_lightings": [6]}, "test_lightings must be some of 0, 1, 2, 3, 4, 5, or"),
+        ({"size": 97}, "size must be from 1 to 96 pixels, got 97"),
+        ({"size": 0}, "size must be from 1 to 96 pixels, got 0"),
+        ({"size": 32, "resize": 31}, "resize must be None or at least 32 pixels, got 31"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        SmallNORB(**arguments)
+    assert str(caught.value).startswith(message)
+
+
+def test_every_option() -> None:
+    data = SmallNORB(batch_size=3, val_size=20, num_workers=0, flip=True, resize=100, ten_crop=True, shift=16)
+    assert (data.batch_size, data.val_size, data.flip, data.resize, data.ten_crop) == (3, 20, True, 100, True)
+    assert data.crops(torch.rand(2, 2, 96, 96)).shape == (2, 10, 2, 96, 96)
+    assert data.augment(torch.rand(2, 2, 96, 96)).shape == (2, 2, 96, 96)
+    with pytest.raises(TypeError, match="resise"):
+        SmallNORB(resise=100)
+
+
+def test_crops_are_of_images_padded_at_the_edges() -> None:
+    torch.manual_seed(0)
+    images = torch.rand(40, 2, 96, 96)
+    moved = SmallNORB(shift=16).augment(images)
+    padded = pad(images, (16,) * 4, mode="replicate")
+    places = padded.unfold(2, 96, 1).unfold(3, 96, 1)  # (n, 2, 33, 33, 96, 96)
+    found = []
+    for k in range(40):
+        same = (places[k, :, :, :, ::19, ::19] == moved[k, :, None, None, ::19, ::19]).flatten(3).all(3).all(0)
+        for top, left in same.nonzero().tolist():  # both images of a pair are at one place
+            if torch.equal(places[k, :, top, left], moved[k]):
+                found.append((k, top, left))
+    assert [k for k, _, _ in found] == list(range(40))
+    for offsets in zip(*[(top, left) for _, top, left in found], strict=True):
+        assert min(offsets) < 6
+        assert max(offsets) > 26
+
+
+def test_smaller_images_are_crops() -> None:
+    images = torch.rand(3, 2, 96, 96)
+    data = SmallNORB(size=40)
+    assert data.shape == (2, 40, 40)
+    torch.testing.assert_close(data.centre(images), images[..., 28:68, 28:68], rtol=0, atol=0)
+    assert data.augment(images).shape == (3, 2, 40, 40)
+    # As Hinton et al. 2018.
+    torch.testing.assert_close(SmallNORB(size=32, resize=48).centre(images), avg_pool2d(images, 2)[..., 8:40, 8:40])
+
+
+# Where the files are looked for, and what is wrong with them
+
+
+def test_published_files(no_network: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        SmallNORB().prepare_data()
+    address = f"https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/{TRAIN}-dat.mat.gz"
+    assert no_network == [address]
+    assert str(caught.value) == (
+        f"cannot download {TRAIN}-dat.mat.gz (md5 66054832f9accfe74a0f4c36a75bc0a2): put it at "
+        f"DIR/smallnorb/{TRAIN}-dat.mat.gz and set TORCHCAPS_DATA=DIR; tried {address} "
+        "(ConnectionError: Name or service not known and a second line)"
+    )
+    assert sorted(PUBLISHED) == sorted(f"{part}-{kind}" for part in (TRAIN, TEST) for kind in ("dat", "cat", "info"))
+
+
+def test_a_cached_file_needs_no_network(md5s: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SmallNORB, "address", "http://127.0.0.1:9/")  # nothing answers there
+    write(tmp_path / "cache" / "torchcaps" / "smallnorb", True, small_norb())
+    images, _ = SmallNORB().read(train=True)
+    assert np.array_equal(images.numpy(), small_norb()[f"{TRAIN}-dat"])
+    # One that is not zipped comes first, but only from a root.
+    write(tmp_path / "root" / "smallnorb", False, {f"{TRAIN}-dat": small_norb()[f"{TRAIN}-dat"]})
+    data = SmallNORB(root=str(tmp_path / "root"))
+    assert [data._find(f"{TRAIN}-{kind}")[1].suffix for kind in ("dat", "cat")] == [".mat", ".gz"]
+    assert torch.equal(data.read(train=True)[0], images)
+
+
+def test_another_md5_is_a_warning(tiny: Path) -> None:
+    values = small_norb()[f"{TEST}-dat"].copy()
+    values[0, 0, 0, 0] += 1
+    write(tiny / "smallnorb", False, {f"{TEST}-dat": values})
+    with pytest.warns(UserWarning, match=rf"{TEST}-dat\.mat has md5 .*: using it all the same"):
+        images, _ = SmallNORB(root=str(tiny)).read(train=False)
+    assert np.array_equal(images.numpy(), values)
+
+
+def test_a_corrupt_file_is_an_error_and_never_downloaded(tiny: Path, no_network: list[str]) -> None:
+    path = tiny / "smallnorb" / f"{TRAIN}-dat.mat"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert error_of(tiny) == (
+        f"{path}: the header says shape (20, 2, 96, 96), 368640 bytes, but 368620 follow; "
+        f"the md5 should be {SmallNORB.md5[f'{TRAIN}-dat'][1]}: replace the file"
+    )
+    path.unlink()
+    write(path.parent, True, {f"{TRAIN}-dat": small_norb()[f"{TRAIN}-dat"]})
+    zipped = path.with_name(f"{path.name}.gz")
+    zipped.write_bytes(zipped.read_bytes()[:-20])
+    assert error_of(tiny) == (
+        f"{zipped}: truncated gzip, the file ends too early; the md5 should be "
+        f"{SmallNORB.md5[f'{TRAIN}-dat'][0]}: replace the file, or remove it to have it downloaded"
+    )
+    assert no_network == []
+
+
+def changed(kind: str, row: int, column: int, value: int) -> np.ndarray:
+    values = small_norb()[f"{TRAIN}-{kind}"].copy()
+    values.reshape(20, -1)[row, column] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "problem"),
+    [
+        (
+            "dat",
+            np.zeros((20, 2, 96, 95), np.uint8),
+            "holds shape (20, 2, 96, 95) of torch.uint8, expected (n, 2, 96, 96)",
+        ),
+        ("dat", np.zeros((20, 96, 96), np.uint8), "holds shape (20, 96, 96) of torch.uint8, expected (n, 2, 96, 96)"),
+        (
+            "dat",
+            np.zeros((2, 2, 96, 96), np.int32),
+            "holds shape (2, 2, 96, 96) of torch.int32, expected (n, 2, 96, 96) of torch.uint8",
+        ),
+        ("cat", np.zeros(20, np.uint8), "holds shape (20,) of torch.uint8, expected (n,) of torch.int32"),
+        ("cat", np.zeros((20, 1)), "holds shape (20, 1) of torch.int32, expected (n,) of torch.int32"),
+        ("cat", np.zeros(19), "is of 19 pairs, but {dat} of 20"),
+        ("cat", changed("cat", 3, 0, 5), "holds category 5, expected 0, 1, 2, 3, 4"),
+        ("cat", changed("cat", 3, 0, -1), "holds category -1, expected 0, 1, 2, 3, 4"),
+        ("info", np.ones((20, 3)), "holds shape (20, 3) of torch.int32, expected (n, 4) of torch.int32"),
+        ("info", np.repeat(INFO[TRAIN], 6, 0), "is of 24 pairs, but {dat} of 20"),
+        ("info", changed("info", 7, 0, 5), "holds instance 5, expected 4, 6, 7, 8, 9"),
+        ("info", changed("info", 7, 1, 9), "holds elevation 9, expected 0, 1, 2, 3, 4, 5, 6, 7, 8"),
+        ("info", changed("info", 7, 2, 3), "holds azimuth 3, expected 0, 2, 4"),
+        ("info", changed("info", 7, 3, 6), "holds lighting 6, expected 0, 1, 2, 3, 4, 5"),
+    ],
+)
+def test_well_formed_but_not_smallnorb(tiny: Path, kind: str, values: np.ndarray, problem: str) -> None:
+    name = f"{TRAIN}-{kind}"
+    write(tiny / "smallnorb", False, {name: values})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that of another md5
+        message = error_of(tiny)
+    expected = problem.format(dat=tiny / "smallnorb" / f"{TRAIN}-dat.mat")
+    assert message.startswith(f"{tiny / 'smallnorb' / name}.mat: {expected}")
+    assert message.endswith(f"; the md5 should be {SmallNORB.md5[name][1]}: replace the file")
+
+
+@pytest.mark.skipif(
+    not all(any((REAL / "smallnorb" / f"{name}.mat{gz}").is_file() for gz in ("", ".gz")) for name in PUBLISHED),
+    reason=f"no smallNORB at {REAL}/smallnorb (set TORCHCAPS_DATA to a folder that has smallnorb/)",
+)
+def test_real_smallnorb(no_network: list[str]) -> None:
+    data = SmallNORB(root=str(REAL))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # another md5 would warn
+        data.setup()
+    for stage in ("fit", "test"):
+        known = data.metadata(stage)
+        assert len(torch.stack(known, 1).unique(dim=0)) == 24300
+        assert known.category.bincount().tolist() == [4860] * 5

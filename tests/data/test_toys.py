@@ -1,0 +1,425 @@
+"""The renderer of stereo toys against rays walked step by step, what poses and lamps do, and the cached sets."""
+
+import hashlib
+import struct
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.data import DataError, SmallNORB, StereoToys, toys
+from torchcaps.data.toys import BACKGROUND, BASELINE, DISTANCE, HALF_WIDTH, Part, ball, box, fitted, geometry, rod, toy
+
+ELEVATION, AZIMUTHS, LIGHTINGS = 3, [0, 6], [0, 1]
+FEW: dict[str, Any] = {
+    "size": 8,
+    "train_elevations": [ELEVATION],
+    "train_azimuths": AZIMUTHS,
+    "train_lightings": LIGHTINGS,
+    "test_elevations": [ELEVATION],
+    "test_azimuths": [0],
+    "test_lightings": [5],
+}
+SOLIDS = {
+    "box": box((0.2, -0.1, 0.1), (1.2, 0.6, 0.8), turn=30, tilt=20),
+    "cylinder": rod((-0.6, 0.2, -0.3), (0.5, -0.2, 0.4), 0.35, flat=1.5),
+    "ball": ball((0.1, 0.1, -0.1), (0.8, 0.4, 0.5), tilt=35),
+}
+
+
+def place(values: np.ndarray, size: int) -> np.ndarray:
+    """Where something is in an image, in units of the window: the mean column and row of the pixels that are true."""
+    down, right = np.nonzero(values.reshape(size, size))
+    return HALF_WIDTH * ((2 * np.array([right.mean(), down.mean()]) + 1) / size - 1)
+
+
+def walk(part: Part, elevation: float, azimuth: float, eye: int, size: int) -> np.ndarray:
+    """The distances that `geometry` gives, by walking along each ray until a point is in the solid."""
+    up, turn = np.radians(elevation), np.radians(azimuth)
+    camera = np.array([(eye - 0.5) * BASELINE, -DISTANCE * np.cos(up), DISTANCE * np.sin(up)])
+    steps = np.arange(0.7, 1.3, 5e-4)
+    found = np.full((size, size), np.inf)
+    for i, j in product(range(size), repeat=2):
+        u, v = (HALF_WIDTH * ((2 * k + 1) / size - 1) for k in (j, i))
+        pixel = np.array([u, -v * np.sin(up), -v * np.cos(up)])
+        x, y, z = (camera + steps[:, None] * (pixel - camera)).T
+        points = np.stack([x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn), z], 1)
+        p = np.linalg.solve(part.axes, (points - part.centre).T)
+        inside = (np.abs(p) <= 1).all(0) & ((p[: part.round] ** 2).sum(0) <= 1)
+        if inside.any():
+            found[i, j] = steps[inside.argmax()]
+    return found
+
+
+# The renderer
+
+
+@pytest.mark.parametrize("solid", SOLIDS)
+@pytest.mark.parametrize(("elevation", "azimuth", "eye"), [(30, 0, 0), (55, 100, 1)])
+def test_distances_against_walking(solid: str, elevation: float, azimuth: float, eye: int) -> None:
+    part = SOLIDS[solid]
+    expected = walk(part, elevation, azimuth, eye, 24).flatten()
+    normals, found = geometry([part], elevation, azimuth, eye, 24)
+    assert 30 < np.isfinite(expected).sum() < 24 * 24 / 2
+    sure = np.isfinite(expected) & np.isfinite(found)
+    # Where the ray is in the solid for less than a step, walking may miss it.
+    assert (np.isfinite(expected) != np.isfinite(found)).sum() <= 2
+    assert (np.abs(found[sure] - expected[sure]) < 6e-4).all()
+    np.testing.assert_allclose(np.linalg.norm(normals[sure], axis=1), 1, atol=1e-5)
+    assert not normals[~np.isfinite(found)].any()
+
+
+@pytest.mark.parametrize("solid", SOLIDS)
+def test_normals_are_those_of_the_surface(solid: str) -> None:
+    """Across neighbouring pixels the surface is where the normal says: d(point) . normal = 0."""
+    size, elevation = 400, 40
+    normals, nearest = geometry([SOLIDS[solid]], elevation, 0, 0, size)
+    up = np.radians(elevation)
+    camera = np.array([-BASELINE / 2, -DISTANCE * np.cos(up), DISTANCE * np.sin(up)])
+    steps = HALF_WIDTH * ((2 * np.arange(size) + 1) / size - 1)
+    window = np.stack(np.broadcast_arrays(steps, -steps[:, None] * np.sin(up), -steps[:, None] * np.cos(up)), -1)
+    points = camera + np.where(np.isfinite(nearest), nearest, np.nan).reshape(size, size, 1) * (window - camera)
+    normals = normals.reshape(size, size, 3)
+    for along in (points[1:, :-1] - points[:-1, :-1], points[:-1, 1:] - points[:-1, :-1]):
+        moved = np.linalg.norm(along, axis=-1)
+        off = np.abs((along * normals[:-1, :-1]).sum(-1)) / moved
+        good = off[np.isfinite(off) & (moved < 0.03)]  # not over an edge that hides something
+        assert len(good) > 5000
+        assert np.quantile(good, 0.9) < 0.05
+    towards = ((camera - points) * normals).sum(-1)
+    assert (towards[np.isfinite(towards)] > -1e-4).all()
+
+
+def test_the_nearest_part_is_seen() -> None:
+    parts = [ball((0, y, 0), (0.3, 0.3, 0.3)) for y in (0.5, -0.6, 0.0)]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        _, nearest = geometry([parts[k] for k in order], 0, 0, 0, 31)
+        assert nearest.min() == geometry([parts[1]], 0, 0, 0, 31)[1].min()
+        np.testing.assert_allclose(nearest.min(), 1 - (0.6 + 0.3) / DISTANCE, atol=2e-3)
+
+
+def test_a_toy_turns_left_and_at_0_looks_to_the_right() -> None:
+    nose = [ball((0.8, 0, 0), (0.1, 0.1, 0.1))]
+    places = [place(np.isfinite(geometry(nose, 45, azimuth, 0, 96)[1]), 96) for azimuth in (0, 90, 180, 270)]
+    (right, _), (_, away), (left, _), (_, near) = places
+    assert right > 0.7
+    assert left < -0.7
+    assert away < -0.4  # up in the image
+    assert near > 0.4
+
+
+def test_half_a_turn_of_what_is_symmetric_changes_nothing() -> None:
+    table = [box((0, 0, 0.3), (1.2, 0.6, 0.1)), *(rod((x, 0, -0.4), (x, 0, 0.3), 0.1) for x in (-0.5, 0.5))]
+    for before, after in zip(geometry(table, 50, 20, 1, 40), geometry(table, 50, 200, 1, 40), strict=True):
+        np.testing.assert_allclose(before, after, atol=1e-4)
+    assert not np.allclose(geometry(table, 50, 20, 1, 40)[0], geometry(table, 50, 110, 1, 40)[0])
+
+
+def test_elevation_is_that_of_the_cameras() -> None:
+    """A pole looks as long as the cosine of the elevation says, and its top comes into view."""
+    pole = [rod((0, 0, -0.6), (0, 0, 0.6), 0.1)]
+    for elevation in (30, 70):
+        up = np.radians(elevation)
+        normals, nearest = geometry(pole, elevation, 0, 0, 200)
+        (rows,) = np.nonzero(np.isfinite(nearest).reshape(200, 200).any(1))
+        length = (np.ptp(rows) + 1) * 2 * HALF_WIDTH / 200
+        # The top is nearer, the bottom farther than the window.
+        depth = 0.6 * np.sin(up)
+        near, far = DISTANCE / (DISTANCE - depth), DISTANCE / (DISTANCE + depth)
+        expected = 0.6 * np.cos(up) * (near + far) + 0.1 * np.sin(up) * (near + far)
+        assert length == pytest.approx(expected, abs=0.04)
+        across, over = DISTANCE * np.cos(up), DISTANCE * np.sin(up) - 0.6  # from the camera to the top
+        distance = np.hypot(across, over)
+        area = np.pi * 0.1**2 * over / distance * (DISTANCE / distance) ** 2
+        assert (normals[:, 2] > 0.99).sum() == pytest.approx(area * (100 / HALF_WIDTH) ** 2, rel=0.1)
+
+
+@pytest.mark.parametrize("depth", [0.7, 0.0, -0.7])
+def test_disparity(depth: float) -> None:
+    """What is before the middle of a toy is farther right for the left camera, what is behind it farther left."""
+    up = np.radians(30)
+    centre = depth * np.array([0, -np.cos(up), np.sin(up)])
+    speck = [ball(tuple(centre), (0.05, 0.05, 0.05))]
+    (left, y), (right, other_y) = (place(np.isfinite(geometry(speck, 30, 0, eye, 480)[1]), 480) for eye in (0, 1))
+    assert left - right == pytest.approx(BASELINE * depth / (DISTANCE - depth), abs=0.004)
+    assert y == pytest.approx(other_y, abs=0.003)
+
+
+# Lamps
+
+
+FACES = {"left": (-1, 0, 0), "right": (1, 0, 0), "front": (0, -1, 0), "top": (0, 0, 1), "below": (0, 0, -1)}
+
+
+@pytest.mark.parametrize(
+    ("lighting", "order"),
+    [
+        (0, ["right", "left"]),
+        (1, ["left", "right"]),
+        (2, ["left", "top", "front"]),
+        (3, ["left", "front", "top"]),
+        (4, ["right", "left"]),
+        (5, ["left", "right"]),
+    ],
+)
+def test_where_the_lamps_are(lighting: int, order: list[str]) -> None:
+    """The faces in `order` are brighter and brighter, and nothing lights what looks down."""
+    levels = {face: _shaded(normal, lighting) for face, normal in FACES.items()}
+    assert levels["below"] == min(levels.values())
+    for darker, brighter in pairwise(order):
+        assert levels[darker] < levels[brighter]
+    if lighting in (2, 3):
+        assert levels["left"] == levels["right"]
+    assert (levels["front"] > levels["below"]) == (lighting < 4)  # the lamps of 4 and 5 are behind the toy
+
+
+def _shaded(normal: tuple[int, int, int], lighting: int) -> int:
+    rays = toys.OVERSAMPLING**2
+    normals = np.repeat(np.array([normal], np.float32), rays, 0)
+    return int(toys.shade(normals, np.ones(rays, np.float32), [lighting], 1)[0, 0, 0])
+
+
+def test_shading_by_hand() -> None:
+    # 65 degrees to the left and 35 up: cos 35 sin 65 = 0.742; cos 35 cos 65 = 0.346; sin 35 = 0.574.
+    assert _shaded((-1, 0, 0), 0) == round(255 * (0.08 + 0.7 * 0.7424))
+    assert _shaded((1, 0, 0), 0) == round(255 * 0.08)
+    assert _shaded((0, -1, 0), 0) == round(255 * (0.08 + 0.7 * 0.3462))
+    assert _shaded((0, 0, 1), 0) == round(255 * (0.08 + 0.22 + 0.7 * 0.5736))
+
+
+def test_a_pixel_is_the_mean_of_its_rays() -> None:
+    nearest = np.array([1, np.inf] * 2 + [np.inf] * 12, np.float32)  # 4 x 4 rays: two pixels of the first row see it
+    normals = np.zeros((16, 3), np.float32)
+    normals[[0, 2], 0] = 1
+    (picture,) = toys.shade(normals, nearest, [0], 2)
+    mixed, plain = round(255 * (0.75 * BACKGROUND + 0.25 * 0.08)), round(255 * BACKGROUND)
+    assert picture.tolist() == [[mixed, mixed], [plain, plain]]
+
+
+# The toys
+
+
+def test_fifty_toys() -> None:
+    seen = set()
+    for category, instance in product(range(5), range(10)):
+        parts = toy(category, instance)
+        points = np.concatenate([part.centre + toys._surface(part.round) @ part.axes.T for part in parts])
+        assert np.linalg.norm(points, axis=1).max() == pytest.approx(1)
+        # No pose brings it to the edge of the picture, and every one shows it.
+        for elevation, azimuth in ((8, 26), (1, 4)):
+            pairs = toys.render(category, instance, elevation, azimuth, [3], 24)
+            background = pairs == round(255 * BACKGROUND)
+            assert background[..., [0, -1], :].all()
+            assert background[..., :, [0, -1]].all()
+            assert 0.03 < 1 - background.mean() < 0.5
+        seen.add(pairs.tobytes())
+    assert len(seen) == 50
+
+
+def test_fitted_parts_are_moved_and_scaled_only() -> None:
+    first, second = fitted([ball((3, 0, 0), (1, 1, 1)), ball((7, 0, 0), (1, 1, 1))])
+    np.testing.assert_allclose([first.centre, second.centre], [[-2 / 3, 0, 0], [2 / 3, 0, 0]], atol=1e-9)
+    np.testing.assert_allclose(first.axes, np.eye(3) / 3, atol=1e-9)
+
+
+def test_a_toy_is_always_the_same() -> None:
+    before = toys.render(0, 3, 2, 8, [0, 4], 16)
+    toy.cache_clear()
+    assert np.array_equal(before, toys.render(0, 3, 2, 8, [0, 4], 16))
+    assert np.array_equal(before[1:], toys.render(0, 3, 2, 8, [4], 16))
+
+
+def test_what_the_numbers_of_a_pose_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def seen(parts: list[Part], *pose: float) -> tuple[np.ndarray, np.ndarray]:
+        asked.append(pose)
+        return geometry(parts, *pose)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(toys, "geometry", seen)
+    left_and_right = toys.render(1, 0, 0, 34, [2, 5], 8)
+    toys.render(1, 0, 8, 2, [0], 8)
+    assert asked == [(30, 340, 0, 16), (30, 340, 1, 16), (70, 20, 0, 16), (70, 20, 1, 16)]
+    for lighting, pair in zip((2, 5), left_and_right, strict=True):
+        for eye in (0, 1):
+            (picture,) = toys.shade(*geometry(toy(1, 0), 30, 340, eye, 16), [lighting], 8)
+            assert np.array_equal(pair[eye], picture)
+
+
+# The sets
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "torchcaps" / "stereo-toys"
+
+
+def test_the_set(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = StereoToys(**FEW, batch_size=64)
+    data.prepare_data()
+    assert sorted(path.name for path in cache.iterdir()) == ["test-8-v1-e3-a0-l5.npy", "train-8-v1-e3-a0.6-l0.1.npy"]
+    assert capfd.readouterr() == ("", "")
+    data.setup()
+    assert data.names == ["animal", "human", "airplane", "truck", "car"]
+    images, labels = data.load(train=True)
+    assert images.shape == (100, *data.shape)
+    assert images.dtype == torch.uint8
+    known = data.metadata("fit")
+    assert torch.equal(labels, known.category)
+    expected = product((4, 6, 7, 8, 9), [ELEVATION], AZIMUTHS, LIGHTINGS, range(5))
+    assert list(zip(*(column.tolist() for column in (*known[1:], known.category)), strict=True)) == list(expected)
+    for k in (0, 3, 12, 99):
+        category, instance, elevation, azimuth, lighting = (int(column[k]) for column in known)
+        (pair,) = toys.render(category, instance, elevation, azimuth, [lighting], 8)
+        assert np.array_equal(images[k].numpy(), pair)
+    assert set(data.metadata("test").instance.tolist()) == {0, 1, 2, 3, 5}
+    (batch, labels), *rest = data.test_dataloader()
+    assert batch.shape == (25, 2, 8, 8)
+    assert batch.dtype == torch.float32
+    assert not rest
+    assert torch.equal((batch * 255).round().byte(), data.load(train=False)[0])
+
+
+def test_unseen_poses_are_disjoint() -> None:
+    poses = []
+    data = StereoToys(
+        size=8,
+        train_elevations=[0, 8],
+        train_azimuths=[0],
+        train_lightings=[0],
+        test_elevations=[4],
+        test_azimuths=[2, 4],
+        test_lightings=[0, 3],
+    )
+    data.setup()
+    for stage in ("fit", "test"):
+        known = data.metadata(stage)
+        poses.append(set(zip(known.elevation.tolist(), known.azimuth.tolist(), strict=True)))
+    assert poses == [{(0, 0), (8, 0)}, {(4, 2), (4, 4)}]
+    assert len(data.metadata("fit").category) == 50
+    assert len(data.metadata("test").category) == 100
+
+
+def test_rendered_once_and_memory_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = StereoToys(**FEW).read(train=True)[0].clone()
+    monkeypatch.setattr(toys, "render", None)
+    data = StereoToys(**FEW)
+    images, _ = data.read(train=True)
+    assert torch.equal(images, before)
+    images += 1  # a copy of the page, not the file
+    assert torch.equal(data.read(train=True)[0], before)
+    (path,) = cache.iterdir()
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(bytes([before[-1, -1, -1, -1] ^ 1]))
+    assert data.read(train=True)[0][-1, -1, -1, -1] == before[-1, -1, -1, -1] ^ 1
+
+
+def test_of_a_root(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole grid is in the order of smallNORB's test set, of which the hash is published."""
+    (tmp_path / "root" / "stereo-toys").mkdir(parents=True)
+    np.save(tmp_path / "root" / "stereo-toys" / "test-8-v1.npy", np.zeros((24300, 2, 8, 8), np.uint8))
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "root"))
+    data = StereoToys(size=8)
+    data.setup("test")
+    known = data.metadata("test")
+    assert data.load(train=False)[0].shape == (24300, 2, 8, 8)
+    assert known.category.tolist() == [0, 1, 2, 3, 4] * 4860
+    info = struct.pack("<5i", 0x1E3D4C54, 2, 24300, 4, 1) + torch.stack(known[1:], 1).int().numpy().tobytes()
+    (published,) = (md5 for name, (_, md5) in SmallNORB.md5.items() if name.endswith("testing-info"))
+    assert hashlib.md5(info).hexdigest() == published
+    # What is not there is rendered, and not into the user's own folder.
+    StereoToys(**FEW).read(train=False)
+    assert [path.name for path in cache.iterdir()] == ["test-8-v1-e3-a0-l5.npy"]
+    assert len(list((tmp_path / "root" / "stereo-toys").iterdir())) == 1
+
+
+def test_written_whole_or_not_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    render, done = toys.render, []
+
+    def stops(*arguments: Any) -> np.ndarray:
+        done.append(arguments)
+        if len(done) > 12:
+            assert len(list(cache.iterdir())) == 1  # a part of it
+            raise KeyboardInterrupt
+        return render(*arguments)
+
+    monkeypatch.setattr(toys, "render", stops)
+    with pytest.raises(KeyboardInterrupt):
+        StereoToys(**FEW).prepare_data()
+    assert list(cache.iterdir()) == []
+
+
+def test_no_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> np.ndarray:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(toys, "render", full)
+    with pytest.raises(DataError) as caught:
+        StereoToys(**FEW).prepare_data()
+    path = cache / "train-8-v1-e3-a0.6-l0.1.npy"
+    assert str(caught.value) == f"{path}: cannot be written: No space left on device: make room, or the folder writable"
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "No data left in file"),
+        (b"neither", "Failed to interpret|pickled"),
+        (
+            np.zeros((100, 2, 8, 7), np.uint8),
+            r"holds shape \(100, 2, 8, 7\) of uint8, expected \(100, 2, 8, 8\) of uint8",
+        ),
+        (np.zeros((99, 2, 8, 8), np.uint8), r"holds shape \(99, 2, 8, 8\) of uint8, expected"),
+        (np.zeros((100, 2, 8, 8), np.int8), "of int8, expected"),
+        ("truncated", "mmap length is greater than file size"),
+    ],
+    ids=["empty", "no_npy", "shape", "count", "dtype", "truncated"],
+)
+def test_a_corrupt_cache(cache: Path, content: bytes | str | np.ndarray, problem: str) -> None:
+    cache.mkdir(parents=True)
+    path = cache / "train-8-v1-e3-a0.6-l0.1.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, np.zeros((100, 2, 8, 8), np.uint8) if isinstance(content, str) else content)
+    if isinstance(content, str):
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=problem) as caught:
+        StereoToys(**FEW).read(train=True)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).endswith(": remove the file to have it rendered again")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option() -> None:
+    data = StereoToys(batch_size=3, val_size=20, num_workers=0, flip=True, resize=50, ten_crop=True, shift=8)
+    assert (data.batch_size, data.val_size, data.flip, data.resize, data.ten_crop) == (3, 20, True, 50, True)
+    assert data.shape == (2, 48, 48)
+    assert data.augment(torch.rand(2, 2, 48, 48)).shape == (2, 2, 48, 48)
+    with pytest.raises(TypeError, match="resise"):
+        StereoToys(resise=100)
+    with pytest.raises(ValueError, match="^size must be at least 8 pixels, got 7$"):
+        StereoToys(size=7)
+    with pytest.raises(ValueError, match="^test_azimuths must be some of 0, 2, 4"):
+        StereoToys(test_azimuths=[3])
+
+
+def test_what_shift_moves_in_is_background() -> None:
+    data = StereoToys(**FEW, shift=4)
+    images = torch.from_numpy(toys.render(4, 0, 0, 0, [0], 8))
+    moved = torch.cat([data.augment(images) for _ in range(20)])
+    assert (moved >= 0.05).all()
+    assert len(moved.unique(dim=0)) > 5
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    StereoToys(**FEW).prepare_data()
+    shown = capfd.readouterr().err
+    assert "rendering toys for training" in shown
+    assert "rendering toys for the test" in shown
