@@ -310,9 +310,8 @@ def test_ten_crops_of_any_recipe(trained, capfd):
         "false",
     )
     crops = ("--data.resize", "10", "--data.ten_crop", "true")
-    assert call(*arguments, "--model.reconstruction_weight", "0", *crops) == 0
+    assert call(*arguments, *crops) == 0  # a decoder has no part in it
     assert "test/accuracy: 0." in capfd.readouterr().out
-    assert "no image can be reconstructed from several crops" in error_of(capfd, *arguments, *crops)
     assert "ten_crop needs resize" in error_of(capfd, *arguments, "--data.ten_crop", "true")
     assert "Option 'resise' is not accepted" in error_of(capfd, *arguments, "--data.resise", "10")
     assert "at least 8 pixels, got 7" in error_of(capfd, *arguments, "--data.resize", "7")

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn.transport import Cost, check_transport, feature_kl, sinkhorn_divergence
@@ -227,7 +226,7 @@ class FeedbackAgreement(nn.Module):
                     outputs[name] = output
 
                 hooks.callback(layers[name].register_forward_hook(keep).remove)
-            if any(isinstance(module, OptimizedModule) for module in layers.values()):
+            if any("_orig_mod" in name.split(".") for name in layers):
                 # What was compiled without hooks would run again, and past these.
                 hooks.enter_context(torch.compiler.set_stance("force_eager"))
             prediction = model(*inputs)
