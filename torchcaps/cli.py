@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcaps.extras import needs
+from torchcaps.files import write_whole
 from torchcaps.models import create_model, list_models
 from torchcaps.models.registry import describe_model, nearest
 
@@ -131,8 +132,8 @@ def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
     epochs: dict[int, int] = {}  # by step
     for given in options.ckpt_path:
         path, _ = _checkpoint(options, cli, "network.", given)
-        step = _read(path, "global_step")
-        epochs[step] = _read(path, "epoch") + 1
+        step, epoch = _read(path, "global_step", "epoch")
+        epochs[step] = epoch + 1
         checkpoints.setdefault((step, path.parent), path)  # of a run, `last` and the newest are the same
     by_epoch = len(set(epochs.values())) == len(epochs)
     network = cli.model.network
@@ -147,7 +148,7 @@ def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
                 break
         for step, folder in sorted(checkpoints):
             path = checkpoints[step, folder]
-            cli.model.load_state_dict(_read(path, "state_dict"))
+            cli.model.load_state_dict(*_read(path, "state_dict"))
             title = f"after epoch {epochs[step]}" if by_epoch else f"after step {step:,}"
             for name, row in rows.items():
                 row.append((title, routing_dynamics(network, name, batches)))
@@ -377,7 +378,7 @@ def _checkpoint(
         path = Path(given)
         if not path.is_file():
             raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
-    state = _read(path, "state_dict")
+    (state,) = _read(path, "state_dict")
     expected = {name: tuple(value.shape) for name, value in cli.model.state_dict().items()}
     found_shapes = {name: tuple(value.shape) for name, value in state.items()}
     for name in {**expected, **found_shapes}:
@@ -408,10 +409,11 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _read(path: Path, key: str) -> Any:
-    """Part of a checkpoint."""
+def _read(path: Path, *keys: str) -> list[Any]:
+    """Parts of a checkpoint."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)[key]
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        return [content[key] for key in keys]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
         raise BadInput(
             f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): "
@@ -439,14 +441,7 @@ def _test(cli: "RecipeCLI") -> None:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
-        return unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    return write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ import torch
 import torchcaps
 from torchcaps.bench.measurement import PASSES, Rates, Row, show_bytes
 from torchcaps.extras import needs
+from torchcaps.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,11 +79,11 @@ def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
 
 def write_json(path: Path, head: dict[str, Any], rows: Sequence[Row]) -> Path:
     text = json.dumps({**head, "rows": [row.json() for row in rows]}, indent=1, allow_nan=False)
-    return _write_whole(path, lambda unfinished: unfinished.write_text(text + "\n", encoding="utf-8"))
+    return write_whole(path, lambda unfinished: unfinished.write_text(text + "\n", encoding="utf-8"))
 
 
 def write_figure(path: Path, rows: Sequence[Row], over: Over, on_cuda: bool) -> Path:
-    return _write_whole(path, lambda unfinished: scaling_figure(rows, over, on_cuda).savefig(unfinished, dpi=130))
+    return write_whole(path, lambda unfinished: scaling_figure(rows, over, on_cuda).savefig(unfinished, dpi=130))
 
 
 def scaling_figure(rows: Sequence[Row], over: Over, on_cuda: bool) -> "Figure":
@@ -165,12 +166,3 @@ def _processor() -> str:
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    unfinished = path.with_suffix(f".unfinished{path.suffix}")
-    try:
-        write(unfinished)
-        return unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

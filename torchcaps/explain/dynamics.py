@@ -12,6 +12,7 @@ from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn.layer import CapsuleLayer
+from torchcaps.nn.modes import evaluating
 from torchcaps.ops import Agreement, Votes, at_least_float32
 from torchcaps.routing.loop import Step
 
@@ -107,15 +108,9 @@ def _find(network: nn.Module, name: str) -> CapsuleLayer:
 
 def _routed(network: nn.Module, layer: CapsuleLayer, name: str, images: Tensor) -> tuple[Votes, Capsules]:
     """The votes and the parents of a layer when the network sees these images."""
-    training = [module for module in network.modules() if module.training]
-    try:
-        network.eval()
-        # Nothing is to be compiled again for the sake of the recording.
-        with torch.compiler.set_stance("force_eager"), _recorded(layer) as last:
-            network(images)
-    finally:
-        for module in training:
-            module.training = True
+    # Nothing is to be compiled again for the sake of the recording.
+    with evaluating(network), torch.compiler.set_stance("force_eager"), _recorded(layer) as last:
+        network(images)
     if not last:
         raise ValueError(f"{type(network).__name__} did not run its layer {name!r} on these images")
     return last[0]

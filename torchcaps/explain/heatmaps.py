@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.explain.pictures import hide_ticks, show, write
 from torchcaps.nn import RoutingPool2d
+from torchcaps.nn.modes import evaluating
 
 PER_LINE = 10  # pictures, before a line of a figure is broken
 
@@ -72,19 +73,15 @@ def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[R
         seen.append(inputs[0] if inputs else named["x"])
 
     handle = pool.register_forward_pre_hook(see, with_kwargs=True)
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        with torch.compiler.set_stance("force_eager"):  # compiled code that ran before knows of no new hook
-            model(images)
+    with evaluating(model):
+        try:
+            with torch.compiler.set_stance("force_eager"):  # compiled code that ran before knows of no new hook
+                model(images)
+        finally:
+            handle.remove()
         if not seen:
             raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
-        handle.remove()
         _, coefficients = pool(seen[-1], return_coefficients=True)
-    finally:
-        handle.remove()
-        for module in training:
-            module.training = True
     return pool, coefficients, (seen[-1].shape[2], seen[-1].shape[3])
 
 

@@ -6,6 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from torchcaps.files import write_whole
+
 
 def show(axis: Axes, image: Tensor) -> None:
     """An image `(channels, height, width)` in [0, 1], of one channel or three."""
@@ -20,7 +22,4 @@ def hide_ticks(axis: Axes) -> None:
 
 def write(figure: Figure, path: Path) -> Path:
     """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished.png")
-    figure.savefig(unfinished, dpi=130)
-    return unfinished.replace(path)
+    return write_whole(path, lambda unfinished: figure.savefig(unfinished, dpi=130))

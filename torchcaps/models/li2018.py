@@ -150,7 +150,7 @@ def encapnet_v3(
     capsules: int = 32,
 ) -> EncapNet:
     """EncapNet of 101 layers on images of 128 pixels: 176,279,264 parameters for 200 classes."""
-    return _encapnet(classes, image_size, coefficients, skips, capsules, (8, 11, 68, 8), skip_span=1)
+    return encapnet_v2(classes, image_size, coefficients, skips, capsules)
 
 
 def _encapnet(

@@ -11,16 +11,17 @@ convolution is 3x3 of stride 1 or 2; for larger strides it grows, so that every 
 import contextlib
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.nn.encapsulated import as_map
+from torchcaps.nn.modes import evaluating
 from torchcaps.nn.transport import Cost, check_transport, feature_kl, sinkhorn_divergence
-from torchcaps.ops import at_least_float32
-from torchcaps.routing import squash
+from torchcaps.ops import at_least_float32, relu_squash
 
 Divergence = Literal["sinkhorn", "kl"]
 
@@ -92,7 +93,7 @@ class AgreementUnit(nn.Module):
         self.generator = nn.Sequential(
             _upsampling(lower, higher, self.types if self.types == higher.types else None),
             nn.BatchNorm2d(lower.channels),
-            nn.ReLU(),
+            nn.ReLU() if self.types is None else nn.Identity(),  # which comes with the squash
         )
         _check_comparison(lower, critic, divergence, cost)
         self.critic: nn.Sequential | None = None
@@ -103,9 +104,7 @@ class AgreementUnit(nn.Module):
     def generate(self, higher: Tensor) -> Tensor:
         """A map like the lower layer's from the higher layer's."""
         generated = self.generator(higher)
-        if self.types is None:
-            return generated
-        return squash(generated.unflatten(1, (self.types, -1)), dim=2).flatten(1, 2)
+        return generated if self.types is None else relu_squash(generated, self.lower.channels // self.types)
 
     def forward(self, lower: Tensor, higher: Tensor) -> Tensor:
         for which, x, expected in (("lower", lower, self.lower), ("higher", higher, self.higher)):
@@ -209,7 +208,7 @@ class FeedbackAgreement(nn.Module):
     def _shapes(self, image_shape: tuple[int, ...]) -> dict[str, MapShape]:
         parameter = _parameter(self._model[0])
         zeros = torch.zeros(2, *image_shape) if parameter is None else parameter.new_zeros(2, *image_shape)
-        with torch.no_grad(), _evaluating(self._model[0]):
+        with torch.no_grad(), evaluating(self._model[0]):
             _, maps = self._watch(zeros)
         return {name: MapShape(x.shape[1], x.shape[2], x.shape[3], types) for name, (x, types) in maps.items()}
 
@@ -312,19 +311,7 @@ def _as_map(output: Any, name: str) -> tuple[Tensor, int | None]:
         )
     if x.poses.dim() < 5:
         return x.poses.flatten(1)[..., None, None], x.poses.shape[1]
-    return x.poses.flatten(4).movedim(-1, 2).flatten(1, 2), x.poses.shape[1]
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for module in modes:  # without train(), which a network may have overridden
-            module.training = False
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    return as_map(x.poses.flatten(4)), x.poses.shape[1]
 
 
 def _parameter(model: nn.Module) -> Tensor | None:
