@@ -90,9 +90,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_cifar10(root / FOLDER)
     write_archive(root / "cifar-10/cifar-10-python.tar.gz", root / FOLDER)
     for part in ("train_batches", "test_batches"):
-        files = [replace(file, md5=md5(root / FOLDER / file.name)) for file in getattr(CIFAR10, part)]
+        files = [replace(file, digest=md5(root / FOLDER / file.name)) for file in getattr(CIFAR10, part)]
         monkeypatch.setattr(CIFAR10, part, tuple(files))
-    archive = replace(CIFAR10.archive, md5=md5(root / "cifar-10/cifar-10-python.tar.gz"))
+    archive = replace(CIFAR10.archive, digest=md5(root / "cifar-10/cifar-10-python.tar.gz"))
     monkeypatch.setattr(CIFAR10, "archive", archive)
     return root
 
@@ -274,7 +274,7 @@ def test_downloaded_archive(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert len(CIFAR10(root=str(tmp_path / "nowhere")).load(train=True)[1]) == 10
     url = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     cache = tmp_path / "cache" / "torchcaps" / "cifar-10"
-    assert asked == [(url, f"md5:{CIFAR10.archive.md5}", "cifar-10-python.tar.gz", cache)]
+    assert asked == [(url, f"md5:{CIFAR10.archive.digest}", "cifar-10-python.tar.gz", cache)]
 
 
 def test_offline_message(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_another_md5_warns_once_for_a_file(tiny: Path) -> None:
     with pytest.warns(UserWarning, match="has md5") as caught:
         assert CIFAR10(root=str(tiny)).load(train=True)[1].tolist() == [0, 9, 7, 2, 7, 3, 6, 4, 5]
     (message,) = [str(warning.message) for warning in caught]
-    published = CIFAR10.train_batches[1].md5
+    published = CIFAR10.train_batches[1].digest
     assert message == f"{path} has md5 {md5(path)}, the published file has {published}: using it all the same"
 
     archive = tiny / "cifar-10/cifar-10-python.tar.gz"
@@ -317,7 +317,7 @@ def test_another_md5_warns_once_for_a_file(tiny: Path) -> None:
     with pytest.warns(UserWarning, match="has md5") as caught:
         CIFAR10(root=str(without_folder(tiny))).load(train=True)
     (message,) = [str(warning.message) for warning in caught]
-    assert message.startswith(f"{archive} has md5 {md5(archive)}, the published file has {CIFAR10.archive.md5}")
+    assert message.startswith(f"{archive} has md5 {md5(archive)}, the published file has {CIFAR10.archive.digest}")
 
 
 # What is wrong with files that are there
@@ -327,7 +327,7 @@ def test_a_corrupt_batch(tiny: Path) -> None:
     path = tiny / FOLDER / "data_batch_3"
     path.write_bytes(python2(pixels(2), [1, 10]))
     assert error_of(tiny) == (
-        f"{path}: holds label 10, expected 0 to 9; the md5 should be {CIFAR10.train_batches[2].md5}: "
+        f"{path}: holds label 10, expected 0 to 9; the md5 should be {CIFAR10.train_batches[2].digest}: "
         f"replace the file, or remove {path.parent} to have cifar-10-python.tar.gz read"
     )
     path.unlink()
@@ -343,7 +343,7 @@ def test_an_archive_with_a_corrupt_batch(tiny: Path) -> None:
     name = f"{os.system.__module__}.system"
     assert error_of(without_folder(tiny)) == (
         f"{archive}: cifar-10-batches-py/data_batch_4: is not a CIFAR batch: it wants to run '{name}'; "
-        f"the md5 should be {CIFAR10.archive.md5}: replace the file, or remove it to have it downloaded"
+        f"the md5 should be {CIFAR10.archive.digest}: replace the file, or remove it to have it downloaded"
     )
     assert not Path("owned").exists()
 
@@ -375,7 +375,7 @@ def test_a_corrupt_archive(tiny: Path) -> None:
         archive.write_bytes(bad)
         message = error_of(tiny)
         assert message.startswith(f"{archive}: {problem}")
-        assert f"the md5 should be {CIFAR10.archive.md5}" in message
+        assert f"the md5 should be {CIFAR10.archive.digest}" in message
 
 
 # As a data module

@@ -44,7 +44,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(folder / FILES["extra_file"], pixels(2, first=100), column(3, 10))
     for attribute, name in FILES.items():
         md5 = hashlib.md5((folder / name).read_bytes()).hexdigest()
-        monkeypatch.setattr(SVHN, attribute, replace(getattr(SVHN, attribute), md5=md5))
+        monkeypatch.setattr(SVHN, attribute, replace(getattr(SVHN, attribute), digest=md5))
     return tmp_path / "root"
 
 
@@ -119,7 +119,7 @@ def test_published_files(tmp_path: Path, no_network: list[str]) -> None:
     }
     for attribute, md5 in md5s.items():
         file = getattr(SVHN, attribute)
-        assert (file.folder, file.name, file.md5) == ("svhn", FILES[attribute], md5)
+        assert (file.folder, file.name, file.digest) == ("svhn", FILES[attribute], md5)
         with pytest.raises(DataError):
             file.find(None)
     assert no_network == [f"http://ufldl.stanford.edu/housenumbers/{FILES[attribute]}" for attribute in md5s]
@@ -142,7 +142,7 @@ def test_downloaded_files(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     data.prepare_data()
     cache = tmp_path / "cache" / "torchcaps" / "svhn"
     assert fetched == [
-        (file.urls[0], f"md5:{file.md5}", file.name, cache)
+        (file.urls[0], f"md5:{file.digest}", file.name, cache)
         for file in (SVHN.train_file, SVHN.extra_file, SVHN.test_file)
     ]
     assert len(data.load(train=True)[1]) == 6
@@ -164,7 +164,7 @@ def test_every_truncation_is_an_error(tiny: Path, no_network: list[str]) -> None
             path.write_bytes(raw[:length])
             message = error_of(tiny, train)
             assert message.startswith(f"{path}: ")
-            md5 = getattr(SVHN, attribute).md5
+            md5 = getattr(SVHN, attribute).digest
             assert message.endswith(f"; the md5 should be {md5}: replace the file, or remove it to have it downloaded")
     assert no_network == []
 
@@ -192,7 +192,7 @@ def test_every_truncation_is_an_error(tiny: Path, no_network: list[str]) -> None
 def test_well_formed_but_not_svhn(tiny: Path, variables: dict[str, Any], problem: str) -> None:
     path = tiny / "svhn" / FILES["train_file"]
     savemat(path, variables)
-    assert error_of(tiny).startswith(f"{path}: {problem}; the md5 should be {SVHN.train_file.md5}: replace the file")
+    assert error_of(tiny).startswith(f"{path}: {problem}; the md5 should be {SVHN.train_file.digest}: replace the file")
 
 
 def test_not_a_file(tiny: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_names_step_and_layer():
         Classifier(network, MarginLoss(), classes=3).training_step(batch(), 0)
     images, labels = batch()
     images[0, 0, 0, 0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the images themselves are not finite"):
+    with pytest.raises(FloatingPointError, match="the inputs themselves are not finite"):
         Classifier(small(), MarginLoss(), classes=3).training_step((images, labels), 0)
 
 

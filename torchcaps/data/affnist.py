@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
 from torchcaps.data.files import DataError, own_folder
-from torchcaps.data.images import ImageSet, LabelledSet
+from torchcaps.data.images import ImageSet
+from torchcaps.data.labelled import LabelledSet
 from torchcaps.data.matfile import check_images, check_labels, read_mat
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.multimnist import draws, splitmix64

@@ -149,7 +149,7 @@ class _CIFAR(ImageData):
                 problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
                 advice = f"or remove {folder} to have {self.archive.name} read"
                 raise DataError(f"{batch.corrupt(path, problem)}, {advice}") from None
-            batch.warn_of_other_md5(path)
+            batch.warn_of_other_hash(path)
         return parts
 
     def _from_archive(self, batches: tuple[CanonicalFile, ...]) -> list[tuple[Tensor, Tensor]]:
@@ -174,7 +174,7 @@ class _CIFAR(ImageData):
                 parts.append(read_batch(found.pop(name), self.label_key, self.classes))
             except DataError as error:
                 raise self.archive.corrupt(path, f"{name}: {error}") from None
-        self.archive.warn_of_other_md5(path)
+        self.archive.warn_of_other_hash(path)
         return parts
 
 

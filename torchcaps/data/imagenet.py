@@ -14,7 +14,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from torchcaps.data.files import DataError, own_folder
-from torchcaps.data.images import Batch, ImageData, LabelledSet
+from torchcaps.data.images import ImageData
+from torchcaps.data.labelled import Batch, LabelledSet
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 EDGES = ("xmin", "ymin", "xmax", "ymax")

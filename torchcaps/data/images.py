@@ -1,40 +1,20 @@
 """What every set of labelled images shares, in memory or on disk: splits, batches, augmentation."""
 
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from kornia.augmentation import ColorJitter, RandomCrop
-from lightning import LightningDataModule
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 
 from torchcaps.data.files import DataError
-
-Batch = tuple[Tensor, ...]  # images, labels, and what a set has beside them
+from torchcaps.data.labelled import Batch, LabelledData, LabelledSet
 
 # Not the run's seed: every run must hold out the same images, or validation scores could not be compared.
 VAL_SEED = 0
-
-
-class LabelledSet(Dataset[Batch]):
-    """Images and their labels (n,) int64, wherever the images are. A DataLoader asks for a whole batch at a time."""
-
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Batch:
-        return tuple(of_batch[0] for of_batch in self.__getitems__([index]))
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        raise NotImplementedError
-
-    def subset(self, indices: np.ndarray) -> Self:
-        raise NotImplementedError
 
 
 class ImageSet(LabelledSet):
@@ -51,12 +31,7 @@ class ImageSet(LabelledSet):
         return type(self)(self.images[indices], self.labels[indices])
 
 
-def _as_is(batch: Any) -> Any:
-    # __getitems__ has already made one batch of it. A named function, so that workers can pickle it.
-    return batch
-
-
-class ImageData(LightningDataModule):
+class ImageData(LabelledData):
     """Base of the labelled image sets.
 
     A subclass sets `classes` and `shape`, `padding` if zeros do not fit its images, and implements `load`. With a
@@ -92,7 +67,6 @@ class ImageData(LightningDataModule):
         DataError: in `setup`, if the data is not as it should be or too little for `val_size`.
     """
 
-    classes: int
     shape: tuple[int, int, int]
     padding = "constant"  # what `shift` moves in: "constant" for zeros, "replicate" for the image's edge
 
@@ -107,16 +81,12 @@ class ImageData(LightningDataModule):
         jitter: float = 0.0,
         ten_crop: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, num_workers)
         channels, height, width = self.shape
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 <= shift < min(height, width):
             raise ValueError(f"shift must be from 0 to {min(height, width) - 1} pixels, got {shift}")
         if val_size < 0:
             raise ValueError(f"val_size must be 0 or more, got {val_size}")
-        if num_workers < 0:
-            raise ValueError(f"num_workers must be 0 or more, got {num_workers}")
         if resize is not None and resize < min(height, width):
             raise ValueError(f"resize must be None or at least {min(height, width)} pixels, got {resize}")
         if not 0 <= jitter <= 0.5:
@@ -128,23 +98,14 @@ class ImageData(LightningDataModule):
                 f"ten_crop needs resize, the side of what the crops are taken from: set it to more than "
                 f"{min(height, width)} pixels"
             )
-        self.batch_size, self.shift, self.flip = batch_size, shift, flip
-        self.val_size, self.num_workers = val_size, num_workers
+        self.shift, self.flip, self.val_size = shift, flip, val_size
         self.resize, self.jitter, self.ten_crop = resize, jitter, ten_crop
-        self.train_set: LabelledSet | None = None
-        self.val_set: LabelledSet | None = None
-        self.test_set: LabelledSet | None = None
         # Padding by `shift` and cropping at random back to the size is the shift. "slice" is exact to the
         # pixel, kornia's other mode interpolates.
         self._crop = RandomCrop(
             (height, width), padding=shift, padding_mode=self.padding, same_on_batch=False, cropping_mode="slice"
         )
         self._jitter = ColorJitter(jitter, jitter, jitter, jitter)
-
-    @property
-    def names(self) -> list[str]:
-        """What the classes are called: by default their indices."""
-        return [str(label) for label in range(self.classes)]
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """The training or the test set: images (n, c, h, w) uint8 and labels (n,) int64."""
@@ -162,28 +123,12 @@ class ImageData(LightningDataModule):
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._images(train=False)
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.part("fit"), shuffle=True)
-
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return self._loader(self.part("validate")) if self.val_size else []
-
-    def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.part("test"))
-
-    def part(self, stage: str) -> Dataset[Batch]:
-        """What the loader of a stage reads: "fit", "validate" or "test"."""
-        return self._loaded(stage)
+        return super().val_dataloader() if self.val_size else []
 
     def _images(self, train: bool) -> LabelledSet:
         """What `load` gives. A set that does not fit in memory overrides this instead."""
         return ImageSet(*self.load(train))
-
-    def _loaded(self, stage: str) -> LabelledSet:
-        images = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
-        if images is None:
-            raise RuntimeError(f'the images are not loaded yet: call data.setup("{stage}") first')
-        return images
 
     def _for_validation(self, images: LabelledSet) -> LabelledSet:
         """The validation images made of the training images that are held out."""
@@ -197,19 +142,6 @@ class ImageData(LightningDataModule):
                 f"of {self.classes} classes, got {self.val_size}"
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
-
-    def _loader(
-        self, images: Dataset[Batch], shuffle: bool = False, sampler: Sampler[int] | None = None
-    ) -> DataLoader[Batch]:
-        return DataLoader(
-            images,
-            batch_size=self.batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            collate_fn=_as_is,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
 
     def augment(self, images: Tensor) -> Tensor:
         """Images (n, c, h, w) as in training, each cropped, shifted, mirrored and jittered on its own, by the default

@@ -104,8 +104,8 @@ class MNIST(ImageData):
         if (labels >= self.classes).any():
             problem = f"holds label {int(labels.max())}, expected 0 to {self.classes - 1}"
             raise labels_file.corrupt(labels_path, problem)
-        images_file.warn_of_other_md5(images_path)
-        labels_file.warn_of_other_md5(labels_path)
+        images_file.warn_of_other_hash(images_path)
+        labels_file.warn_of_other_hash(labels_path)
         return images.unsqueeze(1), labels.long()
 
     def _file(self, name: str) -> CanonicalFile:

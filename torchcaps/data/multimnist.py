@@ -9,7 +9,8 @@ from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchcaps.data.files import DataError
-from torchcaps.data.images import Batch, ImageSet
+from torchcaps.data.images import ImageSet
+from torchcaps.data.labelled import Batch
 from torchcaps.data.mnist import MNIST
 
 SHIFT = 4  # pixels, in each direction

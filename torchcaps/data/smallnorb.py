@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.files import CanonicalFile, DataError
-from torchcaps.data.images import Batch, ImageData, LabelledSet
+from torchcaps.data.images import ImageData
+from torchcaps.data.labelled import Batch, LabelledSet
 
 SIDE = 96
 TRAINING_INSTANCES, TEST_INSTANCES = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)
@@ -307,7 +308,7 @@ class SmallNORB(StereoData):
         if values.dtype != dtype or values.shape[1:] != shape:
             expected = f"({', '.join(['n', *map(str, shape)])}{',' if not shape else ''}) of {dtype}"
             raise file.corrupt(path, f"holds shape {tuple(values.shape)} of {values.dtype}, expected {expected}")
-        file.warn_of_other_md5(path)
+        file.warn_of_other_hash(path)
         return values, path
 
     def _find(self, name: str) -> tuple[CanonicalFile, Path]:

@@ -73,5 +73,5 @@ class SVHN(ImageData):
         except (OSError, DataError) as error:
             problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             raise file.corrupt(path, problem) from None
-        file.warn_of_other_md5(path)
+        file.warn_of_other_hash(path)
         return torch.from_numpy(images.transpose(3, 2, 0, 1)), numbers % 10

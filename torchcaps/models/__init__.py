@@ -2,10 +2,14 @@
 
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
+    EmbeddingMean,
     StereoCapsNet,
+    StereoCNN,
+    average_pooled_smallnorb,
     heinsen_smallnorb,
     heinsen_sst,
     load_authors_weights,
+    mean_pooled_sst,
 )
 from torchcaps.models.li2018 import (
     CapNet,
@@ -42,10 +46,13 @@ __all__ = [
     "CapsuleClassifier",
     "ConvNet",
     "EmbeddingCapsNet",
+    "EmbeddingMean",
     "EncapNet",
     "EncapsulatedModule2d",
     "ResNetCapsNet",
+    "StereoCNN",
     "StereoCapsNet",
+    "average_pooled_smallnorb",
     "capnet_dynamic",
     "capnet_em",
     "capsnet_affnist",
@@ -68,6 +75,7 @@ __all__ = [
     "inverted_attention_multimnist",
     "list_models",
     "load_authors_weights",
+    "mean_pooled_sst",
     "narrow_cifar10",
     "pooling_cnn",
     "pooling_resnet",

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
@@ -92,15 +93,7 @@ class StereoCapsNet(PartsCapsNet):
     ):
         super().__init__((4, 4), parts, classes, (4, 4), routing)
         self.in_channels = in_channels
-        layers: list[nn.Module] = []
-        before = in_channels + 2
-        for stride in (1, 2, 1, 2, 1, 2):
-            conv = nn.Conv2d(before, channels, 3, stride)
-            nn.init.kaiming_normal_(conv.weight)
-            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-            layers += [nn.BatchNorm2d(before), conv, nn.SiLU()]
-            before = channels
-        self.features = nn.Sequential(*layers)
+        self.features = stereo_convolutions(in_channels, channels)
         self.scores = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.poses = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * 4 * 4, 1))
 
@@ -117,6 +110,39 @@ class StereoCapsNet(PartsCapsNet):
         features = self.features(with_coordinates(images))
         poses = self.poses(features).unflatten(1, (-1, 4, 4)).movedim((2, 3), (-2, -1))
         return Capsules(poses, self.scores(features))
+
+
+def stereo_convolutions(in_channels: int, channels: int) -> nn.Sequential:
+    """The six convolutions of Figure 3, for images with coordinates."""
+    layers: list[nn.Module] = []
+    before = in_channels + 2
+    for stride in (1, 2, 1, 2, 1, 2):
+        conv = nn.Conv2d(before, channels, 3, stride)
+        nn.init.kaiming_normal_(conv.weight)
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        layers += [nn.BatchNorm2d(before), conv, nn.SiLU()]
+        before = channels
+    return nn.Sequential(*layers)
+
+
+class StereoCNN(nn.Module):
+    r"""The same six convolutions, then an average over all places: what capsules are measured against.
+
+    .. math:: 	ext{scores} = W \, 	ext{mean}_{	ext{places}} (	ext{BN}(x)) + b
+
+    Args:
+        in_channels, classes, channels: see :class:`StereoCapsNet`, also for the shapes of input and scores.
+    """
+
+    def __init__(self, in_channels: int = 2, classes: int = 5, channels: int = 64):
+        super().__init__()
+        self.features = stereo_convolutions(in_channels, channels)
+        self.classifier = nn.Sequential(
+            nn.BatchNorm2d(channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+        )
+
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(self.classifier(self.features(with_coordinates(images))))
 
 
 def with_coordinates(images: Tensor) -> Tensor:
@@ -187,25 +213,58 @@ class EmbeddingCapsNet(PartsCapsNet):
 
     def primary_capsules(self, embeddings: Tensor, mask: Tensor | None = None) -> Capsules:
         """A capsule per token and layer, `(batch, tokens * layers, features)`, with scores if there is a mask."""
-        self._check(embeddings, mask)
-        embeddings = embeddings + self.depth
+        _check_embeddings(embeddings, mask, *self.depth.shape)
+        embeddings = embeddings.to(self.depth.dtype)
         if mask is None:
-            return Capsules(self.detector(embeddings).flatten(1, 2))
+            return Capsules(self._detect(embeddings).flatten(1, 2))
         mask = mask.to(self.depth.dtype)
         embeddings = embeddings.where(mask[..., None, None] > 0, 0)  # a gate of 0 would not stop a NaN
         scores = mask.logit().unsqueeze(-1).expand(embeddings.shape[:3])
-        return Capsules(self.detector(embeddings).flatten(1, 2), scores.flatten(1))
+        return Capsules(self._detect(embeddings).flatten(1, 2), scores.flatten(1))
 
-    def _check(self, embeddings: Tensor, mask: Tensor | None) -> None:
-        layers, width = self.depth.shape
-        if embeddings.dim() != 4 or embeddings.shape[2:] != self.depth.shape:
-            raise ValueError(
-                f"expected embeddings of shape (batch, tokens, {layers}, {width}), got {tuple(embeddings.shape)}"
-            )
-        if mask is not None and mask.shape != embeddings.shape[:2]:
-            raise ValueError(
-                f"expected a mask of shape (batch, tokens) = {tuple(embeddings.shape[:2])}, got {tuple(mask.shape)}"
-            )
+    def _detect(self, embeddings: Tensor) -> Tensor:
+        linear, *rest = self.detector
+        # W (e + depth) + b without a gradient of the size of the embeddings, which are larger than all the rest.
+        parts = F.linear(embeddings, linear.weight) + linear(self.depth)
+        for module in rest:
+            parts = module(parts)
+        return parts
+
+
+class EmbeddingMean(nn.Module):
+    r"""A linear layer on the mean of each layer's embeddings over the tokens: what capsules are measured against.
+
+    With x = 1 for a token and 0 for padding,
+
+    .. math:: 	ext{scores} = b + \sum_l W_l rac{\sum_t x_t e_{tl}}{\sum_t x_t}
+
+    Args:
+        layers, width, classes: see :class:`EmbeddingCapsNet`, also for the shapes of input and scores, and the errors.
+    """
+
+    def __init__(self, layers: int = 37, width: int = 1280, classes: int = 5):
+        super().__init__()
+        self.layers, self.width = layers, width
+        self.classifier = nn.Linear(layers * width, classes)
+
+    def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Prediction:
+        _check_embeddings(embeddings, mask, self.layers, self.width)
+        embeddings = embeddings.to(self.classifier.weight.dtype)
+        if mask is None:
+            return Prediction(self.classifier(embeddings.mean(1).flatten(1)))
+        share = (mask / mask.sum(1, keepdim=True)).to(embeddings.dtype)[..., None, None]
+        return Prediction(self.classifier((share * embeddings.where(share > 0, 0)).sum(1).flatten(1)))
+
+
+def _check_embeddings(embeddings: Tensor, mask: Tensor | None, layers: int, width: int) -> None:
+    if embeddings.dim() != 4 or embeddings.shape[2:] != (layers, width):
+        raise ValueError(
+            f"expected embeddings of shape (batch, tokens, {layers}, {width}), got {tuple(embeddings.shape)}"
+        )
+    if mask is not None and mask.shape != embeddings.shape[:2]:
+        raise ValueError(
+            f"expected a mask of shape (batch, tokens) = {tuple(embeddings.shape[:2])}, got {tuple(mask.shape)}"
+        )
 
 
 @register_model
@@ -228,6 +287,18 @@ def heinsen_sst(
 ) -> EmbeddingCapsNet:
     """Heinsen routing on embeddings of sentences, Figure 5: 140,480 parameters; 2 classes: 138,944."""
     return EmbeddingCapsNet(layers, width, classes, features, pose, parts, routing)
+
+
+@register_model
+def average_pooled_smallnorb(classes: int = 5, in_channels: int = 2, channels: int = 64) -> StereoCNN:
+    """The convolutions of heinsen_smallnorb, averaged, and a linear layer."""
+    return StereoCNN(in_channels, classes, channels)
+
+
+@register_model
+def mean_pooled_sst(classes: int = 5, layers: int = 37, width: int = 1280) -> EmbeddingMean:
+    """The mean of a sentence's embeddings, and a linear layer."""
+    return EmbeddingMean(layers, width, classes)
 
 
 def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:

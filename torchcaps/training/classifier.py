@@ -11,12 +11,15 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn import FeedbackAgreement
+from torchcaps.training.mixup import Inputs, mixup
 
 Stage = Literal["train", "val", "test"]
 
 
 class Classifier(LightningModule):
-    """Train a network that maps images to a Prediction.
+    """Train a network that maps images, or whatever else, to a Prediction.
+
+    A batch is inputs, labels and what else there is; inputs that are a tuple are the network's arguments.
 
     Args:
         network: images to a Prediction; with a reconstruction weight also `reconstruct(capsules, labels)`.
@@ -35,6 +38,9 @@ class Classifier(LightningModule):
             predicts those with a score above 0, as logits have it.
         feedback: from the network to a regulariser of its layers, of which the divergence is added to the loss in
             training (Li et al. 2018); None: there is none.
+        mixup: in training, every image is mixed with another one, and their labels likewise, by shares from
+            Beta(mixup, mixup); see :func:`torchcaps.training.mixup`. The loss then gets labels `(batch, classes)`
+            that sum to 1, and the accuracy counts the larger share. 0: none are.
         top_k: an image of one label counts as correct if its class has one of so many highest scores.
 
     Images may also be several crops each, `(batch, crops, channels, height, width)`: their scores are the mean of those
@@ -59,6 +65,7 @@ class Classifier(LightningModule):
         reconstruction_weight: float = 0.0,
         labels_per_image: int | None = 1,
         feedback: Callable[[nn.Module], FeedbackAgreement] | None = None,
+        mixup: float = 0.0,
         top_k: int = 1,
     ):
         super().__init__()
@@ -66,6 +73,12 @@ class Classifier(LightningModule):
             raise ValueError(f"labels_per_image must be None or from 1 to {classes} classes, got {labels_per_image}")
         if not 1 <= top_k <= classes or (top_k > 1 and labels_per_image != 1):
             raise ValueError(f"top_k must be from 1 to {classes} classes, and 1 for several labels, got {top_k}")
+        if not mixup >= 0 or (mixup and (labels_per_image != 1 or reconstruction_weight)):
+            raise ValueError(
+                "mixup must be at least 0, and 0 with several labels per image or with reconstruction, of which mixed "
+                f"images have none; got mixup={mixup}, labels_per_image={labels_per_image}, "
+                f"reconstruction_weight={reconstruction_weight}"
+            )
         if reconstruction_weight and labels_per_image is None:
             raise ValueError(
                 f"reconstruction_weight={reconstruction_weight} needs a number of labels_per_image, got None: the "
@@ -80,7 +93,7 @@ class Classifier(LightningModule):
         self.loss = loss
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.reconstruction_weight = reconstruction_weight
-        self.labels_per_image = labels_per_image
+        self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
         self.feedback = None if feedback is None else feedback(network)
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
             MulticlassAccuracy(classes, top_k=top_k, average="micro")
@@ -90,13 +103,18 @@ class Classifier(LightningModule):
         )
         self.predictions: list[Tensor] | None = None
 
-    def forward(self, images: Tensor) -> Prediction:
-        if images.dim() < 5:
-            return self.network(images)
-        scores = self.network(images.flatten(0, 1)).scores
-        return Prediction(scores.unflatten(0, images.shape[:2]).mean(1))
+    def forward(self, inputs: Inputs) -> Prediction:
+        if not isinstance(inputs, Tensor):
+            return self.network(*inputs)
+        if inputs.dim() < 5:
+            return self.network(inputs)
+        scores = self.network(inputs.flatten(0, 1)).scores
+        return Prediction(scores.unflatten(0, inputs.shape[:2]).mean(1))
 
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
+        if self.mixup:
+            inputs, labels, *parts = batch
+            batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
         loss = self._step("train", batch)
         if not torch.isfinite(loss):
             raise FloatingPointError(
@@ -105,10 +123,10 @@ class Classifier(LightningModule):
             )
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         self._step("val", batch)
 
-    def test_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+    def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         self._step("test", batch)
 
     def configure_optimizers(self) -> Any:
@@ -119,15 +137,16 @@ class Classifier(LightningModule):
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def _step(self, stage: Stage, batch: tuple[Tensor, ...]) -> Tensor:
+    def _step(self, stage: Stage, batch: tuple[Any, ...]) -> Tensor:
         images, labels, *parts = batch
+        mixed = stage == "train" and self.mixup > 0
         divergence = None
         if stage == "train" and self.feedback is not None:
             prediction, divergence = self.feedback(images)
-            self.log("train/divergence", divergence, on_step=False, on_epoch=True, batch_size=len(images))
+            self.log("train/divergence", divergence, on_step=False, on_epoch=True, batch_size=len(labels))
         else:
             prediction = self(images)
-        expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 else 2]
+        expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
         if labels.shape != expected:
             raise ValueError(
                 f"labels_per_image={self.labels_per_image} needs labels of shape {tuple(expected)}, "
@@ -148,14 +167,14 @@ class Classifier(LightningModule):
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
         if self.labels_per_image == 1:
-            accuracy(prediction.scores, labels)
+            accuracy(prediction.scores, labels.argmax(1) if mixed else labels)
             if stage == "test" and self.predictions is not None:
                 self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
         else:
             # As integers: scores it would take for probabilities or logits by their range.
             accuracy(self._predicted(prediction.scores).int(), labels.int())
         train = stage == "train"
-        self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(images))
+        self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(labels))
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         return loss
 
@@ -179,7 +198,7 @@ class Classifier(LightningModule):
         highest = scores.topk(self.labels_per_image, dim=1).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, highest, True)
 
-    def _first_non_finite(self, images: Tensor) -> str:
+    def _first_non_finite(self, inputs: Inputs) -> str:
         """Where in the network a value first stops being finite."""
         found: list[str] = []
 
@@ -191,14 +210,14 @@ class Classifier(LightningModule):
 
             return hook
 
-        if not torch.isfinite(images).all():
-            return "the images themselves are not finite"
+        if not all(torch.isfinite(x).all() for x in ((inputs,) if isinstance(inputs, Tensor) else inputs)):
+            return "the inputs themselves are not finite"
         for name, parameter in self.network.named_parameters():
             if not torch.isfinite(parameter).all():
                 return f"the parameter {name} is not finite"
         handles = [m.register_forward_hook(look(name)) for name, m in self.network.named_modules() if name]
         with torch.no_grad():
-            self.network(images)
+            self(inputs)
         for handle in handles:
             handle.remove()
         return f"the first output that is not finite is that of {found[0]}" if found else "all layers are finite"

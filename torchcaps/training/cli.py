@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from torchcaps.data import ImageData
+from torchcaps.data import LabelledData
 from torchcaps.recipes import Published
 from torchcaps.training.classifier import Classifier
 
@@ -44,7 +44,7 @@ class RecipeCLI(LightningCLI):
     """
 
     model: Classifier
-    datamodule: ImageData
+    datamodule: LabelledData
 
     def __init__(self, files: list[Path], overrides: list[str], run_folder: Path | None):
         self.run_folder = run_folder
@@ -54,7 +54,7 @@ class RecipeCLI(LightningCLI):
             warnings.filterwarnings("ignore", message)
         super().__init__(
             Classifier,
-            ImageData,
+            LabelledData,
             subclass_mode_data=True,
             run=False,
             args=[argument for file in files for argument in ("--config", str(file))] + overrides,
