@@ -20,6 +20,7 @@ from torchcaps.models import create_model, list_models
 from torchcaps.models.registry import describe_model, nearest
 
 if TYPE_CHECKING:
+    from torchcaps.data import ImageData
     from torchcaps.training.cli import RecipeCLI
 
 
@@ -93,7 +94,7 @@ def test(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     """Draw what a checkpoint of a recipe has learned."""
-    from torchcaps.explain import write_figures, write_heatmaps
+    from torchcaps.explain import write_heatmaps
 
     if options.dynamics is None and (len(options.ckpt_path) > 1 or options.images is not None):
         raise BadInput("several --ckpt_path, and --images, are for --dynamics: leave them out, or give --dynamics too")
@@ -111,13 +112,27 @@ def explain(options: argparse.Namespace, overrides: list[str]) -> None:
         return
     with _bad_data():
         cli.datamodule.setup("test")
-    batches = ((cli.datamodule.centre(images), *rest) for images, *rest in cli.datamodule.test_dataloader())
     try:
         with _bad_data():  # photographs are read only now
-            for path in write_figures(cli.model.network, batches, folder):
+            for path in _write_figures(cli.model.network, cli.datamodule, folder):
                 print(f"figure: {path}")
     except TypeError as error:  # not a network that there are figures for
         raise BadInput(str(error)) from error
+
+
+def _write_figures(network: torch.nn.Module, data: "ImageData", folder: Path) -> Iterator[Path]:
+    """All that there are of this network on this data."""
+    from torchcaps.data import StereoData
+    from torchcaps.explain import has_class_capsules, write_figures, write_pose_figures
+    from torchcaps.models.capsnet import ReconstructingCapsNet
+    from torchcaps.nn import RoutingPool2d
+
+    if isinstance(data, StereoData) and has_class_capsules(network, data):
+        yield from write_pose_figures(network, data, folder)
+        if not any(isinstance(module, RoutingPool2d | ReconstructingCapsNet) for module in network.modules()):
+            return
+    batches = ((data.centre(images), *rest) for images, *rest in data.test_dataloader())
+    yield from write_figures(network, batches, folder)
 
 
 def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:

@@ -12,20 +12,40 @@ with needs("train"):
         write_figures,
     )
     from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure, read_image, write_heatmaps
+    from torchcaps.explain.poses import (
+        PoseTrajectories,
+        RelativeChanges,
+        has_class_capsules,
+        mds,
+        pose_trajectories,
+        pose_trajectories_figure,
+        relative_changes,
+        relative_changes_figure,
+        write_pose_figures,
+    )
 
 __all__ = [
+    "PoseTrajectories",
+    "RelativeChanges",
     "RoutingDynamics",
     "capsule_layers",
     "coefficients_figure",
     "entropies",
+    "has_class_capsules",
     "heatmaps",
     "heatmaps_figure",
+    "mds",
     "perturb",
     "perturbations_figure",
+    "pose_trajectories",
+    "pose_trajectories_figure",
     "read_image",
     "reconstructions_figure",
+    "relative_changes",
+    "relative_changes_figure",
     "routing_dynamics",
     "routing_dynamics_figure",
     "write_figures",
     "write_heatmaps",
+    "write_pose_figures",
 ]
