@@ -162,7 +162,9 @@ class Encoder:
         self.folder = place / f"{slug}-{hashlib.sha256(self.revision.encode()).hexdigest()[:16]}"
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        """The states of texts; those of new ones are computed, and kept."""
+        """The states of texts, at least one; those of new ones are computed, and kept."""
+        if not texts:
+            raise DataError("no text to embed: at least one is needed")
         try:
             store = EmbeddingStore(self.folder)
             with store.lock:

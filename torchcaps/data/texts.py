@@ -1,10 +1,12 @@
 """What every set of labelled texts shares: frozen embeddings instead of words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
 from torchcaps.data.embeddings import Embeddings, Encoder
 from torchcaps.data.labelled import Batch, LabelledData, LabelledSet
@@ -27,6 +29,30 @@ class TextSet(LabelledSet):
         )
 
 
+class ByLength(Sampler[int]):
+    """Every sample once, in a random order where those of a batch are of about equal length.
+
+    Of so many batches at a time, taken at random, the samples are sorted by their length, and the batches shuffled.
+    """
+
+    POOL = 50
+
+    def __init__(self, lengths: np.ndarray, batch_size: int) -> None:
+        self.lengths, self.batch_size = torch.from_numpy(lengths), batch_size
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        for pool in torch.randperm(len(self)).split(self.POOL * self.batch_size):
+            batches = pool[self.lengths[pool].argsort()].split(self.batch_size)
+            whole = [batch for batch in batches if len(batch) == self.batch_size]
+            for i in torch.randperm(len(whole)).tolist():
+                yield from whole[i].tolist()
+            if len(whole) < len(batches):  # at the end, or it would shift all that follow
+                yield from batches[-1].tolist()
+
+
 class TextData(LabelledData):
     """Base of the labelled sets of texts, each text given as what a frozen encoder makes of it.
 
@@ -45,6 +71,7 @@ class TextData(LabelledData):
         encoder: a model of the Hugging Face Hub, or a folder that has one.
         revision: see `Encoder`.
         cache: folder for the embeddings; see `Encoder`.
+        group_by_length: training batches are of texts of about equal length, so that less of a batch is padding.
         batch_size: texts in a batch.
         num_workers: worker processes.
 
@@ -58,11 +85,12 @@ class TextData(LabelledData):
         encoder: str = "gpt2-large",
         revision: str | None = None,
         cache: str | None = None,
+        group_by_length: bool = False,
         batch_size: int = 20,
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, num_workers)
-        self.encoder, self.revision, self.cache = encoder, revision, cache
+        self.encoder, self.revision, self.cache, self.group_by_length = encoder, revision, cache, group_by_length
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
         """The texts of "fit", "validate" or "test", and their labels (n,) int64."""
@@ -77,6 +105,13 @@ class TextData(LabelledData):
             self.val_set = self._embedded("validate")
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._embedded("test")
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        if not self.group_by_length:
+            return super().train_dataloader()
+        texts = self._loaded("fit")
+        assert isinstance(texts, TextSet)
+        return self._loader(texts, sampler=ByLength(texts.embeddings.tokens, self.batch_size))
 
     def _embedded(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)

@@ -1,0 +1,256 @@
+"""Hidden states of tiny encoders of random weights: right, computed once, and whole whatever happens."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from encoders import make_encoder
+
+from torchcaps.data import DataError, Encoder, embeddings
+
+TEXTS = ["a good film .", "bad", "is not very , very bad", "a good film ."]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    transformers.logging.disable_progress_bar()
+    root = tmp_path_factory.mktemp("encoders")
+    return {kind: make_encoder(root / kind, kind) for kind in ("bert", "gpt2", "t5")}
+
+
+@pytest.fixture(params=["bert", "gpt2", "t5"])
+def folder(request, folders) -> Path:
+    return folders[request.param]
+
+
+def encoder(folder: Path, tmp_path: Path) -> Encoder:
+    return Encoder(str(folder), cache=tmp_path / "kept")
+
+
+def by_hand(folder: Path, text: str) -> torch.Tensor:
+    """One text alone: no padding."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    ids = tokenizer(text).input_ids
+    if folder.name != "bert":
+        ids = [*ids, tokenizer.eos_token_id]
+    if folder.name == "t5":
+        model = model.encoder
+    with torch.no_grad():
+        return torch.stack(model(torch.tensor([ids]), output_hidden_states=True).hidden_states, 2)[0]
+
+
+def counted(monkeypatch) -> list[list[str]]:
+    """The texts of each time that a model computes."""
+    computed: list[list[str]] = []
+    own = Encoder._compute
+
+    def compute(self, texts, store):
+        computed.append(texts)
+        own(self, texts, store)
+
+    monkeypatch.setattr(Encoder, "_compute", compute)
+    return computed
+
+
+def test_all_hidden_states_of_each_text_whatever_batch_it_is_in(folder, tmp_path):
+    embedded, mask = encoder(folder, tmp_path).embed(TEXTS).padded([0, 1, 2, 3])
+    assert embedded.dtype == torch.float16
+    assert mask.dtype == torch.float32
+    for text, states, present in zip(TEXTS, embedded, mask, strict=True):
+        expected = by_hand(folder, text)
+        count = len(expected)
+        assert present.tolist() == [1] * count + [0] * (len(present) - count)
+        torch.testing.assert_close(states[:count].float(), expected, rtol=1e-3, atol=1e-3)
+        assert not states[count:].any()
+    assert embedded.shape == (4, max(len(by_hand(folder, text)) for text in TEXTS), 3, 8)
+
+
+def test_the_end_of_a_text_is_a_token_where_the_tokenizer_adds_none(folders, tmp_path):
+    tokens = {kind: encoder(folder, tmp_path).embed(["bad"]).tokens.tolist() for kind, folder in folders.items()}
+    assert tokens == {"bert": [3], "gpt2": [2], "t5": [2]}
+
+
+def test_batches_follow_the_indices(folders, tmp_path):
+    embedded = encoder(folders["gpt2"], tmp_path).embed(TEXTS)
+    whole, mask = embedded.padded([0, 1, 2, 3])
+    states, present = embedded.padded([2, 1])
+    torch.testing.assert_close(states, whole[[2, 1]])
+    torch.testing.assert_close(present, mask[[2, 1]])
+    states, present = embedded.padded([1])
+    assert states.shape == (1, 2, 3, 8)
+    assert present.tolist() == [[1, 1]]
+
+
+def test_a_text_is_computed_once_and_kept_once(folders, tmp_path, monkeypatch):
+    computed = counted(monkeypatch)
+    first = encoder(folders["bert"], tmp_path).embed(TEXTS)
+    assert computed == [sorted(set(TEXTS))]
+    assert first.start[0] == first.start[3]
+    monkeypatch.setattr(Encoder, "_load", lambda self: pytest.fail("no text is new"))
+    again = encoder(folders["bert"], tmp_path).embed(TEXTS[1:])
+    np.testing.assert_array_equal(again.start, first.start[1:])
+    assert len(again.states) == first.tokens[:3].sum()
+
+
+def test_new_texts_are_added(folders, tmp_path, monkeypatch):
+    computed = counted(monkeypatch)
+    one = encoder(folders["gpt2"], tmp_path).embed(TEXTS[:1])
+    both = encoder(folders["gpt2"], tmp_path).embed(TEXTS[:2])
+    assert computed == [[TEXTS[0]], [TEXTS[1]]]
+    np.testing.assert_array_equal(both.states[: len(one.states)], one.states)
+    alone = encoder(folders["gpt2"], tmp_path / "other").embed(TEXTS[:2])
+    torch.testing.assert_close(both.padded([0, 1])[0], alone.padded([0, 1])[0], rtol=1e-3, atol=1e-3)
+
+
+def test_models_do_not_share(folders, tmp_path):
+    other = make_encoder(tmp_path / "bert", seed=1)  # of the same name
+    folder = encoder(folders["bert"], tmp_path).folder
+    assert folder.name.startswith("bert-")
+    assert encoder(other, tmp_path).folder != folder
+    moved = shutil.copytree(folders["bert"], tmp_path / "elsewhere" / "bert")
+    assert encoder(moved, tmp_path).folder == folder
+
+
+def small_batches(monkeypatch) -> None:
+    monkeypatch.setattr(embeddings, "TOKENS_AT_ONCE", 1)  # a text each
+
+
+def test_what_an_interrupted_run_computed_is_kept(folders, tmp_path, monkeypatch):
+    small_batches(monkeypatch)
+    whole = encoder(folders["bert"], tmp_path / "whole").embed(TEXTS)
+    own = embeddings.EmbeddingStore.add
+    added = []
+
+    def add(self, texts, tokens, states):
+        if len(added) == 2:
+            raise KeyboardInterrupt
+        added.append(texts)
+        own(self, texts, tokens, states)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embeddings.EmbeddingStore, "add", add)
+        with pytest.raises(KeyboardInterrupt):
+            encoder(folders["bert"], tmp_path).embed(TEXTS)
+    computed = counted(monkeypatch)
+    resumed = encoder(folders["bert"], tmp_path).embed(TEXTS)
+    assert computed == [sorted(set(TEXTS) - {text for texts in added for text in texts})]
+    for i in range(4):
+        torch.testing.assert_close(resumed.padded([i])[0], whole.padded([i])[0])
+
+
+@pytest.mark.parametrize("stage", ["within the states", "before the index", "within the index", "before anything"])
+def test_what_is_not_whole_is_cut_off(folders, tmp_path, monkeypatch, stage):
+    """A run killed between any two bytes."""
+    small_batches(monkeypatch)
+    kept = encoder(folders["bert"], tmp_path)
+    whole = kept.embed(TEXTS)
+    expected = [whole.padded([i])[0].clone() for i in range(4)]
+    states, index = kept.folder / "states.f16", kept.folder / "index.bin"
+    last = int(np.fromfile(index, embeddings.RECORD)["tokens"][-1])
+    del whole
+    if stage == "within the states":
+        os.truncate(states, states.stat().st_size - last * 48 + 7)
+        os.truncate(index, index.stat().st_size - 32)
+    elif stage == "before the index":
+        os.truncate(index, index.stat().st_size - 32)
+    elif stage == "within the index":
+        os.truncate(index, index.stat().st_size - 5)
+    else:
+        index.unlink()
+    computed = counted(monkeypatch)
+    again = encoder(folders["bert"], tmp_path).embed(TEXTS)
+    assert len(computed[0]) == (3 if stage == "before anything" else 1)
+    assert len(again.states) == again.tokens[:3].sum()
+    for i in range(4):
+        torch.testing.assert_close(again.padded([i])[0], expected[i])
+
+
+def test_damage_is_an_error(folders, tmp_path):
+    kept = encoder(folders["bert"], tmp_path)
+    kept.embed(TEXTS)
+    os.truncate(kept.folder / "states.f16", 10)
+    with pytest.raises(DataError, match="states.f16: is shorter than its index says: remove its folder"):
+        kept.embed(TEXTS)
+    (kept.folder / "about.json").write_text("[]")
+    with pytest.raises(DataError, match=r"about.json: cannot be read \(TypeError\): remove its folder"):
+        kept.embed(TEXTS)
+
+
+def test_texts_that_are_too_long(folders, tmp_path):
+    with pytest.raises(DataError, match=r"bert takes texts of 1 to 12 tokens, and 'bad bad bad.*' has 13: leave it"):
+        encoder(folders["bert"], tmp_path).embed(["good", "bad " * 11])
+    assert len(encoder(folders["bert"], tmp_path).embed(["bad " * 10]).states) == 12
+    with pytest.raises(DataError, match=r"gpt2 takes texts of 1 to 12 tokens"):
+        encoder(folders["gpt2"], tmp_path).embed(["bad " * 12])
+    with pytest.raises(DataError, match="no text to embed"):
+        encoder(folders["gpt2"], tmp_path).embed([])
+
+
+def test_states_beyond_half_precision(folders, tmp_path):
+    model = transformers.AutoModel.from_pretrained(folders["bert"])
+    model.encoder.layer[1].output.LayerNorm.bias.data.fill_(1e6)
+    huge = shutil.copytree(folders["bert"], tmp_path / "huge")
+    model.save_pretrained(huge)
+    with pytest.raises(DataError, match="huge has hidden states that half precision cannot hold"):
+        encoder(huge, tmp_path).embed(["bad"])
+
+
+def test_no_room(folders, tmp_path, monkeypatch):
+    usage = shutil._ntuple_diskusage(10**9, 10**9, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match=r"the embeddings need 0.0 GB, and 0.0 GB are free: make room, choose another"):
+        encoder(folders["bert"], tmp_path).embed(TEXTS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="Not a directory: make room, or the folder writable, or choose another"):
+        Encoder(str(folders["bert"]), cache=tmp_path / "file").embed(TEXTS)
+
+
+def test_folders_without_a_model(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the encoder '.*empty' is no folder with a model, nor in the cache"):
+        encoder(tmp_path / "empty", tmp_path).embed(["bad"])
+    with pytest.raises(ValueError, match="revision is for models of the Hub, and .* is a folder: leave it out"):
+        Encoder(str(tmp_path / "empty"), revision="main")
+
+
+HUB = """
+import sys
+from torchcaps.data import DataError, Encoder
+name, revision, cache = sys.argv[1:]
+try:
+    encoder = Encoder(name, revision or None, cache)
+    print(encoder.revision, encoder.embed(["bad"]).states.shape)
+except DataError as error:
+    print(error)
+"""
+
+
+def test_models_of_the_hub_without_a_network(folders, tmp_path):
+    """In the layout of Hugging Face's cache: a model is told by its commit, and what is not there is a line."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model = tmp_path / "home" / "hub" / "models--someone--tiny"
+    shutil.copytree(folders["bert"], model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = str(Path(embeddings.__file__).parents[2])
+
+    def said(name: str, revision: str = "") -> str:
+        arguments = [sys.executable, "-c", HUB, name, revision, str(tmp_path / "kept")]
+        return subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert said("someone/tiny") == f"someone/tiny@{commit} (3, 3, 8)"
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert kept.name.startswith("someone-tiny-")
+    assert json.loads((kept / "about.json").read_text()) == {"layers": 3, "width": 8}
+    shutil.rmtree(model)  # a whole commit hash needs nothing but what was kept
+    assert said("someone/tiny", commit) == f"someone/tiny@{commit} (3, 3, 8)"
+    assert said("someone/tiny").startswith("the encoder 'someone/tiny' is no folder with a model, nor in the cache of")
