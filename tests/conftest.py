@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from norb import small_norb, write
 from PIL import Image
 from scipy.io import savemat
 
@@ -37,7 +38,7 @@ def write_idx_files(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def images_of_noise(mnist_of_noise: Path) -> Path:
-    """A data root with sixteen images of noise in the format of every data set that comes in files."""
+    """A data root with a few samples of noise in the format of every data set that comes in files."""
     write_idx_files(mnist_of_noise / "fashion-mnist")
     generator = torch.Generator().manual_seed(0)
     for folder, batches, key, classes in (
@@ -59,6 +60,11 @@ def images_of_noise(mnist_of_noise: Path) -> Path:
     test = {"image": images, "label_int": (torch.arange(16) % 10).byte().numpy()[None]}
     savemat(mnist_of_noise / "affnist" / "test.mat", {"affNISTdata": test})
     write_photographs(mnist_of_noise / "imagenet")
+    write(mnist_of_noise / "smallnorb", False, small_norb())
+    (mnist_of_noise / "sst").mkdir()
+    for name in ("train", "dev", "test"):
+        trees = ("(4 (2 a) (4 (4 good) (2 film)))", "(0 (0 bad) (2 .))", "(3 good)", "(2 film)") * 2
+        (mnist_of_noise / "sst" / f"{name}.txt").write_text("\n".join(trees))
     return mnist_of_noise
 
 

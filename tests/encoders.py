@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-WORDS = "a good bad film is not very , .".split()
+WORDS = ["a", "good", "bad", "film", "is", "not", "very", ",", "."]
 
 
 def make_encoder(folder: Path, kind: str = "bert", seed: int = 0) -> Path:

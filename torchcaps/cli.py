@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from torchcaps.training.cli import RecipeCLI
 
 
-# Overrides that make any recipe a matter of seconds.
-SMOKE = (
-    "--data.batch_size=2",
-    "--trainer.max_epochs=1",
-    "--trainer.limit_train_batches=2",
-    "--trainer.limit_val_batches=1",
-    "--trainer.limit_test_batches=1",
-    "--trainer.log_every_n_steps=1",
-)
-
-
 class BadInput(Exception):
     """What the user gave cannot be used: one line that says what, what was expected and what to do."""
 
@@ -59,7 +48,7 @@ def run() -> None:
 
 def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
-    cli = _build(options, [*SMOKE, *overrides] if options.smoke else overrides)
+    cli = _build(options, overrides, smoke=options.smoke)
     checkpoint = _checkpoint(options, cli, "")[0] if options.ckpt_path else None
     with _bad_data():
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
@@ -94,6 +83,7 @@ def test(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     """Draw what a checkpoint of a recipe has learned."""
+    from torchcaps.data import ImageData
     from torchcaps.explain import write_heatmaps
 
     if options.dynamics is None and (len(options.ckpt_path) > 1 or options.images is not None):
@@ -101,20 +91,23 @@ def explain(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.dynamics is not None and options.image:
         raise BadInput("--dynamics is of test images, and --image of heatmaps: leave one of them out")
     cli = _build(options, overrides, logs=False)
+    data = cli.datamodule
+    if not isinstance(data, ImageData):
+        raise BadInput(f"there are figures of what a network does with images, and {type(data).__name__} has none")
     if options.dynamics is not None:
-        return _explain_dynamics(options, cli)
+        return _explain_dynamics(options, cli, data)
     checkpoint, state = _checkpoint(options, cli, "network.", options.ckpt_path[0])
     cli.model.load_state_dict(state)
     folder = _figures(options, checkpoint)
     if options.image:
         with _bad_data():
-            print(f"figure: {write_heatmaps(cli.model.network, options.image, cli.datamodule.shape, folder)}")
+            print(f"figure: {write_heatmaps(cli.model.network, options.image, data.shape, folder)}")
         return
     with _bad_data():
-        cli.datamodule.setup("test")
+        data.setup("test")
     try:
         with _bad_data():  # photographs are read only now
-            for path in _write_figures(cli.model.network, cli.datamodule, folder):
+            for path in _write_figures(cli.model.network, data, folder):
                 print(f"figure: {path}")
     except TypeError as error:  # not a network that there are figures for
         raise BadInput(str(error)) from error
@@ -135,7 +128,7 @@ def _write_figures(network: torch.nn.Module, data: "ImageData", folder: Path) ->
     yield from write_figures(network, batches, folder)
 
 
-def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
+def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI", data: "ImageData") -> None:
     """A row of panels per layer, a panel per checkpoint."""
     from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.pictures import write
@@ -154,10 +147,10 @@ def _explain_dynamics(options: argparse.Namespace, cli: "RecipeCLI") -> None:
     network = cli.model.network
     with _bad_data():
         rows: dict[str, list[Any]] = {name: [] for name in options.dynamics or capsule_layers(network)}
-        cli.datamodule.setup("test")
+        data.setup("test")
         batches = []
-        for images, *_ in cli.datamodule.test_dataloader():
-            batches.append(cli.datamodule.centre(images[:left]))
+        for images, *_ in data.test_dataloader():
+            batches.append(data.centre(images[:left]))
             left -= len(batches[-1])
             if not left:
                 break
@@ -349,7 +342,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True) -> "RecipeCLI":
+def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True, smoke: bool = False) -> "RecipeCLI":
     with needs("train"):
         from jsonargparse import ArgumentError
         from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -359,7 +352,7 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True)
 
     try:
         files = find_recipe(options.recipe)
-        return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None)
+        return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None, smoke)
     except (ArgumentError, ValueError, MisconfigurationException) as error:
         said = " ".join(str(error).split())
         # Of values that may also be none, what is wrong stands between what else they could be.

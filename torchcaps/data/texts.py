@@ -71,6 +71,7 @@ class TextData(LabelledData):
         encoder: a model of the Hugging Face Hub, or a folder that has one.
         revision: see `Encoder`.
         cache: folder for the embeddings; see `Encoder`.
+        max_texts: of each part so many texts at most, evenly spaced, to see that all runs.
         group_by_length: training batches are of texts of about equal length, so that less of a batch is padding.
         batch_size: texts in a batch.
         num_workers: worker processes.
@@ -85,12 +86,16 @@ class TextData(LabelledData):
         encoder: str = "gpt2-large",
         revision: str | None = None,
         cache: str | None = None,
+        max_texts: int | None = None,
         group_by_length: bool = False,
         batch_size: int = 20,
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, num_workers)
-        self.encoder, self.revision, self.cache, self.group_by_length = encoder, revision, cache, group_by_length
+        if max_texts is not None and max_texts < 1:
+            raise ValueError(f"max_texts must be None or at least 1, got {max_texts}")
+        self.encoder, self.revision, self.cache = encoder, revision, cache
+        self.max_texts, self.group_by_length = max_texts, group_by_length
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
         """The texts of "fit", "validate" or "test", and their labels (n,) int64."""
@@ -115,6 +120,9 @@ class TextData(LabelledData):
 
     def _embedded(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)
+        if self.max_texts and self.max_texts < len(texts):
+            some = torch.linspace(0, len(texts) - 1, self.max_texts).long()
+            texts, labels = [texts[i] for i in some], labels[some]
         return TextSet(texts, Encoder(self.encoder, self.revision, self.cache).embed(texts), labels)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:

@@ -15,6 +15,16 @@ from torchcaps.data import LabelledData
 from torchcaps.recipes import Published
 from torchcaps.training.classifier import Classifier
 
+# Overrides that make any recipe a matter of seconds.
+SMOKE = (
+    "--data.batch_size=2",
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.limit_test_batches=1",
+    "--trainer.log_every_n_steps=1",
+)
+
 # What Lightning says to everybody about choices that are ours, and about its own internals.
 NOISE = (
     ".*does not have many workers.*",  # batches of tensors in memory need none
@@ -41,13 +51,16 @@ class RecipeCLI(LightningCLI):
         files: the recipe's files, from the most general to its own.
         overrides: arguments such as `--trainer.max_epochs 5`.
         run_folder: where logs and checkpoints go, `.../version_N`; None writes nothing.
+        smoke: take two steps of two samples, if the overrides do not say otherwise.
     """
 
     model: Classifier
     datamodule: LabelledData
 
-    def __init__(self, files: list[Path], overrides: list[str], run_folder: Path | None):
-        self.run_folder = run_folder
+    def __init__(self, files: list[Path], overrides: list[str], run_folder: Path | None, smoke: bool = False):
+        self.run_folder, self.smoke = run_folder, smoke
+        if smoke:
+            overrides = [*SMOKE, *overrides]
         for package in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(package).setLevel(logging.WARNING)
         for message in NOISE:
@@ -73,6 +86,11 @@ class RecipeCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(Published, "recipe")
         parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one changes")
+
+    def before_instantiate_classes(self) -> None:
+        data = self.config.data.init_args
+        if self.smoke and "max_texts" in data and data.max_texts is None:
+            data.max_texts = 8  # all would be embedded before the first step
 
     def model_arguments(self) -> dict[str, Any]:
         """All values of the model, as `config.yaml` of a run has them."""

@@ -65,4 +65,4 @@ class OneCycle(Callback):
         top = self.warmup * steps
         if step < top:
             return step / top
-        return 0.5 * (1 + math.cos(math.pi * (step - top) / max(steps - top, 1)))
+        return 0.5 * (1 + math.cos(math.pi * (step - top) / ((steps - top) or 1)))

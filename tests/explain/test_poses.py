@@ -1,0 +1,556 @@
+"""Pose vectors of class capsules along turning toys: known turns, hand-worked changes, and the figures of them."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pooch
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from sklearn.manifold import smacof
+from torch import Tensor, nn
+
+from torchcaps import Capsules, Prediction, RoutingPool2d
+from torchcaps.cli import main
+from torchcaps.data import Metadata, StereoData
+from torchcaps.explain import (
+    PoseTrajectories,
+    has_class_capsules,
+    mds,
+    pictures,
+    pose_trajectories,
+    pose_trajectories_figure,
+    relative_changes,
+    relative_changes_figure,
+    write_pose_figures,
+)
+
+ELEVATIONS, AZIMUTHS, LIGHTINGS = [0, 3, 8], [0, 2, 6, 18, 34], [1, 5]
+FEW: dict[str, Any] = {"test_elevations": ELEVATIONS, "test_azimuths": AZIMUTHS, "test_lightings": LIGHTINGS}
+
+
+class CodedToys(StereoData):
+    """Pictures of six pixels, five of which are the numbers of `Metadata`: two test toys of each category."""
+
+    shape = picture = (2, 1, 3)
+    instances = (1, 5)
+
+    def __init__(self, seed: int = 0, kept: slice = slice(None), **options: Any) -> None:
+        super().__init__(**{"batch_size": 7, **FEW, **options})
+        self.seed, self.kept = seed, kept
+
+    def read(self, train: bool) -> tuple[Tensor, Metadata]:
+        columns = torch.cartesian_prod(*map(torch.tensor, (range(5), self.instances, *self.grid(train))))
+        order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(self.seed))
+        rows = columns[order[self.kept]]
+        pixels = torch.cat([rows, torch.zeros(len(rows), 1, dtype=torch.int64)], 1)
+        return pixels.view(-1, *self.picture).byte(), Metadata(*rows.unbind(1))
+
+
+class Turned(nn.Module):
+    """Its class capsules are two pose vectors of three features that turn and grow with the toy.
+
+    Those of a toy's own category, of instance i, elevation e, azimuth a and lighting l, are
+    (10 i + l) R(10 a degrees) (3, 4, 0) and (0, 1 + e, 0); of other categories all is -7. It takes toys at azimuth 340
+    degrees for those of the next category.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.BatchNorm1d(6), nn.Dropout(0.5)
+        self.sizes: list[int] = []
+
+    def forward(self, images: Tensor) -> Prediction:
+        self.sizes.append(len(images))
+        with torch.no_grad():  # in training, both would change what it reads
+            numbers = self.dropout(self.norm(images.flatten(1)) / self.norm(torch.ones(2, 6, dtype=images.dtype))[:1])
+        category, instance, elevation, azimuth, lighting, _ = (255 * numbers).round().to(images.dtype).unbind(1)
+        turn = torch.deg2rad(10 * azimuth)
+        cos, sin, zero = turn.cos(), turn.sin(), torch.zeros_like(turn)
+        first = (10 * instance + lighting)[:, None] * torch.stack([3 * cos - 4 * sin, 3 * sin + 4 * cos, zero], 1)
+        second = torch.stack([zero, 1 + elevation, zero], 1)
+        poses = torch.full((len(images), 5, 2, 3), -7.0, dtype=images.dtype)
+        own = category.long()
+        poses[torch.arange(len(images)), own] = torch.stack([first, second], 1)
+        seen = (own + (azimuth == 34)) % 5
+        return Prediction(torch.eye(5)[seen] - 3, Capsules(poses))
+
+
+class Vectors(Turned):
+    """The same with the first pose vector alone."""
+
+    def forward(self, images: Tensor) -> Prediction:
+        scores, capsules = super().forward(images)
+        return Prediction(scores, Capsules(capsules.poses[:, :, 0]))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, PoseTrajectories]:
+    return {name: pose_trajectories(Turned(), CodedToys(), name) for name in ("elevation", "azimuth")}
+
+
+# Trajectories
+
+
+def test_known_turns(found):
+    azimuth, elevation = found["azimuth"], found["elevation"]
+    assert azimuth.angles.tolist() == [0, 20, 60, 180, 340]
+    assert elevation.angles.tolist() == [30, 45, 70]
+    for trajectories in found.values():
+        assert trajectories.category.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert trajectories.instance.tolist() == [1, 5] * 5
+    assert (azimuth.varying, azimuth.fixed) == ("azimuth", "elevation 30°, lighting 1")
+    assert (elevation.varying, elevation.fixed) == ("elevation", "azimuth 0°, lighting 1")
+    assert azimuth.poses.shape == (10, 5, 2, 3)
+    assert elevation.poses.shape == (10, 3, 2, 3)
+    for toy in range(10):
+        size = 11.0 if toy % 2 == 0 else 51.0
+        for step, degrees in enumerate((0, 20, 60, 180, 340)):
+            cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+            expected = [[size * (3 * cos - 4 * sin), size * (3 * sin + 4 * cos), 0], [0, 1, 0]]
+            torch.testing.assert_close(azimuth.poses[toy, step], torch.tensor(expected).double(), rtol=1e-5, atol=1e-4)
+        for step, number in enumerate(ELEVATIONS):
+            expected = [[3 * size, 4 * size, 0], [0, 1 + number, 0]]
+            torch.testing.assert_close(elevation.poses[toy, step], torch.tensor(expected).double())
+    assert azimuth.right.tolist() == [[True] * 4 + [False]] * 10  # and it is the own capsule all along
+    assert elevation.right.all()
+
+
+def test_where_the_rest_is_held():
+    found = pose_trajectories(Turned(), CodedToys(), "azimuth", elevation=8, lighting=5)
+    assert found.fixed == "elevation 70°, lighting 5"
+    torch.testing.assert_close(found.poses[0, 0], torch.tensor([[45.0, 60, 0], [0, 9, 0]]).double())
+    found = pose_trajectories(Turned(), CodedToys(), "elevation", azimuth=18)
+    torch.testing.assert_close(found.poses[1, 0, 0], torch.tensor([-153.0, -204, 0]).double(), rtol=1e-5, atol=1e-3)
+
+
+def test_the_order_of_the_set_and_the_batches_do_not_matter(found):
+    network = Turned()
+    for seed, batch_size in ((1, 7), (2, 300)):
+        again = pose_trajectories(network, CodedToys(seed, batch_size=batch_size), "azimuth")
+        torch.testing.assert_close(again.poses, found["azimuth"].poses, rtol=0, atol=0)
+        assert torch.equal(again.right, found["azimuth"].right)
+    assert network.sizes == [7] * 7 + [1] + [50]
+
+
+def test_a_vector_is_one_pose_vector(found):
+    trajectories = pose_trajectories(Vectors(), CodedToys(), "azimuth")
+    assert trajectories.poses.shape == (10, 5, 1, 3)
+    assert torch.equal(trajectories.poses[:, :, 0], found["azimuth"].poses[:, :, 0])
+
+
+def test_the_network_is_left_as_it_was(found):
+    network = Turned().train()
+    network.norm.eval()
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    trajectories = pose_trajectories(network, CodedToys(), "azimuth")
+    assert torch.equal(trajectories.poses, found["azimuth"].poses)
+    assert (network.training, network.norm.training, network.dropout.training) == (True, False, True)
+    assert has_class_capsules(network.train(), CodedToys())
+    assert network.norm.training
+    torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
+    double = pose_trajectories(network.double(), CodedToys(), "azimuth")
+    assert double.poses.dtype == torch.float64
+    torch.testing.assert_close(double.poses, trajectories.poses, rtol=1e-5, atol=1e-4)
+    assert not trajectories.poses.requires_grad
+
+
+def test_images_are_taken_at_the_centre():
+    class Small(CodedToys):
+        shape = (2, 1, 1)  # the middle of each of the pair
+
+    class Seen(nn.Module):
+        def forward(self, images):
+            assert images.shape[1:] == (2, 1, 1)
+            return Prediction(torch.zeros(len(images), 5), Capsules(255 * images.view(-1, 1, 2).expand(-1, 5, 2)))
+
+    poses = pose_trajectories(Seen(), Small(resize=3), "azimuth").poses
+    instance_and_lighting = torch.tensor([[1.0, 1], [5, 1]] * 5).double().view(10, 1, 1, 2)
+    torch.testing.assert_close(poses, instance_and_lighting.expand(10, 5, 1, 2))
+
+
+# Changes
+
+
+def test_relative_changes_by_hand():
+    turn = torch.deg2rad(torch.tensor([0.0, 60, 90, 180]))
+    circle = 5 * torch.stack([turn.cos(), turn.sin()], 1)
+    line = torch.tensor([[0.0, 2], [0, 4], [0, 0], [0, -1]])
+    distance, norm, cosine = relative_changes(torch.stack([circle, line], 1))
+    torch.testing.assert_close(distance, torch.tensor([[0, 0], [1, 1], [2**0.5, 1], [2, 1.5]]))
+    torch.testing.assert_close(norm, torch.tensor([[1, 1], [1, 2], [1, 0], [1, 0.5]]))
+    expected = torch.tensor([[1, 1], [0.5, 1], [0, math.nan], [-1, -1]])
+    torch.testing.assert_close(cosine, expected, equal_nan=True, atol=1e-6, rtol=0)
+
+
+def test_changes_of_known_turns(found):
+    """Of the first pose vector 2 sin(a/2), 1 and cos a; of the second nothing changes, or its length alone."""
+    azimuth = relative_changes(found["azimuth"].poses)
+    turn = torch.deg2rad(found["azimuth"].angles.double())
+    ones = torch.ones(5, dtype=torch.float64)
+    for changes, first, second in zip(
+        azimuth, (2 * (turn / 2).sin(), ones, turn.cos()), (0 * ones, ones, ones), strict=True
+    ):
+        expected = torch.stack([first, second], 1).expand(10, 5, 2)
+        torch.testing.assert_close(changes, expected, rtol=0, atol=1e-5)
+    elevation = relative_changes(found["elevation"].poses)
+    assert elevation.distance[3].tolist() == [[0, 0], [0, 3], [0, 8]]
+    assert elevation.norm[3].tolist() == [[1, 1], [1, 4], [1, 9]]
+    torch.testing.assert_close(elevation.cosine, torch.ones(10, 3, 2).double())
+
+
+def test_changes_relative_to_zero_are_nan():
+    poses = torch.tensor([[0.0, 0], [3, 4], [0, 0]]).unsqueeze(1)
+    for changes in relative_changes(poses):
+        assert changes.isnan().all()
+    distance, norm, cosine = relative_changes(poses[1:])
+    assert (distance.tolist(), norm.tolist()) == ([[0], [1]], [[1], [0]])
+    assert cosine[0] == 1
+    assert cosine[1].isnan()
+
+
+def test_cosines_do_not_leave_their_range():
+    first = torch.rand(500, 1, 1, 7, generator=torch.Generator().manual_seed(0))
+    cosine = relative_changes(torch.cat([first, 3 * first, -0.1 * first], 1)).cosine
+    assert cosine.abs().max() == 1
+
+
+# Multidimensional scaling
+
+
+def stress(placed: Tensor, points: Tensor) -> float:
+    return float((torch.pdist(placed) - torch.pdist(points)).square().sum())
+
+
+def test_what_is_planar_keeps_its_distances():
+    generator = torch.Generator().manual_seed(0)
+    plane = torch.randn(30, 2, generator=generator).double()
+    turned = plane @ torch.linalg.qr(torch.randn(5, 5, generator=generator).double())[0][:2] + 3
+    placed = mds(turned)
+    torch.testing.assert_close(torch.pdist(placed), torch.pdist(plane))
+    torch.testing.assert_close(placed.mean(0), torch.zeros(2).double(), atol=1e-12, rtol=0)
+
+
+def test_mds_against_scikit_learn():
+    points = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).double()
+    placed = mds(points)
+    components = points - points.mean(0)
+    components = components @ torch.linalg.svd(components)[2][:2].T
+    assert stress(placed, points) < 0.8 * stress(components, points)
+    distances = torch.cdist(points, points).numpy()
+    known, _ = smacof(distances, init=components.numpy(), n_init=1, max_iter=300, eps=1e-12, normalized_stress=False)
+    torch.testing.assert_close(torch.pdist(placed), torch.pdist(torch.from_numpy(known)), rtol=1e-3, atol=1e-3)
+    assert torch.equal(placed, mds(points))
+    torch.testing.assert_close(torch.pdist(mds(1e-9 * points)), 1e-9 * torch.pdist(placed))
+
+
+def test_points_that_are_few_or_the_same():
+    assert mds(torch.ones(4, 3)).tolist() == [[0, 0]] * 4
+    assert mds(torch.ones(1, 3)).tolist() == [[0, 0]]
+    line = torch.tensor([[1.0], [2], [4]])
+    torch.testing.assert_close(torch.pdist(mds(line)), torch.tensor([1.0, 3, 2]))
+
+
+# Figures
+
+NAMES = ["animal", "human", "airplane", "truck", "car"]
+
+
+def test_figure_of_changes(found):
+    figure = relative_changes_figure(found["azimuth"], NAMES)
+    assert len(figure.axes) == 3 * 2
+    assert [axis.get_title() for axis in figure.axes] == ["pose vector 1", "pose vector 2", "", "", "", ""]
+    labels = [axis.get_ylabel().replace("\n", " ") for axis in figure.axes]
+    expected = ["distance to the first, relative to its norm", "norm, relative to that of the first"]
+    assert labels == [expected[0], "", expected[1], "", "cosine with the first", ""]
+    assert figure.get_supxlabel() == "azimuth, degrees"
+    assert "of 10 toys" in figure.get_suptitle()
+    assert "elevation 30°, lighting 1; the network is right about 80 % of the images" in figure.get_suptitle()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*NAMES, "mean"]
+    of_legend = [to_hex(line.get_color()) for line in legend.get_lines()]
+    assert len(set(of_legend)) == 6
+    changes = relative_changes(found["azimuth"].poses)
+    for axis, (row, vector) in zip(figure.axes, torch.cartesian_prod(*map(torch.arange, (3, 2))).tolist(), strict=True):
+        *toys, mean = axis.lines
+        assert len(toys) == 10
+        for toy, line in enumerate(toys):
+            assert line.get_xdata().tolist() == [0, 20, 60, 180, 340]
+            assert line.get_ydata().tolist() == changes[row][toy, :, vector].tolist()
+            assert to_hex(line.get_color()) == of_legend[toy // 2]
+        assert to_hex(mean.get_color()) == of_legend[5] == "#00008b"
+        torch.testing.assert_close(torch.tensor(mean.get_ydata()), changes[row][:, :, vector].mean(0))
+    assert figure.axes[5].get_xticks().tolist() == [0, 90, 180, 270]
+    assert "azimuth 0°" in relative_changes_figure(found["elevation"]).get_suptitle()
+
+
+def test_means_leave_out_what_is_undefined(found):
+    poses = found["azimuth"].poses.clone()
+    poses[0, 0, 0] = 0  # nothing is relative to this
+    poses[1, 2, 0] = 0
+    poses[:, 1, 1] = 0
+    figure = relative_changes_figure(found["azimuth"]._replace(poses=poses))
+    changes = relative_changes(poses)
+    distance, cosine = figure.axes[0].lines[-1].get_ydata(), figure.axes[4].lines[-1].get_ydata()
+    torch.testing.assert_close(torch.tensor(distance), changes.distance[1:, :, 0].mean(0))
+    assert cosine[2] == pytest.approx(float(changes.cosine[2:, 2, 0].mean()))
+    assert math.isnan(figure.axes[5].lines[-1].get_ydata()[1])
+    figure.draw_without_rendering()
+
+
+def test_figure_of_trajectories(found):
+    figure = pose_trajectories_figure([found["elevation"], found["azimuth"]], NAMES)
+    panels, bars = figure.axes[:10], figure.axes[10:]
+    for row, (trajectories, correct) in enumerate(zip(found.values(), ("3 of 3", "4 of 5"), strict=True)):
+        for category, axis in enumerate(panels[5 * row : 5 * row + 5]):
+            assert axis.get_title() == f"{NAMES[category]}, instance 1\nright about {correct} images"
+            steps = len(trajectories.angles)
+            *images, first, last = axis.lines
+            assert len(images) == steps
+            placed = mds(trajectories.poses[2 * category].flatten(0, 1)).view(steps, 2, 2)
+            for step, line in enumerate(images):
+                torch.testing.assert_close(torch.tensor(line.get_xydata()), placed[step])
+            for circle, step in ((first, 0), (last, -1)):
+                torch.testing.assert_close(torch.tensor(circle.get_xydata()), placed[step, :1])
+                assert circle.get_marker() == "o"
+                assert to_hex(circle.get_markeredgecolor()) == to_hex(images[step].get_color())
+            assert len({to_hex(line.get_color()) for line in images}) == steps
+    labels = ["elevation, degrees\n(azimuth 0°, lighting 1)", "azimuth, degrees\n(elevation 30°, lighting 1)"]
+    assert [bar.get_ylabel() for bar in bars] == labels
+    assert [bar.get_ylim() for bar in bars] == [(30, 70), (0, 360)]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_no_text_is_cut_off_or_overlaps(found, columns):
+    def at(trajectories: PoseTrajectories) -> PoseTrajectories:
+        kept = trajectories.category < columns
+        fields = {name: getattr(trajectories, name)[kept] for name in ("poses", "category", "instance", "right")}
+        return trajectories._replace(**fields | {"poses": fields["poses"][:, :, :columns]})
+
+    few = [at(trajectories) for trajectories in found.values()]
+    for figure in (pose_trajectories_figure(few, NAMES), relative_changes_figure(few[1], NAMES)):
+        canvas = FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+        renderer = canvas.get_renderer()
+        texts = [text for axis in figure.axes for text in (axis.title, axis.yaxis.label, *axis.get_xticklabels())]
+        texts += [*figure.texts, figure._suptitle, *(text for legend in figure.legends for text in legend.get_texts())]
+        boxes = {id(t): t.get_window_extent(renderer) for t in texts if t.get_visible() and t.get_text()}
+        whole = figure.bbox
+        for box in boxes.values():
+            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.width and box.y1 <= whole.height  # noqa: PT018
+        shown = list(boxes.values())
+        assert not any(a.overlaps(b) for k, a in enumerate(shown) for b in shown[:k])
+
+
+def only_name(figure: Figure, path: Path) -> Path:
+    """In the place of `write`, which takes a second for each."""
+    return path
+
+
+def test_write_pose_figures(tmp_path, monkeypatch):
+    written = [path.name for path in write_pose_figures(Vectors(), CodedToys(), tmp_path / "new")]
+    assert written == ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(written)
+    monkeypatch.setattr("torchcaps.explain.poses.write", only_name)
+    one = CodedToys(test_elevations=[4])
+    assert [path.name for path in write_pose_figures(Turned(), one, tmp_path)] == written[::2]
+    one = CodedToys(test_azimuths=[4])
+    assert [path.name for path in write_pose_figures(Turned(), one, tmp_path)] == written[:2]
+
+
+# Bad input
+
+
+class Plain(nn.Linear):
+    """A network without class capsules."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 5)
+
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(super().forward(images.flatten(1)))
+
+
+def test_networks_without_class_capsules():
+    class Few(Turned):
+        def forward(self, images):
+            scores, capsules = super().forward(images)
+            return Prediction(scores[:, :3], Capsules(capsules.poses[:, :3]))
+
+    class Lost(Turned):
+        def forward(self, images):
+            scores, capsules = super().forward(images)
+            return Prediction(scores, Capsules(capsules.poses / 0))
+
+    class OnAGrid(Turned):
+        def forward(self, images):
+            return Prediction(torch.zeros(len(images), 5), Capsules(torch.zeros(len(images), 5, 2, 2, 3)))
+
+    for network in (Plain(), nn.Flatten(), OnAGrid()):
+        assert not has_class_capsules(network, CodedToys())
+        with pytest.raises(TypeError, match=f"of class capsules, and a {type(network).__name__} gives none"):
+            pose_trajectories(network, CodedToys(), "azimuth")
+    with pytest.raises(ValueError, match="expected a class capsule for each of 5 classes, got 3"):
+        pose_trajectories(Few(), CodedToys(), "azimuth")
+    with pytest.raises(ValueError, match="class capsules have poses that are not finite"):
+        pose_trajectories(Lost(), CodedToys(), "azimuth")
+
+
+def test_nothing_varies(tmp_path):
+    data = CodedToys(test_elevations=[4], test_azimuths=[4])
+    with pytest.raises(
+        ValueError, match="the test set has a single azimuth, .*: choose several with data.test_azimuths"
+    ):
+        pose_trajectories(Turned(), data, "azimuth")
+    with pytest.raises(
+        ValueError, match="single elevation and a single azimuth.* data.test_elevations or data.test_azi"
+    ):
+        list(write_pose_figures(Turned(), data, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"varying": "lighting"}, "varying must be elevation or azimuth, got 'lighting'"),
+        ({"varying": "azimuth", "azimuth": 0}, "azimuth cannot both vary and be held at 0"),
+        ({"varying": "azimuth", "elevation": 1}, "elevation must be one of the test set's, 0, 3, 8, got 1"),
+        ({"varying": "elevation", "lighting": 0}, "lighting must be one of the test set's, 1, 5, got 0"),
+    ],
+)
+def test_bad_arguments(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        pose_trajectories(Turned(), CodedToys(), **arguments)
+
+
+def test_sets_that_are_not_a_whole_grid():
+    class Twice(CodedToys):
+        def read(self, train):
+            images, metadata = super().read(train)
+            return torch.cat([images, images]), Metadata(*(torch.cat([column, column]) for column in metadata))
+
+    expected = r"expected one test image of category 0, instance 1 at azimuth 0, elevation 0, lighting 1, found 2"
+    with pytest.raises(ValueError, match=expected):
+        pose_trajectories(Turned(), Twice(), "azimuth")
+    with pytest.raises(ValueError, match=r"expected one test image of category \d, instance \d at azimuth .* found 0"):
+        pose_trajectories(Turned(), CodedToys(kept=slice(100)), "azimuth")
+    with pytest.raises(ValueError, match="the test set is empty"):
+        pose_trajectories(Turned(), CodedToys(kept=slice(0)), "azimuth")
+    with pytest.raises(ValueError, match="expected PoseTrajectories, one for each row of panels, got none"):
+        pose_trajectories_figure([])
+
+
+# The command line
+
+TINY = """
+seed_everything: 0
+model:
+  network: {class_path: torchcaps.models.heinsen_smallnorb, init_args: {parts: 3, channels: 4}}
+  loss: {class_path: torch.nn.CrossEntropyLoss}
+  classes: 5
+data:
+  class_path: torchcaps.data.StereoToys
+  init_args:
+    size: 32
+    train_elevations: [0]
+    train_azimuths: [0]
+    train_lightings: [0]
+    test_elevations: [0, 8]
+    test_azimuths: [0, 6, 20]
+    test_lightings: [3]
+trainer: {max_epochs: 1, log_every_n_steps: 1, enable_progress_bar: false}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in with a recipe, tiny.yaml, and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def call(*arguments: str) -> int:
+    with warnings.catch_warnings():
+        return main(list(arguments))
+
+
+# Outside our hands: Lightning's own imports and deprecations under this torch.
+lightning = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+@lightning
+def test_explain_stereo_toys(tiny, capfd, monkeypatch):
+    figures: list[Figure] = []
+    write = pictures.write
+
+    def keep(figure: Figure, path: Path) -> Path:
+        figures.append(figure)
+        return write(figure, path)
+
+    monkeypatch.setattr("torchcaps.explain.poses.write", keep)
+    assert call("train", "tiny.yaml") == 0
+    capfd.readouterr()
+    assert call("explain", "tiny.yaml", "--ckpt_path", "last") == 0
+    folder = Path("runs/tiny/version_0/figures")
+    names = ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"]
+    assert capfd.readouterr().out.splitlines() == [f"figure: {folder / name}" for name in names]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    assert "animal, instance 0" in figures[0].axes[0].get_title()
+    assert "25 toys" in figures[2].get_suptitle()
+    assert len(figures[2].axes) == 12
+    assert figures[2].axes[0].lines[0].get_xdata().tolist() == [0, 60, 200]
+
+    single = ["--data.test_elevations=[4]", "--data.test_azimuths=[4]"]
+    assert call("explain", "tiny.yaml", "--ckpt_path", "last", *single) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("torchcaps: the test set has a single elevation and a single azimuth")
+
+
+@lightning
+def test_explain_stereo_toys_to_a_network_without_capsules(tiny, capfd):
+    network = "{class_path: torchcaps.models.pooling_cnn, init_args: {classes: 5, pooling: average, in_channels: 2}}"
+    (tiny / "cnn.yaml").write_text(f"extends: tiny.yaml\nmodel:\n  network: {network}\n")
+    assert call("train", "cnn.yaml") == 0
+    capfd.readouterr()
+    assert call("explain", "cnn.yaml", "--ckpt_path", "last") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("torchcaps: there are figures for a CapsNet or a network with a RoutingPool2d, not for a")
+
+
+@lightning
+def test_no_figures_of_texts(tiny, capfd):
+    assert call("explain", "heinsen2019/sst2", "--ckpt_path", "last") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("torchcaps: there are figures of what a network does with images, and SST")
+
+
+@pytest.mark.parametrize("network", [Turned, Plain])
+def test_heatmaps_stay(network, tmp_path, monkeypatch):
+    """Of a network with a pool that routes, beside the figures of poses if it has class capsules too."""
+    from torchcaps.cli import _write_figures
+
+    class InGrey(CodedToys):
+        shape = picture = (1, 2, 3)
+
+    class Pooled(network):
+        def __init__(self):
+            super().__init__()
+            self.pool = RoutingPool2d(1)
+
+        def forward(self, images):
+            self.pool(images)
+            return super().forward(images)
+
+    monkeypatch.setattr("torchcaps.explain.poses.write", only_name)
+    data = InGrey()
+    data.setup("test")
+    written = [path.name for path in _write_figures(Pooled(), data, tmp_path)]
+    poses = ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"] if network is Turned else []
+    assert written == [*poses, "heatmaps.png", "heatmaps-of-groups.png"]

@@ -1,0 +1,201 @@
+"""Mixup and the one cycle of the learning rate, by their formulas, and in a training."""
+
+import math
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchcaps import MarginLoss, Prediction
+from torchcaps.training import Classifier, OneCycle, mixup
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+# Mixup
+
+
+def test_each_sample_is_mixed_with_one_other_and_its_label_alike():
+    torch.manual_seed(0)
+    labels = torch.arange(8)
+    mixed, soft = mixup(torch.eye(8, dtype=torch.float64).unsqueeze(2), labels, 8, alpha=1.0)
+    torch.testing.assert_close(mixed.squeeze(2), soft)  # the inputs are their one-hot labels
+    assert soft.dtype == torch.float64
+    torch.testing.assert_close(soft.sum(1), torch.ones(8, dtype=torch.float64))
+    assert ((soft > 0).sum(1) <= 2).all()
+    assert (soft[range(8), labels] > 0).all()  # of each sample's own label there is a share
+    torch.testing.assert_close(torch.sort((soft > 0).float().sum(0)).values.max(), torch.tensor(2.0))
+    shares = soft[range(8), labels]
+    assert len(shares.unique()) > 5  # each its own
+
+
+def test_the_shares_are_of_the_beta_distribution():
+    torch.manual_seed(0)
+    labels = torch.tensor([0, 1]).repeat(20_000)
+    for alpha in (0.2, 1.0, 4.0):
+        _, soft = mixup(torch.zeros(40_000, 1), labels, 2, alpha)
+        between = soft[(soft > 0).all(1)][:, 1].double()  # mixed with the other class
+        assert between.mean() == pytest.approx(0.5, abs=0.01)
+        assert between.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
+
+
+def test_all_inputs_are_mixed_alike():
+    torch.manual_seed(0)
+    numbers = torch.rand(6, 3)
+    (first, second), soft = mixup((numbers, numbers[:, :1].half()), torch.tensor([0, 1, 0, 1, 0, 1]), 2)
+    torch.testing.assert_close(second.float(), first[:, :1], rtol=1e-2, atol=1e-3)
+    assert second.dtype == torch.float16
+    assert soft.dtype == torch.float32
+    assert not torch.equal(first, numbers)
+
+
+class Scores(nn.Module):
+    """The inputs are the scores; a mask, if there is one, multiplies them."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs, mask=None):
+        return Prediction(self.scale * (inputs if mask is None else inputs * mask))
+
+
+def test_the_loss_is_that_of_mixed_samples():
+    inputs, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, 2, 1, 0, 0, 1])
+    model = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, mixup=0.5)
+    torch.manual_seed(1)
+    loss = model.training_step((inputs, labels), 0)
+    torch.manual_seed(1)
+    mixed, soft = mixup(inputs, labels, 3, 0.5)
+    expected = -(soft * mixed.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(loss.detach(), expected)
+    assert model.train_accuracy.compute() == (mixed.argmax(1) == soft.argmax(1)).float().mean()
+    loss = Classifier(Scores(), MarginLoss(), classes=3, mixup=0.5).training_step((inputs.sigmoid(), labels), 0)
+    assert loss.isfinite()
+
+
+def test_validation_and_test_are_never_mixed():
+    inputs, labels = torch.randn(64, 3), torch.arange(64) % 3
+    model = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, mixup=0.5)
+    model.validation_step((inputs, labels), 0)
+    model.test_step((inputs, labels), 0)
+    expected = (inputs.argmax(1) == labels).float().mean()
+    assert model.val_accuracy.compute() == model.test_accuracy.compute() == expected
+
+
+def test_inputs_that_are_a_tuple_are_arguments():
+    inputs, labels = torch.randn(8, 3), torch.arange(8) % 3
+    model = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, mixup=0.5)
+    model.test_step(((inputs, -torch.ones(8, 3)), labels), 0)
+    assert model.test_accuracy.compute() == (inputs.argmin(1) == labels).float().mean()
+    with pytest.raises(FloatingPointError, match="the inputs themselves are not finite"):
+        model.training_step(((inputs, torch.full((8, 3), torch.nan)), labels), 0)
+
+
+def test_bad_mixup():
+    for options in ({"mixup": -1.0}, {"mixup": 0.2, "labels_per_image": 2}, {"mixup": math.nan}):
+        with pytest.raises(ValueError, match="mixup must be at least 0, and 0 with several labels per image"):
+            Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, **options)
+
+
+# One cycle
+
+
+def test_the_part_of_a_step_by_hand():
+    cycle = OneCycle(warmup=0.1)
+    assert [cycle.part(step, 100) for step in (0, 5, 10)] == [0, 0.5, 1]
+    assert cycle.part(55, 100) == pytest.approx(0.5)
+    assert cycle.part(40, 100) == pytest.approx(0.75)  # cos 60 degrees
+    assert cycle.part(99, 100) == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
+    assert OneCycle(warmup=0).part(0, 10) == 1
+    assert OneCycle(warmup=1).part(9, 10) == 0.9
+    assert [cycle.part(step, 1) for step in (0, 1)] == [0, pytest.approx(0)]
+
+
+class Recorder(OneCycle):
+    """What each step is taken with."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, *rest):
+        super().on_train_batch_start(trainer, *rest)
+        (group,) = trainer.optimizers[0].param_groups
+        self.seen.append((group["lr"], group["betas"][0] if "betas" in group else group["momentum"]))
+
+
+def fit(cycle, optimizer, checkpoint=None, epochs=2, **options) -> Trainer:
+    model = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, optimizer=optimizer, **options)
+    samples = [(torch.randn(3), i % 3) for i in range(20)]
+    trainer = Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[cycle],
+    )
+    trainer.fit(
+        model, DataLoader(samples, batch_size=4), ckpt_path=checkpoint, weights_only=True
+    )
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first"),
+    [(lambda p: torch.optim.RAdam(p, 5e-4, betas=(0.8, 0.99)), 0.8), (lambda p: torch.optim.SGD(p, 5e-4, 0.95), 0.95)],
+)
+def test_the_cycle_of_a_training(optimizer, first):
+    cycle = Recorder(first=1e-5, warmup=0.2, momentum=0.9)
+    fit(cycle, optimizer)
+    parts = [0, 0.5, 1, *(0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(1, 8))]
+    expected = [(1e-5 + part * 49e-5, first * (1 - 0.1 * part)) for part in parts]
+    assert len(cycle.seen) == 10
+    torch.testing.assert_close(torch.tensor(cycle.seen), torch.tensor(expected))
+
+
+def test_the_cycle_without_momentum():
+    class Group(Recorder):
+        def on_train_batch_start(self, trainer, *rest):
+            OneCycle.on_train_batch_start(self, trainer, *rest)
+            self.seen.append(trainer.optimizers[0].param_groups[0]["momentum"])
+
+    cycle = Group()
+    fit(cycle, lambda p: torch.optim.SGD(p, 5e-4))
+    assert cycle.seen == [0] * 10
+
+
+def test_a_resumed_cycle_goes_on(tmp_path):
+    def optimizer(parameters):
+        return torch.optim.RAdam(parameters, 5e-4)
+
+    whole, interrupted, resumed = Recorder(), Recorder(), Recorder()
+    fit(whole, optimizer)
+
+    class Stop(Recorder):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    interrupted = Stop()
+    fit(interrupted, optimizer)
+    fit(resumed, optimizer, tmp_path / "half.ckpt")
+    assert interrupted.seen == whole.seen
+    torch.testing.assert_close(torch.tensor(resumed.seen), torch.tensor(whole.seen[5:]))
+
+
+def test_bad_cycles():
+    for options in ({"first": -1.0}, {"warmup": 1.1}, {"momentum": 2.0}, {"first": math.nan}):
+        with pytest.raises(ValueError, match="expected first of at least 0, warmup and momentum from 0 to 1, got"):
+            OneCycle(**options)
+
+    def halving(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    with pytest.raises(ValueError, match="OneCycle sets the learning rate, and so does model.scheduler: leave one"):
+        fit(OneCycle(), torch.optim.Adam, scheduler=halving)
+    with pytest.raises(ValueError, match="OneCycle needs to know how long training lasts: set trainer.max_epochs or"):
+        fit(OneCycle(), torch.optim.Adam, epochs=-1)
