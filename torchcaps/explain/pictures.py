@@ -10,7 +10,8 @@ from torchcaps.files import write_whole
 
 
 def show(axis: Axes, image: Tensor) -> None:
-    """An image `(channels, height, width)` in [0, 1], of one channel or three."""
+    """An image `(channels, height, width)` in [0, 1], of one channel or three; of a stereo pair the left one."""
+    image = image[:1] if len(image) == 2 else image
     pixels = image.movedim(0, -1).squeeze(-1).clamp(0, 1).cpu().numpy()
     axis.imshow(pixels, cmap="gray", vmin=0, vmax=1)
     hide_ticks(axis)

@@ -1,17 +1,21 @@
 """How the pose vectors of class capsules move as toys turn: "reverse graphics" (Heinsen 2019, Figures 4, 6 and 7)."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from sklearn.decomposition import PCA
+from sklearn.manifold import MDS
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
@@ -223,32 +227,25 @@ def relative_changes(poses: Tensor) -> RelativeChanges:
     return RelativeChanges(vector_norm(poses - first, dim=-1) / unit, lengths / unit, cosine.clamp(-1, 1))
 
 
-def mds(points: Tensor, iterations: int = 300) -> Tensor:
+def mds(points: Tensor) -> Tensor:
     r"""Points in the plane, the distances between them as near as possible to what they are: multidimensional scaling.
 
-    What is smallest is the stress :math:`\sum_{i<j} (|x_i - x_j| - |p_i - p_j|)^2`, by majorisation (SMACOF) from the
-    two principal components on: the same points always give the same picture, up to rounding.
+    What is smallest is the stress :math:`\sum_{i<j} (|x_i - x_j| - |p_i - p_j|)^2`, by scikit-learn, from the two
+    principal components on: the same points always give the same picture, up to rounding.
 
     Shape:
         - Input: `(n, features)`.
         - Output: `(n, 2)`, around zero.
-
-    Reference:
-        J. de Leeuw, Applications of Convex Analysis to Multidimensional Scaling, 1977.
     """
-
-    def distances(x: Tensor) -> Tensor:
-        return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-
-    wanted = distances(points)
-    u, s, _ = torch.linalg.svd(points - points.mean(0), full_matrices=False)
-    placed = points.new_zeros(len(points), 2)
-    placed[:, : s.numel()] = (u * s)[:, :2]
-    for _ in range(iterations):
-        found = distances(placed)
-        ratios = torch.where(found > 0, wanted / found, 0)
-        placed = (ratios.sum(1, keepdim=True) * placed - ratios @ placed) / len(points)
-    return placed
+    scale = (points - points.mean(0)).norm()
+    if not scale:
+        return points.new_zeros(len(points), 2)
+    around_zero = F.pad((points - points.mean(0)) / scale, (0, max(0, 2 - points.shape[1]))).numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of defaults that do not matter with a start of our own
+        scaling = MDS(2, n_init=1, normalized_stress=False, eps=1e-9)
+        placed = scaling.fit_transform(around_zero, init=PCA(2).fit_transform(around_zero))
+    return scale * torch.from_numpy(placed).to(points)
 
 
 def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str] = ()) -> Figure:
