@@ -112,6 +112,8 @@ def narrower(name: str, root: Path) -> list[str]:
             make_encoder(root / "bert")
         own = {"layers": 3, "width": 8}
         return [f"--data.encoder={root / 'bert'}", *(f"--model.network.{key}={size}" for key, size in own.items())]
+    if "smallnorb" in name:
+        return ["--model.network.parts=4", "--model.network.channels=4"]
     if "stereo-toys" in name:
         poses = ("elevations", "[1]"), ("azimuths", "[2]"), ("lightings", "[0, 1]")
         return [f"--data.{part}_{axis}={chosen}" for part in ("train", "test") for axis, chosen in poses]
@@ -122,7 +124,10 @@ def narrower(name: str, root: Path) -> list[str]:
 
 
 # Recipes that differ from others, which run each time, in one option of a kind that these have too.
-VARIANT = re.compile("li2018/(.*-(mild|iterations|start|rmsprop|sgd)|h-imagenet-v[23]|cifar10-ot-.*|mnist-.*)$")
+VARIANT = re.compile(
+    "li2018/(.*-(mild|iterations|start|rmsprop|sgd)|h-imagenet-v[23]|cifar10-ot-.*|mnist-.*)$|"
+    "heinsen2019/(sst2-.*|smallnorb-(dynamic|vector-norm|attention|kmeans)|small/(sst5.*|.*-(azimuths|elevations).*))$"
+)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ comes last, where the text puts it first; the 1x1 convolutions start as PyTorch'
 import os
 import re
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -223,12 +224,9 @@ class EmbeddingCapsNet(PartsCapsNet):
         return Capsules(self._detect(embeddings).flatten(1, 2), scores.flatten(1))
 
     def _detect(self, embeddings: Tensor) -> Tensor:
-        linear, *rest = self.detector
+        linear = cast(nn.Linear, self.detector[0])
         # W (e + depth) + b without a gradient of the size of the embeddings, which are larger than all the rest.
-        parts = F.linear(embeddings, linear.weight) + linear(self.depth)
-        for module in rest:
-            parts = module(parts)
-        return parts
+        return self.detector[1:](F.linear(embeddings, linear.weight) + linear(self.depth))
 
 
 class EmbeddingMean(nn.Module):
