@@ -138,9 +138,7 @@ def fit(cycle, optimizer, checkpoint=None, epochs=2, **options) -> Trainer:
         enable_model_summary=False,
         callbacks=[cycle],
     )
-    trainer.fit(
-        model, DataLoader(samples, batch_size=4), ckpt_path=checkpoint, weights_only=True
-    )
+    trainer.fit(model, DataLoader(samples, batch_size=4), ckpt_path=checkpoint, weights_only=True)
     return trainer
 
 

