@@ -20,9 +20,9 @@ class CapsuleLinear(CapsuleLayer):
     Args:
         in_capsules: number of children; None takes any number and lets them share their weights. With
             `share_positions`, the number of types.
-        out_capsules: number of parents; None makes as many parents as there are children (or as `forward` is
-            asked for). They share their weights too and are told apart by a learned offset along a line from
-            -1 to 1.
+        out_capsules: number of parents; None makes as many as `forward` is asked for, or else as there are children.
+            They share their weights too and are told apart by a learned offset along a line from -1 to 1 (Heinsen
+            2019, section 2.1.1).
         in_pose, out_pose: an int (a vector) or (rows, features) (a matrix); their rows must be equal.
         routing: the algorithm; the layer keeps a copy with parameters of its own.
         bias: learn the B of the votes (Heinsen 2019), starting at zero.
@@ -39,7 +39,18 @@ class CapsuleLinear(CapsuleLayer):
         - `weight`: `(in_capsules or 1, out_capsules or 1, d, h)`; `bias`: `(in_capsules or 1, out_capsules or 1,
           rows, h)`.
 
-    A child with score -inf changes nothing: that is how to pad.
+    A child with score -inf changes nothing, whatever its pose, as long as the square of that is finite: that is how to
+    pad. Only where there are as many parents as children does padding count: there ask for a number.
+
+    Example:
+        >>> from torchcaps import CapsuleLinear, Capsules, HeinsenRouting
+        >>> layer = CapsuleLinear(None, None, in_pose=64, out_pose=2, routing=HeinsenRouting())
+        >>> poses, scores = torch.randn(8, 5, 64), torch.zeros(8, 5)
+        >>> layer(Capsules(poses, scores)).poses.shape  # as many parents as children
+        torch.Size([8, 5, 2])
+        >>> scores[:, 3:] = -torch.inf  # padding
+        >>> layer(Capsules(poses, scores), out_capsules=3).poses.shape  # as many as asked for
+        torch.Size([8, 3, 2])
     """
 
     def __init__(

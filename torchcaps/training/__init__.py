@@ -5,7 +5,7 @@ from torchcaps.extras import needs
 with needs("train"):
     from torchcaps.training.classifier import Classifier
     from torchcaps.training.margin import SpreadMargin
-    from torchcaps.training.mixup import mixup
+    from torchcaps.training.mixing import mixup
     from torchcaps.training.one_cycle import OneCycle
 
 __all__ = ["Classifier", "OneCycle", "SpreadMargin", "mixup"]

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn import FeedbackAgreement
-from torchcaps.training.mixup import Inputs, mixup
+from torchcaps.training.mixing import Inputs, mixup
 
 Stage = Literal["train", "val", "test"]
 
