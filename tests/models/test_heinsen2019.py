@@ -526,8 +526,41 @@ def test_bad_input():
             images(bad)
     assert images.eval()(x[..., :29, :29]).scores.shape == (2, 3)
     for bad, shape in ((embeddings[0], r"\(4, 2, 7\)"), (embeddings.mT, r"\(2, 4, 7, 2\)")):
-        with pytest.raises(ValueError, match=r"expected embeddings of shape \(batch, tokens, 2, 7\), got " + shape):
+        with pytest.raises(ValueError, match=r"expected embeddings of shape \(batch, tokens, 2, 7\), .*got " + shape):
             words(bad, mask)
     for bad, shape in ((mask[0], r"\(4,\)"), (mask.T, r"\(4, 2\)"), (mask[..., None], r"\(2, 4, 1\)")):
         with pytest.raises(ValueError, match=r"expected a mask of shape \(batch, tokens\) = \(2, 4\), got " + shape):
             words(embeddings, bad)
+
+
+# What capsules are measured against
+
+
+def test_the_mean_of_embeddings():
+    torch.manual_seed(0)
+    network = create_model("mean_pooled_sst", classes=3, layers=2, width=5).double()
+    embeddings = torch.randn(3, 4, 2, 5, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0.5, 0, 0]])
+    expected = [embeddings[0].mean(0), embeddings[1, :2].mean(0), (2 * embeddings[2, 0] + embeddings[2, 1]) / 3]
+    expected = network.classifier(torch.stack(expected).flatten(1))
+    embeddings[mask == 0] = torch.nan
+    torch.testing.assert_close(network(embeddings, mask).scores, expected)
+    torch.testing.assert_close(network(embeddings[:1]).scores, expected[:1])
+    torch.testing.assert_close(network(embeddings[1:], mask[1:] * 0).scores, network.classifier.bias.expand(2, 3))
+    network(embeddings, mask).scores.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+    assert network(embeddings.half(), mask.half()).scores.dtype == torch.float64
+    with pytest.raises(ValueError, match="layers and width those of the encoder"):
+        network(embeddings[:, :, :1])
+
+
+def test_the_average_of_places():
+    torch.manual_seed(0)
+    network = create_model("average_pooled_smallnorb", channels=4).eval()
+    images = torch.rand(2, 2, 40, 50)
+    norm, _, _, linear = network.classifier
+    maps = norm(network.features(with_coordinates(images)))
+    assert maps.shape == (2, 4, 2, 3)
+    torch.testing.assert_close(network(images).scores, linear(maps.mean((2, 3))))
+    of_capsules = heinsen_smallnorb(channels=4).features
+    assert [p.shape for p in network.features.parameters()] == [p.shape for p in of_capsules.parameters()]

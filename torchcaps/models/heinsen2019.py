@@ -250,14 +250,16 @@ class EmbeddingMean(nn.Module):
         embeddings = embeddings.to(self.classifier.weight.dtype)
         if mask is None:
             return Prediction(self.classifier(embeddings.mean(1).flatten(1)))
-        share = (mask / mask.sum(1, keepdim=True)).to(embeddings.dtype)[..., None, None]
-        return Prediction(self.classifier((share * embeddings.where(share > 0, 0)).sum(1).flatten(1)))
+        mask = mask.to(embeddings.dtype)[..., None, None]
+        mean = (mask * embeddings.where(mask > 0, 0)).sum(1) / mask.sum(1).clamp_min(1e-6)
+        return Prediction(self.classifier(mean.flatten(1)))
 
 
 def _check_embeddings(embeddings: Tensor, mask: Tensor | None, layers: int, width: int) -> None:
     if embeddings.dim() != 4 or embeddings.shape[2:] != (layers, width):
         raise ValueError(
-            f"expected embeddings of shape (batch, tokens, {layers}, {width}), got {tuple(embeddings.shape)}"
+            f"expected embeddings of shape (batch, tokens, {layers}, {width}), layers and width those of the encoder, "
+            f"got {tuple(embeddings.shape)}"
         )
     if mask is not None and mask.shape != embeddings.shape[:2]:
         raise ValueError(
