@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from encoders import make_encoder
+from filelock import FileLock
 
 from torchcaps.data import DataError, Encoder, embeddings
 
@@ -173,19 +175,56 @@ def test_what_is_not_whole_is_cut_off(folders, tmp_path, monkeypatch, stage):
         torch.testing.assert_close(again.padded([i])[0], expected[i])
 
 
-def test_damage_is_an_error(folders, tmp_path):
+def test_damage_is_an_error_and_nothing_is_cut_off(folders, tmp_path):
     kept = encoder(folders["bert"], tmp_path)
     kept.embed(TEXTS)
-    os.truncate(kept.folder / "states.f16", 10)
-    with pytest.raises(DataError, match="states.f16: is shorter than its index says: remove its folder"):
+    states, index, about = (kept.folder / name for name in ("states.f16", "index.bin", "about.json"))
+    size, records = states.stat().st_size, index.read_bytes()
+    for tail in (bytes(32), bytes(range(32))):  # zeros, as a loss of power may leave, and anything
+        index.write_bytes(records + tail)
+        for texts in (TEXTS, ["new"]):
+            with pytest.raises(DataError, match="index.bin: its records do not follow each other: remove its folder"):
+                kept.embed(texts)
+        assert states.stat().st_size == size
+    index.write_bytes(records)
+    os.truncate(states, 10)
+    with pytest.raises(DataError, match="states.f16: it is shorter than its index says: remove its folder"):
         kept.embed(TEXTS)
-    (kept.folder / "about.json").write_text("[]")
-    with pytest.raises(DataError, match=r"about.json: cannot be read \(TypeError\): remove its folder"):
+    states.unlink()
+    with pytest.raises(DataError, match=r"it or states.f16 cannot be read \(FileNotFoundError\): remove its folder"):
         kept.embed(TEXTS)
+    about.write_text("[]")
+    with pytest.raises(DataError, match=r"about.json: it or states.f16 cannot be read \(TypeError\): remove its"):
+        kept.embed(TEXTS)
+
+
+def test_reading_while_another_process_adds(folders, tmp_path):
+    """What is there is read without a lock and without a change, whatever stands after it."""
+    kept = encoder(folders["bert"], tmp_path)
+    expected = kept.embed(TEXTS).padded([0, 1])[0]
+    for name in ("states.f16", "index.bin"):
+        with (kept.folder / name).open("ab") as file:
+            file.write(b"\x01\x02\x03")
+    before = {path.name: path.stat().st_mtime_ns for path in kept.folder.iterdir()}
+    with FileLock(kept.folder / "lock"):
+        found = kept.embed(TEXTS)
+    torch.testing.assert_close(found.padded([0, 1])[0], expected)
+    assert before == {path.name: path.stat().st_mtime_ns for path in kept.folder.iterdir()}
+    more = kept.embed(["film", *TEXTS])
+    torch.testing.assert_close(more.padded([1, 2])[0], expected)
+    assert len(more.states) == more.tokens[:4].sum()
+
+
+def test_what_is_pickled_is_the_way_to_the_states(folders, tmp_path):
+    embedded = encoder(folders["bert"], tmp_path).embed([" ".join(["bad"] * n) for n in range(1, 11)])
+    states = embedded.padded([3])[0]
+    raw = pickle.dumps(embedded)
+    assert len(raw) < embedded.states.nbytes
+    torch.testing.assert_close(pickle.loads(raw).padded([3])[0], states)
 
 
 def test_texts_that_are_too_long(folders, tmp_path):
-    with pytest.raises(DataError, match=r"bert takes texts of 1 to 12 tokens, and 'bad bad .* has 13: leave it"):
+    with pytest.raises(DataError, match=r"bert takes texts of 1 to 12 tokens, and 'bad bad .* has 13: choose"):
         encoder(folders["bert"], tmp_path).embed(["good", "bad " * 11])
     assert len(encoder(folders["bert"], tmp_path).embed(["bad " * 10]).states) == 12
     with pytest.raises(DataError, match=r"gpt2 takes texts of 1 to 12 tokens"):
@@ -213,10 +252,16 @@ def test_no_room(folders, tmp_path, monkeypatch):
         Encoder(str(folders["bert"]), cache=tmp_path / "file").embed(TEXTS)
 
 
-def test_folders_without_a_model(tmp_path):
+def test_folders_without_a_model(folders, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="the encoder '.*empty' is no folder with a model, nor in the cache"):
+    with pytest.raises(DataError, match="empty is no folder that transformers can read a model and its tokenizer from"):
         encoder(tmp_path / "empty", tmp_path).embed(["bad"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    broken = shutil.copytree(folders["bert"], tmp_path / "broken")
+    assert encoder(Path("~/broken"), tmp_path).embed(["good"]).tokens.tolist() == [3]
+    os.truncate(broken / "model.safetensors", 100)
+    with pytest.raises(DataError, match=r"broken is no folder that transformers can read .*\(SafetensorError: "):
+        encoder(broken, tmp_path).embed(["bad"])
     with pytest.raises(ValueError, match="revision is for models of the Hub, and .* is a folder: leave it out"):
         Encoder(str(tmp_path / "empty"), revision="main")
 

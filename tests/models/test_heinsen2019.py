@@ -550,6 +550,9 @@ def test_the_mean_of_embeddings():
     network(embeddings, mask).scores.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
     assert network(embeddings.half(), mask.half()).scores.dtype == torch.float64
+    half, large = network.half(), torch.full((1, 30, 2, 5), 3000.0, dtype=torch.float16)
+    torch.testing.assert_close(half(large, torch.ones(1, 30)).scores, half(large).scores, rtol=1e-2, atol=1)
+    network.double()
     with pytest.raises(ValueError, match="layers and width those of the encoder"):
         network(embeddings[:, :, :1])
 
@@ -562,5 +565,7 @@ def test_the_average_of_places():
     maps = norm(network.features(with_coordinates(images)))
     assert maps.shape == (2, 4, 2, 3)
     torch.testing.assert_close(network(images).scores, linear(maps.mean((2, 3))))
+    with pytest.raises(ValueError, match="height and width at least 29"):
+        network(images[..., :20])
     of_capsules = heinsen_smallnorb(channels=4).features
     assert [p.shape for p in network.features.parameters()] == [p.shape for p in of_capsules.parameters()]

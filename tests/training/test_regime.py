@@ -50,6 +50,16 @@ def test_all_inputs_are_mixed_alike():
     assert not torch.equal(first, numbers)
 
 
+def test_mixed_in_half_precision():
+    torch.set_default_dtype(torch.bfloat16)  # as a Trainer does for a run in it
+    try:
+        mixed, soft = mixup(torch.rand(8, 3), torch.arange(8) % 2, 2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert mixed.dtype == soft.dtype == torch.bfloat16
+    assert ((soft > 0) & (soft < 1)).any()
+
+
 class Scores(nn.Module):
     """The inputs are the scores; a mask, if there is one, multiplies them."""
 
@@ -110,6 +120,7 @@ def test_the_part_of_a_step_by_hand():
     assert cycle.part(99, 100) == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
     assert OneCycle(warmup=0).part(0, 10) == 1
     assert OneCycle(warmup=1).part(9, 10) == 0.9
+    assert cycle.part(130, 100) == cycle.part(100, 100) == pytest.approx(0)
     assert [cycle.part(step, 1) for step in (0, 1)] == [0, pytest.approx(0)]
 
 

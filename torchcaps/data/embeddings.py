@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pooch
@@ -25,17 +28,23 @@ TOKENS_AT_ONCE = 4096
 RECORD = np.dtype([("key", "V16"), ("start", "<i8"), ("tokens", "<i8")])
 
 
-class Embeddings(NamedTuple):
-    """Of n texts, in half precision, where they lie on disk.
+class Embeddings:
+    """Of n texts, in half precision, where they lie on disk; what is pickled is the way there.
 
-    Fields:
-        states: of all tokens that are on disk, `(tokens, layers, width)` float16, memory-mapped.
+    Attributes:
+        states: of all tokens that were there, `(tokens, layers, width)` float16, memory-mapped.
         start, tokens: where those of each text begin, and how many they are, `(n,)`.
     """
 
-    states: np.ndarray
-    start: np.ndarray
-    tokens: np.ndarray
+    def __init__(self, path: Path, shape: tuple[int, int, int], start: np.ndarray, tokens: np.ndarray) -> None:
+        self._path, self._shape, self.start, self.tokens = path, shape, start, tokens
+
+    @cached_property
+    def states(self) -> np.ndarray:
+        return np.memmap(self._path, np.float16, mode="r", shape=self._shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "states"}
 
     def padded(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """A batch of texts: embeddings `(batch, longest, layers, width)` float16, 0 at padding, and a mask
@@ -49,37 +58,52 @@ class Embeddings(NamedTuple):
 
 
 class EmbeddingStore:
-    """Embeddings of texts in a folder, to which more can be added; for one process at a time, see `lock`.
+    """Embeddings of texts in a folder, to which more can be added.
 
-    What is added first goes to `states.f16`, then, when it is on disk, to `index.bin`: of what an interruption leaves
-    there, all that the index knows is whole, and the rest is cut off.
+    What is added goes to `states.f16`, and when it is on disk, to `index.bin`: all that the index knows is whole, so
+    that reading needs no lock. Adding does, and begins by cutting off what an interruption has left unfinished.
 
     Raises:
         DataError: what lies there is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(folder / "lock")
+        self.folder = folder
         self._about, self._index, self._states = folder / "about.json", folder / "index.bin", folder / "states.f16"
         self._where: dict[bytes, tuple[int, int]] = {}
-        self._end = 0  # tokens
+        self._shape: tuple[int, int] | None = None  # layers, width
+        self._count, self._end = 0, 0  # texts and tokens
 
     def read(self) -> None:
-        """Learn what is there, and cut off what is not whole."""
+        """Learn what is there."""
         if not self._index.exists():
-            self._states.unlink(missing_ok=True)
             return
-        records = np.fromfile(self._index, RECORD)
-        if len(records):
-            self._end = int(records["start"][-1] + records["tokens"][-1])
-        size = self._end * self._numbers() * 2
-        if self._states.stat().st_size < size:
-            raise DataError(f"{self._states}: is shorter than its index says: remove its folder to have it made again")
-        os.truncate(self._index, records.nbytes)
-        os.truncate(self._states, size)
+        records = np.fromfile(self._index, RECORD)  # an unfinished last one is left out
+        ends = records["tokens"].cumsum()
+        self._count, self._end = len(records), int(ends[-1]) if len(records) else 0
+        if (records["tokens"] < 1).any() or (records["start"] != ends - records["tokens"]).any():
+            raise self._damaged(self._index, "its records do not follow each other")
+        try:
+            about = json.loads(self._about.read_text(encoding="utf-8"))
+            self._shape = int(about["layers"]), int(about["width"])
+            size = self._states.stat().st_size
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(self._about, f"it or states.f16 cannot be read ({type(error).__name__})") from None
+        if size < self._bytes():
+            raise self._damaged(self._states, "it is shorter than its index says")
         where = zip(records["start"].tolist(), records["tokens"].tolist(), strict=True)
         self._where = dict(zip(records["key"].tolist(), where, strict=True))
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Add within; others wait."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / "lock"):
+            self.read()
+            for path, size in ((self._states, self._bytes()), (self._index, self._count * RECORD.itemsize)):
+                if path.exists() and path.stat().st_size != size:
+                    os.truncate(path, size)
+            yield
 
     def __contains__(self, text: str) -> bool:
         return _key(text) in self._where
@@ -90,7 +114,8 @@ class EmbeddingStore:
         records["key"] = [_key(text) for text in texts]
         records["tokens"] = tokens
         records["start"] = self._end + np.cumsum([0, *tokens[:-1]])
-        if not self._end:
+        if self._shape is None:
+            self._shape = states.shape[1], states.shape[2]
             about = json.dumps({"layers": states.shape[1], "width": states.shape[2]})
             write_whole(self._about, lambda unfinished: unfinished.write_text(about, encoding="utf-8"))
         for path, content in ((self._states, states.numpy()), (self._index, records)):
@@ -100,25 +125,18 @@ class EmbeddingStore:
                 os.fsync(file.fileno())
         for text, start, count in zip(texts, records["start"].tolist(), tokens, strict=True):
             self._where[_key(text)] = start, count
-        self._end += sum(tokens)
+        self._count, self._end = self._count + len(texts), self._end + sum(tokens)
 
     def of(self, texts: Sequence[str]) -> Embeddings:
+        assert self._shape is not None  # there is a text
         where = np.array([self._where[_key(text)] for text in texts]).reshape(-1, 2)
-        states = np.memmap(self._states, np.float16, mode="r").reshape(-1, *self._shape())
-        return Embeddings(states, where[:, 0], where[:, 1])
+        return Embeddings(self._states, (self._end, *self._shape), where[:, 0], where[:, 1])
 
-    def _shape(self) -> tuple[int, int]:
-        try:
-            about = json.loads(self._about.read_text(encoding="utf-8"))
-            return about["layers"], about["width"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{self._about}: cannot be read ({type(error).__name__}): remove its folder to have it made again"
-            ) from None
+    def _bytes(self) -> int:
+        return 2 * self._end * math.prod(self._shape or (0,))
 
-    def _numbers(self) -> int:
-        layers, width = self._shape()
-        return layers * width
+    def _damaged(self, path: Path, problem: str) -> DataError:
+        return DataError(f"{path}: {problem}: remove its folder to have it made again")
 
 
 def _key(text: str) -> bytes:
@@ -135,7 +153,7 @@ class Encoder:
 
     A text is computed once: it is kept in half precision, in a folder for the model and its revision, whatever data
     set it comes from. An interrupted run has kept what it had computed; a process that comes second waits. As long as
-    no text is new, the model's weights are not read.
+    no text is new, no model is loaded.
 
     Args:
         name: of a model of the Hugging Face Hub, or the path of a folder that has one.
@@ -156,6 +174,8 @@ class Encoder:
         with needs("text"):
             import transformers
         self.transformers: Any = transformers
+        if Path(name).expanduser().is_dir():
+            name = str(Path(name).expanduser())
         self.name, self.revision = name, _identity(name, revision)
         place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
         slug = re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).is_dir() else name)
@@ -165,12 +185,13 @@ class Encoder:
         """The states of texts, at least one; those of new ones are computed, and kept."""
         if not texts:
             raise DataError("no text to embed: at least one is needed")
+        store = EmbeddingStore(self.folder)
         try:
-            store = EmbeddingStore(self.folder)
-            with store.lock:
-                store.read()
-                if new := sorted({text for text in texts if text not in store}):
-                    self._compute(new, store)
+            store.read()
+            if any(text not in store for text in texts):
+                with store.adding():
+                    if new := sorted({text for text in texts if text not in store}):  # nobody else has added them
+                        self._compute(new, store)
         except OSError as error:
             reason = error.strerror or " ".join(str(error).split())
             raise DataError(f"{self.folder}: {reason}: make room, or the folder writable, or choose another") from None
@@ -210,7 +231,7 @@ class Encoder:
             known = {} if Path(self.name).is_dir() else {"revision": self.revision.rpartition("@")[2]}
             tokenizer = self.transformers.AutoTokenizer.from_pretrained(self.name, **known)
             model = self.transformers.AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:  # there are many ways for files not to be a model
             raise _no_model(self.name, error) from None
         finally:
             bars.enable_progress_bar()
@@ -229,7 +250,7 @@ class Encoder:
             if not 0 < len(of_text) <= most:
                 raise DataError(
                     f"{self.name} takes texts of 1 to {most} tokens, and {text[:40]!r}... has {len(of_text)}: "
-                    "leave it out, or shorten it"
+                    "choose another encoder, or shorten it"
                 )
         return ids
 
@@ -244,7 +265,7 @@ class Encoder:
 
 def _identity(name: str, revision: str | None) -> str:
     """What tells a model from others: its name and commit, or all that its folder has."""
-    folder = Path(name).expanduser()
+    folder = Path(name)
     if folder.is_dir():
         if revision is not None:
             raise ValueError(f"revision is for models of the Hub, and {name} is a folder: leave it out")
@@ -266,10 +287,12 @@ def _identity(name: str, revision: str | None) -> str:
 
 
 def _no_model(name: str, error: Exception) -> DataError:
-    reason = " ".join(str(error).split())[:160]
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    if Path(name).is_dir():
+        return DataError(f"{name} is no folder that transformers can read a model and its tokenizer from ({reason})")
     return DataError(
         f"the encoder {name!r} is no folder with a model, nor in the cache of Hugging Face, and cannot be downloaded "
-        f"({type(error).__name__}: {reason}): go online once, or give a folder with its configuration, weights and "
+        f"({reason}): go online once, or give a folder with its configuration, weights and "
         "tokenizer"
     )
 

@@ -68,8 +68,10 @@ class SST(TextData):
 
     | | training | validation | test |
     |---|---|---|---|
-    | five classes | 159,274 phrases of 8,544 sentences | 1,101 | 2,210 |
-    | binary | 77,616 phrases of 6,920 sentences | 872 | 1,821 |
+    | five classes | 8,544 sentences, 159,274 phrases | 1,101 | 2,210 |
+    | binary | 6,920 sentences, 77,616 phrases | 872 | 1,821 |
+
+    The binary phrases are of all 8,544 trees, as in the author's code; those of the 6,920 alone are 67,349.
 
     The files train.txt, dev.txt and test.txt, or the archive trainDevTestTrees_PTB.zip, are taken from `<root>/sst`;
     where neither is there, the archive from pooch's cache, into which it is downloaded and checked against its
@@ -107,7 +109,9 @@ class SST(TextData):
 
     def prepare_data(self) -> None:
         # Lightning calls this in one process per machine, so that the others do not all download.
-        self._find("fit")
+        folder = own_folder(self.root, "sst")
+        if not folder or not any((folder / name).exists() for name, _ in FILES.values()):
+            self.archive.find(self.root)
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
         trees = self._trees(stage)

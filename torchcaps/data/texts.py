@@ -1,7 +1,7 @@
 """What every set of labelled texts shares: frozen embeddings instead of words."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,38 +16,40 @@ class TextSet(LabelledSet):
     """Texts, embedded, and their labels (n,) int64; a batch is ((embeddings, mask), labels), see
     `Embeddings.padded`."""
 
-    def __init__(self, texts: Sequence[str], embeddings: Embeddings, labels: Tensor) -> None:
-        self.texts, self.embeddings, self.labels = texts, embeddings, labels
+    def __init__(self, embeddings: Embeddings, labels: Tensor) -> None:
+        self.embeddings, self.labels = embeddings, labels
 
     def __getitems__(self, indices: list[int]) -> Batch:
         return self.embeddings.padded(indices), self.labels[indices]
-
-    def subset(self, indices: np.ndarray) -> Self:
-        states, start, tokens = self.embeddings
-        return type(self)(
-            [self.texts[i] for i in indices], Embeddings(states, start[indices], tokens[indices]), self.labels[indices]
-        )
 
 
 class ByLength(Sampler[int]):
     """Every sample once, in a random order where those of a batch are of about equal length.
 
-    Of so many batches at a time, taken at random, the samples are sorted by their length, and the batches shuffled.
+    Of so many batches at a time, taken at random, the samples are sorted by their length, and the batches shuffled. The
+    order follows from the seed of the run and the epoch, so that the processes of a run agree; if nobody says which
+    epoch it is, every iteration is the next.
     """
 
     POOL = 50
 
     def __init__(self, lengths: np.ndarray, batch_size: int) -> None:
         self.lengths, self.batch_size = torch.from_numpy(lengths), batch_size
+        self.seed, self.epoch = torch.initial_seed() % 2**32, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        for pool in torch.randperm(len(self)).split(self.POOL * self.batch_size):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        self.epoch += 1
+        for pool in torch.randperm(len(self), generator=generator).split(self.POOL * self.batch_size):
             batches = pool[self.lengths[pool].argsort()].split(self.batch_size)
             whole = [batch for batch in batches if len(batch) == self.batch_size]
-            for i in torch.randperm(len(whole)).tolist():
+            for i in torch.randperm(len(whole), generator=generator).tolist():
                 yield from whole[i].tolist()
             if len(whole) < len(batches):  # at the end, or it would shift all that follow
                 yield from batches[-1].tolist()
@@ -123,7 +125,7 @@ class TextData(LabelledData):
         if self.max_texts and self.max_texts < len(texts):
             some = torch.linspace(0, len(texts) - 1, self.max_texts).long()
             texts, labels = [texts[i] for i in some], labels[some]
-        return TextSet(texts, Encoder(self.encoder, self.revision, self.cache).embed(texts), labels)
+        return TextSet(Encoder(self.encoder, self.revision, self.cache).embed(texts), labels)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         (embeddings, mask), *rest = batch

@@ -103,11 +103,7 @@ class StereoCapsNet(PartsCapsNet):
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """The parts at each place, `(batch, parts, rows, columns, 4, 4)`, with scores; 9x9 places from 96x96 pixels."""
-        if images.dim() != 4 or images.shape[1] != self.in_channels or min(images.shape[2:]) < 29:
-            raise ValueError(
-                f"expected images of shape (batch, {self.in_channels}, height, width), height and width at least 29, "
-                f"got {tuple(images.shape)}"
-            )
+        _check_images(images, self.in_channels)
         features = self.features(with_coordinates(images))
         poses = self.poses(features).unflatten(1, (-1, 4, 4)).movedim((2, 3), (-2, -1))
         return Capsules(poses, self.scores(features))
@@ -129,21 +125,32 @@ def stereo_convolutions(in_channels: int, channels: int) -> nn.Sequential:
 class StereoCNN(nn.Module):
     r"""The same six convolutions, then an average over all places: what capsules are measured against.
 
-    .. math:: 	ext{scores} = W \, 	ext{mean}_{	ext{places}} (	ext{BN}(x)) + b
+    .. math:: \text{scores} = W \, \text{mean}_{\text{places}} (\text{BN}(x)) + b
 
     Args:
-        in_channels, classes, channels: see :class:`StereoCapsNet`, also for the shapes of input and scores.
+        in_channels, classes, channels: see :class:`StereoCapsNet`, also for the shapes of input and scores, and the
+            errors.
     """
 
     def __init__(self, in_channels: int = 2, classes: int = 5, channels: int = 64):
         super().__init__()
+        self.in_channels = in_channels
         self.features = stereo_convolutions(in_channels, channels)
         self.classifier = nn.Sequential(
             nn.BatchNorm2d(channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
         )
 
     def forward(self, images: Tensor) -> Prediction:
+        _check_images(images, self.in_channels)
         return Prediction(self.classifier(self.features(with_coordinates(images))))
+
+
+def _check_images(images: Tensor, in_channels: int) -> None:
+    if images.dim() != 4 or images.shape[1] != in_channels or min(images.shape[2:]) < 29:
+        raise ValueError(
+            f"expected images of shape (batch, {in_channels}, height, width), height and width at least 29, "
+            f"got {tuple(images.shape)}"
+        )
 
 
 def with_coordinates(images: Tensor) -> Tensor:
@@ -234,7 +241,7 @@ class EmbeddingMean(nn.Module):
 
     With x = 1 for a token and 0 for padding,
 
-    .. math:: 	ext{scores} = b + \sum_l W_l rac{\sum_t x_t e_{tl}}{\sum_t x_t}
+    .. math:: \text{scores} = b + \sum_l W_l \frac{\sum_t x_t e_{tl}}{\sum_t x_t}
 
     Args:
         layers, width, classes: see :class:`EmbeddingCapsNet`, also for the shapes of input and scores, and the errors.
@@ -250,9 +257,9 @@ class EmbeddingMean(nn.Module):
         embeddings = embeddings.to(self.classifier.weight.dtype)
         if mask is None:
             return Prediction(self.classifier(embeddings.mean(1).flatten(1)))
-        mask = mask.to(embeddings.dtype)[..., None, None]
-        mean = (mask * embeddings.where(mask > 0, 0)).sum(1) / mask.sum(1).clamp_min(1e-6)
-        return Prediction(self.classifier(mean.flatten(1)))
+        # Shares first: the sum of half-precision embeddings might not be one.
+        share = (mask.float() / mask.float().sum(1, keepdim=True).clamp_min(1e-6)).to(embeddings.dtype)[..., None, None]
+        return Prediction(self.classifier((share * embeddings.where(share > 0, 0)).sum(1).flatten(1)))
 
 
 def _check_embeddings(embeddings: Tensor, mask: Tensor | None, layers: int, width: int) -> None:

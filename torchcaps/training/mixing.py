@@ -34,7 +34,7 @@ def mixup(inputs: Inputs, labels: Tensor, classes: int, alpha: float = 0.2) -> t
     """
     soft = F.one_hot(labels, classes)
     first = inputs if isinstance(inputs, Tensor) else inputs[0]
-    both = torch.tensor(alpha, device=first.device)
+    both = torch.tensor(alpha, dtype=torch.float32, device=first.device)  # not drawn in half precision
     share = Beta(both, both).sample((len(labels),))
     other = torch.randperm(len(labels), device=first.device)
 

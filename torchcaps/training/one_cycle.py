@@ -45,7 +45,7 @@ class OneCycle(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
             raise ValueError("OneCycle sets the learning rate, and so does model.scheduler: leave one of them out")
-        if not math.isfinite(trainer.estimated_stepping_batches):
+        if not 0 < trainer.estimated_stepping_batches < math.inf:
             raise ValueError("OneCycle needs to know how long training lasts: set trainer.max_epochs or max_steps")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -62,7 +62,7 @@ class OneCycle(Callback):
 
     def part(self, step: int, steps: int) -> float:
         """How far the learning rate is, from 0 at first to 1 at its highest, in a step, counted from 0, of so many."""
-        top = self.warmup * steps
+        step, top = min(step, steps), self.warmup * steps
         if step < top:
             return step / top
         return 0.5 * (1 + math.cos(math.pi * (step - top) / ((steps - top) or 1)))
