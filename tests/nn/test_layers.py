@@ -123,7 +123,7 @@ def test_linear_with_any_number_of_parents():
     assert not torch.allclose(out.poses[:, 0], out.poses[:, 1])  # the parents are told apart
     votes = x @ layer.weight[0, 0]  # and this is how
     line = torch.tensor([-1.0, 0.0, 1.0])
-    expected = votes.unsqueeze(2) + line[:, None]
+    expected = votes.unsqueeze(2) + line[:, None] * layer.symmetry_breaking
     once = HeinsenRouting(1).for_layer(1, 1, 2)(expected)
     layer.routing.iterations = 1
     close(layer(x, out_capsules=3).poses, once.poses)

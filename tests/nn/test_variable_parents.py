@@ -24,6 +24,8 @@ from torchcaps import (
 
 ROUTINGS: dict[str, Callable[..., Routing]] = algorithms.ROUTINGS | {
     "dynamic_random": lambda: DynamicRouting(start="random"),
+    "dynamic_learned": lambda: DynamicRouting(start="learned"),
+    "dynamic_over_children_learned": lambda: DynamicRouting(softmax="children", start="learned"),
     "inverted_attention_random": lambda: InvertedAttentionRouting(start="random"),
     "inverted_attention_learned": lambda: InvertedAttentionRouting(start="learned"),
 }
@@ -119,7 +121,7 @@ def test_padding(name, backend):
 
 
 @backends
-@pytest.mark.parametrize("name", [name for name in ROUTINGS if "inverted_attention" not in name])
+@routings
 def test_parents_are_told_apart_as_they_start(name, backend):
     """They would not be without their offsets, nor would these learn to, of a loss that makes no difference."""
     layer = CapsuleLinear(None, None, 3, 4, ROUTINGS[name](), backend=backend)
@@ -160,6 +162,13 @@ def test_a_stack_of_them(schedule):
         assert all(p.grad.isfinite().all() for p in stack.parameters())
         layer_of_parents = [trace.parents.poses.shape[1] for trace in stack.trace(torch.randn(2, children, 3))]
         assert layer_of_parents == [children, children, 4]
+
+
+def test_a_number_of_parents_that_is_none():
+    layer = layer_of(HeinsenRouting())
+    for asked in (0, -2):
+        with pytest.raises(ValueError, match=f"out_capsules must be at least 1, or None .*, got {asked}"):
+            layer(torch.randn(2, 5, 2, 3), out_capsules=asked)
 
 
 def test_the_example_of_the_documentation():

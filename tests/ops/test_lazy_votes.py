@@ -391,6 +391,22 @@ def test_no_less_exact_than_eager_pytorch(name, dtype):
         assert error <= allowed + torch.finfo(dtype).eps * e.norm() / 8
 
 
+def test_gradients_that_many_children_share_are_no_less_exact():
+    """A gradient to which ten thousand add, one by one, would lose digits."""
+
+    def run(backend: str, precision: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(3)
+        layer = CapsuleLinear(None, 6, (2, 3), (2, 4), torchcaps.HeinsenRouting(2), bias=True, backend=backend)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        out = layer.to(precision)(torch.randn(1, 10_000, 2, 3).to(precision))
+        return [g.double() for g in torch.autograd.grad(out.poses.sum() + out.scores.sum(), list(layer.parameters()))]
+
+    exact, eager, ours = run("reference", torch.float64), run("reference", torch.float32), run("tiled", torch.float32)
+    for e, r, o in zip(exact, eager, ours, strict=True):
+        assert (o - e).norm() <= 2 * (r - e).norm() + 4 * torch.finfo(torch.float32).eps * e.norm()
+
+
 def test_autocast_does_not_reach_into_a_reduction():
     p = Problem("per child", bias=True)
     float32 = [x.detach().float() for x in (p.poses, p.weight, p.bias)]

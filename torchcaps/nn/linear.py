@@ -102,8 +102,10 @@ class CapsuleLinear(CapsuleLayer):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.symmetry_breaking is not None:
-            # Ones and not zeros: parents that start alike would get the same gradients forever.
+            # Not zeros: parents that start alike would get the same gradients forever. Signs alternate, for what is
+            # the same in all entries of a pose, LayerNorm takes away (inverted attention).
             nn.init.ones_(self.symmetry_breaking)
+            self.symmetry_breaking.data.flatten()[1::2] *= -1
 
     def forward(
         self, capsules: Capsules | Tensor, *, out_capsules: int | None = None, return_coefficients: bool = False
@@ -127,6 +129,8 @@ class CapsuleLinear(CapsuleLayer):
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
+            if out_capsules is not None and out_capsules < 1:
+                raise ValueError(f"out_capsules must be at least 1, or None for as many as children, got {out_capsules}")
             parents = poses.shape[1] if out_capsules is None else out_capsules
             # From -1 to 1. Not linspace: exporting would fix its length.
             line = torch.arange(parents, device=weight.device, dtype=weight.dtype)

@@ -83,7 +83,16 @@ class Block:
     def add_rows(self, x: Tensor, values: Tensor) -> None:
         if x.shape[3] == 1:  # the parents share them
             values = values.sum(1, keepdim=True)
-        x[:, self.place[0], self.place[1]].index_add_(0, self._groups_of(x), values.to(x.dtype))
+        # Children that share a row are added up first: one by one, as index_add_ does it, loses digits of many.
+        per_group = self.total_channels // x.shape[0]
+        first, last = self.channels.start // per_group, (self.channels.stop - 1) // per_group
+        own = x[:, self.place[0], self.place[1]]
+        if first == last:
+            own[first] += values.sum(0)
+        elif self.channels.start % per_group == self.channels.stop % per_group == 0:
+            own[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
+        else:
+            own.index_add_(0, self._groups_of(x), values.to(x.dtype))
 
     def _window(self, x: Tensor) -> Tensor:
         """`(children, images, rows, columns, ...)`: a view, and without overlaps, for at one place in the windows

@@ -49,8 +49,8 @@ def dynamic_routing(
         scores: `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at all.
         gradient: "unrolled", or "last": through the last iteration only.
         return_coefficients: return those of the last weighted sum, `(batch, children, parents)`.
-        start: the first b, `(children, parents)`, the same for all samples; children may share rows in groups of equal
-            size.
+        start: the first b, `(children, parents or 1)`, the same for all samples; children may share rows in groups of
+            equal size.
 
     Returns:
         Capsules with poses `(batch, parents, *pose)`; a pose's length, in [0, 1), is its presence.
@@ -86,10 +86,11 @@ def _step(votes: Votes, softmax: Over, bias: Tensor | None, leaky: bool) -> Step
 def _first_agreement(votes: Votes, start: Tensor | None) -> Dot | None:
     if start is None:
         return None
-    if start.dim() != 2 or not len(start) or votes.children % len(start) or start.shape[1] != votes.parents:
+    parents = (1, votes.parents)
+    if start.dim() != 2 or not len(start) or votes.children % len(start) or start.shape[1] not in parents:
         expected = (votes.children, votes.parents)
         raise ValueError(f"expected start of shape (children, parents) = {expected}, got {tuple(start.shape)}")
-    start = at_least_float32(start)
+    start = at_least_float32(start).expand(-1, votes.parents)
     return Dot(start.new_zeros(votes.batch, votes.parents, math.prod(votes.pose)), offset=start)
 
 

@@ -49,7 +49,8 @@ def heinsen_routing(
             groups as children is one each; without beta_ignore one beta serves for both.
         iterations: at least 1.
         model: "gaussian", or "kmeans": log N is minus the squared distance.
-        eps: added to denominators and variances; 0 gives the paper's formulas to the letter.
+        eps: added to denominators and variances; 0 gives the paper's formulas to the letter, NaN where they divide 0
+            by 0: for a sample of padding alone, and for votes that all agree.
         gradient: "unrolled", or "last": through the last iteration only.
         return_coefficients: return R of the last iteration, `(batch, children, parents)`.
 
