@@ -130,7 +130,7 @@ class CapsuleLinear(CapsuleLayer):
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
             if out_capsules is not None and out_capsules < 1:
-                raise ValueError(f"out_capsules must be at least 1, or None for as many as children, got {out_capsules}")
+                raise ValueError(f"out_capsules must be at least 1, or None for one per child, got {out_capsules}")
             parents = poses.shape[1] if out_capsules is None else out_capsules
             # From -1 to 1. Not linspace: exporting would fix its length.
             line = torch.arange(parents, device=weight.device, dtype=weight.dtype)
