@@ -6,6 +6,7 @@ import pickle
 import struct
 from pathlib import Path
 
+import lightning  # noqa: F401  # before others, see torchcaps.data
 import pytest
 import torch
 from norb import small_norb, write

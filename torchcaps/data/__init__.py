@@ -3,6 +3,10 @@
 from torchcaps.extras import needs
 
 with needs("train"):
+    # Before scikit-learn and rich: typing keeps one order of int | float for all, theirs would make Lightning read
+    # limit_test_batches=1, a batch, as 1.0, all of them.
+    import lightning  # noqa: F401  # isort: skip
+
     from torchcaps.data.affnist import AffineMNIST, AffNIST, ExpandedMNIST
     from torchcaps.data.cifar import CIFAR10, CIFAR100
     from torchcaps.data.digits import Digits
