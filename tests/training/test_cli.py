@@ -126,6 +126,7 @@ def narrower(name: str, root: Path) -> list[str]:
 # Recipes that differ from others, which run each time, in one option of a kind that these have too.
 VARIANT = re.compile(
     "li2018/(.*-(mild|iterations|start|rmsprop|sgd)|h-imagenet-v[23]|cifar10-ot-.*|mnist-.*)$|"
+    "li2018/cifar10-(own|other|skip[12]|kl|resnet18-.*)$|"
     "heinsen2019/(sst2-.*|smallnorb-(dynamic|vector-norm|attention|kmeans)|small/(sst5.*|.*-(azimuths|elevations).*))$"
 )
 
