@@ -172,8 +172,7 @@ class Encoder:
 
     def __init__(self, name: str, revision: str | None = None, cache: str | os.PathLike[str] | None = None) -> None:
         with needs("text"):
-            import transformers
-        self.transformers: Any = transformers
+            import transformers  # noqa: F401  # what is missing is said now
         if Path(name).expanduser().is_dir():
             name = str(Path(name).expanduser())
         self.name, self.revision = name, _identity(name, revision)
@@ -225,16 +224,17 @@ class Encoder:
 
     def _load(self) -> tuple[Any, Any]:
         """The model in evaluation mode, in single precision, and its tokenizer."""
-        bars = self.transformers.logging
-        bars.disable_progress_bar()
+        from transformers import AutoModel, AutoTokenizer, logging
+
+        logging.disable_progress_bar()
         try:
             known = {} if Path(self.name).is_dir() else {"revision": self.revision.rpartition("@")[2]}
-            tokenizer = self.transformers.AutoTokenizer.from_pretrained(self.name, **known)
-            model = self.transformers.AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
+            tokenizer = AutoTokenizer.from_pretrained(self.name, **known)
+            model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
         except Exception as error:  # there are many ways for files not to be a model
             raise _no_model(self.name, error) from None
         finally:
-            bars.enable_progress_bar()
+            logging.enable_progress_bar()
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
         return model.eval(), tokenizer

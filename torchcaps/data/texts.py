@@ -1,6 +1,7 @@
 """What every set of labelled texts shares: frozen embeddings instead of words."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,12 @@ class TextData(LabelledData):
         if self.max_texts and self.max_texts < len(texts):
             some = torch.linspace(0, len(texts) - 1, self.max_texts).long()
             texts, labels = [texts[i] for i in some], labels[some]
-        return TextSet(Encoder(self.encoder, self.revision, self.cache).embed(texts), labels)
+        return TextSet(self._encoder.embed(texts), labels)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        # One for all parts: to know which model it is may need the Hub, or all its weights to be hashed.
+        return Encoder(self.encoder, self.revision, self.cache)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         (embeddings, mask), *rest = batch
