@@ -6,16 +6,17 @@ import pickle
 import struct
 from pathlib import Path
 
+import torch
+
+if not torch.cuda.is_available():
+    # Before Triton is imported, which Lightning does too: kernels then run in Python, on any device.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import lightning  # noqa: F401  # before others, see torchcaps.data
 import pytest
-import torch
 from norb import small_norb, write
 from PIL import Image
 from scipy.io import savemat
-
-if not torch.cuda.is_available():
-    # Before torchcaps and Triton are imported: kernels then run in Python, on any device.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -116,13 +116,11 @@ def explain(options: argparse.Namespace, overrides: list[str]) -> None:
 def _write_figures(network: torch.nn.Module, data: "ImageData", folder: Path) -> Iterator[Path]:
     """All that there are of this network on this data."""
     from torchcaps.data import StereoData
-    from torchcaps.explain import has_class_capsules, write_figures, write_pose_figures
-    from torchcaps.models.capsnet import ReconstructingCapsNet
-    from torchcaps.nn import RoutingPool2d
+    from torchcaps.explain import has_class_capsules, has_figures, write_figures, write_pose_figures
 
     if isinstance(data, StereoData) and has_class_capsules(network, data):
         yield from write_pose_figures(network, data, folder)
-        if not any(isinstance(module, RoutingPool2d | ReconstructingCapsNet) for module in network.modules()):
+        if not has_figures(network):
             return
     batches = ((data.centre(images), *rest) for images, *rest in data.test_dataloader())
     yield from write_figures(network, batches, folder)

@@ -6,6 +6,7 @@ with needs("train"):
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.figures import (
         coefficients_figure,
+        has_figures,
         perturb,
         perturbations_figure,
         reconstructions_figure,
@@ -32,6 +33,7 @@ __all__ = [
     "coefficients_figure",
     "entropies",
     "has_class_capsules",
+    "has_figures",
     "heatmaps",
     "heatmaps_figure",
     "mds",

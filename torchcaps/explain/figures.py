@@ -124,20 +124,28 @@ def perturbations_figure(network: ReconstructingCapsNet, image: Tensor, label: i
     return figure
 
 
+def has_figures(network: nn.Module) -> bool:
+    """Whether :func:`write_figures` has any for a network."""
+    return _is_pooled(network) or isinstance(network, ReconstructingCapsNet)
+
+
+def _is_pooled(network: nn.Module) -> bool:
+    return any(isinstance(module, RoutingPool2d) for module in network.modules())
+
+
 def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, ...]], folder: Path) -> Iterator[Path]:
     """Write the figures that a network can have, of the first images of each class; give each path once written.
 
     Raises:
         TypeError: there are none for such a network.
     """
-    pooled = any(isinstance(module, RoutingPool2d) for module in network.modules())
-    if not pooled and not isinstance(network, ReconstructingCapsNet):
+    if not has_figures(network):
         raise TypeError(
             f"there are figures for a CapsNet or a network with a RoutingPool2d, not for a {type(network).__name__}"
         )
     network.eval()
     images, labels = _one_per_class(batches)
-    if pooled:
+    if _is_pooled(network):
         order = labels.argsort()
         titles = [f"class {label}" for label in labels[order].tolist()]
         yield write(heatmaps_figure(network, images[order], titles), folder / "heatmaps.png")
