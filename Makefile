@@ -12,7 +12,7 @@ test: .venv/.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # Minutes more: a whole training run, compilation with the default backend.
 test-slow: .venv/.done

@@ -6,6 +6,9 @@ import pickle
 import struct
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # workers that share their cores are many times slower than one by one
+
 import torch
 
 if not torch.cuda.is_available():
