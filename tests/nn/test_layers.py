@@ -380,6 +380,7 @@ linear = {"in_pose": 4, "out_pose": 4, "routing": DynamicRouting()}
         (lambda: CapsuleLinear(2, 2, share_positions=True, coordinates=True, **linear), "adds to two rows"),
         (lambda: CapsuleLinear(5, 2, **linear)(torch.randn(2, 4, 4)), "expected in_capsules=5, got 4"),
         (lambda: CapsuleLinear(5, 2, **linear)(torch.randn(2, 5, 3)), r"expected poses of shape \(batch, 5, 4\)"),
+        (lambda: CapsuleLinear(None, 2, **linear)(torch.randn(2, 0, 4)), r"expected at least one child .*\(2, 0, 4\)"),
         (lambda: CapsuleLinear(5, 2, **linear)(torch.randn(2, 5, 4), out_capsules=3), "forward cannot change it"),
         (
             lambda: CapsuleLinear(5, 2, **linear)(Capsules(torch.randn(2, 5, 4), torch.randn(2, 4))),
