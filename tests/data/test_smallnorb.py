@@ -183,6 +183,20 @@ def test_validation_keeps_images_labels_and_metadata_together(
     assert sorted(seen) == list(chosen)
 
 
+def test_validation_on_toys_that_are_not_trained_on(tiny: Path) -> None:
+    data = SmallNORB(root=str(tiny), val_instances=[9, 7])  # of which there is no 7
+    data.setup("fit")
+    trained, held_out = data.metadata("fit"), data.metadata("validate")
+    assert set(trained.instance.tolist()) == {4}
+    assert set(held_out.instance.tolist()) == {9}
+    assert len(trained.category) == len(held_out.category) == 10
+    images, labels = (torch.cat(of) for of in zip(*data.val_dataloader(), strict=True))
+    assert torch.equal(labels, held_out.category)
+    raw = torch.from_numpy(small_norb()[f"{TRAIN}-dat"])
+    those = [k for k in range(20) if INFO[TRAIN][k // 5][0] == 9]
+    assert torch.equal((images * 255).round().byte(), raw[those])
+
+
 def test_metadata_before_setup_says_what_to_call(tiny: Path) -> None:
     with pytest.raises(RuntimeError, match=r'setup\("test"\)'):
         SmallNORB(root=str(tiny)).metadata("test")
@@ -216,6 +230,9 @@ def test_chosen_poses(tiny: Path) -> None:
         ({"test_azimuths": [36]}, "test_azimuths must be some of 0, 2, 4, 6"),
         ({"train_lightings": [-1]}, "train_lightings must be some of 0, 1, 2, 3, 4, 5, or"),
         ({"test_lightings": [6]}, "test_lightings must be some of 0, 1, 2, 3, 4, 5, or"),
+        ({"val_instances": [4, 0]}, "val_instances must be some of 4, 6, 7, 8, 9, but not all of them, got [4, 0]"),
+        ({"val_instances": [4, 6, 7, 8, 9]}, "val_instances must be some of 4, 6, 7, 8, 9, but not all of them"),
+        ({"val_instances": [4], "val_size": 20}, "val_instances takes the place of val_size"),
         ({"size": 97}, "size must be from 1 to 96 pixels, got 97"),
         ({"size": 0}, "size must be from 1 to 96 pixels, got 0"),
         ({"size": 32, "resize": 31}, "resize must be None or at least 32 pixels, got 31"),

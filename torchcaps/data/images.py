@@ -1,5 +1,6 @@
 """What every set of labelled images shares, in memory or on disk: splits, batches, augmentation."""
 
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -115,8 +116,8 @@ class ImageData(LabelledData):
         """Load what `stage` needs: "fit" and "validate" the training set, "test" the test set, None both."""
         if stage in ("fit", "validate", None) and self.train_set is None:
             images = self._images(train=True)
-            if self.val_size:
-                kept, held_out = self._split(images.labels)
+            if self._validates:
+                kept, held_out = self._split(images)
                 self.val_set = self._for_validation(images.subset(held_out))
                 images = images.subset(kept)
             self.train_set = images
@@ -124,7 +125,11 @@ class ImageData(LabelledData):
             self.test_set = self._images(train=False)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return super().val_dataloader() if self.val_size else []
+        return super().val_dataloader() if self._validates else []
+
+    @property
+    def _validates(self) -> bool:
+        return self.val_size > 0
 
     def _images(self, train: bool) -> LabelledSet:
         """What `load` gives. A set that does not fit in memory overrides this instead."""
@@ -134,7 +139,9 @@ class ImageData(LabelledData):
         """The validation images made of the training images that are held out."""
         return images
 
-    def _split(self, labels: Tensor) -> list[np.ndarray]:
+    def _split(self, images: LabelledSet) -> Sequence[np.ndarray]:
+        """Which of the training images are trained on, and which are held out."""
+        labels = images.labels
         most = len(labels) - self.classes  # stratified: either part needs room for every class
         if not self.classes <= self.val_size <= most:
             raise DataError(

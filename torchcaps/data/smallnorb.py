@@ -67,11 +67,13 @@ class StereoData(ImageData):
 
     `shift` moves both images of a pair together, and what moves in is the edge, repeated. `val_size` holds out images
     at random: they show the toys that are trained on, so that scores on them are higher than in the test.
+    `val_instances` holds out all images of some toys, which are then unseen, as those of the test are.
 
     Args:
         train_elevations, test_elevations: from 0, 1, ..., 8.
         train_azimuths, test_azimuths: from 0, 2, ..., 34.
         train_lightings, test_lightings: from 0, 1, ..., 5.
+        val_instances: some of 4, 6, 7, 8 and 9, held out of every class in place of `val_size`; None stands for none.
         options: see `ImageData`.
 
     Raises:
@@ -89,9 +91,16 @@ class StereoData(ImageData):
         test_azimuths: list[int] | None = None,
         train_lightings: list[int] | None = None,
         test_lightings: list[int] | None = None,
+        val_instances: list[int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.val_instances = val_instances or []
+        if not set(self.val_instances) < set(TRAINING_INSTANCES):
+            those = _spelled(TRAINING_INSTANCES)
+            raise ValueError(f"val_instances must be some of {those}, but not all of them, got {val_instances}")
+        if self.val_instances and self.val_size:
+            raise ValueError("val_instances takes the place of val_size: leave out one of the two")
         self.train_elevations = _chosen("train_elevations", train_elevations, ELEVATIONS)
         self.test_elevations = _chosen("test_elevations", test_elevations, ELEVATIONS)
         self.train_azimuths = _chosen("train_azimuths", train_azimuths, AZIMUTHS)
@@ -114,6 +123,17 @@ class StereoData(ImageData):
         pairs = self._loaded(stage)
         assert isinstance(pairs, StereoSet)
         return pairs.metadata
+
+    @property
+    def _validates(self) -> bool:
+        return bool(self.val_instances) or super()._validates
+
+    def _split(self, images: LabelledSet) -> Sequence[np.ndarray]:
+        if not self.val_instances:
+            return super()._split(images)
+        assert isinstance(images, StereoSet)
+        held_out = np.isin(images.metadata.instance, self.val_instances)
+        return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
     def read(self, train: bool) -> tuple[Tensor, Metadata]:
         """Images (n, 2, h, w) uint8 that may be memory-mapped, of all poses that `grid` gives or of more."""
