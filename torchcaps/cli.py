@@ -352,7 +352,7 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True,
         files = find_recipe(options.recipe)
         return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None, smoke)
     except (ArgumentError, ValueError, MisconfigurationException) as error:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).split(" - Not a valid subclass of ")[0]
         # Of values that may also be none, what is wrong stands between what else they could be.
         reason = re.search(r"Errors: - (?!Expected a )(.+?) - Expected a <class 'NoneType'>", said)
         raise BadInput(reason[1] if reason else said) from error
@@ -397,13 +397,15 @@ def _checkpoint(
     if config.is_file():  # shapes do not tell iterations, say
         import yaml
 
-        then, now = _flat(yaml.safe_load(config.read_text(encoding="utf-8"))["model"]), _flat(cli.model_arguments())
+        then, now = _flat(yaml.safe_load(config.read_text(encoding="utf-8"))), _flat(cli.arguments())
         for name in {**then, **now}:
-            if name.startswith(part) and then.get(name) != now.get(name):
-                raise BadInput(
-                    f"{path} was trained with model.{name} = {then.get(name)}, and now it is {now.get(name)}: give "
-                    "the same recipe and overrides as then"
-                )
+            if then.get(name) == now.get(name):
+                continue
+            said = f"{path} was trained with {name} = {then.get(name)}, and now it is {now.get(name)}"
+            if name.startswith(f"model.{part}"):
+                raise BadInput(f"{said}: give the same recipe and overrides as then")
+            if name in ("data.init_args.encoder", "data.init_args.revision"):  # which may be the same under two names
+                print(f"torchcaps: {said}: embeddings of another encoder mean nothing to it", file=sys.stderr)
     return path, state
 
 

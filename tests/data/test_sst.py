@@ -162,6 +162,23 @@ def test_batches_of_equal_length(count):
         assert firsts != sorted(firsts)
 
 
+@pytest.mark.parametrize("count", [7, 20, 41, 2345])
+def test_batches_of_equal_length_in_several_processes(count):
+    """Whole batches, as many for each, every text once before the first ones come again."""
+    lengths = torch.randint(1, 50, (count,), generator=torch.Generator().manual_seed(0)).numpy()
+    alone = list(ByLength(lengths, 20))
+    samplers = [ByLength(lengths, 20, processes=3, rank=rank) for rank in range(3)]
+    orders = [list(sampler) for sampler in samplers]
+    batches = [[order[i : i + 20] for i in range(0, len(order), 20)] for order in orders]
+    turns = -(-count // 60)
+    assert [len(mine) for mine in batches] == [turns] * 3
+    assert [-(-len(sampler) // 20) for sampler in samplers] == [turns] * 3  # what a DataLoader expects
+    given = [batch for of_turn in zip(*batches, strict=True) for batch in of_turn]
+    expected = [alone[i : i + 20] for i in range(0, count, 20)]
+    assert given == [expected[k % len(expected)] for k in range(3 * turns)]
+    assert isinstance(samplers[0], torch.utils.data.DistributedSampler)  # which Lightning leaves as it is
+
+
 @other_numbers
 def test_trained_in_batches_of_equal_length(root, tmp_path):
     options = {"encoder": str(make_encoder(tmp_path / "bert")), "cache": str(tmp_path / "kept"), "batch_size": 4}
@@ -188,12 +205,13 @@ def test_another_number_of_trees_is_said(root):
         (b"(2 a)\n\n(9 b)", "train.txt: line 3 holds label 9, expected 0 to 4: replace the file"),
         (b"\n", "train.txt: has no tree: replace the file"),
         (b"(2 \xff)", "train.txt: is not UTF-8 at byte 3: replace the file"),
+        (b"(2 ok)", "train.txt: train.txt is all neutral: replace the file"),
     ],
 )
 def test_corrupt_files(root, content, said):
     (root / "sst" / "train.txt").write_bytes(content)
     with pytest.raises(DataError) as error:
-        SST(str(root)).read("fit")
+        SST(str(root), binary=True).read("fit")
     assert str(error.value) == f"{root}/sst/{said}"
 
 

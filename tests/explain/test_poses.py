@@ -313,7 +313,8 @@ def test_figure_of_trajectories(found):
             assert len(images) == steps
             placed = mds(trajectories.poses[2 * category].flatten(0, 1)).view(steps, 2, 2)
             for step, line in enumerate(images):
-                torch.testing.assert_close(torch.tensor(line.get_xydata()), placed[step])
+                closed = torch.cat([placed[step], placed[step, :1]])
+                torch.testing.assert_close(torch.tensor(line.get_xydata()), closed)
             for circle, step in ((first, 0), (last, -1)):
                 torch.testing.assert_close(torch.tensor(circle.get_xydata()), placed[step, :1])
                 assert circle.get_marker() == "o"

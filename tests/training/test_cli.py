@@ -11,6 +11,7 @@ import torch
 from encoders import make_encoder
 
 from torchcaps.cli import main
+from torchcaps.data.embeddings import RECORD
 from torchcaps.explain import pictures
 from torchcaps.recipes import find_recipe, list_recipes, published
 from torchcaps.training.cli import RecipeCLI
@@ -322,6 +323,22 @@ def test_data_that_does_not_fit(capfd, images_of_noise, monkeypatch):
     assert "labels_per_image=None needs labels of shape (2, 10), got (2,)" in message
     message = error_of(capfd, "train", "quickstart", *options, "--data", "torchcaps.data.MNIST")
     assert "expected images of shape (batch, 1, 8, 8), got (2, 1, 28, 28)" in message
+    message = error_of(capfd, "train", "quickstart", *options, "--model.classes", "9")
+    assert "Digits has 10 classes here, and the model is for 9: set model.classes and the network's" in message
+    message = error_of(capfd, "train", "zhao2019/cifar10-resnet20-routing", *options, "--model.network.classes", "9")
+    assert "the network has 9 classes and the model classes=10: set both" in message
+
+
+def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_noise, monkeypatch):
+    """It is said before all is embedded."""
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    encoder = make_encoder(tmp_path / "bert")
+    arguments = ("train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--trainer.enable_progress_bar=false")
+    message = error_of(capfd, *arguments)
+    assert "bert has 3 layers of 8, and the network takes 7 of 384: set model.network.layers=3 and" in message
+    (index,) = (tmp_path / "cache").glob("embeddings/*/index.bin")
+    assert index.stat().st_size == RECORD.itemsize
 
 
 def test_a_loss_that_is_not_finite(capfd):

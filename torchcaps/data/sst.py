@@ -124,6 +124,8 @@ class SST(TextData):
             for text, label in chosen:
                 first.setdefault(text, label)
             chosen = list(map(Phrase._make, first.items()))
+        if not chosen:
+            raise DataError(f"{self._find(stage)[0]}: {FILES[stage][0]} is all neutral: replace the file")
         return [text for text, _ in chosen], torch.tensor([label for _, label in chosen])
 
     def _trees(self, stage: str) -> list[list[Phrase]]:

@@ -1,15 +1,19 @@
 """What every set of labelled texts shares: frozen embeddings instead of words."""
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from torchcaps.data.embeddings import Embeddings, Encoder
+from torchcaps.data.files import DataError
 from torchcaps.data.labelled import Batch, LabelledData, LabelledSet
 
 
@@ -24,36 +28,44 @@ class TextSet(LabelledSet):
         return self.embeddings.padded(indices), self.labels[indices]
 
 
-class ByLength(Sampler[int]):
+class ByLength(DistributedSampler[int]):
     """Every sample once, in a random order where those of a batch are of about equal length.
 
     Of so many batches at a time, taken at random, the samples are sorted by their length, and the batches shuffled. The
-    order follows from the seed of the run and the epoch, so that the processes of a run agree; if nobody says which
-    epoch it is, every iteration is the next.
+    order follows from the seed of the run and the epoch; if nobody says which epoch it is, every iteration is the next.
+    Of several processes, seeded alike, each takes whole batches in turn; where there are too few for the last turn, it
+    begins with the first again.
     """
 
     POOL = 50
 
-    def __init__(self, lengths: np.ndarray, batch_size: int) -> None:
+    def __init__(self, lengths: np.ndarray, batch_size: int, processes: int = 1, rank: int = 0) -> None:
+        seed = torch.initial_seed() % 2**32
+        super().__init__(lengths, processes, rank, seed=seed)  # type: ignore[arg-type]  # it takes the length of it
         self.lengths, self.batch_size = torch.from_numpy(lengths), batch_size
-        self.seed, self.epoch = torch.initial_seed() % 2**32, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        if self.num_replicas == 1:
+            return len(self.lengths)
+        batches = math.ceil(len(self.lengths) / self.batch_size)
+        return math.ceil(batches / self.num_replicas) * self.batch_size
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        batches = self._batches()
+        turns = math.ceil(len(batches) / self.num_replicas)
+        mine = islice(cycle(batches), self.rank, turns * self.num_replicas, self.num_replicas)
         self.epoch += 1
-        for pool in torch.randperm(len(self), generator=generator).split(self.POOL * self.batch_size):
+        return chain.from_iterable(batch.tolist() for batch in mine)
+
+    def _batches(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        found: list[Tensor] = []
+        for pool in torch.randperm(len(self.lengths), generator=generator).split(self.POOL * self.batch_size):
             batches = pool[self.lengths[pool].argsort()].split(self.batch_size)
             whole = [batch for batch in batches if len(batch) == self.batch_size]
-            for i in torch.randperm(len(whole), generator=generator).tolist():
-                yield from whole[i].tolist()
-            if len(whole) < len(batches):  # at the end, or it would shift all that follow
-                yield from batches[-1].tolist()
+            found += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
+            found += batches[len(whole) :]  # at the end, or it would shift all that follow
+        return found
 
 
 class TextData(LabelledData):
@@ -119,14 +131,29 @@ class TextData(LabelledData):
             return super().train_dataloader()
         texts = self._loaded("fit")
         assert isinstance(texts, TextSet)
-        return self._loader(texts, sampler=ByLength(texts.embeddings.tokens, self.batch_size))
+        processes, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        return self._loader(texts, sampler=ByLength(texts.embeddings.tokens, self.batch_size, processes, rank))
 
     def _embedded(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)
         if self.max_texts and self.max_texts < len(texts):
             some = torch.linspace(0, len(texts) - 1, self.max_texts).long()
             texts, labels = [texts[i] for i in some], labels[some]
+        self._check_network(texts[:1])
         return TextSet(self._encoder.embed(texts), labels)
+
+    def _check_network(self, some: list[str]) -> None:
+        """That the network takes the encoder's states is seen on one text, for all of them may take hours."""
+        network = getattr(getattr(self.trainer, "lightning_module", None), "network", None)
+        wanted = getattr(network, "layers", None), getattr(network, "width", None)
+        if None in wanted:
+            return
+        given = tuple(self._encoder.embed(some).states.shape[1:])
+        if given != wanted:
+            raise DataError(
+                f"the encoder {self.encoder} has {given[0]} layers of {given[1]}, and the network takes "
+                f"{wanted[0]} of {wanted[1]}: set model.network.layers={given[0]} and model.network.width={given[1]}"
+            )
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -297,7 +297,7 @@ def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[s
     """The pose vectors of one toy of each category in the plane, as in the paper's Figure 4.
 
     A panel is an :func:`mds` of all pose vectors of all images of a toy, the first of its category; those of an image
-    are the connected vertices of one line. Circles are around the first pose vector of the first and the last image.
+    are the connected vertices of one polygon. Circles are around the first pose vector of the first and the last image.
 
     Args:
         rows: from :func:`pose_trajectories`, one for each row of panels.
@@ -340,7 +340,7 @@ def _draw(axis: Axes, poses: Tensor, colours: np.ndarray) -> None:
     """Poses `(steps, vectors, features)` of a toy in the plane."""
     placed = mds(poses.flatten(0, 1)).view(*poses.shape[:2], 2).numpy()
     for vertices, colour in zip(placed, colours, strict=True):
-        axis.plot(*vertices.T, color=colour, linewidth=0.8, marker=".", markersize=3)
+        axis.plot(*np.concatenate([vertices, vertices[:1]]).T, color=colour, linewidth=0.8, marker=".", markersize=3)
     for end in (0, -1):
         axis.plot(*placed[end, 0], "o", markersize=8, markerfacecolor="none", markeredgecolor=colours[end])
     axis.set_aspect("equal", adjustable="datalim")

@@ -208,6 +208,7 @@ class EmbeddingCapsNet(PartsCapsNet):
         routing: Routing | None = None,
     ):
         super().__init__(features, parts, classes, pose, routing)
+        self.layers, self.width = layers, width
         self.depth = nn.Parameter(torch.zeros(layers, width))
         linear = nn.Linear(width, features)
         nn.init.kaiming_normal_(linear.weight)
@@ -221,7 +222,7 @@ class EmbeddingCapsNet(PartsCapsNet):
 
     def primary_capsules(self, embeddings: Tensor, mask: Tensor | None = None) -> Capsules:
         """A capsule per token and layer, `(batch, tokens * layers, features)`, with scores if there is a mask."""
-        _check_embeddings(embeddings, mask, *self.depth.shape)
+        _check_embeddings(embeddings, mask, self.layers, self.width)
         embeddings = embeddings.to(self.depth.dtype)
         if mask is None:
             return Capsules(self._detect(embeddings).flatten(1, 2))

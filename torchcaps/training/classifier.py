@@ -48,8 +48,8 @@ class Classifier(LightningModule):
     there the label and the predicted class of every image, a tensor `(2, batch)` per batch.
 
     Raises:
-        ValueError: an argument is out of range, or the labels do not have the shape that goes with
-            `labels_per_image`.
+        ValueError: an argument is out of range, the network has another number of classes, or the labels do not have
+            the shape that goes with `labels_per_image`.
         FloatingPointError: at the first training step with a loss that is not finite; the message names the
             step and the first layer whose output is not.
     """
@@ -146,6 +146,11 @@ class Classifier(LightningModule):
             self.log("train/divergence", divergence, on_step=False, on_epoch=True, batch_size=len(labels))
         else:
             prediction = self(images)
+        if prediction.scores.shape[1] != self.classes:
+            raise ValueError(
+                f"the network has {prediction.scores.shape[1]} classes and the model classes={self.classes}: set both "
+                "to those of the data"
+            )
         expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
         if labels.shape != expected:
             raise ValueError(

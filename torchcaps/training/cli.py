@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from torchcaps.data import LabelledData
+from torchcaps.data import DataError, ImageNet, LabelledData
 from torchcaps.recipes import Published
 from torchcaps.training.classifier import Classifier
 
@@ -92,9 +93,20 @@ class RecipeCLI(LightningCLI):
         if self.smoke and "max_texts" in data and data.max_texts is None:
             data.max_texts = 8  # all would be embedded before the first step
 
-    def model_arguments(self) -> dict[str, Any]:
-        """All values of the model, as `config.yaml` of a run has them."""
-        return yaml.safe_load(self.parser.dump(self.config, skip_none=False))["model"]
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        data, classes = self.datamodule, self.model.classes
+        some = isinstance(data, ImageNet)  # of whose classes a few may do
+        with suppress(DataError):  # those of folders that are not there; that is said when they are read
+            if data.classes > classes or (data.classes < classes and not some):
+                raise ValueError(
+                    f"{type(data).__name__} has {data.classes} classes here, and the model is for {classes}: set "
+                    f"model.classes and the network's own to {data.classes}, or choose other data"
+                )
+
+    def arguments(self) -> dict[str, Any]:
+        """All values, as `config.yaml` of a run has them."""
+        return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         wanted = self.config_init["trainer"]
