@@ -120,7 +120,8 @@ class InvertedAttentionRouting(Routing):
 
     Args:
         iterations: at least 1.
-        layer_norm: normalise the parents, with a learned scale and shift per pose entry.
+        layer_norm: normalise the parents, with a learned scale and shift per pose entry. Of poses of two entries that
+            leaves only which one is larger, and no gradient to learn it by: take larger ones, or False.
         activations: give parents a score as EM routing does, by which they count as children (the paper's ablation
             C); learns beta_a and beta_u, one each per parent, starting at zero.
         start: the parents' poses before the first iteration: "zero", "random" (normal, drawn anew at every call) or
