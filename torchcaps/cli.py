@@ -352,9 +352,10 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True,
         files = find_recipe(options.recipe)
         return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None, smoke)
     except (ArgumentError, ValueError, MisconfigurationException) as error:
-        said = " ".join(str(error).split()).split(" - Not a valid subclass of ")[0]
-        # Of values that may also be none, what is wrong stands between what else they could be.
-        reason = re.search(r"Errors: - (?!Expected a )(.+?) - Expected a <class 'NoneType'>", said)
+        said = " ".join(str(error).split())
+        # Of values that may be none or of several classes, what is wrong stands before what else they could be.
+        others = "Expected a <class 'NoneType'>|Not a valid subclass of "
+        reason = re.search(rf"Errors: - (?!Expected a )(.+?) - (?:{others})", said)
         raise BadInput(reason[1] if reason else said) from error
 
 

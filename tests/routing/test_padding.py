@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from algorithms import loss_of
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -82,19 +83,13 @@ def among(padding: Tensor, x: Tensor, present: Tensor) -> Tensor:
     return padding
 
 
-def loss_of(capsules: Capsules) -> Tensor:
-    """In which every entry counts, with a weight of its own."""
-    results = [x for x in capsules[:3] if x is not None]
-    weights = [torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x) for x in results]
-    return sum((w * (x + x.square())).sum() for w, x in zip(weights, results, strict=True))
-
-
 def routed(run: Callable[..., Capsules], children: list[Tensor], parameters: list[Tensor]):
     """What comes out, and the gradients of children and parameters."""
     torch.manual_seed(1)  # for random starts
     out = run(*(x.requires_grad_() for x in children))
     leaves = [*children, *parameters]  # of which some may have no say
-    gradients = torch.autograd.grad(loss_of(out), leaves, allow_unused=True, materialize_grads=True)
+    loss = loss_of(x for x in out[:3] if x is not None)  # not of the coefficients, which padding has, too
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return out, gradients[: len(children)], gradients[len(children) :]
 
 

@@ -244,6 +244,11 @@ def test_bad_values(capfd, override, said):
     assert list(Path().iterdir()) == []
 
 
+def test_a_bad_value_of_a_callback(capfd):
+    message = error_of(capfd, "train", "heinsen2019/small/stereo-toys", "--trainer.callbacks.warmup", "3")
+    assert message == "torchcaps: expected first of at least 0, warmup and momentum from 0 to 1, got 1e-05, 3.0 and 0.9"
+
+
 def test_no_such_device(capfd):
     if not torch.cuda.is_available():
         assert "gpu" in error_of(capfd, "train", "quickstart", "--trainer.accelerator", "gpu")

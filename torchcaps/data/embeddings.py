@@ -292,8 +292,7 @@ def _no_model(name: str, error: Exception) -> DataError:
         return DataError(f"{name} is no folder that transformers can read a model and its tokenizer from ({reason})")
     return DataError(
         f"the encoder {name!r} is no folder with a model, nor in the cache of Hugging Face, and cannot be downloaded "
-        f"({reason}): go online once, or give a folder with its configuration, weights and "
-        "tokenizer"
+        f"({reason}): go online once, or give a folder with its configuration, weights and tokenizer"
     )
 
 

@@ -114,7 +114,7 @@ class SST(TextData):
             self.archive.find(self.root)
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
-        trees = self._trees(stage)
+        path, trees = self._trees(stage)
         every = stage == "fit" and self.phrases
         chosen = [phrase for tree in trees for phrase in (tree if every else tree[-1:])]
         if self.binary:
@@ -125,10 +125,11 @@ class SST(TextData):
                 first.setdefault(text, label)
             chosen = list(map(Phrase._make, first.items()))
         if not chosen:
-            raise DataError(f"{self._find(stage)[0]}: {FILES[stage][0]} is all neutral: replace the file")
+            raise DataError(f"{path}: {FILES[stage][0]} is all neutral: replace the file")
         return [text for text, _ in chosen], torch.tensor([label for _, label in chosen])
 
-    def _trees(self, stage: str) -> list[list[Phrase]]:
+    def _trees(self, stage: str) -> tuple[Path, list[list[Phrase]]]:
+        """The phrases of every tree of a file, and where the file is."""
         path, raw = self._find(stage)
         name, count = FILES[stage]
         where = f"{path}: {name}" if path.name != name else f"{path}:"
@@ -149,7 +150,7 @@ class SST(TextData):
             warnings.warn(
                 f"{where} has {len(trees)} trees, the published file {count}: using it all the same", stacklevel=2
             )
-        return trees
+        return path, trees
 
     def _find(self, stage: str) -> tuple[Path, bytes]:
         """A file of trees, and what is in it."""

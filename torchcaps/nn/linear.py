@@ -168,9 +168,10 @@ class CapsuleLinear(CapsuleLayer):
             raise ValueError(f"expected poses of shape {expected}, got {shape}")
         if self.share_positions and len(capsule_dims) != 3:
             raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
-        if math.prod(capsule_dims) == 0:
+        children = math.prod(capsule_dims)
+        if children == 0:
             raise ValueError(f"expected at least one child (score -inf for padding), got poses of shape {shape}")
-        count = capsule_dims[0] if self.share_positions or len(capsule_dims) == 1 else math.prod(capsule_dims)
+        count = capsule_dims[0] if self.share_positions else children
         if self.in_capsules is not None and count != self.in_capsules:
             raise ValueError(f"expected {name}={self.in_capsules}, got {count} (poses of shape {shape})")
         if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
