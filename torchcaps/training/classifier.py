@@ -143,7 +143,7 @@ class Classifier(LightningModule):
         divergence = None
         if stage == "train" and self.feedback is not None:
             prediction, divergence = self.feedback(images)
-            self.log("train/divergence", divergence, on_step=False, on_epoch=True, batch_size=len(labels))
+            self._log_mean("train/divergence", divergence, len(labels))
         else:
             prediction = self(images)
         if prediction.scores.shape[1] != self.classes:
@@ -168,7 +168,7 @@ class Classifier(LightningModule):
             else:
                 chosen = labels > 0 if stage == "train" else self._predicted(prediction.scores)
                 error = self._error_of_parts(prediction, chosen, parts)
-            self.log(f"{stage}/reconstruction_error", error, on_step=False, on_epoch=True, batch_size=len(images))
+            self._log_mean(f"{stage}/reconstruction_error", error, len(images))
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
         if self.labels_per_image == 1:
@@ -179,9 +179,13 @@ class Classifier(LightningModule):
             # As integers: scores it would take for probabilities or logits by their range.
             accuracy(self._predicted(prediction.scores).int(), labels.int())
         train = stage == "train"
-        self.log(f"{stage}/loss", loss, on_step=train, on_epoch=True, prog_bar=train, batch_size=len(labels))
+        self._log_mean(f"{stage}/loss", loss, len(labels), on_step=train, prog_bar=train)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         return loss
+
+    def _log_mean(self, name: str, value: Tensor, count: int, on_step: bool = False, prog_bar: bool = False) -> None:
+        """Of an epoch, over the samples of all processes; accuracies see to that themselves."""
+        self.log(name, value, on_step=on_step, on_epoch=True, prog_bar=prog_bar, batch_size=count, sync_dist=True)
 
     def _error_of_parts(self, prediction: Prediction, chosen: Tensor, parts: list[Tensor]) -> Tensor:
         """Squared error of the digits drawn of the `chosen` classes `(batch, classes)`, the mean over images."""
