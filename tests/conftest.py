@@ -22,6 +22,12 @@ from PIL import Image
 from scipy.io import savemat
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """A test draws the same numbers whichever tests came before it in its process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def mnist_of_noise(tmp_path_factory) -> Path:
     """A data root with sixteen images of noise in the format of MNIST."""
