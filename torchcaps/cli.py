@@ -6,6 +6,7 @@ import io
 import itertools
 import pickle
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torchcaps.extras import needs
 from torchcaps.files import write_whole
 from torchcaps.models import create_model, list_models
 from torchcaps.models.registry import describe_model, nearest
+from torchcaps.signals import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from torchcaps.data import ImageData
@@ -32,13 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Bad input ends in one line on stderr and status 2."""
     options, overrides = _parser().parse_known_args(arguments)
     try:
-        if overrides and not hasattr(options, "recipe"):
-            raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
-        options.run(options, overrides)
+        with StopSignals() as options.signals:
+            if overrides and not hasattr(options, "recipe"):
+                raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
+            options.run(options, overrides)
     except (BadInput, ImportError, OSError, FloatingPointError) as error:
-        print(f"torchcaps: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _said(error, 2)
+    except Stopped as stop:
+        return _said(stop, stop.status)
     return 0
+
+
+def _said(error: BaseException, status: int) -> int:
+    print(f"torchcaps: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
 
 
 def run() -> None:
@@ -50,11 +59,33 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
     cli = _build(options, overrides, smoke=options.smoke)
     checkpoint = _checkpoint(options, cli, "")[0] if options.ckpt_path else None
-    with _bad_data():
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-        _test(cli)
-    if cli.trainer.is_global_zero:
+    try:
+        with _bad_data():
+            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+            _test(cli)
+    except (Stopped, OSError) as error:
+        if cli.run_folder:
+            error.args = (f"{_reason(error)}; {_way_on(options, overrides, cli.run_folder)}",)
+        raise
+    if cli.trainer.is_global_zero and cli.run_folder:
         print(f"run: {cli.run_folder}")
+
+
+def _reason(error: BaseException) -> str:
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def _way_on(options: argparse.Namespace, overrides: list[str], run_folder: Path) -> str:
+    """The command that goes on with a run."""
+    saved = (run_folder / "checkpoints" / "last.ckpt").is_file() or options.ckpt_path
+    command = ["torchcaps", "train", options.recipe, *(["--smoke"] if options.smoke else []), *overrides]
+    if options.runs != "runs":
+        command += ["--runs", options.runs]
+    if saved:
+        command += ["--ckpt_path", "last"]
+    return f"to {'go on' if saved else 'begin again, for nothing was saved'}: {shlex.join(command)}"
 
 
 def test(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -351,7 +382,7 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True,
 
     try:
         files = find_recipe(options.recipe)
-        return RecipeCLI(files, overrides, _new_run_folder(options) if logs else None, smoke)
+        return RecipeCLI(files, overrides, _runs(options) if logs else None, smoke, options.signals)
     except (ArgumentError, ValueError, MisconfigurationException) as error:
         said = " ".join(str(error).split())
         # Of values that may be none or of several classes, what is wrong stands before what else they could be.
@@ -365,12 +396,6 @@ def _runs(options: argparse.Namespace) -> Path:
     return Path(options.runs) / (Path(options.recipe).stem if is_file else options.recipe)
 
 
-def _new_run_folder(options: argparse.Namespace) -> Path:
-    runs = _runs(options)
-    taken = [int(p.name.removeprefix("version_")) for p in runs.glob("version_*") if p.name[8:].isdigit()]
-    return runs / f"version_{max(taken, default=-1) + 1}"
-
-
 def _checkpoint(
     options: argparse.Namespace, cli: "RecipeCLI", part: str, given: str | None = None
 ) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -378,10 +403,7 @@ def _checkpoint(
     same values of `part`."""
     given = given or options.ckpt_path
     if given == "last":
-        found = sorted(_runs(options).glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
-        if not found:
-            raise BadInput(f"no checkpoint under {_runs(options)}: run `torchcaps train {options.recipe}` first")
-        path = found[-1]
+        path = _last(options)
     else:
         path = Path(given)
         if not path.is_file():
@@ -411,6 +433,23 @@ def _checkpoint(
     return path, state
 
 
+def _last(options: argparse.Namespace) -> Path:
+    """The newest whole checkpoint of a recipe."""
+    from torchcaps.training.checkpoints import damage, newest_first
+
+    broken = ""
+    for path in newest_first(_runs(options).glob("version_*/checkpoints")):
+        problem = damage(path)
+        if problem is None:
+            if broken:
+                print(f"torchcaps: {broken}: taking {path}, the newest that is whole", file=sys.stderr)
+            return path
+        broken = broken or f"{path} is damaged ({problem})"
+    if broken:
+        raise BadInput(f"{broken}, and there is no whole checkpoint under {_runs(options)}: train again")
+    raise BadInput(f"no checkpoint under {_runs(options)}: run `torchcaps train {options.recipe}` first")
+
+
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by their dotted names."""
     leaves: dict[str, Any] = {}
@@ -421,6 +460,10 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _read(path: Path, *keys: str) -> list[Any]:
     """Parts of a checkpoint."""
+    from torchcaps.training.checkpoints import damage
+
+    if problem := damage(path):
+        raise BadInput(f"{path} is damaged, or not a checkpoint ({problem}): expected one that `torchcaps train` wrote")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         return [content[key] for key in keys]

@@ -1,15 +1,45 @@
 """Files that are there whole or not at all."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` make a file beside `path`, and put it there when it is done; folders are made."""
+    """Let `write` make a file beside `path`; when it is on the disk, give it the name `path`. Folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".unfinished{path.suffix}")
+    unfinished = path.with_name(f".{path.stem}.unfinished{path.suffix}")  # hidden: an interruption may leave it
     try:
         write(unfinished)
-        return unfinished.replace(path)
+        with unfinished.open("r+b") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def take_folder(parent: Path, kind: str) -> Path:
+    """Make `parent/kind_N` with the next number that is free. Of several processes, each gets a folder of its own."""
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [path.name.removeprefix(f"{kind}_") for path in parent.glob(f"{kind}_*")]
+    number = max((int(name) for name in taken if name.isdigit()), default=-1) + 1
+    while True:
+        folder = parent / f"{kind}_{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

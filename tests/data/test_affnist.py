@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
 from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affnist
-from torchcaps.data.multimnist import splitmix64
+from torchcaps.data.streams import splitmix64
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

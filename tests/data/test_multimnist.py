@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from torchcaps.data import MNIST, DataError, DiverseMultiMNIST, ImageData, MultiMNIST
 from torchcaps.data.images import ImageSet
-from torchcaps.data.multimnist import Overlays, splitmix64
+from torchcaps.data.multimnist import Overlays
+from torchcaps.data.streams import splitmix64
 
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torchcaps.data.images import ImageSet
 from torchcaps.data.labelled import LabelledSet
 from torchcaps.data.matfile import check_images, check_labels, read_mat
 from torchcaps.data.mnist import MNIST
-from torchcaps.data.multimnist import draws, splitmix64
+from torchcaps.data.streams import draws, splitmix64
 
 SIZE = 40
 MARGIN = (SIZE - 28) // 2

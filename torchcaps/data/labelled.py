@@ -3,9 +3,13 @@
 from typing import Any, Self
 
 import numpy as np
+import torch
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
+
+from torchcaps.data.order import Order
+from torchcaps.data.streams import stream
 
 Batch = tuple[Any, ...]  # inputs, a tensor or a tuple of them; labels; and what a set has beside them
 
@@ -39,7 +43,10 @@ class LabelledData(LightningDataModule):
     """Base of the labelled sets, of images and of texts: loaders of a training, a validation and a test set.
 
     A subclass sets `classes`, and in `setup` those of `train_set`, `val_set` and `test_set` that the stage needs.
-    Training batches are shuffled.
+    Training batches are shuffled. With a Trainer, the order of an epoch follows from the seed of the run and the epoch,
+    and torch's generators are seeded anew for every training batch, from the seed, epoch, batch and process, so that
+    augmentation, mixup and dropout are those of a run that was never interrupted. A checkpoint has the
+    seed, and a resumed run goes on with it. Without a Trainer, the seed is that of torch's default generator.
 
     Args:
         batch_size: samples in a batch; the last batch of an epoch may be smaller.
@@ -61,6 +68,7 @@ class LabelledData(LightningDataModule):
         self.train_set: LabelledSet | None = None
         self.val_set: LabelledSet | None = None
         self.test_set: LabelledSet | None = None
+        self._seed: int | None = None  # of the run
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +76,7 @@ class LabelledData(LightningDataModule):
         return [str(label) for label in range(self.classes)]
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.part("fit"), shuffle=True)
+        return self._loader(self.part("fit"), self.order())
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
         return self._loader(self.part("validate"))
@@ -80,20 +88,53 @@ class LabelledData(LightningDataModule):
         """What the loader of a stage reads: "fit", "validate" or "test"."""
         return self._loaded(stage)
 
+    def order(self) -> Order:
+        """The order of the training samples."""
+        return Order(len(self._loaded("fit")), **self.taken())
+
+    def taken(self) -> dict[str, Any]:
+        """How an order is taken: the arguments of `Order` that are not those of the samples."""
+        processes, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        seed = torch.initial_seed() if self._seed is None else self._seed
+        if self.trainer:
+            self._seed = seed  # now: the generators are about to be seeded for every batch
+        batch_size, position = self.batch_size, self._position
+        return {"batch_size": batch_size, "seed": seed, "processes": processes, "rank": rank, "position": position}
+
+    def _position(self) -> tuple[int, int] | None:
+        """The epoch, and the batch in it, that the Trainer takes next."""
+        if self.trainer is None:
+            return None
+        epochs: Any = self.trainer.fit_loop.epoch_progress.current
+        within = epochs.ready > epochs.processed
+        return epochs.processed, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        if self.trainer is not None and self.trainer.training and self._seed is not None:
+            seed = stream(self._seed, *(self._position() or ()), self.trainer.global_rank)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
+            device = self.trainer.strategy.root_device
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(seed)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._seed is None else {"seed": self._seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seed = state_dict.get("seed")
+
     def _loaded(self, stage: str) -> LabelledSet:
         samples = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
         if samples is None:
             raise RuntimeError(f'the data is not loaded yet: call data.setup("{stage}") first')
         return samples
 
-    def _loader(
-        self, samples: Dataset[Batch], shuffle: bool = False, sampler: Sampler[int] | None = None
-    ) -> DataLoader[Batch]:
+    def _loader(self, samples: Dataset[Batch], order: Order | None = None) -> DataLoader[Batch]:
         return DataLoader(
             samples,
             batch_size=self.batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
+            sampler=order,
             collate_fn=_as_is,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,

@@ -1,70 +1,24 @@
 """Overlapping handwritten digits, made of MNIST while training."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageSet
 from torchcaps.data.labelled import Batch
 from torchcaps.data.mnist import MNIST
+from torchcaps.data.order import Order
+from torchcaps.data.streams import draws, splitmix64
 
 SHIFT = 4  # pixels, in each direction
 SIZE = 28 + 2 * SHIFT
 
 # The streams of images. Validation and test do not depend on the run's seed.
 STREAMS = {"fit": 0, "validate": 1, "test": 2}
-
-DRAWS = 8  # for every image, used or not
-
-
-def _signed(value: int) -> int:
-    """The integer of 64 bits with a sign that has the same bits."""
-    return (value + 2**63) % 2**64 - 2**63
-
-
-GOLDEN = _signed(0x9E3779B97F4A7C15)
-FIRST_MULTIPLIER = _signed(0xBF58476D1CE4E5B9)
-SECOND_MULTIPLIER = _signed(0x94D049BB133111EB)
-
-
-def splitmix64(seed: int, index: Tensor) -> Tensor:
-    """The outputs number `index`, from 0, of the generator SplitMix64 with that seed.
-
-    Any of them at once, without those before. Integers only, which overflow alike everywhere: the same on every
-    device.
-
-    Source: G. L. Steele, D. Lea and C. H. Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014;
-    the constants are those of S. Vigna's splitmix64.c.
-
-    Args:
-        seed: its lower 64 bits count.
-        index: int64, any shape.
-
-    Returns:
-        int64 of the same shape; as bits, uniform.
-    """
-    z = (index + 1) * GOLDEN + _signed(seed)
-    z = (z ^ _shift_right(z, 30)) * FIRST_MULTIPLIER
-    z = (z ^ _shift_right(z, 27)) * SECOND_MULTIPLIER
-    return z ^ _shift_right(z, 31)
-
-
-def _shift_right(value: Tensor, bits: int) -> Tensor:
-    # torch repeats the sign, and there are no 64 bits without one.
-    return (value >> bits) & (2 ** (64 - bits) - 1)
-
-
-def draws(seed: int, index: Tensor) -> Tensor:
-    """For each image number of `index` (n,) its random numbers: (n, DRAWS) integers from 0 below 2^53.
-
-    Small remainders of them are uniform to 1 in 10^11.
-    """
-    return _shift_right(splitmix64(seed, index[:, None] * DRAWS + torch.arange(DRAWS, device=index.device)), 11)
 
 
 class Overlays(Dataset[Batch]):
@@ -136,25 +90,11 @@ class Overlays(Dataset[Batch]):
         return padded[torch.arange(len(digit), device=digit.device)[:, None, None], rows[:, :, None], columns[:, None]]
 
 
-class EpochSampler(Sampler[int]):
-    """Epoch e reads the images e * size to (e + 1) * size - 1.
+class NewImages(Order):
+    """Epoch e reads the images e * size to (e + 1) * size - 1."""
 
-    Lightning says which epoch it is; if nobody does, every iteration is the next.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size, self.epoch = size, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[int]:
-        start = self.epoch * self.size
-        self.epoch += 1
-        return iter(range(start, start + self.size))
+    def of_epoch(self, epoch: int) -> Tensor:
+        return torch.arange(epoch * self.samples, (epoch + 1) * self.samples)
 
 
 class MultiMNIST(MNIST):
@@ -207,7 +147,6 @@ class MultiMNIST(MNIST):
         if parts and (self.flip or self.resize):
             raise ValueError("parts do not fit mirrored or resized images: leave out flip and resize, or parts")
         self.epoch_size, self.test_size, self.seed, self.parts = epoch_size, test_size, seed, parts
-        self._epochs = EpochSampler(epoch_size)  # not the loader's: a loader may be made for every epoch
 
     def part(self, stage: str) -> Overlays:
         digits = self._loaded(stage)
@@ -219,12 +158,8 @@ class MultiMNIST(MNIST):
             device = self.trainer.strategy.root_device
         return Overlays(digits, stream, length, self.single, device, self.parts)
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        if self.trainer is not None:
-            # Lightning says so too, but in a resumed run only after the workers have begun to read.
-            progress: Any = self.trainer.fit_loop.epoch_progress.current
-            self._epochs.set_epoch(progress.processed)
-        return self._loader(self.part("fit"), sampler=self._epochs)
+    def order(self) -> Order:
+        return NewImages(self.epoch_size, **self.taken())
 
 
 class DiverseMultiMNIST(MultiMNIST):

@@ -1,20 +1,18 @@
 """What every set of labelled texts shares: frozen embeddings instead of words."""
 
 import math
-from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 from torchcaps.data.embeddings import Embeddings, Encoder
 from torchcaps.data.files import DataError
 from torchcaps.data.labelled import Batch, LabelledData, LabelledSet
+from torchcaps.data.order import Order
 
 
 class TextSet(LabelledSet):
@@ -28,39 +26,33 @@ class TextSet(LabelledSet):
         return self.embeddings.padded(indices), self.labels[indices]
 
 
-class ByLength(DistributedSampler[int]):
-    """Every sample once, in a random order where those of a batch are of about equal length.
+class ByLength(Order):
+    """Every sample once in an epoch, in a random order where those of a batch are of about equal length.
 
-    Of so many batches at a time, taken at random, the samples are sorted by their length, and the batches shuffled. The
-    order follows from the seed of the run and the epoch; if nobody says which epoch it is, every iteration is the next.
-    Of several processes, seeded alike, each takes whole batches in turn; where there are too few for the last turn, it
-    begins with the first again.
+    Of so many batches at a time, taken at random, the samples are sorted by their length, and the batches shuffled.
+    Several processes take whole batches in turn; where there are too few for the last turn, the first ones come again.
     """
 
     POOL = 50
 
-    def __init__(self, lengths: np.ndarray, batch_size: int, processes: int = 1, rank: int = 0) -> None:
-        seed = torch.initial_seed() % 2**32
-        super().__init__(lengths, processes, rank, seed=seed)  # type: ignore[arg-type]  # it takes the length of it
-        self.lengths, self.batch_size = torch.from_numpy(lengths), batch_size
+    def __init__(self, lengths: np.ndarray, *options: Any, **named: Any) -> None:
+        super().__init__(len(lengths), *options, **named)
+        self.lengths = torch.from_numpy(lengths)
 
     def __len__(self) -> int:
         if self.num_replicas == 1:
-            return len(self.lengths)
-        batches = math.ceil(len(self.lengths) / self.batch_size)
+            return self.samples
+        batches = math.ceil(self.samples / self.batch_size)
         return math.ceil(batches / self.num_replicas) * self.batch_size
 
-    def __iter__(self) -> Iterator[int]:
-        batches = self._batches()
+    def of_process(self, epoch: int) -> Tensor:
+        batches = self._batches(self.generator(epoch))
         turns = math.ceil(len(batches) / self.num_replicas)
-        mine = islice(cycle(batches), self.rank, turns * self.num_replicas, self.num_replicas)
-        self.epoch += 1
-        return chain.from_iterable(batch.tolist() for batch in mine)
+        return torch.cat(list(islice(cycle(batches), self.rank, turns * self.num_replicas, self.num_replicas)))
 
-    def _batches(self) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+    def _batches(self, generator: torch.Generator) -> list[Tensor]:
         found: list[Tensor] = []
-        for pool in torch.randperm(len(self.lengths), generator=generator).split(self.POOL * self.batch_size):
+        for pool in torch.randperm(self.samples, generator=generator).split(self.POOL * self.batch_size):
             batches = pool[self.lengths[pool].argsort()].split(self.batch_size)
             whole = [batch for batch in batches if len(batch) == self.batch_size]
             found += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
@@ -126,13 +118,12 @@ class TextData(LabelledData):
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._embedded("test")
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def order(self) -> Order:
         if not self.group_by_length:
-            return super().train_dataloader()
+            return super().order()
         texts = self._loaded("fit")
         assert isinstance(texts, TextSet)
-        processes, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        return self._loader(texts, sampler=ByLength(texts.embeddings.tokens, self.batch_size, processes, rank))
+        return ByLength(texts.embeddings.tokens, **self.taken())
 
     def _embedded(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)

@@ -1,20 +1,26 @@
 """A recipe as a parser: every value of it can be overridden on the command line."""
 
 import logging
+import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from torchcaps.data import DataError, ImageNet, LabelledData
+from torchcaps.files import take_folder
 from torchcaps.recipes import Published
+from torchcaps.signals import StopSignals
+from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
+from torchcaps.training.progress import ProgressLines
 
 # Overrides that make any recipe a matter of seconds.
 SMOKE = (
@@ -33,16 +39,8 @@ NOISE = (
     ".*isinstance\\(treespec, LeafSpec\\).*",
     "LightningCLI's args parameter is intended to run from within Python.*",
     "Experiment logs directory .* exists and is not empty.*",  # two loggers share it
+    "You're resuming from a checkpoint that ended before the epoch ended.*",  # our order begins where it ended
 )
-
-
-class Checkpoint(ModelCheckpoint):
-    """Keeps the last epoch, and what an interrupted run had reached; not what a failed run had, for that may be
-    the failure."""
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt | SIGTERMException):
-            super().on_exception(trainer, pl_module, exception)
 
 
 class RecipeCLI(LightningCLI):
@@ -51,15 +49,27 @@ class RecipeCLI(LightningCLI):
     Args:
         files: the recipe's files, from the most general to its own.
         overrides: arguments such as `--trainer.max_epochs 5`.
-        run_folder: where logs and checkpoints go, `.../version_N`; None writes nothing.
-        smoke: take two steps of two samples, if the overrides do not say otherwise.
+        runs: folder for the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None: nowhere.
+        smoke: take two steps of two samples, if the overrides do not say otherwise; the run is then `smoke_N`.
+        signals: that ask the training to stop.
+
+    Attributes:
+        run_folder: what this run has taken, or None.
     """
 
     model: Classifier
     datamodule: LabelledData
 
-    def __init__(self, files: list[Path], overrides: list[str], run_folder: Path | None, smoke: bool = False):
-        self.run_folder, self.smoke = run_folder, smoke
+    def __init__(
+        self,
+        files: list[Path],
+        overrides: list[str],
+        runs: Path | None,
+        smoke: bool = False,
+        signals: StopSignals | None = None,
+    ):
+        self.runs, self.smoke, self.signals = runs, smoke, signals or StopSignals()
+        self.run_folder: Path | None = None
         if smoke:
             overrides = [*SMOKE, *overrides]
         for package in ("lightning.pytorch", "lightning.fabric"):
@@ -72,7 +82,7 @@ class RecipeCLI(LightningCLI):
             subclass_mode_data=True,
             run=False,
             args=[argument for file in files for argument in ("--config", str(file))] + overrides,
-            trainer_defaults={"logger": _loggers(run_folder)},
+            trainer_defaults={"logger": runs is not None},
             parser_kwargs={
                 "exit_on_error": False,
                 "allow_abbrev": False,
@@ -81,7 +91,8 @@ class RecipeCLI(LightningCLI):
             },
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            save_config_callback=None if run_folder is None else SaveConfigCallback,
+            save_config_callback=None if runs is None else SaveConfigCallback,
+            save_config_kwargs={"overwrite": True},  # each process of a spawned run has a copy of it that writes
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -111,22 +122,28 @@ class RecipeCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         wanted = self.config_init["trainer"]
         callbacks = list(wanted["callbacks"] or [])
+        plugins = [*(wanted["plugins"] or []), WholeCheckpointIO()]
         if wanted["enable_progress_bar"] is not False:
-            callbacks.append(TQDMProgressBar())
-        if self.run_folder is None:
+            callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
+        if self.runs is not None and not wanted["fast_dev_run"]:
+            self.run_folder = self._take_folder(self.runs)
+            if wanted["logger"] is True:
+                kwargs["logger"] = _loggers(self.run_folder)
+        if self.run_folder is not None and wanted["enable_checkpointing"] is not False:
+            callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
+        else:
             kwargs["enable_checkpointing"] = False
-        elif wanted["enable_checkpointing"] is not False:
-            folder = self.run_folder / "checkpoints"
-            callbacks.append(Checkpoint(folder, filename="{epoch}-{step}", save_last=True, save_on_exception=True))
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+
+    def _take_folder(self, runs: Path) -> Path:
+        kind = "smoke" if self.smoke else "version"
+        if getattr(
+            rank_zero_only, "rank", 0
+        ):  # the first process takes one for all, and says which when they are connected
+            return runs / f"{kind}_of_the_first_process"
+        return take_folder(runs, kind)
 
 
-def _loggers(run_folder: Path | None) -> Any:
-    if run_folder is None:
-        return False
-    version = int(run_folder.name.removeprefix("version_"))
-    place = {"save_dir": str(run_folder.parent), "name": "", "version": version}
-    return [
-        {"class_path": f"lightning.pytorch.loggers.{name}", "init_args": dict(place)}
-        for name in ("CSVLogger", "TensorBoardLogger")
-    ]
+def _loggers(run_folder: Path) -> list[Logger]:
+    place: dict[str, Any] = {"save_dir": run_folder.parent, "name": "", "version": run_folder.name}
+    return [CSVLogger(**place), TensorBoardLogger(**place)]

@@ -1,0 +1,138 @@
+"""Checkpoints that are whole or absent, taken where a run can go on exactly."""
+
+import signal
+import time
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
+
+from torchcaps.files import sync_folder, write_whole
+from torchcaps.signals import Stopped, StopSignals
+
+# The newest checkpoint has the first of these names that is there; `next` only in the moment before it becomes `last`.
+NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place, and puts it there when all of it is on the disk."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        def write(unfinished: Path) -> None:
+            try:
+                with unfinished.open("wb") as file:
+                    torch.save(checkpoint, file)
+            except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+                cause = error.__context__ if isinstance(error.__context__, OSError) else error
+                reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
+                raise OSError(f"cannot write {path}: {reason}") from None
+
+        write_whole(Path(path), write)
+
+
+class LastCheckpoints(Checkpoint):
+    """Keeps the last two states that a run can go on from as if it had never stopped.
+
+    They are of the end of an epoch, or of the end of a step within one: every so often, where training ends within an
+    epoch, and where a signal asks it to stop. What a failed run had is not kept, for it may be the failure.
+
+    Args:
+        folder: for `last.ckpt`, and `previous.ckpt` should something befall the other.
+        signals: that ask to stop; training then ends with :class:`torchcaps.signals.Stopped`.
+    """
+
+    SECONDS = 120.0  # between checkpoints within an epoch
+
+    def __init__(self, folder: Path, signals: StopSignals) -> None:
+        self.folder, self.signals = folder, signals
+        self._time, self._step = 0.0, -1  # of the newest
+        self._stops = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.folder = trainer.strategy.broadcast(self.folder)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # At its end an epoch is all but complete to Lightning, which would end it once more if there are max_steps.
+        epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+        for counts in (epochs["total"], epochs["current"]):
+            if counts["processed"] == counts["ready"]:
+                counts["completed"] = counts["processed"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        if epochs.processed == epochs.ready:
+            trainer.fit_loop.epoch_loop.restarting = False  # a new epoch begins
+        self._time, self._step = time.monotonic(), trainer.global_step
+        self.signals.install()  # Lightning has put its own in their place
+        self.signals.waits = True
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._leave()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._leave()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (
+            trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            or (batch_idx + 1) % trainer.accumulate_grad_batches
+        ):
+            return  # the end of the epoch follows; gradients that wait for more are in no checkpoint
+        ends = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+        due = time.monotonic() - self._time > self.SECONDS
+        if self._any(trainer, self.signals.received is not None or ends or due):
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step != self._step:  # one that ended within has been saved as such
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.signals.waits = False
+        self._leave()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.signals.waits = False
+
+    def _any(self, trainer: Trainer, decision: bool) -> bool:
+        """Whether one of the processes decides so."""
+        return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+    def _save(self, trainer: Trainer) -> None:
+        self._stops = self._any(trainer, self.signals.received is not None)
+        newest, last, previous = (self.folder / name for name in NAMES)
+        trainer.save_checkpoint(newest)
+        if trainer.is_global_zero:
+            if last.exists():
+                last.replace(previous)
+            newest.replace(last)
+            sync_folder(self.folder)
+        self._time, self._step = time.monotonic(), trainer.global_step
+
+    def _leave(self) -> None:
+        # Not where the checkpoint is saved: what is known of the step is logged after it.
+        if self._stops:
+            raise Stopped(self.signals.received or signal.SIGTERM)  # of another process
+
+
+def newest_first(folders: Iterable[Path]) -> list[Path]:
+    """The checkpoints of several runs of one recipe, whole or not."""
+    found = [folder / name for folder in folders for name in NAMES if (folder / name).is_file()]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, by its own checksums; None if it is whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            changed = archive.testzip()
+    except Exception as error:  # zipfile raises whatever the bad bytes lead to
+        return " ".join(str(error).split()) or type(error).__name__
+    return f"{changed} is not what was written" if changed else None
