@@ -11,7 +11,7 @@ class Killed(BaseException):
 
 
 class Interrupt(Callback):
-    """In the step number `step`, after its gradients: send the process a signal, or with SIGKILL end it in its tracks."""
+    """In step `step`, after its gradients: send the process a signal, or with SIGKILL end it in its tracks."""
 
     def __init__(self, step: int, by: str = "SIGTERM"):
         self.step, self.by = step, by

@@ -20,6 +20,7 @@ from torchcaps.training.cli import RecipeCLI
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 TINY = ["--trainer.limit_train_batches", "2", "--trainer.limit_test_batches", "1"]
+PAIRS = ["--data.batch_size", "2", "--trainer.max_epochs", "1", *TINY]
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_explain_a_checkpoint(trained, capfd):
 def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = "zhao2019/small/fashion-mnist-routing"
-    assert call("train", recipe, "--smoke") == 0
+    assert call("train", recipe, *PAIRS) == 0
     assert call("explain", recipe, "--ckpt_path", "last", "--figures", "drawn") == 0
     assert sorted(path.name for path in Path("drawn").iterdir()) == ["heatmaps-of-groups.png", "heatmaps.png"]
     picture = "drawn/heatmaps.png"
@@ -188,9 +189,16 @@ def test_optimizers_of_tsai(name, optimizer, lr, weight_decay):
 
 def test_smoke_can_be_overridden(capfd):
     assert call("train", "quickstart", "--smoke", "--data.batch_size", "3", "--trainer.limit_train_batches", "4") == 0
-    state = torch.load("runs/quickstart/version_0/checkpoints/last.ckpt", weights_only=True)
+    state = torch.load("runs/quickstart/smoke_0/checkpoints/last.ckpt", weights_only=True)
     assert state["global_step"] == 4
-    assert "batch_size: 3" in Path("runs/quickstart/version_0/config.yaml").read_text()
+    assert "batch_size: 3" in Path("runs/quickstart/smoke_0/config.yaml").read_text()
+
+
+def test_last_is_never_of_a_smoke_run(capfd):
+    assert call("train", "quickstart", "--trainer.fast_dev_run", "true") == 0
+    assert list(Path().iterdir()) == []  # nor is there anything of Lightning's own
+    assert call("train", "quickstart", "--smoke") == 0
+    assert "no checkpoint under runs/quickstart" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
 
 
 @pytest.mark.slow
@@ -274,10 +282,14 @@ def test_bad_checkpoints(capfd, trained):
     assert "no checkpoint under runs/quickstart" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
     assert "no checkpoint gone.ckpt" in error_of(capfd, "test", "quickstart", "--ckpt_path", "gone.ckpt")
     Path("noise.ckpt").write_bytes(b"no checkpoint at all")
-    assert "noise.ckpt is not a checkpoint" in error_of(capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt")
+    assert "noise.ckpt is damaged, or not a checkpoint (File is not a zip file)" in error_of(
+        capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt"
+    )
     whole = checkpoint(trained).read_bytes()
     Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
-    assert "half.ckpt is not a checkpoint" in error_of(capfd, "test", "quickstart", "--ckpt_path", "half.ckpt")
+    assert "half.ckpt is damaged, or not a checkpoint (File is not a zip file)" in error_of(
+        capfd, "test", "quickstart", "--ckpt_path", "half.ckpt"
+    )
     other = ("test", "sabour2017/mnist", "--ckpt_path", str(checkpoint(trained)))
     message = error_of(capfd, *other)
     assert "a checkpoint of another architecture than sabour2017/mnist" in message
@@ -404,7 +416,7 @@ def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd)
         "extends: zhao2019/small/cifar10-routing\n"
         "data: {class_path: torchcaps.data.ImageNet, init_args: {size: 32, resize: 36}}\n"
     )
-    assert call("train", "mine.yaml", "--smoke", "--data.jitter", "0.2", "--data.flip", "true") == 0
+    assert call("train", "mine.yaml", *PAIRS, "--data.jitter", "0.2", "--data.flip", "true") == 0
     arguments = ("test", "mine.yaml", "--ckpt_path", "last", "--data.ten_crop", "true", "--predictions", "found.csv")
     assert call(*arguments) == 0
     rows = Path("found.csv").read_text().splitlines()
@@ -420,7 +432,7 @@ def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd)
     assert capfd.readouterr().out == "classes: hard/four.txt\n"
     # And trained on.
     for path in ("hard/four.txt", "h-imagenet.txt"):
-        assert call("train", "mine.yaml", "--smoke", "--data.class_list", path) == 0
+        assert call("train", "mine.yaml", *PAIRS, "--data.class_list", path) == 0
     assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
     assert {path.name for path in Path("drawn").iterdir()} == {"heatmaps.png", "heatmaps-of-groups.png"}
 
@@ -508,7 +520,7 @@ def test_explain_routing_dynamics_of_steps_within_an_epoch(capfd, drawn):
 def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, drawn):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = "tsai2020/small/cifar10-em"
-    assert call("train", recipe, "--smoke") == 0
+    assert call("train", recipe, *PAIRS) == 0
     assert call("explain", recipe, "--ckpt_path", "last", "--images", "3", "--dynamics") == 0
     rows = [axis.get_ylabel().splitlines()[0] for axis in drawn[0].axes[:3]]
     assert rows == ["capsules.layers.0", "capsules.layers.1", "capsules.layers.2"]
@@ -526,6 +538,6 @@ def test_bad_routing_dynamics(capfd, trained, images_of_noise, monkeypatch):
     assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt", "--dynamics")
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = "zhao2019/small/fashion-mnist-max"
-    assert call("train", recipe, "--smoke") == 0
+    assert call("train", recipe, *PAIRS) == 0
     message = error_of(capfd, "explain", recipe, "--ckpt_path", "last", "--dynamics")
     assert "has no capsule layer: nothing in it routes votes" in message

@@ -69,6 +69,7 @@ class LabelledData(LightningDataModule):
         self.val_set: LabelledSet | None = None
         self.test_set: LabelledSet | None = None
         self._seed: int | None = None  # of the run
+        self._order: Order | None = None
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +77,11 @@ class LabelledData(LightningDataModule):
         return [str(label) for label in range(self.classes)]
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.part("fit"), self.order())
+        order = self.order()
+        if self._order is not None:
+            order.set_epoch(self._order.epoch)  # a loader may be made for every epoch
+        self._order = order
+        return self._loader(self.part("fit"), order)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
         return self._loader(self.part("validate"))
