@@ -11,13 +11,18 @@ class Killed(BaseException):
 
 
 class Interrupt(Callback):
-    """In step `step`, after its gradients: send the process a signal, or with SIGKILL end it in its tracks."""
+    """In step `step`, after its gradients: send the process a signal, or with SIGKILL end it in its tracks.
 
-    def __init__(self, step: int, by: str = "SIGTERM"):
-        self.step, self.by = step, by
+    Args:
+        rank: of the process that gets it; None: each does.
+        real: SIGKILL is one, for processes that are not the tests' own.
+    """
+
+    def __init__(self, step: int, by: str = "SIGTERM", rank: int | None = None, real: bool = False):
+        self.step, self.by, self.rank, self.real = step, by, rank, real
 
     def on_after_backward(self, trainer, pl_module):
-        if trainer.global_step == self.step:
-            if self.by == "SIGKILL":
+        if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
+            if self.by == "SIGKILL" and not self.real:
                 raise Killed
             os.kill(os.getpid(), getattr(signal, self.by))

@@ -1,15 +1,17 @@
-"""The command line: `torchcaps train | test | explain | recipes | models | hardest | bench`."""
+"""The command line: `torchcaps train | test | explain | recipes | reproduce | models | hardest | bench`."""
 
 import argparse
 import csv
 import io
 import itertools
+import os
 import pickle
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +83,7 @@ def _way_on(options: argparse.Namespace, overrides: list[str], run_folder: Path)
     """The command that goes on with a run."""
     saved = (run_folder / "checkpoints" / "last.ckpt").is_file() or options.ckpt_path
     command = ["torchcaps", "train", options.recipe, *(["--smoke"] if options.smoke else []), *overrides]
-    if options.runs != "runs":
+    if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
     if saved:
         command += ["--ckpt_path", "last"]
@@ -201,12 +203,40 @@ def _figures(options: argparse.Namespace, checkpoint: Path) -> Path:
 def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
     """List the recipes and the numbers they reproduce."""
     from torchcaps.recipes import list_recipes, published
+    from torchcaps.reproduce import known_results, summary
 
     rows = []
+    results = known_results(Path(options.runs))
     for name in list_recipes():
         head = published(name)
-        rows.append((name, head.row, head.number, head.data))
-    _print_table(("recipe", "row", "published", "data"), rows)
+        rows.append((name, head.row, head.number, summary(results, name), head.data))
+    _print_table(("recipe", "row", "published", "ours", "data"), rows)
+
+
+def reproduce(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Train what is missing of the papers' rows, each resumed where it stopped."""
+    from torchcaps import reproduce as queue
+    from torchcaps.reproduce.queue import HEADER
+
+    root = Path(options.runs)
+    if options.threads < 1:
+        raise BadInput(f"--threads must be at least 1, got {options.threads}")
+    if options.hours is not None and not options.hours > 0:
+        raise BadInput(f"--hours must be more than 0, got {options.hours}")
+    torch.set_num_threads(options.threads)  # what rows were measured with, too
+
+    def say(text: str) -> None:
+        print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
+
+    try:
+        if options.measure:
+            queue.measure(root, options.papers, options.threads, say)
+        if options.list or options.measure:
+            _print_table(HEADER, queue.table(root, options.papers))
+        else:
+            queue.reproduce(root, options.papers, options.hours, options.threads, say)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def models(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -311,7 +341,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if run is train:
             command.add_argument("--smoke", action="store_true", help="two steps of two images, to see that all runs")
-        command.add_argument("--runs", default="runs", help="folder of all runs (default: %(default)s)")
+        _add_runs(command)
         if run is test:
             command.add_argument(
                 "--predictions", type=Path, metavar="FILE", help="also write each image's label and prediction, as CSV"
@@ -336,7 +366,27 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--images", type=int, metavar="N", help="test images for --dynamics (default: 128)")
         command.set_defaults(run=run)
     command = commands.add_parser("recipes", help=recipes.__doc__, description=recipes.__doc__)
+    _add_runs(command)
     command.set_defaults(run=recipes)
+    command = commands.add_parser(
+        "reproduce",
+        help=reproduce.__doc__,
+        description=reproduce.__doc__,
+        epilog="Results go to results.csv in the folder of the runs. Ctrl-C, SIGTERM and even kill -9 lose nothing but "
+        "minutes: the same command goes on. Two of them on one folder share the work.",
+        allow_abbrev=False,
+    )
+    command.add_argument("papers", nargs="*", metavar="PAPER", help="or recipes (default: all)")
+    command.add_argument("--hours", type=float, metavar="H", help="stop after so many (default: when all is done)")
+    command.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="of a run (default: %(default)s)"
+    )
+    command.add_argument("--list", action="store_true", help="show published, ours so far, what is left and how long")
+    command.add_argument(
+        "--measure", action="store_true", help="as --list, after taking a few steps of each row not measured before"
+    )
+    _add_runs(command)
+    command.set_defaults(run=reproduce)
     command = commands.add_parser("models", help=models.__doc__, description=models.__doc__)
     command.add_argument("pattern", nargs="?", default="*", help="shell-style, e.g. 'capsnet*'")
     command.set_defaults(run=models)
@@ -370,6 +420,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=bench)
     return parser
+
+
+def _add_runs(command: argparse.ArgumentParser) -> None:
+    default = os.environ.get("TORCHCAPS_RUNS", "runs")
+    command.add_argument(
+        "--runs", default=default, help="folder of all runs (default: $TORCHCAPS_RUNS, or runs; now %(default)s)"
+    )
 
 
 def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True, smoke: bool = False) -> "RecipeCLI":
@@ -435,19 +492,16 @@ def _checkpoint(
 
 def _last(options: argparse.Namespace) -> Path:
     """The newest whole checkpoint of a recipe."""
-    from torchcaps.training.checkpoints import damage, newest_first
+    from torchcaps.training.checkpoints import newest_whole
 
-    broken = ""
-    for path in newest_first(_runs(options).glob("version_*/checkpoints")):
-        problem = damage(path)
-        if problem is None:
-            if broken:
-                print(f"torchcaps: {broken}: taking {path}, the newest that is whole", file=sys.stderr)
-            return path
-        broken = broken or f"{path} is damaged ({problem})"
-    if broken:
-        raise BadInput(f"{broken}, and there is no whole checkpoint under {_runs(options)}: train again")
-    raise BadInput(f"no checkpoint under {_runs(options)}: run `torchcaps train {options.recipe}` first")
+    path, problem = newest_whole(_runs(options).glob("version_*/checkpoints"))
+    if path is None and problem:
+        raise BadInput(f"{problem}, and there is no whole checkpoint under {_runs(options)}: train again")
+    if path is None:
+        raise BadInput(f"no checkpoint under {_runs(options)}: run `torchcaps train {options.recipe}` first")
+    if problem:
+        print(f"torchcaps: {problem}: taking {path}, the newest that is whole", file=sys.stderr)
+    return path
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

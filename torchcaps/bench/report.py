@@ -4,8 +4,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
-import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-import torchcaps
 from torchcaps.bench.measurement import PASSES, Rates, Row, show_bytes
 from torchcaps.extras import needs
 from torchcaps.files import write_whole
+from torchcaps.machine import commit, processor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,11 +40,11 @@ def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
         triton = None
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "torch": torch.__version__,
         "triton": triton,
         "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "dtype": dtype,
@@ -146,23 +144,3 @@ def _memory(row: Row) -> str:
     if row.bytes is None:
         return "-"
     return show_bytes(row.bytes) + (f" ({row.bytes_ratio:.3g}x)" if row.bytes_ratio else "")
-
-
-def _commit() -> str:
-    """The commit of this clone, marked where it was changed; else the version of the package."""
-    root = Path(torchcaps.__file__).parents[1]
-    if (root / ".git").exists():  # not that of some project around an installed package
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            pass  # no git here
-    return f"torchcaps {torchcaps.__version__}"
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()

@@ -1,6 +1,7 @@
 """Recipes: each published number is one YAML file, `<paper>/<row>.yaml`, or extends another."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ class Published:
         row: where in the paper the number stands.
         number: the published number, with its unit.
         data: the data set.
+        bfloat16: how training in bfloat16 was compared with training in float32, if it was and made no difference.
     """
 
     paper: str = ""
     row: str = ""
     number: str = ""
     data: str = ""
+    bfloat16: str = ""
 
 
 def list_recipes() -> list[str]:
@@ -55,6 +58,7 @@ def find_recipe(name: str, folder: Path = Path()) -> list[Path]:
     return files
 
 
+@cache
 def published(name: str) -> Published:
     """The head of a recipe."""
     head: dict[str, str] = {}

@@ -128,6 +128,17 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
     return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
+def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:
+    """The newest whole checkpoint of several runs of one recipe, and what is wrong with a newer one."""
+    problem = ""
+    for path in newest_first(folders):
+        found = damage(path)
+        if found is None:
+            return path, problem
+        problem = problem or f"{path} is damaged ({found})"
+    return None, problem
+
+
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, by its own checksums; None if it is whole."""
     try:

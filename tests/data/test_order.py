@@ -1,0 +1,255 @@
+"""Orders of samples and draws in batches that follow from seed, epoch and batch, and from nothing before."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from torch import Tensor
+
+from torchcaps.data import Digits
+from torchcaps.data.multimnist import NewImages
+from torchcaps.data.order import Order
+from torchcaps.data.texts import ByLength
+
+LENGTHS = np.random.default_rng(0).integers(1, 30, 41)
+
+
+def an_order(kind: type[Order] = Order, samples: int = 41, batch_size: int = 4, seed: int = 7, **options) -> Order:
+    if kind is ByLength:
+        return ByLength(LENGTHS[:samples], batch_size, seed, **options)
+    return kind(samples, batch_size, seed, **options)
+
+
+def epoch_of(order: Order, epoch: int) -> list[int]:
+    order.set_epoch(epoch)
+    return list(order)
+
+
+every_kind = pytest.mark.parametrize("kind", [Order, ByLength, NewImages])
+shuffled = pytest.mark.parametrize("kind", [Order, ByLength])
+
+
+@shuffled
+def test_every_sample_once_per_epoch(kind):
+    order = an_order(kind)
+    for epoch in range(3):
+        assert sorted(epoch_of(order, epoch)) == list(range(41))
+
+
+@every_kind
+def test_an_order_follows_from_the_epoch(kind):
+    order, other = an_order(kind), an_order(kind)
+    torch.manual_seed(3)
+    epochs = [epoch_of(order, epoch) for epoch in range(3)]
+    torch.manual_seed(4)
+    assert [epoch_of(other, epoch) for epoch in (2, 0, 1)] == [epochs[2], epochs[0], epochs[1]]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    other.set_epoch(0)
+    assert [list(other) for _ in range(3)] == epochs  # one after the other
+
+
+@shuffled
+def test_another_seed_gives_another_order(kind):
+    orders = {tuple(epoch_of(an_order(kind, seed=seed), epoch)) for seed in (0, 1, -1, 2**63 - 1) for epoch in (0, 1)}
+    assert len(orders) == 8
+
+
+def test_an_order_draws_nothing():
+    before = torch.get_rng_state()
+    list(an_order())
+    list(an_order(ByLength))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_kind
+@pytest.mark.parametrize("processes", [1, 3])
+def test_an_iteration_begins_at_its_position(kind, processes):
+    for rank in range(processes):
+        options = {"processes": processes, "rank": rank}
+        whole = epoch_of(an_order(kind, **options), 2)
+        for batch in range(4):
+            resumed = an_order(kind, **options, position=lambda batch=batch: (2, batch))
+            assert list(resumed) == whole[4 * batch :]
+
+
+@every_kind
+def test_after_a_position_the_next_epoch_is_whole(kind):
+    place = [(2, 5)]
+    order = an_order(kind, position=lambda: place.pop() if place else None)
+    assert len(list(order)) == 41 - 20
+    assert list(order) == epoch_of(an_order(kind), 3)
+
+
+def test_a_position_goes_before_the_epoch_that_was_set():
+    order = an_order(position=lambda: (5, 0))
+    assert epoch_of(order, 1) == epoch_of(an_order(), 5)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4, 50])
+def test_processes_share_the_samples(processes):
+    of_all = epoch_of(an_order(), 1)
+    shares = [epoch_of(an_order(processes=processes, rank=rank), 1) for rank in range(processes)]
+    assert {len(share) for share in shares} == {len(an_order(processes=processes))}
+    in_turn = [sample for turn in zip(*shares, strict=True) for sample in turn]
+    assert in_turn[:41] == of_all
+    assert in_turn[41:] == of_all[: len(in_turn) - 41]
+    assert len(in_turn) - 41 < processes
+
+
+def test_more_than_twice_as_many_processes_as_samples():
+    shares = [epoch_of(an_order(samples=2, processes=5, rank=rank), 0) for rank in range(5)]
+    assert [len(share) for share in shares] == [1] * 5
+    assert {sample for share in shares for sample in share} == {0, 1}
+
+
+@pytest.mark.parametrize("processes", [2, 3, 50])
+def test_processes_share_batches_of_equal_length(processes):
+    batches = an_order(ByLength).of_process(1).split(4)
+    shares = [an_order(ByLength, processes=processes, rank=rank).of_process(1).split(4) for rank in range(processes)]
+    assert len({len(share) for share in shares}) == 1
+    in_turn = [tuple(batch.tolist()) for turn in zip(*shares, strict=True) for batch in turn]
+    assert in_turn[: len(batches)] == [tuple(batch.tolist()) for batch in batches]
+    assert set(in_turn) == {tuple(batch.tolist()) for batch in batches}
+    for rank, share in enumerate(shares):
+        assert len(an_order(ByLength, processes=processes, rank=rank)) >= sum(len(batch) for batch in share)
+
+
+def test_batches_are_of_about_equal_length():
+    def spread(order: Order) -> float:
+        return sum(int(np.ptp(LENGTHS[batch.numpy()])) for batch in order.of_process(0).split(4))
+
+    assert spread(an_order(ByLength)) < spread(an_order()) / 3
+
+
+def test_new_images_are_new_in_every_epoch():
+    order = an_order(NewImages)
+    assert [epoch_of(order, epoch) for epoch in (0, 3)] == [list(range(41)), list(range(123, 164))]
+    shares = [epoch_of(an_order(NewImages, processes=2, rank=rank), 1) for rank in range(2)]
+    assert sorted({sample for share in shares for sample in share}) == list(range(41, 82))
+
+
+# Loaders
+
+
+class Few(Digits):
+    """Sixteen images, of which the brightest pixel tells the number."""
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        images = torch.zeros(16, 1, 8, 8, dtype=torch.uint8)
+        images[:, :, 4, 4] = torch.arange(16)[:, None]
+        return images, torch.arange(16) % 10
+
+
+def samples_of(data: Few) -> list[int]:
+    return [round(float(image.max()) * 255) for images, _ in data.train_dataloader() for image in images]
+
+
+def few(**options: int) -> Few:
+    data = Few(batch_size=4, **options)
+    data.setup("fit")
+    return data
+
+
+def test_the_seed_of_a_loader_of_ones_own_is_that_of_torch():
+    orders = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        orders.append(samples_of(few()))
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(16))
+
+
+def test_a_new_loader_for_every_epoch_goes_on():
+    data, again = few(), few()
+    loader = data.train_dataloader()
+    both = [[labels.tolist() for _, labels in loader] for _ in range(2)]
+    assert both[0] != both[1]
+    assert [[labels.tolist() for _, labels in again.train_dataloader()] for _ in range(2)] == both
+
+
+# The numbers that are drawn for a batch
+
+
+class Draws(LightningModule):
+    """Notes what it sees and draws in each step; `waste` numbers more are drawn in each."""
+
+    def __init__(self, waste: int) -> None:
+        super().__init__()
+        self.weight, self.waste = torch.nn.Parameter(torch.zeros(())), waste
+        self.seen: list[Tensor] = []
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        self.seen.append(torch.cat([batch[0].flatten(), torch.rand(3)]))
+        torch.rand(self.waste)
+        return self.weight * 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def seen_in_training(seed: int = 0, waste: int = 0, **options: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    model = Draws(waste)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **quiet)
+    trainer.fit(model, Few(batch_size=4, shift=2, **options))
+    return model.seen
+
+
+def alike(some: list[Tensor], others: list[Tensor]) -> list[bool]:
+    return [torch.equal(one, other) for one, other in zip(some, others, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of loaders and loggers
+def test_draws_follow_from_seed_epoch_and_batch():
+    seen = seen_in_training()
+    assert len({tuple(batch[-3:].tolist()) for batch in seen}) == len(seen) == 8
+    assert all(alike(seen_in_training(waste=5), seen))
+    assert all(alike(seen_in_training(num_workers=1), seen))
+    assert not any(alike(seen_in_training(seed=1), seen))
+
+
+def draw(epoch: int, batch: int, rank: int, seed: int = 0, training: bool = True) -> Tensor:
+    """What is drawn for a batch, by a stand-in for the Trainer of one of several processes."""
+    epochs = SimpleNamespace(current=SimpleNamespace(ready=epoch + 1, processed=epoch))
+    batches = SimpleNamespace(current=SimpleNamespace(ready=batch))
+    data = few()
+    data.trainer = SimpleNamespace(
+        training=training,
+        world_size=2,
+        global_rank=rank,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=batches)),
+    )
+    data.load_state_dict({"seed": seed})
+    data.on_before_batch_transfer((), 0)
+    return torch.rand(3)
+
+
+def test_each_process_draws_its_own():
+    places = list(itertools.product(range(3), range(3), range(2)))
+    drawn = [draw(*place) for place in places]
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == len(places)
+    assert all(alike([draw(*place) for place in reversed(places)], drawn[::-1]))
+    assert not any(alike([draw(*place, seed=1) for place in places], drawn))
+
+
+def test_only_training_is_seeded():
+    torch.manual_seed(0)
+    first = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(draw(0, 0, 0, training=False), first)
+
+
+def test_the_seed_is_kept_for_a_resumed_run():
+    data, resumed = few(), few()
+    assert data.state_dict() == {}
+    data.load_state_dict({"seed": 5})
+    resumed.load_state_dict(data.state_dict())
+    torch.manual_seed(1)
+    order = samples_of(data)
+    torch.manual_seed(2)
+    assert samples_of(resumed) == order

@@ -1,0 +1,80 @@
+"""What there is to reproduce, and in which order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchcaps.extras import needs
+from torchcaps.models.registry import nearest
+from torchcaps.recipes import list_recipes, published
+
+with needs("train"):
+    import yaml
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of a paper with a seed.
+
+    Args:
+        recipe: its name.
+        seed: of the run.
+        overrides: arguments of the run beside the recipe's and the seed.
+        tested_on: classes of other data that the trained network is tested on as well.
+    """
+
+    recipe: str
+    seed: int
+    overrides: tuple[str, ...] = ()
+    tested_on: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, seed {self.seed}"
+
+    def folder(self, root: Path) -> Path:
+        """Where it is trained."""
+        return root / f"seed-{self.seed}" / self.recipe
+
+    @property
+    def keys(self) -> list[tuple[str, str, int]]:
+        """Those of its results."""
+        return [(self.recipe, data, self.seed) for data in ("", *self.tested_on)]
+
+
+def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> list[Run]:
+    """All rows that have a published number, the most useful first.
+
+    Args:
+        wanted: papers or recipes; all if there are none.
+        hours: how long recipes take, as far as it is known. Those that the plan does not name are sorted by it.
+
+    Raises:
+        ValueError: for an unknown paper or recipe; the message has the nearest ones.
+    """
+    named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
+    rows = [name for name in list_recipes() if published(name).number[:1].isdigit()]
+    for name in wanted:
+        if not any(_belongs(row, name) for row in rows):
+            papers = sorted({row.partition("/")[0] for row in rows})
+            raise ValueError(
+                f"no paper or recipe with a published number is called {name!r}{nearest(name, papers + rows)}"
+            )
+    first = [entry["recipe"] for entry in named]
+    others = sorted((row for row in rows if row not in first), key=lambda row: (hours or {}).get(row, float("inf")))
+    details = {
+        entry["recipe"]: (tuple(entry.get("overrides", ())), tuple(entry.get("tested_on", ()))) for entry in named
+    }
+    order = [(row, SEEDS[0]) for row in first]
+    order += [(row, seed) for seed in SEEDS[1:] for row in first]
+    order += [(row, seed) for seed in SEEDS for row in others]
+    return [
+        Run(row, seed, *details.get(row, ()))
+        for row, seed in order
+        if not wanted or any(_belongs(row, name) for name in wanted)
+    ]
+
+
+def _belongs(row: str, name: str) -> bool:
+    return row == name or row.startswith(f"{name.rstrip('/')}/")

@@ -1,0 +1,127 @@
+"""A queue of rows: each trained in a process of its own, one after the other, stopped and gone on with at any time."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from torchcaps.recipes import published
+from torchcaps.reproduce.plan import Run, plan
+from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, Result, read_results, summary
+from torchcaps.reproduce.work import TAKEN, read_pace, steps_done, work
+
+HEADER = ("row", "published", "ours", "seeds left", "steps", "hours left", "")
+
+
+def known_results(root: Path) -> list[Result]:
+    """Those that came with the package, and those of the queue."""
+    found = {result.key: result for result in read_results(PUBLISHED_WITH_THE_PACKAGE)}
+    for result in read_results(root / "results.csv"):
+        found.setdefault(result.key, result)
+    return list(found.values())
+
+
+def missing(root: Path, papers: Sequence[str]) -> list[Run]:
+    """The rows that have no result yet, in the order of the plan; those that failed the last time come last."""
+    done = {result.key for result in known_results(root)}
+    hours: dict[str, float] = {}
+    for run in plan(papers):
+        if pace := read_pace(root, run):
+            hours[run.recipe] = pace[0] * pace[1] / 3600
+    left = [run for run in plan(papers, hours) if not done.issuperset(run.keys)]
+    return sorted(left, key=lambda run: (run.folder(root) / "failed.txt").exists())
+
+
+def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
+    """A line per row: the published number, ours so far, and what is left, as HEADER heads them."""
+    results, left = known_results(root), missing(root, papers)
+    lines: list[tuple[str, ...]] = []
+    for recipe in dict.fromkeys(run.recipe for run in plan(papers)):
+        runs = [run for run in left if run.recipe == recipe]
+        taken = [steps_done(run, root) for run in runs]
+        pace = read_pace(root, runs[0]) if runs else None
+        steps = " ".join(f"{count:,}" for count in taken if count) + (f" of {pace[1]:,}" if pace and any(taken) else "")
+        hours = f"{sum(max(pace[1] - count, 0) for count in taken) * pace[0] / 3600:.1f}" if pace else "not measured"
+        failed = [run.folder(root) / "failed.txt" for run in runs]
+        notes = [path.read_text(encoding="utf-8")[:160] for path in failed if path.exists()]
+        lines.append(
+            (
+                recipe,
+                published(recipe).number,
+                summary(results, recipe),
+                " ".join(str(run.seed) for run in runs),
+                steps,
+                hours if runs else "0",
+                f"failed: {notes[0]}" if notes else "",
+            )
+        )
+    return lines
+
+
+def measure(root: Path, papers: Sequence[str], threads: int, say: Callable[[str], None]) -> None:
+    """Take a few steps of each row that has not been measured here."""
+    seen = set()
+    for run in missing(root, papers):
+        if run.recipe not in seen and read_pace(root, run) is None:
+            say(f"measuring {run.recipe}")
+            _end(_start(run, root, threads, measure_only=True))
+        seen.add(run.recipe)
+
+
+def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: int, say: Callable[[str], None]) -> None:
+    """Train what is missing, until all is done or so many hours have passed.
+
+    Args:
+        root: folder of the runs.
+        papers: or recipes; all if there are none.
+        hours: after which the run under way is stopped, to be gone on with the next time; None is without end.
+        threads: of a run.
+        say: what is told.
+    """
+    end = None if hours is None else time.monotonic() + 3600 * hours
+    tried: set[Run] = set()
+    while left := [run for run in missing(root, papers) if run not in tried]:
+        run = left[0]
+        tried.add(run)
+        pace, taken = read_pace(root, run), steps_done(run, root)
+        about = f", about {timedelta(seconds=round((pace[1] - taken) * pace[0]))} left" if pace else ""
+        say(f"{run}: from step {taken:,}{about}; log: {run.folder(root) / 'log.txt'}")
+        process = _start(run, root, threads, measure_only=False)
+        try:
+            process.join(None if end is None else max(end - time.monotonic(), 0))
+            stopped = process.is_alive()
+        finally:
+            _end(process, ask=True)
+        if stopped:
+            say(f"{run}: stopped after {hours:g} hours at step {steps_done(run, root):,}; the same command goes on")
+            return
+        if process.exitcode == 0:
+            for result in read_results(root / "results.csv"):
+                if result.key in run.keys:
+                    of = f" on {result.data}" if result.data else ""
+                    say(f"{run}{of}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
+        elif process.exitcode == TAKEN:
+            say(f"{run}: another process has it")
+        else:
+            failed = run.folder(root) / "failed.txt"
+            reason = failed.read_text(encoding="utf-8") if failed.exists() else f"exit status {process.exitcode}"
+            say(f"{run}: failed: {reason}")
+    say("nothing is left to do")
+
+
+def _start(run: Run, root: Path, threads: int, measure_only: bool) -> BaseProcess:
+    # Read when the libraries are loaded. Threads that wait in a spin slow all others down.
+    os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
+    process = get_context("spawn").Process(target=work, args=(run, root, measure_only))
+    process.start()
+    return process
+
+
+def _end(process: BaseProcess, ask: bool = False) -> None:
+    """Wait until a process is done; or ask it to save and stop, and wait until it has."""
+    if ask and process.is_alive():
+        process.terminate()
+    process.join()

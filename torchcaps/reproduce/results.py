@@ -1,0 +1,110 @@
+"""Our numbers beside the published ones: a CSV file that tables are made from."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from torchcaps.extras import needs
+from torchcaps.files import write_whole
+
+with needs("train"):
+    from filelock import FileLock
+
+PUBLISHED_WITH_THE_PACKAGE = Path(__file__).with_name("results.csv")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trained network, tested once.
+
+    Args:
+        recipe: its name.
+        data: the class of data that it was tested on, if that is not the recipe's own.
+        seed: of the run.
+        value: in per cent, of test images, as published: of those that are right, or that are wrong.
+        unit: "test error" or "test accuracy".
+        published: the published number, as the recipe has it.
+        command: what trains it again.
+        commit: of the code, or commits, if it was resumed with others.
+        hardware: processor and threads, or GPU; and the release of PyTorch.
+        precision: as the Trainer calls it.
+        date: of the test, `YYYY-MM-DD`.
+        hours: of training.
+    """
+
+    recipe: str
+    data: str
+    seed: int
+    value: float
+    unit: str
+    published: str
+    command: str
+    commit: str
+    hardware: str
+    precision: str
+    date: str
+    hours: float
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What there is one result of."""
+        return self.recipe, self.data, self.seed
+
+
+def unit_of(published: str) -> str:
+    """What a published number counts."""
+    return "test error" if "error" in published else "test accuracy"
+
+
+def value_of(accuracy: float, published: str) -> float:
+    """An accuracy from 0 to 1 in the unit of a published number, in per cent."""
+    share = 1 - accuracy if unit_of(published) == "test error" else accuracy
+    return round(100 * share, 4)
+
+
+def read_results(path: Path) -> list[Result]:
+    """All results of a file; none if it is not there.
+
+    Raises:
+        ValueError: it is not a file of results.
+    """
+    if not path.exists():
+        return []
+    types = {field.name: field.type for field in fields(Result)}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if rows.fieldnames is None or list(rows.fieldnames) != list(types):
+            raise ValueError(f"{path} is not a file of results: expected the columns {', '.join(types)}")
+        try:
+            return [Result(**{name: types[name](value) for name, value in row.items()}) for row in rows]  # type: ignore[operator]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: line {rows.line_num}: {error}") from None
+
+
+def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
+    """Add results to a file. A result that it has already (recipe, data, seed) stays as it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        found = {result.key: result for result in read_results(path)}
+        for result in new:
+            found.setdefault(result.key, result)
+        results = list(found.values())
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(result) for result in results)
+        write_whole(path, lambda unfinished: unfinished.write_text(text.getvalue(), encoding="utf-8", newline=""))
+    return results
+
+
+def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
+    """Our number of a row: the mean over seeds, and their standard deviation if there are several; else nothing."""
+    values = [result.value for result in results if (result.recipe, result.data) == (recipe, data)]
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{math.fsum(values) / len(values):.2f}{spread} % ({len(values)} seed{'s' if len(values) > 1 else ''})"
