@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow clean
+.PHONY: demo test test-slow results clean
 
 demo: .venv/.done
 	$(BIN)/torchcaps train quickstart
@@ -17,6 +17,10 @@ test: .venv/.done
 # Minutes more: a whole training run, compilation with the default backend.
 test-slow: .venv/.done
 	$(BIN)/pytest -m slow
+
+# docs/results.md with what a queue (torchcaps reproduce, in $TORCHCAPS_RUNS) has finished.
+results: .venv/.done
+	$(BIN)/python -m torchcaps.reproduce.report docs
 
 .venv/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
