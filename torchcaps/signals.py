@@ -3,8 +3,8 @@
 import signal
 import sys
 import threading
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
+from typing import Any, Self
 
 # SIGUSR1 is what SLURM sends before the time is up (`--signal=USR1@120`).
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
@@ -30,25 +30,26 @@ class StopSignals:
     def __init__(self) -> None:
         self.waits = False
         self.received: int | None = None
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in self._numbers()}
+        if threading.current_thread() is threading.main_thread():  # only that one gets signals
+            known = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+            # What is ignored stays so: SIGINT by what a script has put in the background.
+            self._before = {n: signal.getsignal(n) for n in known if signal.getsignal(n) is not signal.SIG_IGN}
         self.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_before": {}}  # of this process
 
     def install(self) -> None:
-        """Handle the signals, whoever else does."""
-        for number in self._numbers():
+        """Handle the signals, whoever has handled them since."""
+        for number in self._before:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -57,9 +58,3 @@ class StopSignals:
         self.received = number
         name = signal.Signals(number).name
         print(f"torchcaps: {name}: stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
-
-    @staticmethod
-    def _numbers() -> list[int]:
-        if threading.current_thread() is not threading.main_thread():
-            return []  # only the main one gets signals
-        return [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
