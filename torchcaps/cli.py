@@ -4,13 +4,14 @@ import argparse
 import csv
 import io
 import itertools
+import multiprocessing
 import os
 import pickle
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,15 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
             options.run(options, overrides)
     except (BadInput, ImportError, OSError, FloatingPointError) as error:
-        return _said(error, 2)
+        print(f"torchcaps: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
     except Stopped as stop:
-        return _said(stop, stop.status)
+        with suppress(OSError):  # the terminal may be gone
+            print(f"torchcaps: {stop.said}", file=sys.stderr)
+        return stop.status
     return 0
-
-
-def _said(error: BaseException, status: int) -> int:
-    print(f"torchcaps: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
 
 
 def run() -> None:
@@ -65,18 +64,20 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
         with _bad_data():
             cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
             _test(cli)
-    except (Stopped, OSError) as error:
+    except Stopped as stop:
+        for process in multiprocessing.active_children():  # of a spawned training
+            process.terminate()
+            process.join()
         if cli.run_folder:
-            error.args = (f"{_reason(error)}; {_way_on(options, overrides, cli.run_folder)}",)
+            stop.said += f"; {_way_on(options, overrides, cli.run_folder)}"
         raise
+    except OSError as error:
+        if cli.run_folder is None:
+            raise
+        reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        raise BadInput(f"{reason}; {_way_on(options, overrides, cli.run_folder)}") from error
     if cli.trainer.is_global_zero and cli.run_folder:
         print(f"run: {cli.run_folder}")
-
-
-def _reason(error: BaseException) -> str:
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _way_on(options: argparse.Namespace, overrides: list[str], run_folder: Path) -> str:

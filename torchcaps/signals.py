@@ -3,24 +3,27 @@
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-# SIGUSR1 is what SLURM sends before the time is up (`--signal=USR1@120`).
-NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
+# SIGHUP is sent when a terminal closes, SIGUSR1 by SLURM before the time is up (`--signal=USR1@120`).
+NAMES = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1")
+NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
-class Stopped(BaseException):
-    """A signal asked to stop.
+class Stopped(SystemExit):
+    """A signal asked to stop. Where nobody handles this, the process ends with the status that goes with the signal.
 
     Attributes:
-        name: of the signal.
-        status: that the process is to end with.
+        status: 128 and the number of the signal.
+        said: what there is to say.
     """
 
     def __init__(self, number: int) -> None:
-        self.name, self.status = signal.Signals(number).name, 128 + number
-        super().__init__(f"stopped by {self.name}")
+        self.status = 128 + number
+        super().__init__(self.status)
+        self.said = f"stopped by {signal.Signals(number).name}"
 
 
 class StopSignals:
@@ -34,9 +37,9 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # only that one gets signals
-            known = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
-            # What is ignored stays so: SIGINT by what a script has put in the background.
-            self._before = {n: signal.getsignal(n) for n in known if signal.getsignal(n) is not signal.SIG_IGN}
+            handlers = {number: signal.getsignal(number) for number in NUMBERS}
+            # What is ignored stays so: SIGHUP under nohup, SIGINT in what a script has put in the background.
+            self._before = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
         self.install()
         return self
 
@@ -45,7 +48,8 @@ class StopSignals:
             signal.signal(number, handler)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_before": {}}  # of this process
+        # The processes of a spawned training have none but that by which the first one tells them to stop.
+        return {**self.__dict__, "_before": {signal.SIGTERM: signal.SIG_DFL}}
 
     def install(self) -> None:
         """Handle the signals, whoever has handled them since."""
@@ -57,4 +61,7 @@ class StopSignals:
             raise Stopped(number)
         self.received = number
         name = signal.Signals(number).name
-        print(f"torchcaps: {name}: stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the terminal may be gone
+            print(
+                f"torchcaps: {name}: stopping after this step; once more to stop at once", file=sys.stderr, flush=True
+            )

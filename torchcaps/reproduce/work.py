@@ -50,8 +50,8 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
                 _train(run, root, signals)
     except Timeout:
         sys.exit(TAKEN)
-    except Stopped as stop:
-        sys.exit(stop.status)
+    except Stopped:
+        raise
     except BaseException as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         write_whole(folder / "failed.txt", lambda unfinished: unfinished.write_text(said, encoding="utf-8"))
