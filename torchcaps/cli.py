@@ -58,11 +58,16 @@ def run() -> None:
 
 def train(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it."""
+    with needs("train"):
+        from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
     cli = _build(options, overrides, smoke=options.smoke)
     checkpoint = _checkpoint(options, cli, "")[0] if options.ckpt_path else None
     try:
         with _bad_data():
             cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+            if isinstance(cli.trainer.strategy.launcher, _MultiProcessingLauncher):
+                cli.trainer.loggers = []  # its processes are new ones, and would begin the logs anew
             _test(cli)
     except Stopped as stop:
         for process in multiprocessing.active_children():  # of a spawned training

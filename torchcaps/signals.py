@@ -1,8 +1,10 @@
 """Signals that ask a command to stop: it ends with the status that schedulers expect, and says how to go on."""
 
+import math
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
@@ -33,6 +35,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.waits = False
         self.received: int | None = None
+        self._last = -math.inf  # when the newest came
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -57,6 +60,9 @@ class StopSignals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - self._last < 1:
+            return  # `timeout` sends its signal twice
+        self._last = time.monotonic()
         if not self.waits or self.received is not None:
             raise Stopped(number)
         self.received = number
