@@ -1,28 +1,28 @@
-"""The queue: rows in their order, trained, stopped, killed and gone on with, and their results written down once."""
+"""The queue: rows trained one after the other, stopped, killed and gone on with, results written down once."""
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from torchcaps.cli import main
-from torchcaps.reproduce import read_results
+from torchcaps.reproduce import add_results, known_results, missing, read_results
+from torchcaps.reproduce.results import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 ROW = "zhao2019/fashion-mnist-cnn-max"  # 100 steps on sixteen images
 
-# Checkpoints within seconds: a row of the tests takes no longer.
 QUEUE = """
 import sys
 from torchcaps.training.checkpoints import LastCheckpoints
-LastCheckpoints.SECONDS = 0.5
+LastCheckpoints.SECONDS = 0.3
 if __name__ == "__main__":
     from torchcaps.cli import run
     run()
@@ -30,43 +30,99 @@ if __name__ == "__main__":
 
 
 def start(root: Path, data: Path, *arguments: str) -> subprocess.Popen:
-    script = root / "queue.py"
-    script.write_text(QUEUE)
-    command = [sys.executable, str(script), "reproduce", ROW, "--threads", "1", "--runs", str(root / "runs"), *arguments]
+    root.mkdir(exist_ok=True)
+    (root / "queue.py").write_text(QUEUE)
+    options = ["reproduce", ROW, "--threads", "1", "--runs", str(root / "runs"), *arguments]
     return subprocess.Popen(
-        command,
+        [sys.executable, str(root / "queue.py"), *options],
         env={**os.environ, "TORCHCAPS_DATA": str(data), "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),  # which pytest may be told to ignore
     )
 
 
-def weights(root: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+def weights(root: Path, seed: int) -> dict[str, torch.Tensor]:
     found = (root / "runs" / f"seed-{seed}" / ROW).glob("version_*/checkpoints/last.ckpt")
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
-    state = torch.load(newest, weights_only=True)
+    state = torch.load(max(found, key=lambda path: path.stat().st_mtime_ns), weights_only=True)
     assert state["global_step"] == 100
     return state["state_dict"]
 
 
 @pytest.mark.slow
-def test_a_queue_killed_ten_times_ends_in_the_same_weights(tmp_path, images_of_noise):
+def test_a_queue_killed_again_and_again_ends_in_the_same_weights(tmp_path, images_of_noise):
+    """Ten times at random moments of its work, by SIGKILL, SIGTERM and SIGINT."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole, images_of_noise).wait() == 0
     draw = random.Random(0)
-    roots = [tmp_path / "whole", tmp_path / "killed"]
-    for root in roots:
-        root.mkdir()
-    assert main(["reproduce", "--runs", str(roots[0] / "runs"), "--list", ROW]) == 0
-    whole = start(roots[0], images_of_noise, "--hours", "0.1")
     kills = 0
-    while kills < 10:
-        queue = start(roots[1], images_of_noise)
-        time.sleep(draw.uniform(5, 20))
-        assert queue.poll() is None or read_results(roots[1] / "runs" / "results.csv"), queue.stdout.read()
-        queue.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-        queue.wait()
-        kills += 1
-    last = start(roots[1], images_of_noise, "--hours", "0.1")
-    for queue in (whole, last):
-        queue.wait()
-    assert all(torch.equal(value, weights(roots[1])[name]) for name, value in weights(roots[0]).items())
+    while missing(killed / "runs", [ROW]):
+        queue = start(killed, images_of_noise)
+        assert queue.stdout.readline().split()[2].startswith(ROW)  # it has begun
+        how = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        try:
+            status = queue.wait(draw.uniform(1, 12) if kills < 10 else None)
+            assert status == 0
+        except subprocess.TimeoutExpired:
+            queue.send_signal(how)
+            kills += 1
+            assert queue.wait() == (-how if how == signal.SIGKILL else 128 + how)
+    assert kills == 10
+    for seed in range(3):
+        expected, found = weights(whole, seed), weights(killed, seed)
+        assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    values = [
+        {result.key: result.value for result in read_results(root / "runs" / "results.csv")} for root in (whole, killed)
+    ]
+    assert values[0] == values[1]
+    assert len(values[0]) == 3
+
+
+@pytest.mark.slow
+def test_a_row_is_trained_tested_and_written_down(tmp_path, images_of_noise):
+    queue = start(tmp_path, images_of_noise, "--hours", "1")
+    other = start(tmp_path, images_of_noise, "--hours", "1")  # shares the work
+    said = queue.communicate()[0] + other.communicate()[0]
+    assert queue.returncode == other.returncode == 0, said
+    assert len(re.findall(r"seed \d: \d+\.\d\d % test error \(published: 7.86 % test error\)", said)) >= 3
+    results = read_results(tmp_path / "runs" / "results.csv")
+    assert sorted(result.seed for result in results) == [0, 1, 2]
+    first = results[0]
+    assert first.command == f"torchcaps train {ROW} --seed_everything={first.seed}"
+    assert first.precision == "32-true"
+    assert "1 thread, torch" in first.hardware
+    assert first.hours > 0
+    assert not list((tmp_path / "runs").rglob("failed.txt"))
+    assert len(list((tmp_path / "runs").rglob("version_*"))) == 3  # nobody trained a row twice
+
+
+def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
+    done = Result(ROW, "", 1, 7.5, "test error", "", "", "", "", "", "", 1.0)
+    add_results(tmp_path / "results.csv", [done])
+    assert [run.seed for run in missing(tmp_path, [ROW])] == [0, 2]
+    assert done in known_results(tmp_path)
+    assert main(["reproduce", ROW, "--list", "--runs", str(tmp_path), "--threads", "1"]) == 0
+    line = capfd.readouterr().out.splitlines()[1]
+    assert re.match(rf"{ROW} +7.86 % test error +7.50 % \(1 seed\) +0 2 +not measured", line)
+    assert main(["recipes", "--runs", str(tmp_path)]) == 0
+    assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
+
+
+def test_rows_that_failed_come_last(tmp_path):
+    (tmp_path / "seed-0" / ROW).mkdir(parents=True)
+    (tmp_path / "seed-0" / ROW / "failed.txt").write_text("DataError: no data")
+    assert [run.seed for run in missing(tmp_path, [ROW])] == [1, 2, 0]
+
+
+def test_bad_arguments(tmp_path, capfd):
+    for arguments, said in (
+        (["zhoa2019"], "did you mean zhao2019"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--hours", "0"], "--hours must be more than 0, got 0.0"),
+        (["--hours", "nan"], "--hours must be more than 0, got nan"),
+    ):
+        assert main(["reproduce", *arguments, "--runs", str(tmp_path)]) == 2
+        assert said in capfd.readouterr().err

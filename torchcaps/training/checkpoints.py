@@ -108,6 +108,8 @@ class LastCheckpoints(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         self._stops = self._any(trainer, self.signals.received is not None)
         newest, last, previous = (self.folder / name for name in NAMES)
+        for logger in trainer.loggers:
+            logger.save()  # or a kill would leave a gap in the curves of what went on
         trainer.save_checkpoint(newest)
         if trainer.is_global_zero:
             if last.exists():

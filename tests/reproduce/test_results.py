@@ -1,0 +1,140 @@
+"""What the queue writes down, and the tables that are made of it."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchcaps.recipes import list_recipes, published
+from torchcaps.reproduce import Result, Run, add_results, plan, read_results, summary
+from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, with_tables
+from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, unit_of, value_of
+
+ROW = "zhao2019/cifar10-resnet20-average"
+RESULT = Result(
+    recipe=ROW,
+    data="",
+    seed=0,
+    value=8.5,
+    unit="test error",
+    published="8.73 % test error (mean of 3 runs)",
+    command=f"torchcaps train {ROW} --seed_everything=0",
+    commit="abc",
+    hardware="a processor, 1 thread",
+    precision="32-true",
+    date="2026-11-22",
+    hours=7.25,
+)
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "deep" / "results.csv"
+    assert read_results(path) == []
+    other = replace(RESULT, seed=1, hardware='"quoted", with a comma')
+    assert add_results(path, [RESULT]) == [RESULT]
+    assert add_results(path, [other]) == read_results(path) == [RESULT, other]
+
+
+def test_a_result_is_written_once(tmp_path):
+    path = tmp_path / "results.csv"
+    add_results(path, [RESULT])
+    add_results(path, [replace(RESULT, value=1.0)])
+    assert read_results(path) == [RESULT]
+
+
+def test_results_of_several_processes_are_all_kept(tmp_path):
+    path = tmp_path / "results.csv"
+    threads = [threading.Thread(target=add_results, args=(path, [replace(RESULT, seed=k)])) for k in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(result.seed for result in read_results(path)) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("recipe,seed\na,1\n", "expected the columns recipe, data, seed"), (None, "line 2: could not convert")],
+)
+def test_what_is_no_file_of_results(tmp_path, content, said):
+    path = tmp_path / "results.csv"
+    add_results(path, [RESULT])
+    path.write_text(content or path.read_text().replace("8.5", "low"))
+    with pytest.raises(ValueError, match=said):
+        read_results(path)
+
+
+def test_values_are_in_the_unit_of_the_published_number():
+    assert unit_of("8.73 % test error (mean of 3 runs)") == "test error"
+    assert unit_of("99.1 % test accuracy") == "test accuracy"
+    assert value_of(0.9151, "8.73 % test error") == 8.49
+    assert value_of(0.9151, "99.1 % test accuracy") == 91.51
+
+
+def test_the_summary_of_a_row():
+    results = [replace(RESULT, seed=seed, value=value) for seed, value in enumerate((8.0, 9.0, 10.0))]
+    assert summary(results, ROW) == "9.00 ± 1.00 % (3 seeds)"
+    assert summary(results[:1], ROW) == "8.00 % (1 seed)"
+    assert summary(results, "another") == summary(results, ROW, "other data") == ""
+
+
+def test_the_table_of_a_paper():
+    other = replace(RESULT, data="torchcaps.data.AffineMNIST", value=5.0)
+    text = rows_table("zhao2019", [RESULT, other])
+    published_rows = [
+        name for name in list_recipes() if name.startswith("zhao2019/") and published(name).number[:1].isdigit()
+    ]
+    assert all(f"| `{name}` |" in text for name in published_rows)
+    assert (
+        "| 8.73 % test error (mean of 3 runs) | 8.50 % (1 seed); 5.00 % (1 seed) on torchcaps.data.AffineMNIST |"
+        in text
+    )
+    assert (
+        "| 8.50 % test error | `torchcaps train zhao2019/cifar10-resnet20-average --seed_everything=0` | abc |" in text
+    )
+    assert text.count("not run") == len(published_rows) - 1
+
+
+def test_the_page_of_results_is_made_from_the_file():
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    papers = {name.partition("/")[0] for name in list_recipes() if published(name).number[:1].isdigit()}
+    assert {block[2] for block in BLOCK.finditer(page)} == papers
+    assert with_tables(page, read_results(PUBLISHED_WITH_THE_PACKAGE)) == page, "run make results"
+
+
+def test_the_curve_of_a_run_in_parts(tmp_path):
+    run = Run(ROW, 0)
+    for part, steps in ((0, range(0, 60)), (1, range(40, 80)), (10, range(80, 100))):
+        folder = run.folder(tmp_path) / f"version_{part}"
+        folder.mkdir(parents=True)
+        lines = [f"{step},{step + part / 100},\n{step},,0.5\n" for step in steps]
+        (folder / "metrics.csv").write_text("step,train/loss_step,train/accuracy\n" + "".join(lines))
+    steps, values = curve(run.folder(tmp_path))
+    assert steps == list(range(100))
+    assert (values[39], values[40], values[80]) == (39, 40.01, 80.1)
+    figure = curves_figure(tmp_path, [run, Run(ROW, 1)])
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [f"{ROW}, seed 0"]
+    assert curves_figure(tmp_path, [Run(ROW, 1)]) is None
+
+
+def test_the_plan():
+    runs = plan()
+    assert len(runs) == len(set(runs))
+    recipes = {run.recipe for run in runs}
+    assert recipes == {name for name in list_recipes() if published(name).number[:1].isdigit()}
+    assert [str(run) for run in runs[:2]] == [f"{ROW}, seed 0", "zhao2019/cifar10-resnet20-routing, seed 0"]
+    second = [run.seed for run in runs].index(1)
+    assert {run.recipe for run in runs[:second]} == {run.recipe for run in runs[second : 2 * second]}
+    hours = {"li2018/cifar10": 2.0, "tsai2020/cifar10-cnn": 1.0}
+    others = [run.recipe for run in plan(hours=hours)[3 * second :]]
+    assert others[:2] == ["tsai2020/cifar10-cnn", "li2018/cifar10"]
+
+
+def test_parts_of_the_plan():
+    assert {run.recipe.partition("/")[0] for run in plan(["sabour2017", "li2018"])} == {"sabour2017", "li2018"}
+    assert {run.recipe for run in plan([ROW])} == {ROW}
+    with pytest.raises(ValueError, match="is called 'zhoa2019'; did you mean zhao2019"):
+        plan(["zhoa2019"])
+    with pytest.raises(ValueError, match="no paper or recipe with a published number is called 'quickstart'"):
+        plan(["quickstart"])
