@@ -31,10 +31,10 @@ if __name__ == "__main__":
 
 def start(root: Path, data: Path, *arguments: str) -> subprocess.Popen:
     root.mkdir(exist_ok=True)
-    (root / "queue.py").write_text(QUEUE)
+    (root / "begin.py").write_text(QUEUE)
     options = ["reproduce", ROW, "--threads", "1", "--runs", str(root / "runs"), *arguments]
     return subprocess.Popen(
-        [sys.executable, str(root / "queue.py"), *options],
+        [sys.executable, str(root / "begin.py"), *options],
         env={**os.environ, "TORCHCAPS_DATA": str(data), "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

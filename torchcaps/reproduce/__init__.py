@@ -4,8 +4,8 @@ from torchcaps.extras import needs
 
 with needs("train"):
     from torchcaps.reproduce.plan import Run, plan
-    from torchcaps.reproduce.queue import known_results, measure, missing, reproduce, table
-    from torchcaps.reproduce.results import Result, add_results, read_results, summary
+    from torchcaps.reproduce.queue import measure, missing, reproduce, table
+    from torchcaps.reproduce.results import Result, add_results, known_results, read_results, summary
 
 __all__ = [
     "Result",

@@ -10,18 +10,10 @@ from pathlib import Path
 
 from torchcaps.recipes import published
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, Result, read_results, summary
+from torchcaps.reproduce.results import known_results, read_results, summary
 from torchcaps.reproduce.work import TAKEN, read_pace, steps_done, work
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "hours left", "")
-
-
-def known_results(root: Path) -> list[Result]:
-    """Those that came with the package, and those of the queue."""
-    found = {result.key: result for result in read_results(PUBLISHED_WITH_THE_PACKAGE)}
-    for result in read_results(root / "results.csv"):
-        found.setdefault(result.key, result)
-    return list(found.values())
 
 
 def missing(root: Path, papers: Sequence[str]) -> list[Run]:

@@ -101,6 +101,14 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     return results
 
 
+def known_results(root: Path) -> list[Result]:
+    """Those that came with the package, and those of the queue in this folder."""
+    found = {result.key: result for result in read_results(PUBLISHED_WITH_THE_PACKAGE)}
+    for result in read_results(root / "results.csv"):
+        found.setdefault(result.key, result)
+    return list(found.values())
+
+
 def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
     """Our number of a row: the mean over seeds, and their standard deviation if there are several; else nothing."""
     values = [result.value for result in results if (result.recipe, result.data) == (recipe, data)]

@@ -22,7 +22,7 @@ from torchcaps.files import write_whole
 from torchcaps.machine import commit, processor
 from torchcaps.recipes import find_recipe, published
 from torchcaps.reproduce.plan import Run
-from torchcaps.reproduce.results import Result, add_results, unit_of, value_of
+from torchcaps.reproduce.results import Result, add_results, known_results, unit_of, value_of
 from torchcaps.signals import Stopped, StopSignals
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.training.cli import RecipeCLI
@@ -43,6 +43,8 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
     try:
         # Longer than a process takes to stop whose queue was killed.
         with FileLock(folder / "lock", timeout=60), StopSignals() as signals:
+            if {result.key for result in known_results(root)}.issuperset(run.keys):
+                return  # another queue has finished it while this one waited
             (folder / "failed.txt").unlink(missing_ok=True)
             if measure_only or read_pace(root, run) is None:
                 _measure(run, root)
