@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torchcaps.training.cli import RecipeCLI
 
 
+UNSEEN = (".root", ".cache", ".num_workers")  # options of data that do not change what is trained on
+
+
 class BadInput(Exception):
     """What the user gave cannot be used: one line that says what, what was expected and what to do."""
 
@@ -73,6 +76,8 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
         for process in multiprocessing.active_children():  # of a spawned training
             process.terminate()
             process.join()
+        if not cli.trainer.is_global_zero:
+            sys.exit(0)  # the first process tells; Lightning kills it where another one ends with an error
         if cli.run_folder:
             stop.said += f"; {_way_on(options, overrides, cli.run_folder)}"
         raise
@@ -87,13 +92,14 @@ def train(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _way_on(options: argparse.Namespace, overrides: list[str], run_folder: Path) -> str:
     """The command that goes on with a run."""
-    saved = (run_folder / "checkpoints" / "last.ckpt").is_file() or options.ckpt_path
+    last = run_folder / "checkpoints" / "last.ckpt"
+    checkpoint = str(last) if last.is_file() else options.ckpt_path
     command = ["torchcaps", "train", options.recipe, *(["--smoke"] if options.smoke else []), *overrides]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
-    if saved:
-        command += ["--ckpt_path", "last"]
-    return f"to {'go on' if saved else 'begin again, for nothing was saved'}: {shlex.join(command)}"
+    if checkpoint:
+        command += ["--ckpt_path", checkpoint]
+    return f"{'to go on' if checkpoint else 'nothing was saved; to start again'}: {shlex.join(command)}"
 
 
 def test(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -209,10 +215,13 @@ def _figures(options: argparse.Namespace, checkpoint: Path) -> Path:
 def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
     """List the recipes and the numbers they reproduce."""
     from torchcaps.recipes import list_recipes, published
-    from torchcaps.reproduce import known_results, summary
+    from torchcaps.reproduce.results import known_results, summary
 
     rows = []
-    results = known_results(Path(options.runs))
+    try:
+        results = known_results(Path(options.runs))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
     for name in list_recipes():
         head = published(name)
         rows.append((name, head.row, head.number, summary(results, name), head.data))
@@ -221,8 +230,7 @@ def recipes(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def reproduce(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train what is missing of the papers' rows, each resumed where it stopped."""
-    from torchcaps import reproduce as queue
-    from torchcaps.reproduce.queue import HEADER
+    from torchcaps.reproduce import queue
 
     root = Path(options.runs)
     if options.threads < 1:
@@ -238,11 +246,14 @@ def reproduce(options: argparse.Namespace, overrides: list[str]) -> None:
         if options.measure:
             queue.measure(root, options.papers, options.threads, say)
         if options.list or options.measure:
-            _print_table(HEADER, queue.table(root, options.papers))
+            _print_table(queue.HEADER, queue.table(root, options.papers))
         else:
             queue.reproduce(root, options.papers, options.hours, options.threads, say)
     except ValueError as error:
         raise BadInput(str(error)) from error
+    except Stopped as stop:
+        stop.said += "; the same command goes on"
+        raise
 
 
 def models(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -385,7 +396,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("papers", nargs="*", metavar="PAPER", help="or recipes (default: all)")
     command.add_argument("--hours", type=float, metavar="H", help="stop after so many (default: when all is done)")
     command.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="of a run (default: %(default)s)"
+        "--threads", type=int, default=torch.get_num_threads(), metavar="N", help="of a run (default: %(default)s)"
     )
     command.add_argument("--list", action="store_true", help="show published, ours so far, what is left and how long")
     command.add_argument(
@@ -468,9 +479,7 @@ def _checkpoint(
     if given == "last":
         path = _last(options)
     else:
-        path = Path(given)
-        if not path.is_file():
-            raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
+        path = _whole(Path(given))
     (state,) = _read(path, "state_dict")
     expected = {name: tuple(value.shape) for name, value in cli.model.state_dict().items()}
     found_shapes = {name: tuple(value.shape) for name, value in state.items()}
@@ -493,7 +502,23 @@ def _checkpoint(
                 raise BadInput(f"{said}: give the same recipe and overrides as then")
             if name in ("data.init_args.encoder", "data.init_args.revision"):  # which may be the same under two names
                 print(f"torchcaps: {said}: embeddings of another encoder mean nothing to it", file=sys.stderr)
+            elif not part and (name == "seed_everything" or name.startswith("data.")) and not name.endswith(UNSEEN):
+                kept = "the seed stays" if name == "seed_everything" else "it will not go on as it would have"
+                print(f"torchcaps: {said}: {kept}", file=sys.stderr)
     return path, state
+
+
+def _whole(path: Path) -> Path:
+    """A checkpoint that was asked for; if it is a damaged `last.ckpt`, the one before."""
+    from torchcaps.training.checkpoints import damage
+
+    if not path.is_file():
+        raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
+    previous = path.with_name("previous.ckpt")
+    if path.name == "last.ckpt" and previous.is_file() and (problem := damage(path)) and not damage(previous):
+        print(f"torchcaps: {path} is damaged ({problem}): taking {previous}, the one before", file=sys.stderr)
+        return previous
+    return path
 
 
 def _last(options: argparse.Namespace) -> Path:

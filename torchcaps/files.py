@@ -8,7 +8,7 @@ from pathlib import Path
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` make a file beside `path`; when it is on the disk, give it the name `path`. Folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.unfinished{path.suffix}")  # hidden: an interruption may leave it
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")  # hidden: a kill may leave it
     try:
         write(unfinished)
         with unfinished.open("r+b") as file:

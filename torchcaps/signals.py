@@ -19,7 +19,7 @@ class Stopped(SystemExit):
 
     Attributes:
         status: 128 and the number of the signal.
-        said: what there is to say.
+        said: the message for the user.
     """
 
     def __init__(self, number: int) -> None:
@@ -36,6 +36,7 @@ class StopSignals:
         self.waits = False
         self.received: int | None = None
         self._last = -math.inf  # when the newest came
+        self._patient = False  # whether a second one is not heeded either
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -51,8 +52,8 @@ class StopSignals:
             signal.signal(number, handler)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The processes of a spawned training have none but that by which the first one tells them to stop.
-        return {**self.__dict__, "_before": {signal.SIGTERM: signal.SIG_DFL}}
+        # In a process that a training spawns: the first process, which is asked too, tells this one to stop as well.
+        return {**self.__dict__, "_before": dict.fromkeys(NUMBERS, signal.SIG_DFL), "_patient": True}
 
     def install(self) -> None:
         """Handle the signals, whoever has handled them since."""
@@ -63,6 +64,8 @@ class StopSignals:
         if time.monotonic() - self._last < 1:
             return  # `timeout` sends its signal twice
         self._last = time.monotonic()
+        if self._patient and self.received is not None:
+            return
         if not self.waits or self.received is not None:
             raise Stopped(number)
         self.received = number

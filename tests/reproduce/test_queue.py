@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from torchcaps.cli import main
-from torchcaps.reproduce import add_results, known_results, missing, read_results
-from torchcaps.reproduce.results import Result
+from torchcaps.reproduce.queue import missing
+from torchcaps.reproduce.results import Result, add_results, known_results, read_results
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -100,7 +100,7 @@ def test_a_row_is_trained_tested_and_written_down(tmp_path, images_of_noise):
 
 
 def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
-    done = Result(ROW, "", 1, 7.5, "test error", "", "", "", "", "", "", 1.0)
+    done = Result(ROW, "", "", 1, 7.5, "test error", "", "", "", "", "", "", 1.0)
     add_results(tmp_path / "results.csv", [done])
     assert [run.seed for run in missing(tmp_path, [ROW])] == [0, 2]
     assert done in known_results(tmp_path)

@@ -7,13 +7,22 @@ from pathlib import Path
 import pytest
 
 from torchcaps.recipes import list_recipes, published
-from torchcaps.reproduce import Result, Run, add_results, plan, read_results, summary
+from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, with_tables
-from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, unit_of, value_of
+from torchcaps.reproduce.results import (
+    PUBLISHED_WITH_THE_PACKAGE,
+    Result,
+    add_results,
+    read_results,
+    summary,
+    unit_of,
+    value_of,
+)
 
 ROW = "zhao2019/cifar10-resnet20-average"
 RESULT = Result(
     recipe=ROW,
+    overrides="",
     data="",
     seed=0,
     value=8.5,
@@ -55,7 +64,7 @@ def test_results_of_several_processes_are_all_kept(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("recipe,seed\na,1\n", "expected the columns recipe, data, seed"), (None, "line 2: could not convert")],
+    [("recipe,seed\na,1\n", "expected the columns recipe, overrides, data, seed"), (None, "line 2: could not convert")],
 )
 def test_what_is_no_file_of_results(tmp_path, content, said):
     path = tmp_path / "results.csv"

@@ -1,5 +1,6 @@
 """What every set of labelled samples shares: its parts, and batches of them."""
 
+import os
 from typing import Any, Self
 
 import numpy as np
@@ -39,14 +40,22 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
+def _leave_group(worker: int) -> None:
+    # Ctrl-C is sent to the whole group: the first process stops in order, and ends its workers itself.
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+
+
 class LabelledData(LightningDataModule):
     """Base of the labelled sets, of images and of texts: loaders of a training, a validation and a test set.
 
     A subclass sets `classes`, and in `setup` those of `train_set`, `val_set` and `test_set` that the stage needs.
     Training batches are shuffled. With a Trainer, the order of an epoch follows from the seed of the run and the epoch,
     and torch's generators are seeded anew for every training batch, from the seed, epoch, batch and process, so that
-    augmentation, mixup and dropout are those of a run that was never interrupted. A checkpoint has the
-    seed, and a resumed run goes on with it. Without a Trainer, the seed is that of torch's default generator.
+    augmentation, mixup and dropout of a resumed run are those of a run that was never interrupted. A checkpoint has the
+    seed, and a resumed run keeps it. The seed of a new run is that of torch's default generator when it begins.
+
+    A subclass that overrides `on_before_batch_transfer`, `state_dict` or `load_state_dict` calls those of this class.
 
     Args:
         batch_size: samples in a batch; the last batch of an epoch may be smaller.
@@ -69,6 +78,7 @@ class LabelledData(LightningDataModule):
         self.val_set: LabelledSet | None = None
         self.test_set: LabelledSet | None = None
         self._seed: int | None = None  # of the run
+        self._seeded: Any = None  # the Trainer whose run it is
         self._order: Order | None = None
 
     @property
@@ -95,16 +105,20 @@ class LabelledData(LightningDataModule):
 
     def order(self) -> Order:
         """The order of the training samples."""
-        return Order(len(self._loaded("fit")), **self.taken())
+        return Order(len(self._loaded("fit")), **self.order_options())
 
-    def taken(self) -> dict[str, Any]:
-        """How an order is taken: the arguments of `Order` that are not those of the samples."""
-        processes, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        seed = torch.initial_seed() if self._seed is None else self._seed
-        if self.trainer:
-            self._seed = seed  # now: the generators are about to be seeded for every batch
-        batch_size, position = self.batch_size, self._position
-        return {"batch_size": batch_size, "seed": seed, "processes": processes, "rank": rank, "position": position}
+    def order_options(self) -> dict[str, Any]:
+        """The arguments of `Order` beside the number of samples."""
+        trainer, seed = self.trainer, torch.initial_seed()
+        if trainer is not None and self._seeded is not trainer:
+            self._seed, self._seeded = trainer.strategy.broadcast(seed), trainer
+        return {
+            "batch_size": self.batch_size,
+            "seed": seed if trainer is None else self._seed,
+            "processes": trainer.world_size if trainer else 1,
+            "rank": trainer.global_rank if trainer else 0,
+            "position": self._position,
+        }
 
     def _position(self) -> tuple[int, int] | None:
         """The epoch, and the batch in it, that the Trainer takes next."""
@@ -115,8 +129,9 @@ class LabelledData(LightningDataModule):
         return epochs.processed, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if self.trainer is not None and self.trainer.training and self._seed is not None:
-            seed = stream(self._seed, *(self._position() or ()), self.trainer.global_rank)
+        position = self._position()
+        if self.trainer is not None and self.trainer.training and position is not None and self._seed is not None:
+            seed = stream(self._seed, *position, self.trainer.global_rank)
             torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
             device = self.trainer.strategy.root_device
             if device.type != "cpu":
@@ -127,7 +142,8 @@ class LabelledData(LightningDataModule):
         return {} if self._seed is None else {"seed": self._seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._seed = state_dict.get("seed")
+        if "seed" in state_dict:
+            self._seed, self._seeded = state_dict["seed"], self.trainer
 
     def _loaded(self, stage: str) -> LabelledSet:
         samples = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
@@ -143,4 +159,5 @@ class LabelledData(LightningDataModule):
             collate_fn=_as_is,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=_leave_group,
         )

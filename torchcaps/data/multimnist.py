@@ -159,7 +159,7 @@ class MultiMNIST(MNIST):
         return Overlays(digits, stream, length, self.single, device, self.parts)
 
     def order(self) -> Order:
-        return NewImages(self.epoch_size, **self.taken())
+        return NewImages(self.epoch_size, **self.order_options())
 
 
 class DiverseMultiMNIST(MultiMNIST):

@@ -11,7 +11,7 @@ from torchcaps.data.streams import stream
 
 
 class Order(DistributedSampler[int]):
-    """Every sample once in an epoch, shuffled.
+    """Every sample once in an epoch, shuffled. It is a DistributedSampler so that Lightning does not replace it.
 
     An iteration begins where `position` says, in a resumed run perhaps within an epoch. If it says nothing, an
     iteration is a whole epoch: the one that `set_epoch` gave, or the next. Several processes take the samples in turn;

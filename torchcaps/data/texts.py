@@ -1,6 +1,7 @@
 """What every set of labelled texts shares: frozen embeddings instead of words."""
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from itertools import cycle, islice
 from typing import Any
@@ -35,8 +36,16 @@ class ByLength(Order):
 
     POOL = 50
 
-    def __init__(self, lengths: np.ndarray, *options: Any, **named: Any) -> None:
-        super().__init__(len(lengths), *options, **named)
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        batch_size: int,
+        seed: int,
+        processes: int = 1,
+        rank: int = 0,
+        position: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
+        super().__init__(len(lengths), batch_size, seed, processes, rank, position)
         self.lengths = torch.from_numpy(lengths)
 
     def __len__(self) -> int:
@@ -123,7 +132,7 @@ class TextData(LabelledData):
             return super().order()
         texts = self._loaded("fit")
         assert isinstance(texts, TextSet)
-        return ByLength(texts.embeddings.tokens, **self.taken())
+        return ByLength(texts.embeddings.tokens, **self.order_options())
 
     def _embedded(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)

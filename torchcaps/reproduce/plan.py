@@ -1,5 +1,6 @@
 """What there is to reproduce, and in which order."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
+Key = tuple[str, str, str, int]  # of a result: recipe, overrides, data, seed
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Run:
         return root / f"seed-{self.seed}" / self.recipe
 
     @property
-    def keys(self) -> list[tuple[str, str, int]]:
+    def keys(self) -> list[Key]:
         """Those of its results."""
-        return [(self.recipe, data, self.seed) for data in ("", *self.tested_on)]
+        return [(self.recipe, shlex.join(self.overrides), data, self.seed) for data in ("", *self.tested_on)]
 
 
 def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> list[Run]:
@@ -48,7 +50,8 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
 
     Args:
         wanted: papers or recipes; all if there are none.
-        hours: how long recipes take, as far as it is known. Those that the plan does not name are sorted by it.
+        hours: how long recipes take, as far as it is known. Those that the plan does not name are sorted by it; those
+            of which nothing is known come last.
 
     Raises:
         ValueError: for an unknown paper or recipe; the message has the nearest ones.

@@ -59,7 +59,7 @@ def measure(root: Path, papers: Sequence[str], threads: int, say: Callable[[str]
     for run in missing(root, papers):
         if run.recipe not in seen and read_pace(root, run) is None:
             say(f"measuring {run.recipe}")
-            _end(_start(run, root, threads, measure_only=True))
+            _finish(_start(run, root, threads, measure_only=True))
         seen.add(run.recipe)
 
 
@@ -78,16 +78,13 @@ def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: i
     while left := [run for run in missing(root, papers) if run not in tried]:
         run = left[0]
         tried.add(run)
+        if read_pace(root, run) is None:
+            _finish(_start(run, root, threads, measure_only=True))
         pace, taken = read_pace(root, run), steps_done(run, root)
         about = f", about {timedelta(seconds=round((pace[1] - taken) * pace[0]))} left" if pace else ""
         say(f"{run}: from step {taken:,}{about}; log: {run.folder(root) / 'log.txt'}")
         process = _start(run, root, threads, measure_only=False)
-        try:
-            process.join(None if end is None else max(end - time.monotonic(), 0))
-            stopped = process.is_alive()
-        finally:
-            _end(process, ask=True)
-        if stopped:
+        if _finish(process, None if end is None else max(end - time.monotonic(), 0)):
             say(f"{run}: stopped after {hours:g} hours at step {steps_done(run, root):,}; the same command goes on")
             return
         if process.exitcode == 0:
@@ -97,11 +94,14 @@ def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: i
                     say(f"{run}{of}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
         elif process.exitcode == TAKEN:
             say(f"{run}: another process has it")
+        elif (run.folder(root) / "failed.txt").exists():
+            say(f"{run}: failed: {(run.folder(root) / 'failed.txt').read_text(encoding='utf-8')}")
         else:
-            failed = run.folder(root) / "failed.txt"
-            reason = failed.read_text(encoding="utf-8") if failed.exists() else f"exit status {process.exitcode}"
-            say(f"{run}: failed: {reason}")
-    say("nothing is left to do")
+            say(f"{run}: ended with status {process.exitcode}, killed perhaps for want of memory")
+    left = missing(root, papers)
+    say(
+        "all rows are done" if not left else f"{len(left)} runs have no result: failed, or under way in another process"
+    )
 
 
 def _start(run: Run, root: Path, threads: int, measure_only: bool) -> BaseProcess:
@@ -112,8 +112,16 @@ def _start(run: Run, root: Path, threads: int, measure_only: bool) -> BaseProces
     return process
 
 
-def _end(process: BaseProcess, ask: bool = False) -> None:
-    """Wait until a process is done; or ask it to save and stop, and wait until it has."""
-    if ask and process.is_alive():
-        process.terminate()
-    process.join()
+def _finish(process: BaseProcess, seconds: float | None = None) -> bool:
+    """Wait until a process is done. After so many seconds, or if this wait is interrupted, ask it to save and stop.
+
+    Returns:
+        Whether the time was up.
+    """
+    try:
+        process.join(seconds)
+        return process.is_alive()
+    finally:
+        if process.is_alive():
+            process.terminate()
+        process.join()

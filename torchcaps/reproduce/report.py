@@ -15,13 +15,7 @@ from torchcaps.extras import needs
 from torchcaps.files import write_whole
 from torchcaps.recipes import list_recipes, published
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.results import (
-    PUBLISHED_WITH_THE_PACKAGE,
-    Result,
-    add_results,
-    read_results,
-    summary,
-)
+from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, Result, add_results, read_results, summary
 
 with needs("train"):
     from matplotlib.figure import Figure

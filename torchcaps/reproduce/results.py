@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -23,20 +22,22 @@ class Result:
 
     Args:
         recipe: its name.
+        overrides: arguments that change the published training, such as a shorter one.
         data: the class of data that it was tested on, if that is not the recipe's own.
         seed: of the run.
-        value: in per cent, of test images, as published: of those that are right, or that are wrong.
-        unit: "test error" or "test accuracy".
+        value: in per cent of the test samples; the unit says of which.
+        unit: "test error" or "test accuracy", as published.
         published: the published number, as the recipe has it.
         command: what trains it again.
         commit: of the code, or commits, if it was resumed with others.
         hardware: processor and threads, or GPU; and the release of PyTorch.
         precision: as the Trainer calls it.
         date: of the test, `YYYY-MM-DD`.
-        hours: of training.
+        hours: of training, from the beginning to the end of each part, pauses included.
     """
 
     recipe: str
+    overrides: str
     data: str
     seed: int
     value: float
@@ -50,9 +51,9 @@ class Result:
     hours: float
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> tuple[str, str, str, int]:
         """What there is one result of."""
-        return self.recipe, self.data, self.seed
+        return self.recipe, self.overrides, self.data, self.seed
 
 
 def unit_of(published: str) -> str:
@@ -86,7 +87,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Add results to a file. A result that it has already (recipe, data, seed) stays as it is there."""
+    """Add results to a file. A result that it has already stays as it is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         found = {result.key: result for result in read_results(path)}
@@ -110,9 +111,15 @@ def known_results(root: Path) -> list[Result]:
 
 
 def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
-    """Our number of a row: the mean over seeds, and their standard deviation if there are several; else nothing."""
-    values = [result.value for result in results if (result.recipe, result.data) == (recipe, data)]
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{math.fsum(values) / len(values):.2f}{spread} % ({len(values)} seed{'s' if len(values) > 1 else ''})"
+    """Our number of a row, if there is one: the mean over seeds, and their standard deviation if there are several; and
+    with which overrides, if it was trained otherwise than published."""
+    values: dict[str, list[float]] = {}
+    for result in results:
+        if (result.recipe, result.data) == (recipe, data):
+            values.setdefault(result.overrides, []).append(result.value)
+    parts = []
+    for overrides, of_seeds in values.items():
+        spread = f" ± {statistics.stdev(of_seeds):.2f}" if len(of_seeds) > 1 else ""
+        seeds = f"{len(of_seeds)} seed{'s' if len(of_seeds) > 1 else ''}"
+        parts.append(f"{statistics.fmean(of_seeds):.2f}{spread} % ({', '.join(filter(None, (seeds, overrides)))})")
+    return "; ".join(parts)

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import statistics
 import sys
@@ -32,7 +35,8 @@ TAKEN = 75  # the status of a process whose run another one has
 
 def work(run: Run, root: Path, measure_only: bool) -> None:
     """Train a row and test it, or only measure how long that takes. Ends the process, with status 0 if all is done."""
-    os.setsid()  # Ctrl-C is for the queue, which then asks this process to stop
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C is for the queue, which then asks this process to stop
     folder = run.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
@@ -46,9 +50,9 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
             if {result.key for result in known_results(root)}.issuperset(run.keys):
                 return  # another queue has finished it while this one waited
             (folder / "failed.txt").unlink(missing_ok=True)
-            if measure_only or read_pace(root, run) is None:
+            if measure_only:
                 _measure(run, root)
-            if not measure_only:
+            else:
                 _train(run, root, signals)
     except Timeout:
         sys.exit(TAKEN)
@@ -70,15 +74,16 @@ def steps_done(run: Run, root: Path) -> int:
 
 def read_pace(root: Path, run: Run) -> tuple[float, int] | None:
     """Seconds of a step and the number of steps of a row, if they were measured on this hardware with its threads."""
+    paces = _paces(root / "pace" / f"{run.recipe}.json")
+    return tuple(paces[_hardware()]) if _hardware() in paces else None
+
+
+def _paces(path: Path) -> dict[str, list[Any]]:
+    """Seconds and steps by hardware."""
     try:
-        pace = json.loads(_pace_file(root, run).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return (pace["seconds"], pace["steps"]) if pace["hardware"] == _hardware() else None
-
-
-def _pace_file(root: Path, run: Run) -> Path:
-    return root / "pace" / f"{run.recipe}.json"
+        return {}
 
 
 def _stop_without_parent() -> None:
@@ -106,7 +111,8 @@ class _Pace(Callback):
         self.times.append(time.perf_counter())
         if len(self.times) > self.STEPS:
             seconds = [after - before for before, after in zip(self.times[1:], self.times[2:], strict=False)]
-            raise self.Measured(statistics.median(seconds), int(trainer.estimated_stepping_batches))
+            seconds_per_step = statistics.median(seconds) * trainer.accumulate_grad_batches
+            raise self.Measured(seconds_per_step, int(trainer.estimated_stepping_batches))
 
 
 def _measure(run: Run, root: Path) -> None:
@@ -116,9 +122,9 @@ def _measure(run: Run, root: Path) -> None:
     try:
         cli.trainer.fit(cli.model, cli.datamodule)
     except _Pace.Measured as measured:
-        seconds, steps = measured.args
-        pace = json.dumps({"seconds": seconds, "steps": steps, "hardware": _hardware()})
-        write_whole(_pace_file(root, run), lambda unfinished: unfinished.write_text(pace, encoding="utf-8"))
+        path = root / "pace" / f"{run.recipe}.json"
+        text = json.dumps({**_paces(path), _hardware(): measured.args})
+        write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
 
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
@@ -130,7 +136,10 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
         print(f"{problem}: going on from {checkpoint or 'the beginning'}", file=sys.stderr)
     cli = RecipeCLI(files, overrides, folder, signals=signals)
     assert cli.run_folder is not None
-    with _noted(folder, cli.run_folder):
+    for old in folder.glob("version_*/checkpoints"):
+        if checkpoint is not None and old != checkpoint.parent:
+            shutil.rmtree(old)  # of parts before the one that this goes on from
+    with _noted(cli.run_folder):
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     results = [_result(run, "", overrides, cli, cli, folder)]
     for data in run.tested_on:
@@ -141,7 +150,8 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
 
 
 def _overrides(run: Run) -> list[str]:
-    chosen = [f"--seed_everything={run.seed}", *run.overrides]
+    # With several GPUs, Lightning would begin the queue anew for each.
+    chosen = [f"--seed_everything={run.seed}", *run.overrides, "--trainer.devices=1"]
     if published(run.recipe).bfloat16:
         chosen.append("--trainer.precision=bf16-mixed")
     return chosen
@@ -153,48 +163,46 @@ def _as_begun(run: Run, folder: Path) -> list[str]:
     if not begun.exists():
         text = json.dumps(_overrides(run))
         write_whole(begun, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
-    return [*json.loads(begun.read_text(encoding="utf-8")), "--trainer.devices=1"]
+    return json.loads(begun.read_text(encoding="utf-8"))
 
 
 @contextmanager
-def _noted(folder: Path, run_folder: Path) -> Iterator[None]:
-    """Write down with which code and on what each part of a run was trained, and from when to when."""
-    part = {"folder": run_folder.name, "commit": commit(), "hardware": _hardware(), "began": time.time()}
-    with (folder / "parts.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(part) + "\n")
+def _noted(part: Path) -> Iterator[None]:
+    """Write down with which code and on what this part of a run is trained, and from when to when."""
+    about = {"commit": commit(), "hardware": _hardware(), "began": time.time()}
+
+    def note() -> None:
+        write_whole(part / "part.json", lambda unfinished: unfinished.write_text(json.dumps(about), encoding="utf-8"))
+
+    note()
     yield
-    part = {"folder": run_folder.name, "ended": time.time()}
-    with (folder / "parts.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(part) + "\n")
+    about["ended"] = time.time()
+    note()
 
 
 def _parts(folder: Path) -> list[dict[str, Any]]:
-    """What is known of the parts of a run. One that was killed ended with its last checkpoint."""
-    parts: dict[str, dict[str, Any]] = {}
-    for line in (folder / "parts.jsonl").read_text(encoding="utf-8").splitlines():
-        part = json.loads(line)
-        parts.setdefault(part["folder"], {}).update(part)
-    for name, part in parts.items():
-        if "ended" not in part:
-            saved = list((folder / name / "checkpoints").glob("*.ckpt"))
-            part["ended"] = max((path.stat().st_mtime for path in saved), default=part["began"])
-    return list(parts.values())
+    """What is known of the parts of a run. One that was stopped or killed ended with what it wrote last."""
+    parts = []
+    for path in sorted(folder.glob("version_*/part.json"), key=lambda path: path.stat().st_mtime):
+        written = max(file.stat().st_mtime for file in path.parent.rglob("*"))
+        parts.append({"ended": written, **json.loads(path.read_text(encoding="utf-8"))})
+    return parts
 
 
 def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, tested: RecipeCLI, folder: Path) -> Result:
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
     number = published(run.recipe).number
     parts = _parts(folder)
-    command = ["torchcaps", "train", run.recipe, *(o for o in overrides if o != "--trainer.devices=1")]
     return Result(
         recipe=run.recipe,
+        overrides=shlex.join(run.overrides),
         data=data,
         seed=run.seed,
         value=value_of(metrics["test/accuracy"], number),
         unit=unit_of(number),
         published=number if not data else "",
-        command=" ".join(command),
-        commit=" ".join(dict.fromkeys(part["commit"][:12] for part in parts)),
+        command=shlex.join(["torchcaps", "train", run.recipe, *overrides]),
+        commit=" ".join(dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)),
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
         precision=str(trained.trainer.precision),
         date=datetime.now(UTC).date().isoformat(),

@@ -39,10 +39,10 @@ class LastCheckpoints(Checkpoint):
     """Keeps the last two states that a run can go on from as if it had never stopped.
 
     They are of the end of an epoch, or of the end of a step within one: every so often, where training ends within an
-    epoch, and where a signal asks it to stop. What a failed run had is not kept, for it may be the failure.
+    epoch, and where a signal asks it to stop. Nothing is saved when training fails: the state may be why it failed.
 
     Args:
-        folder: for `last.ckpt`, and `previous.ckpt` should something befall the other.
+        folder: for `last.ckpt`, and for `previous.ckpt`, which is used if the other is damaged.
         signals: that ask to stop; training then ends with :class:`torchcaps.signals.Stopped`.
     """
 
@@ -96,6 +96,7 @@ class LastCheckpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.signals.waits = False
+        self._stops = self._any(trainer, self.signals.received is not None)
         self._leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -125,9 +126,10 @@ class LastCheckpoints(Checkpoint):
 
 
 def newest_first(folders: Iterable[Path]) -> list[Path]:
-    """The checkpoints of several runs of one recipe, whole or not."""
-    found = [folder / name for folder in folders for name in NAMES if (folder / name).is_file()]
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    """The checkpoints in folders `version_N/checkpoints`, whole or not; those of the run that began last come first."""
+    numbered = {folder: folder.parent.name.removeprefix("version_") for folder in folders}
+    ordered = sorted((f for f in numbered if numbered[f].isdigit()), key=lambda f: int(numbered[f]), reverse=True)
+    return [folder / name for folder in ordered for name in NAMES if (folder / name).is_file()]
 
 
 def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from torchcaps.data import DataError, ImageNet, LabelledData
-from torchcaps.files import take_folder
+from torchcaps.files import take_folder, write_whole
 from torchcaps.recipes import Published
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
@@ -91,8 +91,7 @@ class RecipeCLI(LightningCLI):
             },
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            save_config_callback=None if runs is None else SaveConfigCallback,
-            save_config_kwargs={"overwrite": True},  # each process of a spawned run has a copy of it that writes
+            save_config_callback=None if runs is None else _SaveConfig,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -122,26 +121,40 @@ class RecipeCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         wanted = self.config_init["trainer"]
         callbacks = list(wanted["callbacks"] or [])
+        if self.runs is None or wanted["fast_dev_run"]:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         plugins = [*(wanted["plugins"] or []), WholeCheckpointIO()]
         if wanted["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
         if self.runs is not None and not wanted["fast_dev_run"]:
             self.run_folder = self._take_folder(self.runs)
+            self.save_config_kwargs = {"folder": self.run_folder, "save_to_log_dir": False}
             if wanted["logger"] is True:
                 kwargs["logger"] = _loggers(self.run_folder)
         if self.run_folder is not None and wanted["enable_checkpointing"] is not False:
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
-        else:
+        elif not any(isinstance(callback, Checkpoint) for callback in callbacks):
             kwargs["enable_checkpointing"] = False
         return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
 
     def _take_folder(self, runs: Path) -> Path:
         kind = "smoke" if self.smoke else "version"
-        if getattr(
-            rank_zero_only, "rank", 0
-        ):  # the first process takes one for all, and says which when they are connected
+        rank = getattr(rank_zero_only, "rank", 0)
+        if rank:  # the first process takes one for all, and says which when they are connected
             return runs / f"{kind}_of_the_first_process"
         return take_folder(runs, kind)
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Writes all values of a run to its folder, whatever its loggers are."""
+
+    def __init__(self, *arguments: Any, folder: Path, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.folder = folder
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        text = self.parser.dump(self.config, skip_none=False)
+        write_whole(self.folder / self.config_filename, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _loggers(run_folder: Path) -> list[Logger]:
