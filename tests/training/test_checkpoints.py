@@ -1,0 +1,431 @@
+"""Checkpoints are whole or absent, and what is damaged is seen; what a training says while it runs."""
+
+import errno
+import os
+import random
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from interruptions import Killed
+
+from torchcaps.cli import main
+from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
+from torchcaps.training.progress import ProgressLines
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+TINY = [*QUIET, "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
+FOLDER = Path("runs/quickstart/version_0/checkpoints")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(command: str, *arguments: str) -> int:
+    with warnings.catch_warnings():
+        return main([command, "quickstart", *TINY, *arguments])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The runs of two epochs, which leave two checkpoints."""
+    runs = tmp_path_factory.mktemp("trained")
+    assert call("train", "--runs", str(runs), "--trainer.max_epochs=2") == 0
+    return runs
+
+
+@pytest.fixture
+def checkpoints(trained) -> Path:
+    """A copy of them, to be damaged."""
+    shutil.copytree(trained, "runs")
+    assert sorted(path.name for path in FOLDER.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    return FOLDER
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+def in_a_weight(path: Path) -> int:
+    """A place in the middle of the largest weight."""
+    with zipfile.ZipFile(path) as archive:
+        member = max(archive.infolist(), key=lambda info: info.file_size)
+        with archive.open(member) as file:
+            start = file._orig_compress_start
+    return start + member.file_size // 2
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "one bit": lambda path: flip(path, in_a_weight(path)),
+    "the last byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "noise": lambda path: path.write_bytes(random.Random(0).randbytes(path.stat().st_size)),
+}
+
+
+def harm(what: str, path: Path) -> None:
+    """As a disk does it: the file is as old as before."""
+    times = path.stat()
+    DAMAGES[what](path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+# Damage
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(what, checkpoints, capfd):
+    harm(what, checkpoints / "last.ckpt")
+    assert call("test", "--ckpt_path", "last") == 0
+    printed = capfd.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"torchcaps: {checkpoints / 'last.ckpt'} is damaged (")
+    assert line.endswith(f"): taking {checkpoints / 'previous.ckpt'}, the newest that is whole")
+    assert "test/accuracy: 0." in printed.out
+
+
+def test_training_goes_on_from_the_one_before(checkpoints, capfd):
+    harm("one bit", checkpoints / "last.ckpt")
+    assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2") == 0
+    assert f"taking {checkpoints / 'previous.ckpt'}, the newest that is whole" in capfd.readouterr().err
+    again = torch.load("runs/quickstart/version_1/checkpoints/last.ckpt", weights_only=True)
+    harm("one bit", checkpoints / "last.ckpt")  # and it is as it was
+    first = torch.load(checkpoints / "last.ckpt", weights_only=True)
+    assert all(torch.equal(again["state_dict"][name], value) for name, value in first["state_dict"].items())
+
+
+@pytest.mark.parametrize("command", ["test", "train"])
+def test_all_are_damaged(command, checkpoints, capfd):
+    harm("half", checkpoints / "last.ckpt")
+    harm("one bit", checkpoints / "previous.ckpt")
+    assert call(command, "--ckpt_path", "last") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"torchcaps: {checkpoints / 'last.ckpt'} is damaged (File is not a zip file)")
+    assert line.endswith(", and there is no whole checkpoint under runs/quickstart: train again")
+
+
+@pytest.mark.parametrize("command", ["test", "train"])
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_one_that_was_asked_for(command, what, checkpoints, capfd):
+    path = (checkpoints / "last.ckpt").rename(checkpoints / "mine.ckpt")
+    harm(what, path)
+    assert call(command, "--ckpt_path", str(path)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"torchcaps: {path} is damaged, or not a checkpoint (")
+
+
+def test_the_one_before_a_last_that_was_asked_for(checkpoints, capfd):
+    harm("one bit", checkpoints / "last.ckpt")
+    assert call("test", "--ckpt_path", str(checkpoints / "last.ckpt")) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith(f": taking {checkpoints / 'previous.ckpt'}, the one before")
+
+
+def test_one_bit_anywhere_in_the_contents_is_seen(checkpoints):
+    path = checkpoints / "last.ckpt"
+    assert damage(path) is None
+    with zipfile.ZipFile(path) as archive:
+        spans = []
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                spans.append((file._orig_compress_start, member.file_size, member.filename))
+    draw = random.Random(0)
+    for start, size, name in [*spans, *draw.choices(spans, weights=[span[1] for span in spans], k=10)]:
+        if not size:
+            continue
+        place = start + draw.randrange(size)
+        flip(path, place)
+        assert damage(path) == f"{name} is not what was written"
+        flip(path, place)
+    assert damage(path) is None
+
+
+def test_every_length_but_the_whole_is_seen(checkpoints):
+    path = checkpoints / "last.ckpt"
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    for length in (0, 1, 22, *(draw.randrange(len(whole)) for _ in range(10)), len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert damage(path), length
+
+
+# Writing
+
+
+def test_a_checkpoint_between_its_names_is_found(checkpoints, capfd):
+    """As an interruption between the two renames leaves them, and one before the first."""
+    (checkpoints / "previous.ckpt").unlink()
+    (checkpoints / "last.ckpt").rename(checkpoints / "next.ckpt")
+    assert call("test", "--ckpt_path", "last") == 0
+    assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=3") == 0
+    assert capfd.readouterr().err == ""
+    assert torch.load("runs/quickstart/version_1/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("rename", "left"), [("previous.ckpt", {"next.ckpt", "last.ckpt"}), ("last.ckpt", {"next.ckpt", "previous.ckpt"})]
+)
+def test_an_interruption_between_the_renames_loses_nothing(rename, left, monkeypatch, trained):
+    """Of the checkpoint of the second epoch."""
+    replace, done = Path.replace, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if len(done) > 2 and target.name == rename:
+            raise Killed
+        done.append(target.name)
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(Killed):
+            call("train", "--trainer.max_epochs=3")
+    assert {path.name for path in FOLDER.iterdir()} == left
+    found = newest_first([FOLDER])[0]
+    assert found.name == "next.ckpt"
+    here, there = (torch.load(path, weights_only=True) for path in (found, next(trained.rglob("last.ckpt"))))
+    assert here["global_step"] == there["global_step"] == 4
+    assert all(torch.equal(here["state_dict"][name], value) for name, value in there["state_dict"].items())
+    assert call("train", "--trainer.max_epochs=3", "--ckpt_path", "last") == 0
+    version = FOLDER.parents[1] / "version_1"
+    assert torch.load(version / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+def test_what_is_unfinished_is_no_checkpoint(checkpoints, capfd):
+    (checkpoints / "last.ckpt").rename(checkpoints / ".next.unfinished.ckpt")
+    (checkpoints / "previous.ckpt").unlink()
+    assert newest_first([checkpoints]) == []
+    assert call("test", "--ckpt_path", "last") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == "torchcaps: no checkpoint under runs/quickstart: run `torchcaps train quickstart` first"
+
+
+def test_the_newest_of_several_runs_comes_first(tmp_path):
+    """By their numbers: the times of files are lost where they are copied."""
+    folders = [tmp_path / name / "checkpoints" for name in ("version_9", "version_10", "version_of_mine", "none")]
+    found = [(1, "next"), (1, "last"), (0, "last"), (0, "previous")]
+    for seconds, (run, name) in enumerate(found):
+        path = folders[run] / f"{name}.ckpt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (seconds, seconds))
+    (folders[0] / "epoch=1.ckpt").touch()
+    folders[2].mkdir(parents=True)
+    (folders[2] / "last.ckpt").touch()
+    assert newest_first(folders) == [folders[run] / f"{name}.ckpt" for run, name in found]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_full_disk_leaves_the_checkpoint_before(wrapped, tmp_path, monkeypatch):
+    """torch says so in an error of its own, which came of the disk's."""
+    path = tmp_path / "last.ckpt"
+    WholeCheckpointIO().save_checkpoint({"step": 1}, path)
+
+    def full(checkpoint, file):
+        file.write(b"PK")
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            if wrapped:
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos\n 64 vs 2")  # noqa: B904
+            raise
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=f"^cannot write {path}: No space left on device$"):
+        WholeCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert [found.name for found in tmp_path.iterdir()] == ["last.ckpt"]
+    assert torch.load(path) == {"step": 1}
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """What writes more is told that it cannot, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_may_not_grow_leaves_the_checkpoint_before():
+    write = WholeCheckpointIO().save_checkpoint
+    write({"weight": torch.zeros(1000)}, "last.ckpt")
+    with files_of_at_most(100_000), pytest.raises(OSError, match="^cannot write last.ckpt: File too large$"):
+        write({"weight": torch.zeros(1_000_000)}, "last.ckpt")
+    assert [path.name for path in Path().iterdir()] == ["last.ckpt"]
+    assert len(torch.load("last.ckpt")["weight"]) == 1000
+
+
+def test_a_training_that_cannot_write(checkpoints, capfd):
+    """Files may be of 1 MB, and a checkpoint is of 5."""
+    before = {path.name: path.read_bytes() for path in checkpoints.iterdir()}
+    with files_of_at_most(10**6):
+        assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=3") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    path = Path("runs/quickstart/version_1/checkpoints/next.ckpt")
+    assert line.startswith(f"torchcaps: cannot write {path}: File too large; to go on: torchcaps train quickstart ")
+    assert line.endswith(" --ckpt_path last")
+    assert list(path.parent.iterdir()) == []
+    assert {path.name: path.read_bytes() for path in checkpoints.iterdir()} == before
+    with warnings.catch_warnings():
+        assert main(shlex.split(line.partition("to go on: torchcaps ")[2])) == 0
+    found = torch.load("runs/quickstart/version_2/checkpoints/last.ckpt", weights_only=True)
+    assert found["global_step"] == 6
+
+
+# How often, and where
+
+
+def steps_saved(monkeypatch, *arguments: str, seconds: float = 120.0) -> list[int]:
+    saved = []
+    save = WholeCheckpointIO.save_checkpoint
+
+    def noting(self, checkpoint, path, storage_options=None):
+        saved.append(checkpoint["global_step"])
+        save(self, checkpoint, path)
+
+    monkeypatch.setattr(WholeCheckpointIO, "save_checkpoint", noting)
+    monkeypatch.setattr(LastCheckpoints, "SECONDS", seconds)
+    assert call("train", *arguments) == 0
+    return saved
+
+
+def test_a_checkpoint_at_the_end_of_every_epoch(monkeypatch):
+    assert steps_saved(monkeypatch, "--trainer.max_epochs=3") == [2, 4, 6]
+
+
+def test_a_checkpoint_every_so_often_within_an_epoch(monkeypatch):
+    options = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=4"]
+    assert steps_saved(monkeypatch, *options, seconds=0) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_none_where_gradients_wait_for_more(monkeypatch):
+    options = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=5", "--trainer.accumulate_grad_batches=2"]
+    assert steps_saved(monkeypatch, *options, seconds=0) == [1, 2, 3, 4, 5, 6]
+
+
+def test_one_where_training_ends(monkeypatch):
+    options = ["--trainer.max_epochs=-1", "--trainer.limit_train_batches=4", "--trainer.max_steps=6"]
+    assert steps_saved(monkeypatch, *options) == [4, 6]
+
+
+def test_none_of_a_run_that_keeps_nothing():
+    assert call("train", "--trainer.max_epochs=1", "--trainer.enable_checkpointing=false") == 0
+    assert list(Path().rglob("*.ckpt")) == []
+
+
+# Lines of progress
+
+
+class Clock:
+    """A clock that goes on by 10 seconds with every step."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr("torchcaps.training.progress.time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def progress(monkeypatch, capfd, steps: int, lines: ProgressLines, first: int = 0, **values) -> list[str]:
+    """What is said in so many steps of 10 seconds."""
+    clock = Clock(monkeypatch)
+    metrics = {"train/loss": torch.tensor(0.25), "train/accuracy": 0.5}
+    trainer = SimpleNamespace(
+        global_step=first, current_epoch=0, max_epochs=2, estimated_stepping_batches=40, progress_bar_metrics=metrics
+    )
+    vars(trainer).update(values)
+    capfd.readouterr()
+    lines.on_train_start(trainer, None)
+    for batch in range(steps):
+        clock.now += 10
+        trainer.global_step += 1
+        lines.on_train_batch_end(trainer, None, None, None, batch)
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    return printed.err.splitlines()
+
+
+def test_a_line_tells_how_far_it_is(monkeypatch, capfd):
+    lines = progress(monkeypatch, capfd, 17, ProgressLines())
+    assert lines == [
+        "epoch 1 of 2, step 6 of 40, 0:05:40 left, train/loss 0.2500, train/accuracy 0.5000",
+        "epoch 1 of 2, step 12 of 40, 0:04:40 left, train/loss 0.2500, train/accuracy 0.5000",
+    ]
+
+
+def test_lines_of_a_resumed_run(monkeypatch, capfd):
+    """Only the steps of this process tell how long one takes."""
+    (line,) = progress(monkeypatch, capfd, 6, ProgressLines(), first=24)
+    assert line.startswith("epoch 1 of 2, step 30 of 40, 0:01:40 left")
+
+
+def test_lines_of_a_run_without_an_end(monkeypatch, capfd):
+    values = {"max_epochs": -1, "estimated_stepping_batches": float("inf"), "progress_bar_metrics": {}}
+    assert progress(monkeypatch, capfd, 2, ProgressLines(20), first=9_999, **values) == ["epoch 1, step 10,001"]
+
+
+def test_lines_of_steps_of_several_batches(monkeypatch, capfd):
+    """Until the first one is complete, there is no telling; nothing is divided by zero."""
+    lines = ProgressLines(10)
+    clock = Clock(monkeypatch)
+    trainer = SimpleNamespace(
+        global_step=5, current_epoch=0, max_epochs=2, estimated_stepping_batches=40, progress_bar_metrics={}
+    )
+    lines.on_train_start(trainer, None)
+    clock.now += 10
+    lines.on_train_batch_end(trainer, None, None, None, 0)
+    assert capfd.readouterr().err.startswith("epoch 1 of 2, step 5 of 40, ")
+
+
+def test_other_processes_say_nothing(monkeypatch, capfd):
+    lines = ProgressLines()
+    lines.disable()
+    assert progress(monkeypatch, capfd, 20, lines) == []
+    lines.enable()
+    assert len(progress(monkeypatch, capfd, 20, lines)) == 3
+
+
+def test_the_log_of_a_training_is_small(capfd):
+    """No bar that is drawn again and again where there is no terminal."""
+    arguments = ["train", "quickstart", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+    with warnings.catch_warnings():
+        assert main([*arguments, "--trainer.limit_train_batches=5"]) == 0
+    printed = capfd.readouterr()
+    assert "test/accuracy: " in printed.out
+    assert len(printed.out + printed.err) < 10_000
+
+
+@pytest.mark.slow
+def test_the_log_of_the_demo_is_small():
+    command = [sys.executable, "-m", "torchcaps", "train", "quickstart", "--trainer.max_epochs=2"]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert ran.returncode == 0
+    assert len(ran.stdout) < 10_000, ran.stdout
+
+
+def test_lines_in_a_training(capfd, monkeypatch):
+    monkeypatch.setattr(ProgressLines.__init__, "__defaults__", (0.0,))
+    arguments = [option for option in TINY if "progress_bar" not in option]
+    with warnings.catch_warnings():
+        assert main(["train", "quickstart", *arguments, "--trainer.max_epochs=2"]) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("epoch ")]
+    assert [line.partition(", train/")[0].rpartition(", ")[0] for line in lines] == [
+        f"epoch {epoch} of 2, step {step} of 4" for epoch, step in ((1, 1), (1, 2), (2, 3), (2, 4))
+    ]
+    assert all("train/loss" in line for line in lines)
