@@ -131,7 +131,7 @@ VARIANT = re.compile(
     "li2018/cifar10-(own|other|skip[12]|kl|resnet18-.*)$|"
     "heinsen2019/(sst2-.*|smallnorb-(dynamic|vector-norm|attention|kmeans)|small/(sst5.*|.*-(azimuths|elevations).*))$|"
     "zhao2019/(.*-r(5|10|15)|affnist-.*|svhn-cnn-(max|average)|cifar10-(cnn|resnet56)-average|.*-resnet(32|44)-.*)$|"
-    "tsai2020/(cifar100-(dynamic|em|cnn|resnet18).*|diverse-multimnist-(dynamic|cnn.*))$|sabour2017/mnist-(1-.*|cnn)$"
+    "tsai2020/(cifar100-(dynamic|em|cnn|resnet18|.*-resnet).*|cifar10-em-resnet|diverse-multimnist-(dynamic|cnn.*))$|sabour2017/mnist-(1-.*|cnn)$"
 )
 
 

@@ -383,10 +383,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-SLOW_SIGNALS = [pytest.param(*one, marks=pytest.mark.slow) for one in (("SIGINT", 130), ("SIGUSR1", 138))]
-
-
-@pytest.mark.parametrize(("by", "expected"), [("SIGTERM", 143), *SLOW_SIGNALS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("by", "expected"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_process_that_gets_a_signal(by, expected, seen):
     options = CASES["made on the fly"]
     assert train("straight", *options) == 0
