@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from torchcaps.explain.pictures import write
 from torchcaps.extras import needs
@@ -68,17 +69,19 @@ def curve(folder: Path, name: str = "train/loss_step") -> tuple[list[int], list[
 
 
 def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure | None:
-    """Training losses of the runs that have begun, each smoothed over so many logged steps; None if none has."""
+    """Training losses of the runs that have begun, each the mean of the last so many logged; None if none has."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.add_subplot()
     for run in runs:
         steps, values = curve(run.folder(root))
-        if len(steps) > window:
-            smooth = [sum(values[i - window : i]) / window for i in range(window, len(values) + 1)]
-            axis.plot(steps[window - 1 :], smooth, linewidth=1, label=str(run))
+        if steps:
+            smooth = [fmean(values[max(i - window, 0) : i]) for i in range(1, len(values) + 1)]
+            axis.plot(steps, smooth, linewidth=1, label=str(run))
     if not axis.lines:
         return None
     axis.set(xlabel="step", ylabel="training loss", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
     axis.legend(frameon=False, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
