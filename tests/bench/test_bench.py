@@ -325,6 +325,7 @@ def test_half_precision(dtype):
     assert all(row.seconds for row in rows), rows
 
 
+@pytest.mark.slow
 def test_command_line_end_to_end(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "new" / "folder"

@@ -377,7 +377,7 @@ def start(runs: str, *arguments: str, seconds: float = 120.0) -> subprocess.Pope
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=1500)
     finally:
         process.kill()
     return process.returncode, said
