@@ -91,7 +91,7 @@ def test_a_row_is_trained_tested_and_written_down(tmp_path, images_of_noise):
     results = read_results(tmp_path / "runs" / "results.csv")
     assert sorted(result.seed for result in results) == [0, 1, 2]
     first = results[0]
-    assert first.command == f"torchcaps train {ROW} --seed_everything={first.seed}"
+    assert first.command == f"torchcaps train {ROW} --seed_everything={first.seed} --trainer.devices=1"
     assert first.precision == "32-true"
     assert "1 thread, torch" in first.hardware
     assert first.hours > 0
