@@ -206,7 +206,7 @@ def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, teste
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
         precision=str(trained.trainer.precision),
         date=datetime.now(UTC).date().isoformat(),
-        hours=round(sum(part["ended"] - part["began"] for part in parts) / 3600, 2),
+        hours=round(sum(part["ended"] - part["began"] for part in parts) / 3600, 4),
     )
 
 
