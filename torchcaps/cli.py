@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcaps.extras import needs
-from torchcaps.files import write_whole
+from torchcaps.files import write_text_whole
 from torchcaps.models import create_model, list_models
 from torchcaps.models.registry import describe_model, nearest
 from torchcaps.signals import Stopped, StopSignals
@@ -124,7 +124,7 @@ def test(options: argparse.Namespace, overrides: list[str]) -> None:
         writer = csv.writer(written, lineterminator="\n")
         writer.writerow(("label", "prediction"))
         writer.writerows((names[label], names[prediction]) for label, prediction in rows)
-        print(f"predictions: {_write(options.predictions, written.getvalue())}")
+        print(f"predictions: {write_text_whole(options.predictions, written.getvalue())}")
 
 
 def explain(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -277,7 +277,7 @@ def hardest(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.out:
         if options.out.is_dir():
             raise BadInput(f"--out {options.out} is a folder: give the path of a text file")
-        print(f"classes: {_write(options.out, text)}")
+        print(f"classes: {write_text_whole(options.out, text)}")
     else:
         print(text, end="")
 
@@ -577,10 +577,6 @@ def _test(cli: "RecipeCLI") -> None:
     if cli.trainer.is_global_zero:  # of several processes one tells
         for name, value in metrics.items():
             print(f"{name}: {value:.4f}")
-
-
-def _write(path: Path, text: str) -> Path:
-    return write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:

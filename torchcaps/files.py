@@ -20,6 +20,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
+def write_text_whole(path: Path, text: str) -> Path:
+    """Write a text in UTF-8, its lines ended by "\\n" everywhere."""
+    return write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8", newline="\n"))
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     if os.name == "posix":

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from torchcaps.explain.pictures import write
 from torchcaps.extras import needs
-from torchcaps.files import write_whole
+from torchcaps.files import write_text_whole
 from torchcaps.recipes import list_recipes, published
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, Result, add_results, read_results, summary
@@ -93,7 +93,7 @@ def main(docs: Path) -> None:
     results = add_results(PUBLISHED_WITH_THE_PACKAGE, read_results(root / "results.csv"))
     page = docs / "results.md"
     text = with_tables(page.read_text(encoding="utf-8"), results)
-    write_whole(page, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
+    write_text_whole(page, text)
     print(f"{page}: {len(results)} results")
     if figure := curves_figure(root, plan()):
         print(f"figure: {write(figure, docs / 'figures' / 'reproduced.png')}")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from torchcaps.extras import needs
-from torchcaps.files import write_whole
+from torchcaps.files import write_text_whole
 
 with needs("train"):
     from filelock import FileLock
@@ -98,7 +98,7 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
         writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(result) for result in results)
-        write_whole(path, lambda unfinished: unfinished.write_text(text.getvalue(), encoding="utf-8", newline=""))
+        write_text_whole(path, text.getvalue())
     return results
 
 

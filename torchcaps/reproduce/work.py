@@ -21,12 +21,12 @@ import torch
 from filelock import FileLock, Timeout
 from lightning import Callback, LightningModule, Trainer
 
-from torchcaps.files import write_whole
+from torchcaps.files import write_text_whole
 from torchcaps.machine import commit, processor
 from torchcaps.recipes import find_recipe, published
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import Result, add_results, known_results, unit_of, value_of
-from torchcaps.signals import Stopped, StopSignals
+from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.training.cli import RecipeCLI
 
@@ -56,11 +56,9 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
                 _train(run, root, signals)
     except Timeout:
         sys.exit(TAKEN)
-    except Stopped:
-        raise
-    except BaseException as error:
+    except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        write_whole(folder / "failed.txt", lambda unfinished: unfinished.write_text(said, encoding="utf-8"))
+        write_text_whole(folder / "failed.txt", said)
         raise
 
 
@@ -124,7 +122,7 @@ def _measure(run: Run, root: Path) -> None:
     except _Pace.Measured as measured:
         path = root / "pace" / f"{run.recipe}.json"
         text = json.dumps({**_paces(path), _hardware(): measured.args})
-        write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
+        write_text_whole(path, text)
 
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
@@ -162,7 +160,7 @@ def _as_begun(run: Run, folder: Path) -> list[str]:
     begun = folder / "overrides.json"
     if not begun.exists():
         text = json.dumps(_overrides(run))
-        write_whole(begun, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
+        write_text_whole(begun, text)
     return json.loads(begun.read_text(encoding="utf-8"))
 
 
@@ -172,7 +170,7 @@ def _noted(part: Path) -> Iterator[None]:
     about = {"commit": commit(), "hardware": _hardware(), "began": time.time()}
 
     def note() -> None:
-        write_whole(part / "part.json", lambda unfinished: unfinished.write_text(json.dumps(about), encoding="utf-8"))
+        write_text_whole(part / "part.json", json.dumps(about))
 
     note()
     yield

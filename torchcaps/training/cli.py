@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from torchcaps.data import DataError, ImageNet, LabelledData
-from torchcaps.files import take_folder, write_whole
+from torchcaps.files import take_folder, write_text_whole
 from torchcaps.recipes import Published
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
@@ -154,7 +154,7 @@ class _SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         text = self.parser.dump(self.config, skip_none=False)
-        write_whole(self.folder / self.config_filename, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text_whole(self.folder / self.config_filename, text)
 
 
 def _loggers(run_folder: Path) -> list[Logger]:
