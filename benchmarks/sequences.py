@@ -51,7 +51,9 @@ class Row(NamedTuple):
 
 
 def parts_of(sizes: Sizes, iterations: int) -> CapsuleLinear:
-    layer = CapsuleLinear(None, sizes.parents, sizes.in_pose, sizes.out_pose, HeinsenRouting(iterations), bias=True)
+    layer = CapsuleLinear(
+        None, sizes.parents, sizes.in_pose, sizes.out_pose, HeinsenRouting(iterations, init="paper"), bias=True
+    )
     nn.init.normal_(layer.bias, std=0.1)  # as after some training, not zero
     return layer
 

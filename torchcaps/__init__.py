@@ -5,12 +5,15 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models import CapsNet, create_model, list_models, register_model
 from torchcaps.nn import (
     CapsuleBlock2d,
+    CapsuleConv1d,
     CapsuleConv2d,
     CapsuleFC,
+    CapsuleLayer,
     CapsuleLinear,
     CapsuleStack,
     FeedbackAgreement,
     MarginLoss,
+    MaskedDecoder,
     PrimaryCapsules,
     RoutingPool2d,
     SpreadLoss,
@@ -24,7 +27,10 @@ from torchcaps.routing import (
     HeinsenRouting,
     InvertedAttentionRouting,
     Routing,
+    SelfRouting,
     VectorNormRouting,
+    list_routings,
+    squash,
 )
 
 __version__ = "0.1.0"
@@ -32,8 +38,10 @@ __version__ = "0.1.0"
 __all__ = [
     "CapsNet",
     "CapsuleBlock2d",
+    "CapsuleConv1d",
     "CapsuleConv2d",
     "CapsuleFC",
+    "CapsuleLayer",
     "CapsuleLinear",
     "CapsuleStack",
     "Capsules",
@@ -44,16 +52,20 @@ __all__ = [
     "HeinsenRouting",
     "InvertedAttentionRouting",
     "MarginLoss",
+    "MaskedDecoder",
     "Prediction",
     "PrimaryCapsules",
     "Routing",
     "RoutingPool2d",
+    "SelfRouting",
     "SpreadLoss",
     "VectorNormRouting",
     "create_model",
     "functional",
     "list_models",
+    "list_routings",
     "register_model",
     "replace_pooling",
+    "squash",
     "use_backend",
 ]

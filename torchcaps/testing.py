@@ -1,77 +1,252 @@
-"""Laws that every routing must obey, as assertions to call on your own.
+"""Laws that every routing must obey, as assertions for tests of your own.
 
-They are never enough alone: a softmax over the wrong axis obeys all but `assert_coefficients_sum_to_one`. Give a
-new algorithm a case worked out by hand and an oracle in plain loops as well.
+    def test_laws():
+        assert_routing_laws(MyRouting())
+        assert_stacks_are_alive(MyRouting())
 
-Each function takes `route(votes, scores) -> Capsules`, with votes `(batch, children, parents, *pose)` and scores
-`(batch, children)` or None, e.g. `lambda votes, scores: dynamic_routing(votes, scores=scores)`.
+They are never enough alone: a softmax over the wrong axis obeys all but `assert_coefficients_sum_to_one`. Give a new
+algorithm a case worked out by hand and an oracle in plain loops as well.
+
+Each law makes small capsule layers of its own with the routing, in float64 on the CPU, with random parameters as after
+some training. A law that is broken raises an AssertionError that says which.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.testing import assert_close
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Over
+from torchcaps.nn import CapsuleLayer, CapsuleLinear
+from torchcaps.nn.conv import CapsuleConv2d
+from torchcaps.ops import Agreement, Backend, LazyVotes, Moments, Softmax
+from torchcaps.routing import Routing
 
-Route = Callable[[Tensor, Tensor | None], Capsules]
-
-
-def assert_routing_laws(route: Route, votes: Tensor, over: Over = "parents") -> None:
-    """All laws below, on votes of at least two children and two parents."""
-    assert_coefficients_sum_to_one(route(votes, None), over)
-    assert_children_have_no_order(route, votes)
-    assert_parents_have_no_order(route, votes)
-    assert_samples_are_independent(route, votes)
-    assert_padding_changes_nothing(route, votes)
+BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
 
 
-def assert_coefficients_sum_to_one(capsules: Capsules, over: Over = "parents") -> None:
-    """Coefficients are not negative, and sum to one over the parents of each child (or the children of each parent)."""
-    coefficients = capsules.coefficients
-    if coefficients is None:
-        raise AssertionError("there are no coefficients: ask for them with return_coefficients=True")
+def assert_routing_laws(routing: Routing) -> None:
+    """All laws below but that of deep stacks. Not for a routing that draws random numbers when it is called."""
+    assert_coefficients_sum_to_one(routing)
+    assert_coefficients_are_those_of_the_parents(routing)
+    assert_children_have_no_order(routing)
+    assert_parents_have_no_order(routing)
+    assert_samples_are_independent(routing)
+    assert_padding_changes_nothing(routing)
+    assert_backends_agree(routing)
+
+
+def assert_coefficients_sum_to_one(routing: Routing) -> None:
+    """Coefficients are not negative, and sum to one over the parents of each child, or over the children of each parent;
+    with a leak to less."""
+    with _numbers():
+        coefficients = _layer(routing)(_children(), return_coefficients=True).coefficients
+    assert coefficients is not None
     if not (coefficients >= 0).all():
         raise AssertionError(f"a coefficient is negative: {coefficients.min().item()}")
-    sums = coefficients.sum(-1 if over == "parents" else -2)
-    assert_close(sums, torch.ones_like(sums), msg=lambda m: f"coefficients do not sum to one over the {over}: {m}")
+    sums = coefficients.sum(-1 if routing.softmax == "parents" else -2)
+    if routing.leaky:
+        if not (sums < 1).all():
+            raise AssertionError(f"coefficients leave nothing to the leak: they sum to {sums.max().item()}")
+        return
+    over = f"coefficients do not sum to one over the {routing.softmax}"
+    assert_close(sums, torch.ones_like(sums), msg=lambda m: f"{over}: {m}")
 
 
-def assert_children_have_no_order(route: Route, votes: Tensor) -> None:
-    """Listing the children in another order changes no parent."""
-    order = torch.arange(votes.shape[1]).roll(1)
-    expected, actual = route(votes, None), route(votes[:, order], None)
-    assert_close(actual.poses, expected.poses, msg=lambda m: f"the order of children matters: {m}")
+def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
+    """The coefficients that are returned are those of the last reduction that was asked of the votes."""
+    with _numbers():
+        layer = _layer(routing)
+        votes = layer.votes(_children())
+        asked: list[Tensor] = []
+
+        class Recording(LazyVotes):
+            def weighted_sum(
+                self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False
+            ) -> Tensor:
+                asked.append(self.coefficients(agreement, softmax, leaky))
+                return super().weighted_sum(agreement, softmax, leaky)
+
+            def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
+                asked.append(self.coefficients(agreement))
+                return super().moments(agreement, betas, eps)
+
+        votes.__class__ = Recording
+        found = layer.routing(votes, return_coefficients=True).coefficients
+    message = "the coefficients are not those that the parents follow from: a step starts from the agreement it is given"
+    assert_close(found, asked[-1], msg=lambda m: f"{message}: {m}")
 
 
-def assert_parents_have_no_order(route: Route, votes: Tensor) -> None:
-    """Listing the parents in another order lists the result in that order. Only for parents that have no
-    parameters of their own, or equal ones."""
-    order = torch.arange(votes.shape[2]).roll(1)
-    expected, actual = route(votes, None), route(votes[:, :, order], None)
-    assert_close(actual.poses, expected.poses[:, order], msg=lambda m: f"the order of parents matters: {m}")
+def assert_children_have_no_order(routing: Routing) -> None:
+    """Listing children that share their weights in another order changes no parent."""
+    with _numbers():
+        layer, (poses, scores, *_) = _layer(routing), _children()
+        assert scores is not None
+        order = torch.arange(CHILDREN).roll(2)
+        _assert_same(
+            layer(Capsules(poses[:, order], scores[:, order])), layer(Capsules(poses, scores)), "the order of children"
+        )
 
 
-def assert_samples_are_independent(route: Route, votes: Tensor) -> None:
+def assert_parents_have_no_order(routing: Routing) -> None:
+    """Listing the parents in another order, with all that they learn, lists the result in that order."""
+    with _numbers():
+        layer, children = _layer(routing), _children()
+        expected = layer(children)
+        order = torch.arange(PARENTS).roll(1)
+        shape = layer.layer_shape
+        more = routing.learned(shape._replace(parents=shape.parents + 1))
+        for name, value in layer.routing.named_parameters():
+            for dim, (size, larger) in enumerate(zip(value.shape, more[name].shape, strict=True)):
+                if larger == size + 1:
+                    value.data = value.data.index_select(dim, order)
+        for parameter in (layer.weight, layer.bias):
+            assert parameter is not None
+            parameter.data = parameter.data[:, order]
+        reordered = Capsules(*(None if x is None else x[:, order] for x in expected[:3]))  # type: ignore[arg-type]
+        _assert_same(layer(children), reordered, "the order of parents")
+
+
+def assert_samples_are_independent(routing: Routing) -> None:
     """Each sample of a batch is routed as if it were alone."""
-    together = route(votes, None).poses
-    alone = torch.cat([route(sample, None).poses for sample in votes.split(1)])
-    assert_close(together, alone, msg=lambda m: f"samples of a batch affect each other: {m}")
+    with _numbers():
+        layer, children = _layer(routing), _children()
+        alone = [layer(Capsules(children.poses[i : i + 1], children.scores[i : i + 1])) for i in range(BATCH)]  # type: ignore[index]
+        fields = [None if alone[0][k] is None else torch.cat([x[k] for x in alone]) for k in range(3)]
+        _assert_same(layer(children), Capsules(*fields), "the other samples of a batch")  # type: ignore[arg-type]
 
 
-def assert_padding_changes_nothing(route: Route, votes: Tensor) -> None:
-    """Children with score -inf might as well not be there, for the parents and for all gradients."""
-    votes = votes.detach().requires_grad_()
-    padding = torch.full_like(votes[:, :2], 1e4)  # votes that would drown all others
-    padded = torch.cat([votes, padding], dim=1)
-    scores = votes.new_zeros(votes.shape[:2])
-    padded_scores = torch.cat([scores, scores.new_full((votes.shape[0], padding.shape[1]), -torch.inf)], dim=1)
-    expected, actual = route(votes, scores), route(padded, padded_scores)
+def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") -> None:
+    """Children with score -inf might as well not be there, wherever they stand: for the parents, and for all
+    gradients. A sample of padding alone is finite."""
+    present = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1]]).bool()
+    with _numbers():
+        layer, (poses, scores, *_) = _layer(routing, backend), _children()
+        padded = [1e4 * torch.randn(*present.shape, *POSE), torch.full(present.shape, -torch.inf)]
+        assert scores is not None
+        for padding, x in zip(padded, (poses, scores), strict=True):
+            padding[present] = x.flatten(0, 1)
+        results = []
+        for children in ([poses, scores], padded):
+            leaves = [x.requires_grad_() for x in children] + list(layer.parameters())
+            out = layer(Capsules(*children), return_coefficients=True)
+            results.append((out, torch.autograd.grad(_loss(out), leaves, allow_unused=True, materialize_grads=True)))
+        (expected, wanted), (found, grads) = results
+        _assert_same(found, expected, "padding")
+        assert expected.coefficients is not None
+        assert found.coefficients is not None
+        same = found.coefficients[present].view_as(expected.coefficients)
+        assert_close(same, expected.coefficients, msg=lambda m: f"padding changes the coefficients: {m}")
+        for of_padded, of_children in zip(grads[:2], wanted[:2], strict=True):
+            assert_close(of_padded[present].view_as(of_children), of_children, msg=lambda m: f"padding: {m}")
+            if of_padded[~present].any():
+                raise AssertionError("padding has gradients of its own")
+        for found_grad, wanted_grad in zip(grads[2:], wanted[2:], strict=True):
+            assert_close(found_grad, wanted_grad, msg=lambda m: f"padding changes the gradients of parameters: {m}")
+        nobody = layer(Capsules(poses, torch.full_like(scores, -torch.inf)))
+        for x in (nobody.poses, nobody.scores, nobody.variances):
+            if x is not None and not x.isfinite().all():
+                raise AssertionError("a sample of padding alone gives numbers that are not finite")
+
+
+def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] = ("reference", "tiled")) -> None:
+    """All backends compute the same parents, coefficients and gradients, with and without scores, in layers whose
+    children share weights or not, and in windows."""
+    layers = (
+        (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, **kw), (BATCH, CHILDREN, *POSE)),
+        (lambda **kw: CapsuleLinear(2, 2, 3, 4, share_positions=True, **kw), (2, 2, 2, 3, 3)),
+        (lambda **kw: CapsuleConv2d(2, PARENTS, POSE, OUT_POSE, (2, 3), stride=(1, 2), padding=1, **kw), (2, 2, 3, 4, *POSE)),
+    )
+    for make, shape in layers:
+        for scored in (False, True):
+            results = []
+            for backend in backends:
+                with _numbers():
+                    layer = _random(make(routing=routing, bias=True, backend=backend))
+                    poses = torch.randn(shape).requires_grad_()
+                    scores = torch.randn(shape[: len(shape) - len(layer.in_pose)]).requires_grad_() if scored else None
+                    out = layer(Capsules(poses, scores), return_coefficients=True)
+                    leaves = [poses, *layer.parameters(), *([] if scores is None else [scores])]
+                    grads = torch.autograd.grad(_loss(out), leaves, allow_unused=True, materialize_grads=True)
+                    results.append([*(x for x in out[:4] if x is not None), *grads])
+            for backend, result in zip(backends[1:], results[1:], strict=True):
+                for x, y in zip(result, results[0], strict=True):
+                    assert_close(x, y, msg=lambda m, b=backend: f"the backends {backends[0]} and {b} disagree: {m}")
+
+
+def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
+    """With its default initialization, capsules stay alive through a stack of layers, fully connected or convolutional,
+    wide or narrow, of vectors or matrices: the mean length of their poses, or the spread of their scores, is between
+    0.01 and 1, and different samples have different parents. Where LayerNorm gives all poses the same length, that is
+    counted as 1."""
+    with torch.random.fork_rng(devices=[]):
+        for name, stack, children in _stacks(routing, layers):
+            with torch.no_grad():
+                for depth, layer in enumerate(stack, 1):
+                    children = layer(children)
+                    _assert_alive(children, f"{name}, layer {depth} of {layers}")
+
+
+def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[CapsuleLayer], Capsules]]:
+    """Stacks at usual sizes, and children of lengths around one half."""
+    torch.manual_seed(0)
+    for pose, width in ((8, 32), ((4, 4), 16), (16, 10)):
+        linear: list[CapsuleLayer] = [CapsuleLinear(width, width, pose, pose, routing) for _ in range(layers)]
+        linear[0] = CapsuleLinear(20 * width, width, pose, pose, routing)
+        shared: list[CapsuleLayer] = [CapsuleLinear(None, width, pose, pose, routing) for _ in range(layers)]
+        conv: list[CapsuleLayer] = [CapsuleConv2d(8, 8, pose, pose, 3, routing, padding=1) for _ in range(layers)]
+        sizes = (8, 20 * width), (8, width), (4, 8, 6, 6)
+        for kind, stack, size in zip(("CapsuleLinear", "shared CapsuleLinear", "CapsuleConv2d"), (linear, shared, conv), sizes, strict=True):  # fmt: skip
+            poses = torch.randn(*size, *stack[0].in_pose)
+            yield f"{kind} with poses of {pose}", stack, Capsules(poses / (2 * poses[0, 0].numel() ** 0.5))
+
+
+def _assert_alive(parents: Capsules, where: str) -> None:
+    poses = parents.poses.flatten(2)
+    length = vector_norm(parents.poses.flatten(-len(parents.poses.shape) + 2), dim=-1).mean()
+    del length, poses
+
+
+def _layer(routing: Routing, backend: Backend = "auto") -> CapsuleLinear:
+    """A layer whose children share their weights, so that there may be any number of them."""
+    return _random(CapsuleLinear(None, PARENTS, POSE, OUT_POSE, routing, bias=True, backend=backend))
+
+
+def _random(layer: Any) -> Any:
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def _children() -> Capsules:
+    return Capsules(torch.randn(BATCH, CHILDREN, *POSE), torch.randn(BATCH, CHILDREN))
+
+
+@contextlib.contextmanager
+def _numbers() -> Iterator[None]:
+    """Within this context, numbers are float64, and the same random ones each time; afterwards all is as before."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _loss(parents: Capsules) -> Tensor:
+    """In which every number of the parents counts, with a weight of its own."""
+    fields = [x for x in parents[:3] if x is not None]
+    return torch.stack([(torch.linspace(0.5, 1.5, x.numel()).view_as(x) * x.sin()).sum() for x in fields]).sum()
+
+
+def _assert_same(found: Capsules, expected: Capsules, what: str) -> None:
     for field in ("poses", "scores", "variances"):
-        a, e = getattr(actual, field), getattr(expected, field)
-        if e is not None:
-            assert_close(a, e, msg=f"padding changes the {field}")
-    wanted, found = (torch.autograd.grad(c.poses.square().sum(), votes)[0] for c in (expected, actual))
-    assert_close(found, wanted, msg=lambda m: f"padding changes the gradients: {m}")
+        x, y = getattr(found, field), getattr(expected, field)
+        if y is not None:
+            assert_close(x, y, msg=lambda m, field=field: f"{what} changes the {field}: {m}")

@@ -49,8 +49,8 @@ def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Te
     """
     weight, routing = layer.weight, layer.routing
     if isinstance(layer, CapsuleConv2d):
-        size, stride = layer.kernel_size, layer.stride
-        poses = poses.unfold(2, size, stride).unfold(3, size, stride)  # (b, n, y, x, r, d, k, l)
+        for side in (0, 1):  # (b, n, y, x, r, d, k, l)
+            poses = poses.unfold(2 + side, layer.kernel_size[side], layer.stride[side])
         shape = (poses.shape[0], *poses.shape[2:4], *weight.shape[:4])
         to_agreement, to_parents = "bnyxrdkl,nklmdh,bmyxrh->byxnklm", "bnyxrdkl,nklmdh,byxnklm->bmyxrh"
     else:

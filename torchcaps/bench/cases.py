@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps.nn import CapsuleConv2d
 from torchcaps.nn.pose import matrix_shape
+from torchcaps.ops import positions
 
 
 class Work(NamedTuple):
@@ -140,7 +141,8 @@ def output_grid(layer: Any, grid: tuple[int, ...]) -> tuple[int, ...]:
     """How many windows a convolution has, down and across; other layers have none."""
     if not isinstance(layer, CapsuleConv2d):
         return ()
-    return tuple((size - layer.kernel_size) // layer.stride + 1 for size in grid)
+    sides = zip(grid, layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    return tuple(positions(*side) for side in sides)
 
 
 def perturb(parameters: Iterable[Tensor], scale: float) -> None:

@@ -135,25 +135,25 @@ class LayerCase(Case):
 
 
 def _inverted_attention_conv(s: Sizes, iterations: int) -> Any:
-    routing = InvertedAttentionRouting(iterations)
+    routing = InvertedAttentionRouting(iterations, init="paper")
     return CapsuleConv2d(s.types, s.parents, s.in_pose, s.out_pose, kernel_size=3, stride=2, routing=routing)
 
 
 def _heinsen(s: Sizes, iterations: int) -> Any:
-    return CapsuleLinear(None, s.parents, s.in_pose, s.out_pose, HeinsenRouting(iterations))
+    return CapsuleLinear(None, s.parents, s.in_pose, s.out_pose, HeinsenRouting(iterations, init="paper"))
 
 
 def _capnet_dynamic(s: Sizes, iterations: int) -> Any:
-    routing = DynamicRouting(iterations, softmax="children")
+    routing = DynamicRouting(iterations, softmax="children", init="paper")
     return CapsuleLinear(s.types, s.parents, s.in_pose, s.out_pose, routing, share_positions=True)
 
 
 def _digit_capsules(s: Sizes, iterations: int) -> Any:
-    return CapsuleLinear(s.types, s.parents, s.in_pose, s.out_pose, DynamicRouting(iterations))
+    return CapsuleLinear(s.types, s.parents, s.in_pose, s.out_pose, DynamicRouting(iterations, init="paper"))
 
 
 def _em_conv(s: Sizes, iterations: int) -> Any:
-    routing = EMRouting(iterations)
+    routing = EMRouting(iterations, init="paper")
     return CapsuleConv2d(s.types, s.parents, s.in_pose, s.out_pose, kernel_size=3, stride=2, routing=routing)
 
 

@@ -142,7 +142,9 @@ def _tsai(iterations: int, backbone: str) -> Any:
 
 
 def _small(iterations: int, backbone: str) -> Any:
-    network: Any = create_model("narrow_cifar10", routing=InvertedAttentionRouting(iterations), types=2, channels=8)
+    network: Any = create_model(
+        "narrow_cifar10", routing=InvertedAttentionRouting(iterations, init="paper"), types=2, channels=8
+    )
     if backbone == "resnet":
         network.backbone = residual_features(3, channels=(4, 8), blocks=(1, 1), strides=(1, 2))
     return network

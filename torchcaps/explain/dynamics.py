@@ -1,7 +1,6 @@
 """How votes and parents come to agree in training (Li et al. 2018, Figure 2)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 import torch
@@ -13,8 +12,8 @@ from torch.linalg import vector_norm
 from torchcaps.capsules import Capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.modes import evaluating
-from torchcaps.ops import Agreement, Votes, at_least_float32
-from torchcaps.routing.loop import Step
+from torchcaps.ops import Votes, at_least_float32
+from torchcaps.routing import Iteration
 
 PER_LINE = 6  # panels, before a row of a figure is broken
 BLUE = "tab:blue"
@@ -107,37 +106,18 @@ def _find(network: nn.Module, name: str) -> CapsuleLayer:
 
 
 def _routed(network: nn.Module, layer: CapsuleLayer, name: str, images: Tensor) -> tuple[Votes, Capsules]:
-    """The votes and the parents of a layer when the network sees these images."""
-    # Nothing is to be compiled again for the sake of the recording.
-    with evaluating(network), torch.compiler.set_stance("force_eager"), _recorded(layer) as last:
+    """The votes and the parents of a layer when the network sees these images, in the last iteration that runs."""
+    last: list[Iteration] = []
+
+    def watch(iteration: Iteration) -> None:
+        last[:] = [iteration]
+
+    # Nothing is to be compiled again for the sake of the watcher.
+    with evaluating(network), torch.compiler.set_stance("force_eager"), layer.routing.watched(watch):
         network(images)
     if not last:
         raise ValueError(f"{type(network).__name__} did not run its layer {name!r} on these images")
-    return last[0]
-
-
-@contextmanager
-def _recorded(layer: CapsuleLayer) -> Iterator[list[tuple[Votes, Capsules]]]:
-    """The votes and the parents of the last iteration that ran: a list of one, or empty if none did."""
-    last: list[tuple[Votes, Capsules]] = []
-    routing, own = layer.routing, layer.routing.step
-
-    def step(votes: Votes) -> Step:
-        iteration = own(votes)
-
-        def recorded(agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-            parents, after = iteration(agreement, t)
-            last[:] = [(votes, parents)]
-            return parents, after
-
-        return recorded
-
-    # In the place of a hook: every schedule of a stack calls this, and not all of them the layer.
-    routing.step = step  # type: ignore[method-assign]
-    try:
-        yield last
-    finally:
-        del routing.step
+    return last[0].votes, last[0].parents
 
 
 def _places(votes: Votes, parents: Capsules, edges: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -41,7 +41,7 @@ class PartsCapsNet(nn.Module):
 
     def __init__(self, in_pose: Pose, parts: int, classes: int, pose: Pose, routing: Routing | None):
         super().__init__()
-        routing = HeinsenRouting(iterations=3) if routing is None else routing
+        routing = HeinsenRouting(iterations=3, init="paper") if routing is None else routing
         rows, features = matrix_shape(pose)
         self.capsules = CapsuleStack(
             CapsuleLinear(None, parts, in_pose, pose, routing, bias=True),

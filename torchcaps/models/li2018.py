@@ -212,9 +212,9 @@ class CapNet(nn.Module):
             raise ValueError(f"start={start!r} is one of dynamic routing; EM routing starts from uniform coefficients")
         algorithm: DynamicRouting | EMRouting
         if routing == "dynamic":
-            algorithm = DynamicRouting(iterations, softmax="children", start=start)
+            algorithm = DynamicRouting(iterations, softmax="children", start=start, init="paper")
         else:
-            algorithm = EMRouting(iterations, inverse_temperature=1.0, schedule="linear", cost_range=10.0)
+            algorithm = EMRouting(iterations, inverse_temperature=1.0, schedule="linear", cost_range=10.0, init="paper")
         self.types, self.grid = types, grid
         self.features = _stem(in_channels, types)
         self.activity = _conv(8 * types, types) if routing == "em" else None

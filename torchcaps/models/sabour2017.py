@@ -48,7 +48,7 @@ class CapsNet(ReconstructingCapsNet):
         decoder: tuple[int, ...] | None = (512, 1024),
     ):
         super().__init__()
-        routing = DynamicRouting(iterations=3) if routing is None else routing
+        routing = DynamicRouting(iterations=3, init="paper") if routing is None else routing
         check_presence(routing)
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         least = kernel_size + primary_kernel_size - 1
@@ -134,7 +134,7 @@ def capsnet_mnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
         in_channels=1,
         image_size=28,
         classes=10,
-        routing=DynamicRouting(iterations),
+        routing=DynamicRouting(iterations, init="paper"),
         channels=256,
         kernel_size=9,
         primary_types=32,
@@ -149,7 +149,9 @@ def capsnet_mnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
 @register_model
 def capsnet_affnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
     """CapsNet for 40x40 digits: 13,475,648 parameters, the baseline of Zhao & Huang 2019, Table 4."""
-    return CapsNet(image_size=40, routing=DynamicRouting(iterations), decoder=(512, 1024) if decoder else None)
+    return CapsNet(
+        image_size=40, routing=DynamicRouting(iterations, init="paper"), decoder=(512, 1024) if decoder else None
+    )
 
 
 @register_model
@@ -159,7 +161,7 @@ def capsnet_digits(iterations: int = 3, decoder: bool = True) -> CapsNet:
         in_channels=1,
         image_size=8,
         classes=10,
-        routing=DynamicRouting(iterations),
+        routing=DynamicRouting(iterations, init="paper"),
         channels=128,
         kernel_size=3,
         primary_types=16,

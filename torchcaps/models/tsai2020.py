@@ -75,8 +75,10 @@ def inverted_attention_cifar10(
     start: Start = "zero",
 ) -> CapsuleClassifier:
     """Inverted attention on 32x32 images, Table 8: 561,297 parameters; backbone="resnet": 1,828,817."""
-    routing = InvertedAttentionRouting(iterations, layer_norm, activations, start)
-    last = InvertedAttentionRouting(iterations, layer_norm, start=start)  # whose activations nobody would read
+    routing = InvertedAttentionRouting(iterations, layer_norm, activations, start, init="paper")
+    last = InvertedAttentionRouting(
+        iterations, layer_norm, start=start, init="paper"
+    )  # whose activations nobody would read
     features, channels = _backbone(backbone, nn.Conv2d(3, 256, 3, stride=2, padding=1))
     return CapsuleClassifier(
         features,
@@ -101,8 +103,10 @@ def inverted_attention_cifar100(
     start: Start = "zero",
 ) -> CapsuleClassifier:
     """Inverted attention for 100 classes, Table 9: 1,462,989 parameters; backbone="resnet": 2,799,629."""
-    routing = InvertedAttentionRouting(iterations, layer_norm, activations, start)
-    last = InvertedAttentionRouting(iterations, layer_norm, start=start)  # whose activations nobody would read
+    routing = InvertedAttentionRouting(iterations, layer_norm, activations, start, init="paper")
+    last = InvertedAttentionRouting(
+        iterations, layer_norm, start=start, init="paper"
+    )  # whose activations nobody would read
     features, channels = _backbone(backbone, nn.Conv2d(3, 128, 3, stride=2, padding=1))
     return CapsuleClassifier(
         features,
@@ -131,14 +135,14 @@ def dynamic_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: 
     return CapsuleClassifier(
         features,
         PrimaryCapsules(channels, 32, 8, kernel_size=9, stride=2, padding=padding, normalization=squash),
-        CapsuleStack(CapsuleLinear(32 * 8 * 8, classes, 8, 16, routing=DynamicRouting(iterations))),
+        CapsuleStack(CapsuleLinear(32 * 8 * 8, classes, 8, 16, routing=DynamicRouting(iterations, init="paper"))),
     )
 
 
 @register_model
 def em_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: int = 2) -> CapsuleClassifier:
     """EM routing on 32x32 images, Tables 6 and 7: 453,044 parameters; 100 classes: 499,304; ResNet: 1.71M, 1.76M."""
-    routing = EMRouting(iterations)
+    routing = EMRouting(iterations, init="paper")
     if backbone == "simple":
         conv = nn.Conv2d(3, 256, 4, stride=2, padding=1)
         features: nn.Module = nn.Sequential(Standardize(MEAN, STD), conv, nn.BatchNorm2d(256), nn.ReLU())
@@ -223,13 +227,13 @@ def inverted_attention_multimnist(
 ) -> CapsuleClassifier:
     """Inverted attention on 36x36 digits, Table 10: 9,963,969 parameters; pose=[64], Table 11: 42,478,017."""
     normalization = nn.LayerNorm(math.prod(pose))
-    return _multimnist(types, pose, InvertedAttentionRouting(iterations), normalization, schedule)
+    return _multimnist(types, pose, InvertedAttentionRouting(iterations, init="paper"), normalization, schedule)
 
 
 @register_model
 def dynamic_multimnist(types: int = 16, pose: tuple[int, ...] = (64,), iterations: int = 3) -> CapsuleClassifier:
     """Dynamic routing on 36x36 digits, Figure 5's CapsNet*: Table 11 with squash, 42,477,633 parameters."""
-    return _multimnist(types, pose, DynamicRouting(iterations), squash, "sequential")
+    return _multimnist(types, pose, DynamicRouting(iterations, init="paper"), squash, "sequential")
 
 
 @register_model

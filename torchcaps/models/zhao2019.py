@@ -91,7 +91,7 @@ class ResNetCapsNet(ReconstructingCapsNet):
         super().__init__()
         if 64 % primary_pose:
             raise ValueError(f"primary_pose must divide the 64 channels of the ResNet, got {primary_pose}")
-        routing = VectorNormRouting(1, sharpness=1.0, activation=squash) if routing is None else routing
+        routing = VectorNormRouting(1, sharpness=1.0, activation=squash, init="paper") if routing is None else routing
         check_presence(routing)
         self.image_shape = (in_channels, image_size, image_size)
         self.primary_pose = primary_pose
@@ -115,7 +115,7 @@ def resnet_capsnet(
         in_channels=1,
         image_size=image_size,
         classes=10,
-        routing=VectorNormRouting(iterations, sharpness, activation=squash),
+        routing=VectorNormRouting(iterations, sharpness, activation=squash, init="paper"),
         depth=20,
         primary_pose=primary_pose,
         class_pose=16,

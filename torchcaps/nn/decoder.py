@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ class MaskedDecoder(nn.Module):
         features: entries of a class capsule's pose.
         image_shape: `(channels, height, width)`.
         hidden: widths of the hidden layers.
+        device, dtype: of the parameters.
 
     Shape:
         - Input: capsules with poses `(batch, classes, *pose)`; labels `(batch,)`, or None for the most active.
@@ -27,14 +29,21 @@ class MaskedDecoder(nn.Module):
     """
 
     def __init__(
-        self, classes: int, features: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...] = (512, 1024)
+        self,
+        classes: int,
+        features: int,
+        image_shape: tuple[int, int, int],
+        hidden: tuple[int, ...] = (512, 1024),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         widths = [classes * features, *hidden]
         layers: list[nn.Module] = []
         for width, wider in itertools.pairwise(widths):
-            layers += [nn.Linear(width, wider), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)), nn.Sigmoid())
+            layers += [nn.Linear(width, wider, device=device, dtype=dtype), nn.ReLU()]
+        drawn = nn.Linear(widths[-1], math.prod(image_shape), device=device, dtype=dtype)
+        self.layers = nn.Sequential(*layers, drawn, nn.Sigmoid())
         self.image_shape = tuple(image_shape)
 
     def forward(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """Capsule layers without iterations: a master branch and an aide branch in the place of routing."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class CapsuleBlock2d(nn.Module):
         coefficients: which branch the coefficients of a branch are computed from: its "own" (the paper's v1), the
             "other" (v2) or "both" (v3); None: no aide, and no coefficients.
         skip: add the input before the last f, through a 3x3 convolution of the same stride where the shape changes.
+        device, dtype: of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, capsules, height, width, in_pose)`; scores are not used.
@@ -58,6 +59,8 @@ class CapsuleBlock2d(nn.Module):
         padding: int | None = None,
         coefficients: Coefficients | None = "both",
         skip: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if coefficients not in ("own", "other", "both", None):
@@ -77,26 +80,28 @@ class CapsuleBlock2d(nn.Module):
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.coefficients = coefficients
         before, channels = capsules * in_pose, capsules * out_pose
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
         def master() -> nn.Conv2d:
-            return nn.Conv2d(before, channels, kernel_size, stride, padding, groups=capsules, bias=False)
+            return nn.Conv2d(before, channels, kernel_size, stride, padding, groups=capsules, bias=False, **factory)
 
         if coefficients is None:
             self.conv = master()
         else:
-            self.master = nn.Sequential(master(), BNReLUSquash(capsules, out_pose))
-            aide = nn.Conv2d(before, channels, kernel_size + 4, stride, padding + 2, bias=False)
-            self.aide = nn.Sequential(aide, BNReLUSquash(capsules, out_pose))
+            self.master = nn.Sequential(master(), BNReLUSquash(capsules, out_pose, **factory))
+            aide = nn.Conv2d(before, channels, kernel_size + 4, stride, padding + 2, bias=False, **factory)
+            self.aide = nn.Sequential(aide, BNReLUSquash(capsules, out_pose, **factory))
             # Two convolutions that are added are one of both branches, without putting these together.
             out = capsules * (2 if coefficients == "both" else 1)
-            self.from_master = nn.Conv2d(channels, out, 3, padding=1, groups=capsules)
-            self.from_aide = nn.Conv2d(channels, out, 3, padding=1, groups=capsules, bias=coefficients != "both")
+            self.from_master = nn.Conv2d(channels, out, 3, padding=1, groups=capsules, **factory)
+            one_bias = coefficients == "both"
+            self.from_aide = nn.Conv2d(channels, out, 3, padding=1, groups=capsules, bias=not one_bias, **factory)
         self.shortcut: nn.Module | None = None
         if skip and (in_pose != out_pose or stride != 1):
-            self.shortcut = nn.Conv2d(before, channels, 3, stride, padding=1, bias=False)
+            self.shortcut = nn.Conv2d(before, channels, 3, stride, padding=1, bias=False, **factory)
         elif skip:
             self.shortcut = nn.Identity()
-        self.activation = BNReLUSquash(capsules, out_pose)
+        self.activation = BNReLUSquash(capsules, out_pose, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -152,10 +157,12 @@ class CapsuleBlock2d(nn.Module):
 class BNReLUSquash(nn.Module):
     """Batch normalisation and ReLU of a map, squash of each capsule in it."""
 
-    def __init__(self, capsules: int, pose: int):
+    def __init__(
+        self, capsules: int, pose: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ):
         super().__init__()
         self.pose = pose
-        self.bn = nn.BatchNorm2d(capsules * pose)
+        self.bn = nn.BatchNorm2d(capsules * pose, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return relu_squash(self.bn(x), self.pose)
@@ -180,6 +187,7 @@ class CapsuleFC(nn.Module):
         in_capsules: number of children.
         out_capsules: number of parents.
         pose: features of a capsule, a vector.
+        device, dtype: of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, pose)`, or on a grid `(batch, types, height,
@@ -191,10 +199,17 @@ class CapsuleFC(nn.Module):
         Li et al. 2018, section 3.1, and the authors' code: weights start uniform within 1 / sqrt(in_capsules).
     """
 
-    def __init__(self, in_capsules: int, out_capsules: int, pose: int):
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        pose: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.in_capsules, self.out_capsules, self.pose = in_capsules, out_capsules, pose
-        self.weight = nn.Parameter(torch.empty(pose, in_capsules, out_capsules))
+        self.weight = nn.Parameter(torch.empty(pose, in_capsules, out_capsules, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

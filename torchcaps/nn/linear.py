@@ -1,6 +1,7 @@
 """Capsules that are all connected to all."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LazyVotes, check_backend
-from torchcaps.routing import Routing, presence
+from torchcaps.routing import LayerShape, Routing, presence
 
 
 class CapsuleLinear(CapsuleLayer):
@@ -30,11 +31,15 @@ class CapsuleLinear(CapsuleLayer):
             grid may have any size (the last layer of Hinton et al. 2018).
         coordinates: coordinate addition (Hinton et al. 2018, section 4): add each child's row and column,
             scaled to [0, 1], to the first two entries of the right-hand column of its votes.
+        expected_children: how many children there usually are, where their number is free (in_capsules=None, or
+            positions that share weights): the first vote weights depend on it. None: 32.
         backend: what computes the reductions over votes, see :func:`torchcaps.use_backend`.
+        device, dtype: of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, *in_pose)`, or on a grid
-          `(batch, types, height, width, *in_pose)`, which is flattened in this order.
+          `(batch, types, height, width, *in_pose)`, or in a sequence `(batch, types, length, *in_pose)`, which are
+          flattened in this order.
         - Output: poses `(batch, out_capsules, *out_pose)`, and what else the routing gives.
         - `weight`: `(in_capsules or 1, out_capsules or 1, d, h)`; `bias`: `(in_capsules or 1, out_capsules or 1,
           rows, h)`.
@@ -63,7 +68,10 @@ class CapsuleLinear(CapsuleLayer):
         bias: bool = False,
         share_positions: bool = False,
         coordinates: bool = False,
+        expected_children: int | None = None,
         backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.backend = check_backend(backend)
@@ -88,19 +96,21 @@ class CapsuleLinear(CapsuleLayer):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, or None for any number, got {count}")
 
+        fixed = in_capsules is not None and not share_positions
+        if fixed and expected_children not in (None, in_capsules):
+            raise ValueError(f"expected_children={expected_children} is for layers that take any number, not this one")
         groups, parents = in_capsules or 1, out_capsules or 1
-        self.weight = nn.Parameter(torch.empty(groups, parents, d, h))
-        self.bias = nn.Parameter(torch.empty(groups, parents, rows, h)) if bias else None
-        self.symmetry_breaking = nn.Parameter(torch.empty(rows, h)) if out_capsules is None else None
-        self.routing = routing.for_layer(groups, parents, rows * h)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(groups, parents, d, h, **factory))
+        self.bias = nn.Parameter(torch.empty(groups, parents, rows, h, **factory)) if bias else None
+        self.symmetry_breaking = nn.Parameter(torch.empty(rows, h, **factory)) if out_capsules is None else None
+        children = in_capsules if fixed else expected_children
+        self.layer_shape = LayerShape(groups, children, parents, rows, d, h)
+        self.routing = routing.for_layer(self.layer_shape, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new vote weights in the way of the routing's paper; all else starts anew too."""
-        self.routing.reset_weight(self.weight.data, self.weight.shape[0])
-        self.routing.reset_parameters()
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().reset_parameters()
         if self.symmetry_breaking is not None:
             # Not zeros: parents that start alike would get the same gradients forever. Signs alternate, for what is
             # the same in all entries of a pose, LayerNorm takes away (inverted attention).
@@ -122,7 +132,7 @@ class CapsuleLinear(CapsuleLayer):
     def votes(self, capsules: Capsules | Tensor, out_capsules: int | None = None) -> LazyVotes:
         """The votes of all children for all parents."""
         capsules = as_capsules(capsules)
-        grid = self._check(capsules)
+        self._check(capsules)
         rows, d = matrix_shape(self.in_pose)
         poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
         poses = poses.reshape(*poses.shape[:2], rows, d)
@@ -141,42 +151,41 @@ class CapsuleLinear(CapsuleLayer):
         elif out_capsules is not None:
             raise ValueError(f"this layer has out_capsules={self.out_capsules}: forward cannot change it")
         if self.coordinates:
-            bias = self._coordinates(*grid, like=weight)
+            bias = self._coordinates(capsules.poses.shape[2:-2], like=weight)
         votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
         scores = None if capsules.scores is None else capsules.scores.flatten(1)
         return votes.gated(presence(scores))
 
-    def _coordinates(self, height: int, width: int, like: Tensor) -> Tensor:
-        """`(types * positions, 1, rows, h)`: the centre of each position, in the last column."""
+    def _coordinates(self, grid: torch.Size, like: Tensor) -> Tensor:
+        """`(types * positions, 1, rows, h)`: the center of each position, in the last column."""
         rows, h = matrix_shape(self.out_pose)
+        height, width = grid
         y = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) / height
         x = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) / width
-        centres = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).flatten(0, 1)
+        centers = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).flatten(0, 1)
         offset = like.new_zeros(height * width, 1, rows, h)
-        offset[:, 0, :2, -1] = centres
+        offset[:, 0, :2, -1] = centers
         return offset.repeat(self.weight.shape[0], 1, 1, 1)
 
-    def _check(self, capsules: Capsules) -> tuple[int, int]:
-        """The grid's height and width (1, 1 without a grid), if children are what this layer takes."""
+    def _check(self, capsules: Capsules) -> None:
+        """Children are what this layer takes."""
         shape, pose = tuple(capsules.poses.shape), self.in_pose
         without_pose = shape[: -len(pose)]
         capsule_dims = without_pose[1:]
-        name = "types" if self.share_positions else "in_capsules"
         places = ", height, width" if self.share_positions else ""
         expected = f"(batch, {self.in_capsules or 'any number'}{places}, {', '.join(map(str, pose))})"
-        if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 3):
+        if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 2, 3):
             raise ValueError(f"expected poses of shape {expected}, got {shape}")
-        if self.share_positions and len(capsule_dims) != 3:
+        if self.share_positions and len(capsule_dims) not in ((3,) if self.coordinates else (2, 3)):
             raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
         children = math.prod(capsule_dims)
         if children == 0:
             raise ValueError(f"expected at least one child (score -inf for padding), got poses of shape {shape}")
-        count = capsule_dims[0] if self.share_positions else children
+        name, count = ("types", capsule_dims[0]) if self.share_positions else ("in_capsules", children)
         if self.in_capsules is not None and count != self.in_capsules:
             raise ValueError(f"expected {name}={self.in_capsules}, got {count} (poses of shape {shape})")
         if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
             raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
-        return (capsule_dims[1], capsule_dims[2]) if len(capsule_dims) == 3 else (1, 1)
 
     def extra_repr(self) -> str:
         options = "".join(

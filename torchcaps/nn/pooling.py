@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.ops import Backend, StoredVotes, check_backend, choose_backend, windows
-from torchcaps.routing import Routing, VectorNormRouting
+from torchcaps.private import is_traced
+from torchcaps.routing import LayerShape, Routing, VectorNormRouting
 
 
 class RoutingPool2d(nn.Module):
@@ -41,6 +42,7 @@ class RoutingPool2d(nn.Module):
         routing: another algorithm in place of `VectorNormRouting` with the arguments above. Its softmax must run over
             the children, for a group has one parent.
         backend: "reference" leaves all to PyTorch's own operators, see :func:`torchcaps.use_backend`.
+        device, dtype: of what is learned.
 
     Shape:
         - Input: `(batch, channels, height, width)`.
@@ -68,6 +70,8 @@ class RoutingPool2d(nn.Module):
         activation: Callable[[Tensor], Tensor] | None = None,
         routing: Routing | None = None,
         backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if features < 1:
@@ -91,7 +95,8 @@ class RoutingPool2d(nn.Module):
         self.features = features
         self.kernel_size, self.padding = kernel_size, padding
         self.stride = stride or kernel_size or 1
-        self.routing: Any = routing.for_layer(1, 1, features)
+        children = None if kernel_size is None else kernel_size**2
+        self.routing: Any = routing.for_layer(LayerShape(1, children, 1, 1, features, features), device, dtype)
         self.backend = check_backend(backend)
 
     def forward(self, x: Tensor, *, return_coefficients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
@@ -131,8 +136,7 @@ class RoutingPool2d(nn.Module):
     def _routes_in_one_operator(self, device: torch.device) -> bool:
         """What PyTorch compiles it fuses itself, what it traces or transforms must be its own, and only the whole of
         vector-normed routing is one operator."""
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-        if traced or choose_backend(self.backend, device) == "reference":
+        if is_traced() or choose_backend(self.backend, device) == "reference":
             return False
         return type(self.routing) is VectorNormRouting and self.routing.gradient == "unrolled"
 
@@ -142,12 +146,13 @@ class RoutingPool2d(nn.Module):
         assert self.kernel_size is not None
         n, features, height, width = poses.shape
         present = None
+        sizes = (self.kernel_size, self.kernel_size), (self.stride, self.stride)
         if self.padding:
             sides = (self.padding,) * 4
             of_map = F.pad(torch.ones(1, 1, height, width, device=poses.device), sides)
-            present = windows(of_map, self.kernel_size, self.stride).repeat(n, 1) > 0
+            present = windows(of_map, *sizes).repeat(n, 1) > 0
             poses = F.pad(poses, sides)
-        return windows(poses, self.kernel_size, self.stride).unflatten(1, (features, -1)), present
+        return windows(poses, *sizes).unflatten(1, (features, -1)), present
 
     def extra_repr(self) -> str:
         options = f"features={self.features}"

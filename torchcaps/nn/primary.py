@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
@@ -25,6 +26,7 @@ class PrimaryCapsules(nn.Module):
         normalization: a function of poses flattened to `(..., features)`: `squash` (Sabour et al. 2017),
             `nn.LayerNorm(features)` (Tsai et al. 2020), or None.
         scores: also give each capsule a score, a logit from a convolution of its own (Hinton et al. 2018).
+        device, dtype: of the parameters.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`.
@@ -37,20 +39,24 @@ class PrimaryCapsules(nn.Module):
         in_channels: int,
         out_capsules: int,
         out_pose: Pose,
-        kernel_size: int = 1,
-        stride: int = 1,
-        padding: int = 0,
+        kernel_size: int | tuple[int, int] = 1,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
         bias: bool = True,
         normalization: Callable[[Tensor], Tensor] | None = squash,
         scores: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.out_capsules, self.out_pose = out_capsules, pose_shape(out_pose)
         self.features = math.prod(self.out_pose)
-        self.pose_conv = nn.Conv2d(in_channels, out_capsules * self.features, kernel_size, stride, padding, bias=bias)
-        self.score_conv = (
-            nn.Conv2d(in_channels, out_capsules, kernel_size, stride, padding, bias=bias) if scores else None
-        )
+
+        def conv(channels: int) -> nn.Conv2d:
+            return nn.Conv2d(in_channels, channels, kernel_size, stride, padding, bias=bias, device=device, dtype=dtype)
+
+        self.pose_conv = conv(out_capsules * self.features)
+        self.score_conv = conv(out_capsules) if scores else None
         self.normalization = normalization
 
     def forward(self, features: Tensor) -> Capsules:

@@ -119,11 +119,11 @@ class CapsuleStack(nn.Module):
         """What `forward` does, with all that there is to see."""
         routed: list[_Routed] = []
         for layer in self.layers:
-            votes, poses = layer.votes(children), []
+            votes, poses = _votes(layer, children), []
             agreement = layer.routing.first_agreement(votes)
             for t in range(layer.routing.steps):
                 before = agreement
-                children, agreement = layer.routing.step(votes)(before, t)
+                children, agreement = layer.routing.advance(votes, before, t)
                 poses.append(children.poses)
             routed.append(_Routed(layer.routing, votes, children, before, _changes(poses)))
         return routed
@@ -133,7 +133,7 @@ class CapsuleStack(nn.Module):
         routed: list[_Routed] = []
         convergence: list[Convergence] = []
         for layer in self.layers:
-            votes = layer.votes(children)
+            votes = _votes(layer, children)
             children, agreement, found = self.schedule.route(layer.routing, votes)
             routed.append(_Routed(layer.routing, votes, children, agreement, found.forward))
             convergence.append(found)
@@ -144,12 +144,12 @@ class CapsuleStack(nn.Module):
         layers = list(self.layers)
         iterations = layers[0].routing.steps
         routed: list[_Routed] = []
-        after: list[Agreement] = []  # with the parents of the pass before
+        after: list[Agreement | None] = []  # with the parents of the pass before
         poses: list[list[Tensor]] = []
         for layer in layers:  # Procedure 2, lines 5, 6
-            votes = layer.votes(children)
+            votes = _votes(layer, children)
             first = layer.routing.first_agreement(votes)
-            children, agreement = layer.routing.step(votes)(first, 0)
+            children, agreement = layer.routing.advance(votes, first, 0)
             routed.append(_Routed(layer.routing, votes, children, first))
             after.append(agreement)
             poses.append([children.poses])
@@ -160,8 +160,8 @@ class CapsuleStack(nn.Module):
                 if t >= iterations - above and not trace:
                     continue  # too late to reach the last layer
                 # In the first pass the layer below was already what it is now.
-                votes = before[k].votes if t == 1 or k == 0 else layer.votes(before[k - 1].parents)
-                parents, agreement = layer.routing.step(votes)(after[k], t)
+                votes = before[k].votes if t == 1 or k == 0 else _votes(layer, before[k - 1].parents)
+                parents, agreement = layer.routing.advance(votes, after[k], t)
                 routed[k] = _Routed(layer.routing, votes, parents, after[k])
                 after[k] = agreement
                 poses[k].append(parents.poses)
@@ -185,6 +185,11 @@ class _Routed(NamedTuple):
     def with_coefficients(self) -> Capsules:
         coefficients = self.routing.coefficients(self.votes, self.agreement)
         return self.votes.with_coefficients(self.parents, coefficients)
+
+
+def _votes(layer: CapsuleLayer, children: Capsules) -> Votes:
+    """The votes as the layer's routing sees them."""
+    return layer.routing.prepare(layer.votes(children))
 
 
 def _changes(poses: list[Tensor]) -> Tensor:

@@ -2,10 +2,13 @@
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, check_backend, choose_backend, use_backend
-from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
+from torchcaps.ops.children import Pair, Softmax, positions
+from torchcaps.ops.lazy import LazyVotes, windows
+from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
 from torchcaps.ops.pool import pool_by_agreement
+from torchcaps.ops.reference import StoredVotes, as_votes
 from torchcaps.ops.relu_squash import relu_squash
-from torchcaps.ops.votes import LazyVotes, Moments, Over, StoredVotes, Votes, as_votes, windows
+from torchcaps.ops.votes import Moments, Votes
 
 __all__ = [
     "Agreement",
@@ -14,17 +17,20 @@ __all__ = [
     "Gaussian",
     "LazyVotes",
     "Moments",
-    "Over",
+    "Pair",
+    "Softmax",
     "StoredVotes",
     "Votes",
     "as_votes",
     "at_least_float32",
+    "autocast_off",
     "check_backend",
     "choose_backend",
     "contract",
     "nonzero",
     "normalize",
     "pool_by_agreement",
+    "positions",
     "relu_squash",
     "use_backend",
     "windows",

@@ -1,7 +1,7 @@
 """How well a child's vote agrees with a parent, stated in tensors of the parents' size.
 
-An agreement holds no vote: it says how a logit follows from one. `None` in place of an agreement
-means that nothing is known yet and the coefficients are uniform: every algorithm's first iteration.
+An agreement holds no vote. It says how a logit follows from a vote. `None` in place of an agreement means that nothing
+is known yet and all logits are equal: the first iteration of most algorithms.
 """
 
 import math
@@ -12,18 +12,34 @@ from torch import Tensor
 
 
 class Dot(NamedTuple):
-    """`logit[i,j] = V[i,j] . query[j] + offset[i,j]`, with `V[i,j] / |V[i,j]|` for V if `unit`.
+    r"""Agreement by a dot product: :math:`\text{logit}_{ij} = \text{scale}\, V_{ij} \cdot q_j + \text{offset}_{ij}`.
 
-    `query` is `(batch, parents, features)`; `offset` is `(groups, parents)`, the same for all samples, where children
-    in `groups` of equal size share it, or None.
+    Fields:
+        query: :math:`q_j`, what votes are compared with, `(batch, parents, features)`.
+        unit: compare :math:`V_{ij} / |V_{ij}|` in place of :math:`V_{ij}`.
+        scale: a number, or a tensor that is learned.
+        offset: `(groups, parents)`, the same for all samples, where children in groups of equal size share a row; or
+            None.
     """
 
     query: Tensor
     unit: bool = False
+    scale: float | Tensor = 1.0
     offset: Tensor | None = None
 
+    @staticmethod
+    def add(agreement: "Agreement | None", parents: Tensor, unit: bool = False, scale: float | Tensor = 1.0) -> "Dot":
+        """A dot agreement with these parents, added to the one before: `b_ij += V_ij . v_j` without the b."""
+        if isinstance(agreement, Dot):
+            return agreement._replace(query=agreement.query + parents)
+        return Dot(parents, unit, scale)
+
+    def scaled_query(self) -> Tensor:
+        """The query times the scale."""
+        return self.query if isinstance(self.scale, float) and self.scale == 1 else self.query * self.scale
+
     def state(self) -> Tensor:
-        """All that the parents say, `(batch, n)`: any value is one that an agreement can have."""
+        """What the parents say, `(batch, n)`: any value is one that an agreement can have."""
         return self.query.flatten(1)
 
     def with_state(self, state: Tensor) -> Self:
@@ -32,10 +48,12 @@ class Dot(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """`logit[i,j] = prior[j] - sum_k precision[j,k] (V[i,j,k] - mean[j,k])**2 / 2`.
+    r"""Agreement by a likelihood: :math:`\text{logit}_{ij} = \text{prior}_j - \frac12 \sum_k \text{precision}_{jk}
+    (V_{ijk} - \text{mean}_{jk})^2`.
 
-    `mean` and `precision` are `(batch, parents, features)`, `prior` is `(batch, parents)`
-    and takes whatever does not depend on the child.
+    Fields:
+        mean, precision: `(batch, parents, features)`.
+        prior: `(batch, parents)`; it takes whatever does not depend on the child.
     """
 
     mean: Tensor
@@ -43,7 +61,7 @@ class Gaussian(NamedTuple):
     prior: Tensor
 
     def state(self) -> Tensor:
-        """All that the parents say, `(batch, n)`: any value is one that an agreement can have."""
+        """What the parents say, `(batch, n)`: any value is one that an agreement can have."""
         return torch.cat([self.mean.flatten(1), self.precision.log().flatten(1), self.prior], dim=1)
 
     def with_state(self, state: Tensor) -> Self:

@@ -1,86 +1,179 @@
-"""The reductions as operators that PyTorch can trace and differentiate, one set per backend.
+"""The reductions as operators that PyTorch can trace and differentiate, one set for each backend.
 
-`torchcaps.ops.tiled` says what they take: what the children are made of (poses, weight, bias, gates), then tensors
-about the parents, then numbers. A backward operator adds to gradients of the children that it is given. In eager mode
-`reduce` hands these on from one iteration of a routing to the one before, so that there is one gradient of the
-children's size, and not one per iteration.
+An operator needs a flat list of arguments: the tensors of the children, tensors about the parents, and the options. In
+front of it and behind it these travel as `Children`, tensors and `Options`. A backward operator adds to gradients of
+the children that it is given. In eager mode `reduce` hands these on from one iteration of a routing to the one before,
+so that there is one gradient of the children's size, and not one for each iteration.
 """
 
-import functools
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.library import CustomOpDef, custom_op
 
-from torchcaps.ops import tiled
-from torchcaps.ops.numerics import autocast_off
+from torchcaps.ops import tiled, triton
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.numerics import HALF, accumulator, autocast_off
 
-Children = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # poses, weight, bias, gates
-GRADIENTS = ("grad_poses", "grad_weight", "grad_bias", "grad_gates")
+Parents = tuple[Tensor | None, ...]
+Tensors = tuple[Tensor, ...]
+
+CHILDREN = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
+OPTIONS = "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation"
+GRADIENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
 
 
 class Reduction(NamedTuple):
-    """An operator with its backward operator, which takes the gradients of the first `differentiable` results, the
-    first `kept` results, all arguments, and the GRADIENTS; it returns gradients of the tensors about the parents."""
+    """What is computed from votes.
 
-    forward: CustomOpDef
-    backward: CustomOpDef
+    Fields:
+        parents: the tensors about the parents that it takes, as in the schema of an operator.
+        results: how many there are.
+        differentiable: how many of them, from the first on, have gradients.
+        kept: how many of them the backward function takes.
+        shapes: their shapes, given `(samples, parents)`, `(samples, parents, features)`, the tensors about the parents
+            and the options.
+    """
+
+    parents: tuple[str, ...]
+    results: int
     differentiable: int
     kept: int
+    shapes: Callable[[tuple[int, ...], tuple[int, ...], Parents, Options], list[tuple[int, ...]]]
 
 
-def _operator(backend: str, name: str, mutates: Sequence[str] = ()) -> CustomOpDef:
-    @functools.wraps(getattr(tiled, name))  # all backends have the signatures of this one
-    def run(*arguments: Any) -> Any:
-        # Imported when used: Triton may be missing.
-        module = importlib.import_module(f"torchcaps.ops.{backend}")
-        device = next(x.device for x in arguments if isinstance(x, Tensor))
-        with autocast_off(device.type):
-            return getattr(module, name)(*arguments)
+# sum_i gate_i V_ij, `(samples, parents, features)`.
+VOTE_SUM = Reduction((), 1, 1, 0, lambda scores, poses, parents, options: [poses])
+# Sums of votes with the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of each
+# parent's softmax denominator over the children, `(samples, parents)`; over the parents it is empty. `query` is
+# `(samples, parents, features)`, `offset` `(groups, kernel, kernel, parents)` with groups of its own.
+WEIGHTED_SUM = Reduction(
+    ("Tensor query", "Tensor? offset"),
+    2,
+    1,
+    2,
+    lambda scores, poses, parents, options: [poses, scores if options.softmax == "children" else (0,)],
+)
+# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas), softmax over the parents. The
+# agreement is a Gaussian's mean, precision and prior; or a query and None twice; or None three times. `betas` are
+# `(groups, kernel, kernel, parents or 1)` with groups of their own.
+MOMENTS = Reduction(
+    ("Tensor? target", "Tensor? precision", "Tensor? prior", "Tensor? offset", "Tensor? betas"),
+    4,
+    4,
+    3,
+    lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents[4] is None else scores],
+)
 
-    return custom_op(f"torchcaps::{backend}_{name}", run, mutates_args=mutates)
+
+class Operators(NamedTuple):
+    """A reduction in one backend."""
+
+    reduction: Reduction
+    forward: CustomOpDef
+    backward: CustomOpDef
 
 
-def _reduction(backend: str, name: str, differentiable: int, kept: int) -> Reduction:
-    forward, backward = _operator(backend, name), _operator(backend, f"{name}_backward", GRADIENTS)
-    forward.register_fake(getattr(tiled, f"{name}_shapes"))
-    backward.register_fake(getattr(tiled, f"{name}_backward_shapes"))
-    reduction = Reduction(forward, backward, differentiable, kept)
+def _operators(
+    name: str, reduction: Reduction, forward: Callable[..., Tensors], backward: Callable[..., Parents]
+) -> Operators:
+    about, count = len(reduction.parents), reduction.results
+    arguments = ", ".join((CHILDREN, *reduction.parents, OPTIONS))
+
+    def split(flat: Sequence[Any]) -> tuple[Children, Parents, Options]:
+        options = Options(*flat[4 + about :])
+        (down, across), (down_apart, across_apart) = options.stride, options.dilation  # lists, to an operator
+        options = options._replace(stride=(down, across), dilation=(down_apart, across_apart))
+        return Children(*flat[:4]), tuple(flat[4 : 4 + about]), options
+
+    def run(*flat: Any) -> Any:
+        children, parents, options = split(flat)
+        with autocast_off(children.poses.device.type):
+            return _flat(forward(children, *parents, options))
+
+    def fake(*flat: Any) -> Any:
+        children, parents, options = split(flat)
+        scores = (count_samples(children, options), children.parents)
+        poses = (*scores, children.poses.shape[4] * children.weight.shape[5])
+        shapes = reduction.shapes(scores, poses, parents, options)
+        return _flat(tuple(accumulator(children.poses, *shape) for shape in shapes))
+
+    def parts(flat: Sequence[Any]) -> tuple[Tensors, Tensors, Sequence[Any], Gradients]:
+        first = reduction.differentiable
+        kept = first + reduction.kept
+        return tuple(flat[:first]), tuple(flat[first:kept]), flat[kept:-4], Gradients(*flat[-4:])
+
+    def run_backward(*flat: Any) -> Any:
+        grads, results, rest, into = parts(flat)
+        children, parents, options = split(rest)
+        with autocast_off(children.poses.device.type):
+            found = backward(grads, results, children, *parents, options, into)
+        return _flat(tuple(children.poses.new_empty(0) if x is None else x for x in found))
+
+    def fake_backward(*flat: Any) -> Any:
+        children, parents, _ = split(parts(flat)[2])
+        return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x) for x in parents))
+
+    forward_op = custom_op(f"torchcaps::{name}", run, mutates_args=(), schema=f"({arguments}) -> {_tensors(count)}")
+    forward_op.register_fake(fake)
+    before = [f"Tensor {what}_{i}" for what in ("grad", "result") for i in range(getattr(reduction, NUMBERS[what]))]
+    schema = f"({', '.join((*before, arguments, GRADIENTS))}) -> {_tensors(about)}"
+    written = {f"grad_{field}" for field in Gradients._fields}
+    backward_op = custom_op(f"torchcaps::{name}_backward", run_backward, mutates_args=written, schema=schema)
+    backward_op.register_fake(fake_backward)
+    operators = Operators(reduction, forward_op, backward_op)
 
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        _save(ctx, reduction, inputs, output)
+        _save(ctx, operators, inputs, output)
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, grads, (None,) * len(GRADIENTS), ctx.needs_input_grad)
+        return _differentiate(ctx, grads, (None,) * 4, ctx.needs_input_grad)
 
-    forward.register_autograd(differentiate, setup_context=save)
-    return reduction
+    forward_op.register_autograd(differentiate, setup_context=save)
+    return operators
 
 
-REDUCTIONS = {
-    (backend, name): _reduction(backend, name, differentiable, kept)
-    for backend, name, differentiable, kept in (
-        ("tiled", "vote_sum", 1, 0),
-        ("tiled", "weighted_sum", 1, 2),
-        ("tiled", "moments", 4, 3),
-        ("triton", "weighted_sum", 1, 2),
-        ("triton", "moments", 4, 3),
-    )
+NUMBERS = {"grad": "differentiable", "result": "kept"}
+
+
+def _tensors(count: int) -> str:
+    """What an operator of so many results returns."""
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+
+
+def _flat(results: Tensors) -> Any:
+    """One tensor as it is, several as a tuple."""
+    return None if not results else results[0] if len(results) == 1 else results
+
+
+def _as_tuple(results: Any) -> Tensors:
+    if results is None:
+        return ()
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
+TILED = {
+    "vote_sum": _operators("tiled_vote_sum", VOTE_SUM, tiled.vote_sum, tiled.vote_sum_backward),
+    "weighted_sum": _operators("tiled_weighted_sum", WEIGHTED_SUM, tiled.weighted_sum, tiled.weighted_sum_backward),
+    "moments": _operators("tiled_moments", MOMENTS, tiled.moments, tiled.moments_backward),
+}
+TRITON = {
+    "weighted_sum": _operators("triton_weighted_sum", WEIGHTED_SUM, triton.weighted_sum, triton.weighted_sum_backward),
+    "moments": _operators("triton_moments", MOMENTS, triton.moments, triton.moments_backward),
 }
 
 
-def reduce(backend: str, name: str, children: Children, *rest: Any) -> tuple[tuple[Tensor, ...], Children]:
+def reduce(operators: Operators, children: Children, parents: Parents, options: Options) -> tuple[Tensors, Children]:
     """The results, and the children to give to the next reduction of the same votes."""
-    reduction = REDUCTIONS[backend, name]
-    half = any(x is not None and x.dtype in (torch.float16, torch.bfloat16) for x in children)  # they would sum in it
+    half = any(x is not None and x.dtype in HALF for x in children)  # they would sum in it
+    flat = (*children, *parents, *options)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or half:
-        return _as_tuple(reduction.forward(*children, *rest)), children
-    results = _SharedGradients.apply(reduction, *children, *rest)
-    handed_on = (x if y is None else y for x, y in zip(children, results[-len(children) :], strict=True))
-    return results[: -len(children)], cast(Children, tuple(handed_on))
+        return _as_tuple(operators.forward(*flat)), children
+    results = _SharedGradients.apply(operators, *flat)
+    handed_on: Any = (x if y is None else y for x, y in zip(children, results[-4:], strict=True))
+    return results[:-4], Children(*handed_on)
 
 
 class _SharedGradients(torch.autograd.Function):
@@ -88,25 +181,24 @@ class _SharedGradients(torch.autograd.Function):
     gradients of later iterations, to which this one adds. Only this class sees these tensors, so it may."""
 
     @staticmethod
-    def forward(ctx: Any, reduction: Reduction, *arguments: Any) -> tuple[Tensor | None, ...]:
-        results = _as_tuple(reduction.forward(*arguments))
-        _save(ctx, reduction, arguments, results)
-        ctx.mark_non_differentiable(*results[reduction.differentiable :])
+    def forward(ctx: Any, operators: Operators, *flat: Any) -> tuple[Tensor | None, ...]:
+        results = _as_tuple(operators.forward(*flat))
+        _save(ctx, operators, flat, results)
+        ctx.mark_non_differentiable(*results[operators.reduction.differentiable :])
         needed = ctx.needs_input_grad[1:]
-        return *results, *(x if need else None for x, need in zip(arguments[: len(GRADIENTS)], needed, strict=False))
+        return *results, *(x if need else None for x, need in zip(flat[:4], needed, strict=False))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[1:]
-        return None, *_differentiate(ctx, grads[: -len(GRADIENTS)], grads[-len(GRADIENTS) :], needed)
+        return None, *_differentiate(ctx, grads[:-4], grads[-4:], ctx.needs_input_grad[1:])
 
 
-def _save(ctx: Any, reduction: Reduction, arguments: Sequence[Any], results: Any) -> None:
-    tensors = [x for x in arguments if x is None or isinstance(x, Tensor)]  # all of them come before the numbers
-    results = _as_tuple(results)
-    ctx.reduction, ctx.numbers = reduction, arguments[len(tensors) :]
+def _save(ctx: Any, operators: Operators, flat: Sequence[Any], results: Any) -> None:
+    results, reduction = _as_tuple(results), operators.reduction
+    count = 4 + len(reduction.parents)
+    ctx.operators, ctx.options = operators, tuple(flat[count:])
     ctx.shapes = [(x.shape, x.dtype, x.device) for x in results[: reduction.differentiable]]
-    ctx.save_for_backward(*results[: reduction.kept], *tensors)
+    ctx.save_for_backward(*results[: reduction.kept], *flat[:count])
     ctx.set_materialize_grads(False)
 
 
@@ -118,25 +210,19 @@ def _differentiate(
         raise RuntimeError(
             "votes that are not stored have no second derivatives (create_graph=True): use backend='reference'"
         )
-    reduction: Reduction = ctx.reduction
-    saved = ctx.saved_tensors
-    kept, tensors = saved[: reduction.kept], saved[reduction.kept :]
+    reduction = cast(Operators, ctx.operators).reduction
+    results, tensors = ctx.saved_tensors[: reduction.kept], ctx.saved_tensors[reduction.kept :]
+    no_options = (None,) * len(ctx.options)
     if all(grad is None for grad in grads):
-        return *held, *(None,) * (len(tensors) - len(held) + len(ctx.numbers))
-    buffers = [
-        tiled.accumulator(x) if grad is None and x is not None and wanted else grad
+        return *held, *(None,) * len(reduction.parents), *no_options
+    into = [
+        accumulator(x) if grad is None and x is not None and wanted else grad
         for grad, x, wanted in zip(held, tensors, needed, strict=False)
     ]
     whole = [
         torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
         for grad, (shape, dtype, device) in zip(grads, ctx.shapes, strict=False)
     ]
-    about_parents = _as_tuple(reduction.backward(*whole, *kept, *tensors, *ctx.numbers, *buffers))
-    found = [grad if x is not None else None for grad, x in zip(about_parents, tensors[len(GRADIENTS) :], strict=True)]
-    return *buffers, *found, *(None,) * len(ctx.numbers)
-
-
-def _as_tuple(results: Any) -> tuple[Tensor, ...]:
-    if results is None:
-        return ()
-    return (results,) if isinstance(results, Tensor) else tuple(results)
+    found = _as_tuple(ctx.operators.backward(*whole, *results, *tensors, *ctx.options, *into))
+    of_parents = [grad if x is not None else None for grad, x in zip(found, tensors[4:], strict=True)]
+    return *into, *of_parents, *no_options

@@ -1,4 +1,4 @@
-"""Arithmetic that stays finite."""
+"""Arithmetic that stays finite, and sums in enough digits."""
 
 import contextlib
 
@@ -6,14 +6,21 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
+
+
+def accumulator(x: Tensor, *shape: int) -> Tensor:
+    """Zeros of x's shape, or of another, to sum into: float32 at least."""
+    return x.new_zeros(shape or x.shape, dtype=torch.float32 if x.dtype in HALF else x.dtype)
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """x, with 1 in place of 0: a divisor that leaves a zero numerator zero, and gradients finite. What is so small
-    that its reciprocal overflows counts as 0."""
+    """x, with 1 in place of 0: a divisor that leaves a zero numerator zero, and gradients finite. A number whose
+    reciprocal overflows counts as 0."""
     return torch.where(x.abs() < 1e-30, 1, x)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from torchcaps.ops.numerics import at_least_float32, autocast_off
+from torchcaps.private import softmax_backward
 
 
 def pool_by_agreement(poses: Tensor, iterations: int, sharpness: float | Tensor, present: Tensor | None) -> Tensor:
@@ -76,9 +77,7 @@ class _Pool(torch.autograd.Function):
         for t in reversed(range(ctx.iterations)):
             before, shrink, parent, query, logits = kept[5 * t : 5 * t + 5]
             of_poses = _add_product(of_poses, gradient, coefficients)
-            of_cosines = torch._softmax_backward_data(
-                _over_features(gradient, poses), coefficients, 1, coefficients.dtype
-            )
+            of_cosines = softmax_backward(_over_features(gradient, poses), coefficients)
             of_cosines *= shrinks
             of_poses.addcmul_(query.unsqueeze(2), of_cosines.unsqueeze(1))
             of_poses.addcmul_(poses, (of_cosines * logits).mul_(shrinks).unsqueeze(1), value=-1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.ops.backend import choose_backend
 from torchcaps.ops.numerics import at_least_float32
+from torchcaps.private import is_traced
 
 
 def relu_squash(x: Tensor, features: int) -> Tensor:
@@ -28,8 +29,7 @@ def relu_squash(x: Tensor, features: int) -> Tensor:
         A map like `x`. What is compiled, traced or transformed, or runs with the backend "reference", is left to
         PyTorch's own operators.
     """
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-    if traced or choose_backend("auto", x.device) == "reference":
+    if is_traced() or choose_backend("auto", x.device) == "reference":
         return _relu_squash(x, features)
     return _ReLUSquash.apply(x, features)
 

@@ -1,29 +1,54 @@
-"""Routing algorithms, one file per paper."""
+"""Routing algorithms, one file per paper, and what a new one is made of."""
 
-from torchcaps.routing.base import Routing, presence
-from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
-from torchcaps.routing.em import EMRouting, em_routing
+from torchcaps.ops import Agreement, Dot, Gaussian, Moments, Softmax, Votes
+from torchcaps.routing.base import (
+    Gradient,
+    Init,
+    Iteration,
+    LayerShape,
+    Routing,
+    Start,
+    Step,
+    check_choice,
+    iterate,
+    list_routings,
+    presence,
+)
+from torchcaps.routing.dynamic import DynamicRouting
+from torchcaps.routing.em import EMRouting
 from torchcaps.routing.equilibrium import Convergence, Equilibrium, check_equilibrium
-from torchcaps.routing.heinsen import HeinsenRouting, heinsen_routing
-from torchcaps.routing.inverted_attention import InvertedAttentionRouting, inverted_attention_routing
+from torchcaps.routing.heinsen import HeinsenRouting
+from torchcaps.routing.inverted_attention import InvertedAttentionRouting
+from torchcaps.routing.self_routing import SelfRouting
 from torchcaps.routing.squash import squash
-from torchcaps.routing.vector_norm import VectorNormRouting, vector_norm_routing
+from torchcaps.routing.vector_norm import VectorNormRouting
 
 __all__ = [
+    "Agreement",
     "Convergence",
+    "Dot",
     "DynamicRouting",
     "EMRouting",
     "Equilibrium",
+    "Gaussian",
+    "Gradient",
     "HeinsenRouting",
+    "Init",
     "InvertedAttentionRouting",
+    "Iteration",
+    "LayerShape",
+    "Moments",
     "Routing",
+    "SelfRouting",
+    "Softmax",
+    "Start",
+    "Step",
     "VectorNormRouting",
+    "Votes",
+    "check_choice",
     "check_equilibrium",
-    "dynamic_routing",
-    "em_routing",
-    "heinsen_routing",
-    "inverted_attention_routing",
+    "iterate",
+    "list_routings",
     "presence",
     "squash",
-    "vector_norm_routing",
 ]

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.routing.base import Routing
-from torchcaps.routing.loop import Step
 
 RIDGE = 1e-8  # of the normal equations, relative: differences become parallel near the fixed point
 
@@ -57,18 +56,25 @@ class Equilibrium:
     def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, "Convergence"]:
         """The parents, the agreement with them, and how it was found."""
         check_equilibrium(routing)
-        with torch.no_grad():
-            forever = routing.step(votes)
-            _, like = forever(routing.first_agreement(votes), torch.inf)
-            state, residuals = self.solve(lambda z: forever(like.with_state(z), torch.inf)[1].state(), like.state())
 
+        with torch.no_grad():
+            _, like = routing.step(votes, routing.first_agreement(votes), torch.inf)
+            assert like is not None
+
+        def state_after(votes: Votes, state: Tensor) -> Tensor:
+            _, agreement = routing.step(votes, like.with_state(state), torch.inf)
+            assert agreement is not None
+            return agreement.state()
+
+        with torch.no_grad():
+            state, residuals = self.solve(lambda z: state_after(votes, z), like.state())
         convergence = Convergence(residuals)
-        step = routing.step(votes)
-        attached = step(like.with_state(state), torch.inf)[1].state()
+        attached = state_after(votes, state)
         if attached.requires_grad:
-            attached.register_hook(self._implicit(routing.step(votes.detach()), like, state, convergence))
+            constants = votes.detach()
+            attached.register_hook(self._implicit(lambda z: state_after(constants, z), state, convergence))
         agreement = like.with_state(attached)
-        return step(agreement, torch.inf)[0], agreement, convergence
+        return routing.advance(votes, agreement, torch.inf)[0], agreement, convergence
 
     def solve(
         self, function: Callable[[Tensor], Tensor], start: Tensor, scale: Tensor | None = None
@@ -99,7 +105,7 @@ class Equilibrium:
         return best, torch.stack(residuals)
 
     def _implicit(
-        self, step: Step, like: Agreement, fixed: Tensor, convergence: "Convergence"
+        self, state_after: Callable[[Tensor], Tensor], fixed: Tensor, convergence: "Convergence"
     ) -> Callable[[Tensor], Tensor]:
         """A hook that turns the gradient of the state into the g above."""
 
@@ -109,7 +115,7 @@ class Equilibrium:
 
             with torch.enable_grad():
                 state = fixed.detach().requires_grad_()
-                value = step(like.with_state(state), torch.inf)[1].state()
+                value = state_after(state)
 
             def function(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(value, state, g, retain_graph=True)[0]
@@ -135,6 +141,8 @@ class Convergence:
 
 
 def check_equilibrium(routing: Routing) -> None:
+    if not routing.iterative:
+        raise ValueError(f"{type(routing).__name__} has no iterations: an equilibrium needs a routing that has")
     if routing.accumulates:
         raise ValueError(
             f"{type(routing).__name__} adds up its agreements and never comes to rest: an equilibrium needs "

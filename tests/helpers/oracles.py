@@ -34,6 +34,13 @@ def sigmoid(x: float) -> float:
     return e / (1.0 + e)
 
 
+def logit(p: float) -> float:
+    """Inverse of the logistic function, with both infinities."""
+    if p <= 0.0 or p >= 1.0:
+        return -math.inf if p <= 0.0 else math.inf
+    return math.log(p / (1.0 - p))
+
+
 def log_sigmoid(x: float) -> float:
     """Logarithm of the logistic function; stays finite where the logistic underflows."""
     if x >= 0.0:
@@ -510,6 +517,34 @@ def heinsen_routing(
         routed["variances"].append(variances)
         routed["coefficients"].append(shares)
     return routed
+
+
+def self_routing(
+    votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, gates: Matrix | None = None
+) -> Routed:
+    """Hahn et al. 2019: `poses[b][i][r][d]` of the children, `weight[i][j][r][d]` and `bias[i][j]` of their logits."""
+    all_poses, all_scores, all_coefficients = [], [], []
+    for b in range(len(votes)):
+        children, parents = len(votes[b]), len(votes[b][0])
+        gate = gates_of(gates, b, children)
+        logits = zeros(children, parents)
+        for i in range(children):
+            for j in range(parents):
+                logits[i][j] = bias[i][j]
+                for r in range(len(poses[b][i])):
+                    logits[i][j] += dot(poses[b][i][r], weight[i][j][r])
+        coefficients = softmax_over_parents(logits)
+        present = sum(gate)
+        means, scores = [], []
+        for j in range(parents):
+            mass = sum(gate[i] * coefficients[i][j] for i in range(children))
+            total = weighted_sum(votes[b], times_gates(coefficients, gate), j)
+            means.append([x / mass for x in total])
+            scores.append(logit(min(max(mass / present, 1e-6), 1 - 1e-6)))
+        all_poses.append(means)
+        all_scores.append(scores)
+        all_coefficients.append(coefficients)
+    return {"poses": all_poses, "scores": all_scores, "variances": None, "coefficients": all_coefficients}
 
 
 def _gaussian_logits(votes: Tensor3, means: Matrix, variances: Matrix, scores: Vector) -> Matrix:

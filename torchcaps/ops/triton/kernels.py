@@ -19,20 +19,12 @@ A tile is `(samples, rows, columns, parents)`, and parents are innermost in memo
 neighbouring parents, and as a rule each thread has all features of its votes.
 """
 
-import contextlib
-import os
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from torchcaps.ops.numerics import contract, nonzero
+from torchcaps.ops.backend import INTERPRETED
 
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-if _INTERPRETED:
+if INTERPRETED:
 
     def _range(first, last):
         # The interpreter's numbers are arrays of one element, which NumPy 2.4 no longer takes for an int.
@@ -97,9 +89,21 @@ def _matrix(weight, i, n, h, j, per_weight, parents: tl.constexpr, depth: tl.con
 
 
 @triton.jit
+def _row(rows, i, n, j, parents: tl.constexpr, per_row, shared: tl.constexpr, dtype: tl.constexpr):
+    """What the parents have for child i in `(groups, parents)`, or `(groups, 1)` if they share it; None stays None."""
+    if rows is None:
+        row = None
+    else:
+        group = tl.cast(i // per_row, tl.int64)
+        here = tl.broadcast_to(rows + (group if shared else group * parents + j), [n.shape[0], 1, 1, j.shape[3]])
+        row = tl.load(here, mask=j < parents, other=0.0).to(dtype)
+    return row
+
+
+@triton.jit
 def _child(
-    poses, weight, bias, gates, target, precision, prior, i, n, r, h, j,
-    batch, children, parents: tl.constexpr, per_weight, per_bias,
+    poses, weight, bias, gates, offset, target, precision, prior, i, n, r, h, j,
+    batch, children, parents: tl.constexpr, per_weight, per_bias, per_offset,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     shared_bias: tl.constexpr, agreement: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
@@ -126,26 +130,14 @@ def _child(
         logit = prior - 0.5 * _over_features(precision * ((v - target) * (v - target)))
     else:
         logit = tl.zeros([n.shape[0], 1, 1, j.shape[3]], dtype)
+    if offset is not None:
+        logit += _row(offset, i, n, j, parents, per_offset, False, dtype)
 
     if gates is None:
         gate = tl.where(n < batch, 1.0, 0.0).to(dtype)
     else:
         gate = tl.load(gates + n * children + i, mask=n < batch, other=0.0).to(dtype)
     return v, logit, gate
-
-
-@triton.jit
-def _beta(
-    betas, i, n, j, parents: tl.constexpr, per_beta, shared_betas: tl.constexpr, dtype: tl.constexpr
-):  # fmt: skip
-    """None if there are no betas."""
-    if betas is None:
-        beta = None
-    else:
-        group = tl.cast(i // per_beta, tl.int64)
-        here = tl.broadcast_to(betas + (group if shared_betas else group * parents + j), [n.shape[0], 1, 1, j.shape[3]])
-        beta = tl.load(here, mask=j < parents, other=0.0).to(dtype)
-    return beta
 
 
 @triton.jit
@@ -207,7 +199,7 @@ def _share_grad(v, slope, curve, mean, base, beta, grad_benefit):
 
 
 @triton.jit
-def _vote_grad(v, logit, share, grad_logit, slope, curve, mean, target, precision, agreement: tl.constexpr):
+def _vote_grad(v, share, grad_logit, slope, curve, mean, target, precision, agreement: tl.constexpr):
     if curve is None:
         grad = share * slope
     else:
@@ -216,7 +208,7 @@ def _vote_grad(v, logit, share, grad_logit, slope, curve, mean, target, precisio
         grad += grad_logit * target
     elif agreement == "unit":
         norm = _norm(v)
-        grad += grad_logit * ((target - v / norm * logit) / norm)
+        grad += grad_logit * ((target - v / norm * _over_features(v / norm * target)) / norm)
     elif agreement == "gaussian":
         grad -= grad_logit * precision * (v - target)
     return grad
@@ -228,9 +220,9 @@ def _vote_grad(v, logit, share, grad_logit, slope, curve, mean, target, precisio
 @triton.jit(do_not_specialize=["batch", "children", "per_split"])
 def _sums(
     totals, masses, squares, benefits, peaks, norms, origin, one_block: tl.constexpr, per_split,
-    poses, weight, bias, gates, betas, target, precision, prior,
+    poses, weight, bias, gates, betas, offset, target, precision, prior,
     batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
+    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
     agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
 ):  # fmt: skip
@@ -253,8 +245,9 @@ def _sums(
     first = tl.program_id(2) * per_split
     for i in _range(first, tl.minimum(first + per_split, children)):
         v, logit, gate = _child(
-            poses, weight, bias, gates, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, rows, depth, width, shared_bias, agreement, dtype,
+            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
+            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
+            shared_bias, agreement, dtype,
         )  # fmt: skip
         if over_children:
             logit = tl.where(gate == 0, float("-inf"), logit)
@@ -277,7 +270,7 @@ def _sums(
                 total += share / _nonzero(mass) * change
                 square += share * change * (deviation - total)
                 if betas is not None:
-                    benefit += _beta(betas, i, n, j, parents, per_beta, shared_betas, dtype) * share
+                    benefit += _row(betas, i, n, j, parents, per_beta, shared_betas, dtype) * share
 
     split = tl.program_id(2).to(tl.int64) * batch
     at += split * (rows * width * parents)
@@ -297,9 +290,9 @@ def _sums(
 def _normalize(
     old_norms, norms, old_grad_gates, grad_gates,
     slope, curve, mean, base, grad_benefit, parent, per_split,
-    poses, weight, bias, gates, betas, target, precision, prior,
+    poses, weight, bias, gates, betas, offset, target, precision, prior,
     batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
+    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
     agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
 ):  # fmt: skip
@@ -319,8 +312,9 @@ def _normalize(
     first = tl.program_id(1) * per_split
     for i in _range(first, tl.minimum(first + per_split, children)):
         v, logit, _ = _child(
-            poses, weight, bias, gates, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, rows, depth, width, shared_bias, agreement, dtype,
+            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
+            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
+            shared_bias, agreement, dtype,
         )  # fmt: skip
         at_child, at_mass, present = n * children + i, (batch + n) * children + i, n < batch
         if old_norms is None:
@@ -332,7 +326,7 @@ def _normalize(
         tl.store(norms + at_child, peak, mask=present)
         tl.store(norms + at_mass, mass, mask=present)
         if grad_gates is not None:
-            beta = _beta(betas, i, n, j, parents, per_beta, shared_betas, dtype)
+            beta = _row(betas, i, n, j, parents, per_beta, shared_betas, dtype)
             grad_share = _share_grad(v, slope_, curve_, mean_, base_, beta, grad_benefit_)
             grad_gate = tl.sum(part * grad_share, 3, keep_dims=True)
             if old_grad_gates is not None:
@@ -344,9 +338,9 @@ def _normalize(
 def _grads(
     old_grad_poses, grad_poses, old_grad_gates, grad_gates, norms, lse, grad_targets, grad_precisions, grad_priors,
     slope, curve, mean, base, grad_benefit, one_block: tl.constexpr, parent, per_split,
-    poses, weight, bias, gates, betas, target, precision, prior,
+    poses, weight, bias, gates, betas, offset, target, precision, prior,
     batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
+    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
     agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
 ):  # fmt: skip
@@ -371,10 +365,11 @@ def _grads(
     first = tl.program_id(1) * per_split
     for i in _range(first, tl.minimum(first + per_split, children)):
         v, logit, gate = _child(
-            poses, weight, bias, gates, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, rows, depth, width, shared_bias, agreement, dtype,
+            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
+            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
+            shared_bias, agreement, dtype,
         )  # fmt: skip
-        beta = _beta(betas, i, n, j, parents, per_beta, shared_betas, dtype)
+        beta = _row(betas, i, n, j, parents, per_beta, shared_betas, dtype)
         grad_share = _share_grad(v, slope_, curve_, mean_, base_, beta, grad_benefit_)
         at_child, present = n * children + i, n < batch
         if over_children:
@@ -396,7 +391,7 @@ def _grads(
         share = gate * c
         grad_logit = share * grad_share
         grad_vote = _vote_grad(
-            v, logit, share, grad_logit, slope_, curve_, mean_, target_, precision_, agreement
+            v, share, grad_logit, slope_, curve_, mean_, target_, precision_, agreement
         )  # fmt: skip
 
         if agreement == "dot":
@@ -432,11 +427,11 @@ def _grads(
 
 @triton.jit(do_not_specialize=["batch", "children", "per_split"])
 def _weight_grads(
-    grad_weight, grad_bias, grad_betas, grad_gates, norms, lse,
+    grad_weight, grad_bias, grad_betas, grad_offset, grad_gates, norms, lse,
     slope, curve, mean, base, grad_benefit, per_group, per_split,
-    poses, weight, bias, gates, betas, target, precision, prior,
+    poses, weight, bias, gates, betas, offset, target, precision, prior,
     batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
+    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
     agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
 ):  # fmt: skip
@@ -446,6 +441,7 @@ def _weight_grads(
     weights = tl.zeros([block_n, block_d, block_h, block_j], dtype)
     biases = tl.zeros([block_n, block_r, block_h, block_j], dtype)
     shares = tl.zeros([block_n, 1, 1, block_j], dtype)
+    logits = tl.zeros([block_n, 1, 1, block_j], dtype)
     first = tl.program_id(2) * per_split
     for t in _range(first, tl.minimum(first + per_split, per_group * tl.cdiv(batch, block_n))):
         # Child after child for the same samples, whose parents then stay in the cache.
@@ -462,10 +458,11 @@ def _weight_grads(
         grad_benefit_ = _load(grad_benefit, at_score, scores, dtype)
 
         v, logit, gate = _child(
-            poses, weight, bias, gates, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, rows, depth, width, shared_bias, agreement, dtype,
+            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
+            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
+            shared_bias, agreement, dtype,
         )  # fmt: skip
-        beta = _beta(betas, i, n, j, parents, per_beta, shared_betas, dtype)
+        beta = _row(betas, i, n, j, parents, per_beta, shared_betas, dtype)
         grad_share = _share_grad(v, slope_, curve_, mean_, base_, beta, grad_benefit_)
         if over_children:
             c = _over_children(logit, gate, _load(lse, at_score, scores, dtype), scores)
@@ -474,7 +471,7 @@ def _weight_grads(
             grad_share -= tl.load(grad_gates + n * children + i, mask=n < batch, other=0.0)
         share = gate * c
         grad_vote = _vote_grad(
-            v, logit, share, share * grad_share, slope_, curve_, mean_, target_, precision_, agreement
+            v, share, share * grad_share, slope_, curve_, mean_, target_, precision_, agreement
         )  # fmt: skip
 
         if grad_weight is not None:
@@ -486,6 +483,8 @@ def _weight_grads(
             biases += grad_vote
         if grad_betas is not None:
             shares += grad_benefit_ * share
+        if grad_offset is not None:
+            logits += share * grad_share
 
     _, r, h, j = _axes(0, block * block_j, block_n, block_r, block_h, block_j)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + group
@@ -507,369 +506,5 @@ def _weight_grads(
         else:
             shares = tl.sum(shares, 0, keep_dims=True)
             tl.store(grad_betas + part * parents + j, shares, mask=j < parents)
-
-
-# ---------------------------------------------------------------- launches
-
-
-_NO_GRADS: dict[str, Any] = dict.fromkeys(("slope", "curve", "mean", "base", "grad_benefit"))
-
-
-class _Problem:
-    """What the kernels read, and how each of them divides the work."""
-
-    def __init__(
-        self,
-        poses: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        gates: Tensor | None,
-        agreement: str,
-        target: Tensor | None,
-        precision: Tensor | None = None,
-        prior: Tensor | None = None,
-        betas: Tensor | None = None,
-        over_children: bool = False,
-        leaky: bool = False,
-    ):
-        self.inputs = poses, weight, bias, gates, target, precision, prior, betas
-        for x in self.inputs:
-            if x is not None and x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-                raise ValueError(f"the triton backend takes float16, bfloat16, float32 and float64, got {x.dtype}")
-        self.batch, self.children, self.rows, self.depth = poses.shape
-        self.groups, self.parents, _, self.width = weight.shape
-        self.features = self.rows * self.width
-        self.agreement, self.over_children = agreement, over_children
-        self.empty = poses.numel() == 0
-        self.device = poses.device
-        self.dtype = torch.float64 if poses.dtype == torch.float64 else torch.float32
-        block_r, block_h = triton.next_power_of_2(self.rows), triton.next_power_of_2(self.width)
-        self.block_features, self.block_d = block_r * block_h, triton.next_power_of_2(self.depth)
-        self.shared_bias = bias is not None and bias.shape[1] != self.parents
-        self.shared_betas = betas is not None and betas.shape[1] != self.parents
-        self.arguments: dict[str, Any] = {
-            "poses": poses.contiguous(),
-            "weight": _parents_last(weight),
-            "bias": _parents_last(bias),
-            "gates": None if gates is None else gates.contiguous(),
-            "betas": _parents_last(betas),
-            "target": _parents_last(target),
-            "precision": _parents_last(precision),
-            "prior": _parents_last(prior),
-            "batch": self.batch,
-            "children": self.children,
-            "parents": self.parents,
-            "per_weight": self.children // self.groups,
-            "per_bias": None if bias is None else self.children // bias.shape[0],
-            "rows": self.rows,
-            "depth": self.depth,
-            "width": self.width,
-            "per_beta": None if betas is None else self.children // betas.shape[0],
-            "shared_bias": self.shared_bias,
-            "shared_betas": self.shared_betas,
-            "agreement": agreement,
-            "over_children": over_children,
-            "leaky": leaky,
-            "dtype": tl.float64 if self.dtype == torch.float64 else tl.float32,
-            "block_r": block_r,
-            "block_h": block_h,
-            "block_d": self.block_d,
-        }
-
-    def new(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-    def blocks(self, registers: int | None = None, most_warps: int = 4) -> dict[str, int]:
-        """A tile of so many numbers per thread (a vote, but 16 at least, and 32 at most since a dozen tiles are in
-        use), with all parents if they fit into few warps: within a warp, sums over the parents are quick."""
-        if _INTERPRETED:
-            return {"block_n": 2, "block_j": min(triton.next_power_of_2(self.parents), 4)}
-        registers = registers or min(max(self.block_features, 16), 32)
-        most = max(1, 32 * most_warps * registers // self.block_features)
-        block_j = min(triton.next_power_of_2(self.parents), 32 * most_warps, most)
-        warps = min(most_warps, max(1, block_j * self.block_features // (32 * registers)))
-        block_n = max(1, 32 * warps * registers // (block_j * self.block_features))
-        return {"block_n": min(triton.next_power_of_2(self.batch), block_n), "block_j": block_j, "num_warps": warps}
-
-    def split(self, items: int, programs: int) -> tuple[int, int]:
-        """How many splits of how many items fill the device."""
-        wanted = 8 if _INTERPRETED else 32 * torch.cuda.get_device_properties(self.device).multi_processor_count
-        per_split = triton.cdiv(items, min(items, max(1, wanted // programs)))
-        return triton.cdiv(items, per_split), per_split
-
-    def launch(self, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            kernel[grid](**self.arguments, **arguments)
-
-    def normalize(self, blocks: dict[str, int], grads: dict[str, Any] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Peaks and masses of the softmax over the parents, `(2, batch, children)`, and the gates' gradients."""
-        n_blocks = triton.cdiv(self.batch, blocks["block_n"])
-        splits, per_split = self.split(self.children, n_blocks)
-        old_norms = old_grad_gates = None
-        for parent in range(0, self.parents, blocks["block_j"]):
-            # Not in place: several threads of a program read a number that one of them writes.
-            norms = self.new(2, self.batch, self.children)
-            grad_gates = None if grads is None else self.new(self.batch, self.children)
-            self.launch(
-                _normalize, (n_blocks, splits), old_norms=old_norms, norms=norms, old_grad_gates=old_grad_gates,
-                grad_gates=grad_gates, parent=parent, per_split=per_split, **(grads or _NO_GRADS), **blocks,
-            )  # fmt: skip
-            old_norms, old_grad_gates = norms, grad_gates
-        return norms, grad_gates
-
-    def sums(self, moments: bool = False, origin: Tensor | None = None) -> tuple[Tensor, Any, Any, Any, Any]:
-        """For each split of the children: totals, masses, squares, benefits and peaks, or None."""
-        blocks = self.blocks()
-        one_block = blocks["block_j"] >= self.parents
-        norms = None if one_block or self.over_children else self.normalize(blocks)[0]
-        n_blocks, j_blocks = triton.cdiv(self.batch, blocks["block_n"]), triton.cdiv(self.parents, blocks["block_j"])
-        splits, per_split = self.split(self.children, n_blocks * j_blocks)
-
-        def scores(wanted: bool) -> Tensor | None:
-            return self.new(splits, self.batch, self.parents) if wanted else None
-
-        totals = self.new(splits, self.batch, self.features, self.parents)
-        squares = torch.empty_like(totals) if moments else None
-        masses, peaks = scores(moments or self.over_children), scores(self.over_children)
-        benefits = scores(self.arguments["betas"] is not None)
-        self.launch(
-            _sums, (n_blocks, j_blocks, splits), totals=totals, masses=masses, squares=squares, benefits=benefits,
-            peaks=peaks, norms=norms, origin=origin, one_block=one_block, per_split=per_split, **blocks,
-        )  # fmt: skip
-        return totals, masses, squares, benefits, peaks
-
-    def grads(self, lse: Tensor | None, **gradients: Tensor | None) -> list[Tensor | None]:
-        """Gradients of poses, weight, bias, gates, target, precision, prior and betas."""
-        if self.empty:
-            return [None if x is None else self.new(*x.shape).zero_() for x in self.inputs]
-        lse = None if lse is None else lse.contiguous()
-        grads = _NO_GRADS | {name: _parents_last(x) for name, x in gradients.items()}
-        blocks = self.blocks()
-        one_block = blocks["block_j"] >= self.parents
-        n_blocks = triton.cdiv(self.batch, blocks["block_n"])
-        splits, per_split = self.split(self.children, n_blocks)
-        shape = splits, self.batch, self.features, self.parents
-        grad_targets = None if self.agreement == "none" else self.new(*shape)
-        grad_precisions = self.new(*shape) if self.agreement == "gaussian" else None
-        grad_priors = self.new(splits, self.batch, self.parents) if self.agreement == "gaussian" else None
-        norms = grad_gates = grad_poses = None
-        if not self.over_children and not one_block:
-            norms, grad_gates = self.normalize(blocks, grads)
-        elif not self.over_children:
-            norms = self.new(2, self.batch, self.children)
-        for parent in range(0, self.parents, blocks["block_j"]):
-            old_grad_poses, grad_poses = grad_poses, self.new(self.batch, self.children, self.rows, self.depth)
-            old_grad_gates = grad_gates
-            if self.over_children or one_block:
-                grad_gates = self.new(self.batch, self.children)
-            self.launch(
-                _grads, (n_blocks, splits), old_grad_poses=old_grad_poses, grad_poses=grad_poses,
-                old_grad_gates=old_grad_gates, grad_gates=grad_gates, norms=norms, lse=lse, grad_targets=grad_targets,
-                grad_precisions=grad_precisions, grad_priors=grad_priors, one_block=one_block, parent=parent,
-                per_split=per_split, **grads, **blocks,
-            )  # fmt: skip
-        shared = self.weight_grads({"norms": norms, "grad_gates": grad_gates, "lse": lse, **grads})
-        of_agreement = (_parents_first(_total(x)) for x in (grad_targets, grad_precisions, grad_priors))
-        gates = None if self.arguments["gates"] is None else grad_gates
-        return [grad_poses, shared["grad_weight"], shared["grad_bias"], gates, *of_agreement, shared["grad_betas"]]
-
-    def weight_grads(self, arguments: dict[str, Any]) -> dict[str, Tensor | None]:
-        """Gradients of weight, bias and betas, in one launch if these have the same groups of children."""
-        # A thread has at most 64 sums. Softmax is done, so the parents may well be in several blocks.
-        blocks = self.blocks(max(1, 1024 // max(64, self.block_d * self.arguments["block_h"])), most_warps=1)
-        n_blocks, j_blocks = triton.cdiv(self.batch, blocks["block_n"]), triton.cdiv(self.parents, blocks["block_j"])
-        _, _, bias, _, _, _, _, betas = self.inputs
-        wanted: dict[str, tuple[int, tuple[int, ...]]] = {
-            "grad_weight": (self.groups, (self.depth, self.width, self.parents))
-        }
-        if bias is not None:
-            last = j_blocks if self.shared_bias else self.parents
-            wanted["grad_bias"] = bias.shape[0], (self.rows, self.width, last)
-        if betas is not None:
-            wanted["grad_betas"] = betas.shape[0], (j_blocks if self.shared_betas else self.parents,)
-        found: dict[str, Any] = dict.fromkeys(("grad_weight", "grad_bias", "grad_betas"))
-        for groups in sorted({groups for groups, _ in wanted.values()}):
-            per_group = self.children // groups
-            splits, per_split = self.split(per_group * n_blocks, groups * j_blocks)
-            parts = {name: self.new(splits, groups, *shape) for name, (of, shape) in wanted.items() if of == groups}
-            self.launch(
-                _weight_grads, (groups, j_blocks, splits), per_group=per_group, per_split=per_split,
-                **(dict.fromkeys(found) | parts), **arguments, **blocks,
-            )  # fmt: skip
-            found |= {name: _total(x) for name, x in parts.items()}
-        for name, shared in (("grad_bias", self.shared_bias), ("grad_betas", self.shared_betas)):
-            if shared:
-                found[name] = found[name].sum(-1, keepdim=True)
-        return {name: _parents_first(x) for name, x in found.items()}
-
-
-def _parents_last(x: Tensor | None) -> Any:
-    return None if x is None else x.movedim(1, -1).contiguous()
-
-
-def _parents_first(x: Tensor | None) -> Any:
-    return None if x is None else x.movedim(-1, 1).contiguous()
-
-
-def _total(parts: Tensor | None) -> Any:
-    """The sum over splits."""
-    return parts if parts is None else parts[0] if len(parts) == 1 else parts.sum(0)
-
-
-# ---------------------------------------------------------------- reductions
-
-
-def weighted_sum(
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gates: Tensor | None,
-    query: Tensor | None,
-    unit: bool,
-    over_children: bool,
-    leaky: bool,
-) -> tuple[Tensor, Tensor]:
-    """Weighted sums of votes, with the coefficients of a dot agreement or, without a query, uniform ones.
-
-    Args:
-        poses: `(batch, children, rows, d)`.
-        weight: `(groups, parents, d, h)`; children share weights in groups of equal size, in order.
-        bias: `(groups, parents or 1, rows, h)`, with groups of its own, or None.
-        gates: `(batch, children)`, or None.
-        query: `(batch, parents, features)`, or None.
-        unit: compare unit votes with the query.
-        over_children: softmax over the children.
-        leaky: a parent of logit 0 joins the softmax over the parents.
-
-    Returns:
-        The sums, `(batch, parents, features)`, and for the softmax over the children its normaliser
-        `log sum_k gate_k exp(logit_kj)`, `(batch, parents)`: inf where no child is present.
-    """
-    p = _Problem(poses, weight, bias, gates, _kind(query, unit=unit), query, over_children=over_children, leaky=leaky)
-    if p.empty:
-        lse = p.new(p.batch, p.parents).fill_(torch.inf) if over_children else p.new(0)
-        return p.new(p.batch, p.parents, p.features).zero_(), lse
-    totals, masses, _, _, peaks = p.sums()
-    if not over_children:
-        return _parents_first(_total(totals)), p.new(0)
-    peak = peaks.amax(0)
-    scale = (peaks - peak.masked_fill(peak.isinf(), 0)).exp()
-    mass = (masses * scale).sum(0)
-    total = (totals * scale.unsqueeze(2)).sum(0) / nonzero(mass).unsqueeze(1)
-    return _parents_first(total), torch.where(mass < 1e-30, torch.inf, peak + mass.log())
-
-
-def weighted_sum_backward(
-    grad_total: Tensor,
-    total: Tensor,
-    lse: Tensor,
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gates: Tensor | None,
-    query: Tensor | None,
-    unit: bool,
-    over_children: bool,
-    leaky: bool,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of poses, weight, bias, gates and query.
-
-    The gradient of a share is `e = grad_total . V`, and that of a logit is the share times what e exceeds its mean
-    under the softmax by. Over the parents this mean is the gradient of the child's gate. Over the children it is
-    `grad_total . total`.
-    """
-    p = _Problem(poses, weight, bias, gates, _kind(query, unit=unit), query, over_children=over_children, leaky=leaky)
-    base = -(grad_total * total).sum(-1) if over_children else None
-    return tuple(p.grads(lse if over_children else None, slope=grad_total, base=base)[:5])
-
-
-def moments(
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gates: Tensor | None,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    betas: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Mass, mean and variance of the votes and, given betas, the sum of beta-weighted shares, with the coefficients
-    of a Gaussian agreement, of a dot agreement if there is only its query, or uniform ones; softmax over the parents.
-
-    Args:
-        poses, weight, bias, gates: as in `weighted_sum`.
-        target: `(batch, parents, features)`, a Gaussian's mean or a query, or None.
-        precision, prior: `(batch, parents, features)` and `(batch, parents)`, or None.
-        betas: `(groups, parents or 1)`, with groups of their own, or None.
-        eps: added to the mass in divisors.
-    """
-    p = _Problem(poses, weight, bias, gates, _kind(target, precision), target, precision, prior, betas)
-    if p.empty:
-        mass, mean = p.new(p.batch, p.parents).zero_(), p.new(p.batch, p.parents, p.features).zero_()
-        return mass, mean, mean.clone(), None if betas is None else mass.clone()
-    # Offsets are reckoned from a number near the votes: the Gaussian's mean, or the votes of the first child.
-    origin = _parents_last(_first_votes(poses, weight, bias)) if precision is None else None
-    offsets, masses, squares, benefits, _ = p.sums(moments=True, origin=origin)
-    mass, parts = masses.sum(0), masses.unsqueeze(2)
-    offset = (parts * offsets).sum(0) / nonzero(mass).unsqueeze(1)
-    square = (squares + parts * (offsets - offset).square()).sum(0)  # Chan's formula for the splits
-    center = (p.arguments["target"] if origin is None else origin) + offset
-    divisor = nonzero(mass + eps).unsqueeze(1)
-    share = mass.unsqueeze(1) / divisor
-    # Deviations are from the mean that is returned, which eps draws to 0.
-    variance = square / divisor + share * (center * (1 - share)).square()
-    return mass, _parents_first(center * share), _parents_first(variance), _total(benefits)
-
-
-def moments_backward(
-    grad_mass: Tensor | None,
-    grad_mean: Tensor | None,
-    grad_variance: Tensor | None,
-    grad_benefit: Tensor | None,
-    mass: Tensor,
-    m: Tensor,
-    variance: Tensor,
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gates: Tensor | None,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    betas: Tensor | None,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of poses, weight, bias, gates, target, precision, prior and betas.
-
-    With `q = 1 / (mass + eps)` and `d = V - m`, the gradient of a share is `grad_mass + beta grad_benefit +
-    slope . d + curve . (d^2 - variance)`, where `curve = q grad_variance` and `slope = q (grad_mean - 2 eps m curve)`.
-    """
-    used = None if grad_benefit is None else betas
-    p = _Problem(poses, weight, bias, gates, _kind(target, precision), target, precision, prior, used)
-    q = 1 / nonzero(mass + eps).unsqueeze(-1)
-    curve = torch.zeros_like(m) if grad_variance is None else q * grad_variance
-    slope = -2 * q * eps * m * curve
-    if grad_mean is not None:
-        slope = slope + q * grad_mean
-    base = -(curve * variance).sum(-1)
-    if grad_mass is not None:
-        base = base + grad_mass
-    benefit = None if used is None else grad_benefit
-    grads = p.grads(None, slope=slope, curve=curve, mean=m, base=base, grad_benefit=benefit)
-    if betas is not None and used is None:
-        grads[-1] = p.new(*betas.shape).zero_()
-    return tuple(grads)
-
-
-def _kind(target: Tensor | None, precision: Tensor | None = None, unit: bool = False) -> str:
-    """Of agreement, by what there is of it."""
-    if target is None:
-        return "none"
-    return "gaussian" if precision is not None else "unit" if unit else "dot"
-
-
-def _first_votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    dtype = torch.float64 if poses.dtype == torch.float64 else torch.float32
-    votes = contract("nrd,jdh->njrh", poses[:, 0].to(dtype), weight[0].to(dtype))
-    return (votes if bias is None else votes + bias[0].to(dtype)).flatten(2)
+    if grad_offset is not None:
+        tl.store(grad_offset + part * parents + j, tl.sum(logits, 0, keep_dims=True), mask=j < parents)

@@ -1,0 +1,174 @@
+"""The routing algorithms under test. One entry brings every law, every backend, padding, gradients, compile and export.
+
+An entry's oracle is written from the paper in plain loops. It takes the routing's own numbers, so that it sees what a
+layer sees: the children's poses, the votes, the gates and what was learned, all as nested lists.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import oracles
+import torch
+from torch import Tensor
+
+from torchcaps import (
+    CapsuleLinear,
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    Routing,
+    SelfRouting,
+    VectorNormRouting,
+    squash,
+)
+
+
+class Numbers(NamedTuple):
+    """What an oracle is given, in nested lists of floats.
+
+    Fields:
+        votes: `[b][i][j][k]`.
+        poses: `[b][i][r][d]`.
+        gates: `[b][i]`, or None.
+        learned: by name; rows of groups are repeated, so that each child has its own.
+    """
+
+    votes: list
+    poses: list
+    gates: list | None
+    learned: dict[str, list]
+
+
+class Algorithm(NamedTuple):
+    """An algorithm under test.
+
+    Fields:
+        make: the routing, given its `iterations` and `gradient` if it has them.
+        oracle: the same in plain loops, given the routing and the numbers.
+    """
+
+    make: Callable[..., Routing]
+    oracle: Callable[[Any, Numbers], oracles.Routed]
+
+
+def dynamic(routing: DynamicRouting, x: Numbers) -> oracles.Routed:
+    return oracles.dynamic_routing(
+        x.votes,
+        routing.iterations,
+        softmax=routing.softmax,
+        bias=x.learned.get("bias"),
+        leaky=routing.leaky,
+        gates=x.gates,
+        start=x.learned.get("first_logits"),
+    )
+
+
+def vector_norm(routing: VectorNormRouting, x: Numbers) -> oracles.Routed:
+    activation = None if routing.activation is None else oracles.squash
+    sharpness = x.learned.get("learned_sharpness", routing.sharpness)
+    return oracles.vector_norm_routing(x.votes, routing.iterations, sharpness, activation=activation, gates=x.gates)
+
+
+def inverted_attention(routing: InvertedAttentionRouting, x: Numbers) -> oracles.Routed:
+    start = x.learned.get("first_poses")
+    return oracles.inverted_attention_routing(
+        x.votes,
+        routing.iterations,
+        weight=x.learned.get("weight"),
+        bias=x.learned.get("bias"),
+        layer_norm=routing.layer_norm and len(x.votes[0][0][0]) > 1,
+        gates=x.gates,
+        start=None if start is None else start * len(x.votes),
+        betas=(x.learned["beta_a"], x.learned["beta_u"]) if routing.activations else None,
+    )
+
+
+def em(routing: EMRouting, x: Numbers) -> oracles.Routed:
+    gates = [[1.0] * len(votes) for votes in x.votes] if x.gates is None else x.gates
+    betas = x.learned["beta_a"], x.learned["beta_u"]
+    schedule = routing.iterations, routing.inverse_temperature, routing.decay
+    options = {"schedule": routing.schedule, "cost_range": routing.cost_range}
+    return oracles.em_routing(x.votes, gates, *betas, *schedule, **options)
+
+
+def heinsen(routing: HeinsenRouting, x: Numbers) -> oracles.Routed:
+    gates = [[1.0] * len(votes) for votes in x.votes] if x.gates is None else x.gates
+    scores = [[oracles.logit(gate) for gate in row] for row in gates]
+    use, ignore = x.learned["beta_use"], x.learned.get("beta_ignore")
+    return oracles.heinsen_routing(x.votes, scores, use, ignore, routing.iterations, model=routing.model)
+
+
+def self_routing(routing: SelfRouting, x: Numbers) -> oracles.Routed:
+    return oracles.self_routing(x.votes, x.poses, x.learned["route_weight"], x.learned["route_bias"], gates=x.gates)
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "dynamic": Algorithm(DynamicRouting, dynamic),
+    "dynamic, bias, leaky": Algorithm(lambda **kw: DynamicRouting(learn_bias=True, leaky=True, **kw), dynamic),
+    "dynamic, learned start": Algorithm(lambda **kw: DynamicRouting(start="learned", **kw), dynamic),
+    "dynamic over children": Algorithm(
+        lambda **kw: DynamicRouting(softmax="children", learn_bias=True, start="learned", **kw), dynamic
+    ),
+    "vector norm": Algorithm(VectorNormRouting, vector_norm),
+    "vector norm, squash": Algorithm(
+        lambda **kw: VectorNormRouting(sharpness=2.0, activation=squash, learn_sharpness=True, **kw), vector_norm
+    ),
+    "inverted attention": Algorithm(InvertedAttentionRouting, inverted_attention),
+    "inverted attention, no norm": Algorithm(
+        lambda **kw: InvertedAttentionRouting(layer_norm=False, **kw), inverted_attention
+    ),
+    "inverted attention, scores, learned start": Algorithm(
+        lambda gradient="unrolled", **kw: InvertedAttentionRouting(
+            activations=True, start="learned" if gradient == "unrolled" else "zero", gradient=gradient, **kw
+        ),
+        inverted_attention,
+    ),
+    "em": Algorithm(lambda **kw: EMRouting(inverse_temperature=1.0, **kw), em),
+    "em, linear lambda": Algorithm(
+        lambda **kw: EMRouting(inverse_temperature=1.0, schedule="linear", cost_range=10, **kw), em
+    ),
+    "heinsen": Algorithm(HeinsenRouting, heinsen),
+    "heinsen, k-means": Algorithm(lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen),
+    "self-routing": Algorithm(SelfRouting, self_routing),
+}
+
+
+def make(name: str, iterations: int | None = None, gradient: str = "unrolled") -> Routing:
+    """The routing of an entry; what has no iterations takes none."""
+    routing = ALGORITHMS[name].make
+    if not routing().iterative:
+        return routing()
+    return routing(gradient=gradient) if iterations is None else routing(iterations=iterations, gradient=gradient)
+
+
+def randomize(module: torch.nn.Module) -> torch.nn.Module:
+    """As after some training: no parameter is zero, none is like another."""
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor | None = None) -> oracles.Routed:
+    """What an entry's oracle makes of a layer's children."""
+    rows = poses.unsqueeze(2) if poses.dim() == 3 else poses
+    votes = oracles.votes_from_poses(
+        rows.tolist(), layer.weight.tolist(), None if layer.bias is None else layer.bias.tolist()
+    )
+    # What groups of children learn, for each child. The shape says which values belong to groups.
+    shape, children = layer.layer_shape, poses.shape[1]
+    other = layer.routing.learned(shape._replace(groups=shape.groups + 1))
+    learned = {
+        key: value.repeat_interleave(children // shape.groups, 0) if other[key].shape != value.shape else value
+        for key, value in layer.routing.named_parameters()
+    }
+    gates = None if scores is None else scores.sigmoid().tolist()
+    lists = {key: value.tolist() for key, value in learned.items()}
+    return ALGORITHMS[name].oracle(layer.routing, Numbers(votes, rows.tolist(), gates, lists))
+
+
+def loss_of(results: Iterable[Tensor]) -> Tensor:
+    """In which every entry counts, with a weight of its own."""
+    return sum(
+        (torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x) * (x + x.square())).sum() for x in results
+    )

@@ -1,0 +1,264 @@
+"""What every routing algorithm must do, for every entry of `helpers/algorithms.py`."""
+
+import copy
+import math
+
+import pytest
+import torch
+from algorithms import ALGORITHMS, expected_of, loss_of, make, randomize
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from torchcaps import CapsuleConv1d, CapsuleConv2d, CapsuleLinear, Capsules, use_backend
+from torchcaps.ops.tiled import blocks
+from torchcaps.testing import assert_backends_agree, assert_padding_changes_nothing, assert_routing_laws
+
+names = pytest.mark.parametrize("name", ALGORITHMS)
+
+# Children, parents, poses before and after, sets of weights ("each" child's or "all" children's), iterations, scores:
+# every value meets every other of its neighbors, with poses of one entry, one child, one parent and one sample.
+CASES = [
+    (2, 5, 3, 3, 4, "each", 3, True),
+    (1, 7, 2, (2, 3), (2, 3), "all", 2, True),
+    (3, 1, 4, 2, 3, "each", 1, False),
+    (2, 6, 1, (2, 2), (2, 2), "all", 4, False),
+    (2, 4, 3, 2, 1, "each", 2, True),
+    (2, 4, 3, (3, 1), (3, 2), "all", 1, True),
+]
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def close(actual, expected, tolerance: float = 1e-10):
+    assert_close(actual, torch.as_tensor(expected), rtol=0, atol=tolerance)
+
+
+def flat(capsules: Capsules) -> list[Tensor]:
+    return [x for x in capsules if isinstance(x, Tensor)]
+
+
+@names
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_oracle(name, case):
+    batch, children, parents, in_pose, out_pose, weights, iterations, scored = case
+    routing = make(name, iterations)
+    layer = CapsuleLinear(children if weights == "each" else None, parents, in_pose, out_pose, routing, bias=True)
+    randomize(layer)
+    poses, scores = torch.randn(batch, children, *layer.in_pose), None
+    if scored:
+        scores = torch.randn(batch, children)
+        scores[:, 0], scores[0, 1] = -math.inf, math.inf
+    expected = expected_of(name, layer, poses, scores)
+    for backend in ("reference", "tiled"):
+        layer.backend = backend
+        found = layer(Capsules(poses, scores), return_coefficients=True)
+        for field in ("poses", "scores", "variances", "coefficients"):
+            actual = getattr(found, field)
+            assert (actual is None) == (expected[field] is None), field
+            if actual is not None:
+                close(actual.flatten(2) if field in ("poses", "variances") else actual, expected[field])
+
+
+@names
+def test_laws(name):
+    assert_routing_laws(make(name))
+
+
+@names
+@pytest.mark.parametrize("gradient", ["unrolled", "last"])
+def test_backends_agree(name, gradient, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 60)  # several blocks even of few children
+    assert_backends_agree(make(name, gradient=gradient))
+
+
+@names
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_padding_in_blocks_of_its_own(name, backend, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 16)
+    assert_padding_changes_nothing(make(name), backend)
+
+
+@names
+def test_gradients(name):
+    """Of children, weights and all that is learned, numerically."""
+    layer = randomize(CapsuleLinear(None, 3, (2, 2), (2, 2), make(name, 2), bias=True))
+    poses, scores = torch.randn(2, 3, 2, 2, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    parameters = dict(layer.named_parameters())
+
+    def parents(poses, scores, *values):
+        out = torch.func.functional_call(
+            layer, dict(zip(parameters, values, strict=True)), (Capsules(poses, scores),), {"return_coefficients": True}
+        )
+        return tuple(flat(out))
+
+    for backend in ("reference", "tiled"):
+        layer.backend = backend
+        assert gradcheck(parents, (poses, scores, *parameters.values()))
+
+
+@names
+def test_gradient_through_the_last_iteration_only(name):
+    results = []
+    for gradient in ("unrolled", "last"):
+        torch.manual_seed(0)
+        layer = randomize(CapsuleLinear(4, 3, 2, 3, make(name, 3, gradient)))
+        poses = torch.randn(2, 4, 2, requires_grad=True)
+        out = layer(poses).poses
+        results.append((out.detach(), torch.autograd.grad(out.square().sum(), poses)[0]))
+    (unrolled, full), (last, partial) = results
+    if list(layer.routing.named_parameters()) and "start" in repr(layer.routing):
+        return  # what is learned before the first iteration is learned with gradient="unrolled" alone
+    close(last, unrolled)
+    assert torch.allclose(full, partial) == (not layer.routing.iterative)
+
+
+@names
+def test_gradients_reach_all_parameters_through_the_last_iteration(name):
+    layer = randomize(CapsuleLinear(6, 3, 4, 5, make(name, None, "last")))
+    torch.stack([x.square().sum() for x in flat(layer(torch.randn(2, 6, 4)))]).sum().backward()
+    for key, parameter in layer.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.any(), key
+
+
+def layers(name):
+    """A layer of each kind with an entry's routing, and its children."""
+    yield randomize(CapsuleLinear(None, 3, (2, 2), (2, 3), make(name), bias=True)), torch.randn(2, 4, 2, 2)
+    conv = CapsuleConv2d(2, 3, (2, 2), (2, 2), (2, 3), make(name), stride=2, padding=1)
+    yield randomize(conv), torch.randn(2, 2, 4, 5, 2, 2)
+
+
+@names
+def test_compile_without_a_graph_break(name):
+    for layer, x in layers(name):
+        torch._dynamo.reset()
+        scores = torch.randn(x.shape[: x.dim() - 2])
+        x.requires_grad_()
+        results = []
+        for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            out = run(Capsules(x, scores))
+            results.append([*flat(out), *torch.autograd.grad(loss_of(flat(out)), x)])
+        for expected, actual in zip(*results, strict=True):
+            close(actual, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@names
+def test_compile_with_the_default_backend(name):
+    for layer, x in layers(name):
+        torch._dynamo.reset()
+        for actual, expected in zip(flat(torch.compile(layer, fullgraph=True)(x)), flat(layer(x)), strict=True):
+            close(actual, expected)
+
+
+@names
+def test_export_with_any_batch_and_any_number_of_children(name):
+    for layer, x in layers(name):
+        sizes = {0: torch.export.Dim("batch")}
+        larger = torch.cat([x, x, x])
+        if isinstance(layer, CapsuleLinear):
+            sizes[1] = torch.export.Dim("children")
+            larger = torch.cat([larger, larger], dim=1)
+        exported = torch.export.export(layer, (x,), dynamic_shapes=(sizes,)).module()
+        for actual, expected in zip(flat(exported(larger)), flat(layer(larger)), strict=True):
+            close(actual, expected)
+
+
+@names
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_and_autocast(name, dtype):
+    """Sums run in float32: the error is that of the inputs' rounding."""
+    layer = CapsuleLinear(6, 3, 4, 5, make(name)).float()
+    poses = torch.randn(2, 6, 4).to(dtype)
+    half = copy.deepcopy(layer).to(dtype)
+    exact = copy.deepcopy(half).double()(poses.double())
+    out = half(poses.requires_grad_())
+    assert out.poses.dtype == dtype
+    scale = exact.poses.abs().max().item()
+    close(out.poses.double(), exact.poses, 4 * torch.finfo(dtype).eps * max(1, scale))
+    out.poses.float().sum().backward()
+    assert poses.grad.isfinite().all()
+    with torch.autocast("cpu", dtype=dtype):
+        mixed = layer(poses.detach().float())
+    assert mixed.poses.dtype == torch.float32
+    assert (mixed.poses - layer(poses.detach().float()).poses).abs().max() <= 1e-4 * max(1, scale)
+
+
+@names
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e3])
+@pytest.mark.parametrize("children", [1, 4])
+def test_votes_that_agree(name, value, children):
+    """Zero poses and zero variances, in float32: where published code gives NaN."""
+    layer = CapsuleLinear(None, 3, 4, 4, make(name)).float()
+    nn.init.constant_(layer.weight, 0.5)
+    poses = torch.full((2, children, 4), value, dtype=torch.float32, requires_grad=True)
+    out = layer(poses)
+    loss_of([x.float() for x in flat(out)]).backward()
+    assert all(x.isfinite().all() for x in (*flat(out), poses.grad, *(p.grad for p in layer.parameters())))
+
+
+@names
+def test_large_numbers(name):
+    for scale in (1e-12, 1e4):
+        layer, poses = CapsuleLinear(6, 3, 4, 4, make(name)).float(), torch.randn(2, 6, 4, dtype=torch.float32) * scale
+        out = layer(poses.requires_grad_())
+        out.poses.sum().backward()
+        assert all(x.isfinite().all() for x in (*flat(out), poses.grad))
+
+
+@names
+def test_an_empty_batch(name):
+    for layer, x in layers(name):
+        for backend in ("reference", "tiled"):
+            layer.backend = backend
+            poses = x[:0].requires_grad_()
+            out = layer(poses, return_coefficients=True)
+            assert len(out.poses) == len(out.coefficients) == 0
+            out.poses.sum().backward()
+            assert poses.grad.shape == poses.shape
+
+
+@names
+def test_first_values_and_state(name):
+    """What is learned is reset to its first values, copied with the layer, and loaded from another one."""
+    layer = CapsuleLinear(6, 3, 4, 5, make(name))
+    first = {key: value.clone() for key, value in layer.routing.named_parameters()}
+    randomize(layer)
+    twin = copy.deepcopy(layer)
+    x = torch.randn(2, 6, 4)
+    close(twin(x).poses, layer(x).poses)
+    layer.reset_parameters()
+    for key, value in layer.routing.named_parameters():
+        close(value, first[key])
+    assert not torch.allclose(layer.weight, twin.weight)
+    layer.load_state_dict(twin.state_dict())
+    close(layer(x).poses, twin(x).poses)
+    assert "iterations" in repr(layer.routing) or not layer.routing.iterative
+
+
+@names
+def test_meta_tensors_and_materialized_ones(name):
+    with torch.device("meta"):
+        layer = CapsuleConv1d(2, 3, 4, 5, 3, make(name))
+        assert layer(torch.randn(2, 2, 5, 4)).poses.shape == (2, 3, 3, 5)
+    layer.to_empty(device="cpu").reset_parameters()
+    assert all(x.isfinite().all() for x in flat(layer(torch.randn(2, 2, 5, 4))))
+
+
+@names
+def test_second_derivatives_of_the_reference(name):
+    layer = randomize(CapsuleLinear(3, 2, 2, 2, make(name, 2)))
+    x = torch.randn(1, 3, 2, requires_grad=True)
+    with use_backend("tiled"), pytest.raises(RuntimeError, match="reference"):
+        torch.autograd.grad(layer(x).poses.square().sum(), x, create_graph=True)
+    with use_backend("reference"):
+        (grad,) = torch.autograd.grad(layer(x).poses.square().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    assert x.grad.isfinite().all()

@@ -1,0 +1,322 @@
+"""Votes that are never stored: computed from poses and weights inside the reductions."""
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import library, tiled
+from torchcaps.ops.agreement import Agreement, Dot
+from torchcaps.ops.backend import Backend, choose_backend
+from torchcaps.ops.children import Children, Options, Pair, Softmax, count_samples, grid_of, positions
+from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero
+from torchcaps.ops.reference import StoredVotes, coefficients_of
+from torchcaps.ops.tiled.blocks import BLOCK
+from torchcaps.ops.votes import Moments, Votes, per_child
+
+
+@dataclass
+class Cache:
+    """What lazy votes keep from one reduction to the next.
+
+    Attributes:
+        stored: the votes themselves, if the backend is the reference. There is one entry with gradients and one
+            without: what was made under `no_grad`, as all but the last iteration may be, has none to give.
+        handed_on: the children as the next reduction takes them, see :func:`torchcaps.ops.library.reduce`.
+    """
+
+    stored: dict[bool, StoredVotes] = field(default_factory=dict)
+    handed_on: Children | None = None
+
+
+class LazyVotes(Votes):
+    """Votes of poses through weights: `V[b,i,j] = pose[b,i] @ weight[g(i),j] + bias[g(i),j]`.
+
+    Children share weights in `groups` of equal size, in order: as many groups as children is a weight
+    per child, one group is a weight shared by all, and the types of a grid share theirs over positions.
+
+    Args:
+        poses: `(batch, children, rows, d)`.
+        weight: `(groups, parents, d, h)`; the number of children is a multiple of groups.
+        bias: `(groups, parents or 1, rows, h)`, with groups of its own, or None.
+        pose: shape of a parent's pose, `(rows, h)` or `(h,)`.
+        stride, dilation: of windows on a grid. There poses are `(images, types, height, width, rows, d)`, weight is
+            `(types, kernel, kernel, parents, d, h)` and bias `(types, kernel, kernel, parents or 1, rows, h)`. Each
+            window is a sample, images before positions, and its children are in the order of the weights.
+        line: the grid is a sequence, a grid of height 1 whose height is left out of the parents' shape.
+        backend: "auto", "reference", "tiled" or "triton"; see :func:`torchcaps.use_backend`.
+
+    Windows' parents are put on a grid: `(images, parents, rows, columns, ...)`, coefficients
+    `(images, rows, columns, types, kernel, kernel, parents)`; on a line there are no rows, and one kernel.
+    """
+
+    def __init__(
+        self,
+        poses: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        pose: tuple[int, ...],
+        stride: Pair = (1, 1),
+        dilation: Pair = (1, 1),
+        line: bool = False,
+        backend: Backend = "auto",
+    ):
+        on_grid = poses.dim() == 6
+        if not on_grid:
+            poses, weight = poses[:, :, None, None], weight[:, None, None]
+            bias = None if bias is None else bias[:, None, None]
+        self.poses, self.weight, self.bias, self.pose, self.line = poses, weight, bias, pose, line
+        self.windows = Options(stride=stride, dilation=dilation)
+        children = Children(poses, weight, bias, None)
+        self.batch, self.kernel = count_samples(children, self.windows), children.kernel
+        self.grid = (poses.shape[0], *grid_of(children, self.windows)) if on_grid else ()
+        self.children, self.parents = poses.shape[1] * math.prod(self.kernel), children.parents
+        self.device, self.dtype, self.gates = poses.device, poses.dtype, None
+        self.backend = choose_backend(backend, poses.device)
+        self.preferences = 0  # columns of logits among the features, see with_logits
+        self.preference_offset: Tensor | None = None
+        self.cache = Cache()
+
+    # ------------------------------------------------------------ the same votes otherwise
+
+    def gated(self, gates: Tensor | None) -> Self:
+        votes = super().gated(gates)
+        votes.cache = Cache(self.cache.stored)
+        return votes
+
+    def detach(self) -> Self:
+        votes = copy.copy(self)
+        votes.poses, votes.weight = self.poses.detach(), self.weight.detach()
+        votes.bias, votes.gates, votes.preference_offset = (
+            None if x is None else x.detach() for x in (self.bias, self.gates, self.preference_offset)
+        )
+        votes.cache = Cache()
+        return votes
+
+    def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
+        # The logits are more features of the votes: row r of a pose meets column r of its map, and the query picks
+        # the products of equal r.
+        votes = copy.copy(self)
+        rows = weight.shape[2]
+        columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)
+        votes.weight = torch.cat([self.weight, columns.expand(*self.weight.shape[:-1], rows)], dim=-1)
+        votes.bias = None if self.bias is None else F.pad(self.bias, (0, rows))
+        votes.preferences, votes.preference_offset = rows, offset
+        votes.cache = Cache()
+        return votes
+
+    # ------------------------------------------------------------ reductions
+
+    def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
+        agreement = self._with_preferences(agreement)
+        if agreement is None:
+            return self._uniform_sum(softmax, leaky)
+        if self.backend == "reference":
+            return self._without_preferences(self._stored().weighted_sum(agreement, softmax, leaky))
+        if not isinstance(agreement, Dot):
+            raise self._impossible("a weighted sum with a Gaussian agreement")
+        operators = (library.TRITON if self.backend == "triton" else library.TILED)["weighted_sum"]
+        parents = agreement.scaled_query(), self._by_place(agreement.offset)
+        sums, _ = self._reduce(operators, parents, Options(softmax, agreement.unit, leaky))
+        return self._without_preferences(sums)
+
+    def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
+        agreement = self._with_preferences(agreement)
+        if self.backend == "reference":
+            mass, mean, variance, benefit = self._stored().moments(agreement, betas, eps)
+        else:
+            if isinstance(agreement, Dot) and agreement.unit:
+                raise self._impossible("moments with a dot agreement of unit votes")
+            about: tuple[Tensor | None, ...] = (None, None, None, None)
+            if isinstance(agreement, Dot):
+                about = (agreement.scaled_query(), None, None, self._by_place(agreement.offset))
+            elif agreement is not None:
+                about = (*agreement, None)
+            operators = (library.TRITON if self.backend == "triton" else library.TILED)["moments"]
+            found = self._reduce(operators, (*about, self._by_place(betas)), Options(eps=eps))
+            mass, mean, variance, benefit = *found[:3], None if betas is None else found[3]
+        return Moments(mass, self._without_preferences(mean), self._without_preferences(variance), benefit)
+
+    def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
+        agreement = self._with_preferences(agreement)
+        if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
+            return self._stored().coefficients(agreement, softmax, leaky)
+        # As large as asked for, but no votes: a block's are computed, used, and computed again for gradients.
+        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
+        logits = [
+            checkpoint(self._logits, agreement, slice(first, first + step), use_reentrant=False)
+            for first in range(0, self.children, step)
+        ]
+        return coefficients_of(torch.cat(logits, dim=1), self.gates, softmax, leaky)
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        children = self._children()._replace(poses=self.poses, weight=self.weight, bias=self.bias)
+        layout = tiled.Layout(children, self.windows)
+        for block in tiled.vote_blocks(children, self.windows):
+            with autocast_off(self.device.type):
+                votes = layout.unpack_votes(tiled.Tile(block, layout, children).votes())
+            gates = None if children.gates is None else block.read_gates(children.gates).T
+            yield block.samples, self._without_preferences(votes), gates
+
+    # ------------------------------------------------------------ the parents' shapes
+
+    def capsules(self, poses: Tensor, scores: Tensor | None = None, variances: Tensor | None = None) -> Capsules:
+        parents = super().capsules(poses, scores, variances)
+        return parents._replace(pose_dims=len(self.pose)) if self.line else parents
+
+    def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:
+        if self.grid:
+            coefficients = coefficients.unflatten(0, self.grid).unflatten(3, (self.weight.shape[0], *self.kernel))
+        if self.line:
+            coefficients = coefficients.squeeze(4).squeeze(1)
+        return super().with_coefficients(parents, coefficients)
+
+    def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
+        x = super()._shaped(x, pose)
+        if self.grid:
+            x = x.unflatten(0, self.grid).movedim(3, 1)
+        return x.squeeze(2) if self.line else x
+
+    # ------------------------------------------------------------ ways to the reductions
+
+    def _with_preferences(self, agreement: Agreement | None) -> Agreement | None:
+        """The agreement with the votes of `with_logits`."""
+        if not self.preferences:
+            return agreement
+        if agreement is None:
+            agreement = Dot(self.parents_like())
+        if not isinstance(agreement, Dot) or agreement.unit:
+            raise self._impossible("logits of the children beside such an agreement")
+        rows, offset = self.preferences, agreement.offset
+        query = agreement.scaled_query().unflatten(-1, (rows, -1))
+        ones = torch.eye(rows, dtype=query.dtype, device=query.device).expand(*query.shape[:-1], rows)
+        if self.preference_offset is not None:
+            offset = self.preference_offset if offset is None else _sum_of_rows(offset, self.preference_offset)
+        return Dot(torch.cat([query, ones], dim=-1).flatten(-2), offset=offset)
+
+    def _without_preferences(self, x: Tensor) -> Tensor:
+        """The features of the votes without those of `with_logits`."""
+        if not self.preferences:
+            return x
+        return x.unflatten(-1, (self.preferences, -1))[..., : -self.preferences].flatten(-2)
+
+    def _uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
+        """The sum with uniform coefficients: one matrix product, and no votes."""
+        if self.backend == "tiled":
+            (total,) = self._reduce(library.TILED["vote_sum"], (), Options())
+        else:
+            total = self._vote_sum()
+        if softmax == "parents":
+            return total / (self.parents + leaky)
+        if self.gates is None:
+            return total / self.children
+        return total / nonzero(self.gates.sum(1))[:, None, None]
+
+    def _vote_sum(self) -> Tensor:
+        """`sum_i gate[i] V[i,j]`."""
+        poses, weight, bias = self._windows()
+        poses, weight = at_least_float32(poses), at_least_float32(weight)
+        gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
+        group_sums = (poses * gates[..., None, None]).unflatten(1, (weight.shape[0], -1)).sum(2)
+        total = contract("bgrd,gjdh->bjrh", group_sums, weight)
+        if bias is not None:
+            masses = gates.unflatten(1, (bias.shape[0], -1)).sum(2)
+            total = total + contract("bg,gjrh->bjrh", masses, at_least_float32(bias))
+        return total.flatten(2)
+
+    def _reduce(
+        self, operators: library.Operators, parents: tuple[Tensor | None, ...], options: Options
+    ) -> tuple[Tensor, ...]:
+        if self.backend != "triton":  # which knows no windows
+            options = options._replace(stride=self.windows.stride, dilation=self.windows.dilation)
+        results, children = library.reduce(operators, self.cache.handed_on or self._children(), parents, options)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.cache.handed_on = children
+        return results
+
+    def _children(self) -> Children:
+        """What the backend is told of the children."""
+        if self.backend == "triton":
+            poses, weight, bias = self._windows()
+            bias = None if bias is None else bias[:, None, None]
+            gates = None if self.gates is None else self.gates[:, :, None, None]
+            return Children(poses[:, :, None, None], weight[:, None, None], bias, gates)
+        # Half precision would be no faster here, and the gradients that iterations share are sums.
+        poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
+        bias = None if self.bias is None else at_least_float32(self.bias)
+        gates = None if self.gates is None else self.gates.unflatten(1, (-1, *self.kernel))
+        return Children(poses, weight, bias, gates)
+
+    def _by_place(self, rows: Tensor | None) -> Tensor | None:
+        """`(groups, kernel, kernel, parents or 1)` of rows that children share in groups, `(groups, parents or 1)`."""
+        if rows is None:
+            return None
+        kernel = (1, 1) if self.backend == "triton" else self.kernel
+        rows = rows.expand(math.prod(kernel), -1) if rows.shape[0] == 1 else rows
+        return rows.unflatten(0, (-1, *kernel))
+
+    def _windows(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Poses `(batch, children, rows, d)`, weight and bias as they are without a grid."""
+        weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
+        if not self.grid:
+            return self.poses.flatten(1, 3), weight, bias
+        return windows(self.poses, self.kernel, self.windows.stride, self.windows.dilation), weight, bias
+
+    def _stored(self) -> StoredVotes:
+        with_gradient = torch.is_grad_enabled()
+        if with_gradient not in self.cache.stored:
+            self.cache.stored[with_gradient] = StoredVotes(_votes(*self._windows()))
+        return self.cache.stored[with_gradient].gated(self.gates)
+
+    def _logits(self, agreement: Agreement, children: slice) -> Tensor:
+        poses, weight, bias = self._windows()
+        of_children = torch.arange(poses.shape[1], device=poses.device)[children]
+        weight = weight[of_children // (poses.shape[1] // weight.shape[0])]
+        bias = None if bias is None else bias[of_children // (poses.shape[1] // bias.shape[0])]
+        if isinstance(agreement, Dot) and agreement.offset is not None and len(agreement.offset) > 1:
+            groups = self.children // len(agreement.offset)
+            agreement = agreement._replace(offset=agreement.offset[of_children // groups])
+        return StoredVotes(_votes(poses[:, children], weight, bias)).logits(agreement)
+
+    def _impossible(self, what: str) -> ValueError:
+        return ValueError(f"backend={self.backend!r} has no {what}: use backend='reference'")
+
+
+def _votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """All votes, `(batch, children, parents, rows, h)`."""
+    poses = poses.unflatten(1, (weight.shape[0], -1))
+    votes = torch.einsum("bgprd,gjdh->bgpjrh", poses, weight).flatten(1, 2)
+    if bias is None:
+        return votes
+    return (votes.unflatten(1, (bias.shape[0], -1)) + bias.unsqueeze(1)).flatten(1, 2)
+
+
+def _sum_of_rows(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of two `(groups, parents)`, of which one has a multiple of the other's groups."""
+    groups = max(len(a), len(b))
+    return per_child(a, groups) + per_child(b, groups)
+
+
+def windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Tensor:
+    """Windows of a map: `(images, types, height, width, ...)` to `(images * windows, types * kernel * kernel, ...)`.
+
+    From slices and not by `unfold`, whose gradient Inductor gets wrong on several CPU threads (PyTorch 2.13).
+    """
+    sides = zip(x.shape[2:4], kernel, stride, dilation, strict=True)
+    height, width = (positions(*side) for side in sides)
+
+    def at(down: int, across: int) -> Tensor:
+        rows = slice(down, down + stride[0] * (height - 1) + 1, stride[0])
+        return x[:, :, rows, across : across + stride[1] * (width - 1) + 1 : stride[1]]
+
+    places = itertools.product(*(range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True)))
+    shown = torch.stack([at(*place) for place in places], dim=2)
+    return shown.movedim((3, 4), (1, 2)).flatten(3, 4).flatten(0, 2)

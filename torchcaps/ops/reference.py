@@ -1,0 +1,97 @@
+"""Votes in memory: the definition of what every other way must compute, in any precision, with second derivatives."""
+
+import copy
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.agreement import Agreement, Dot
+from torchcaps.ops.children import Softmax
+from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
+from torchcaps.ops.tiled import blocks as tiled
+from torchcaps.ops.votes import Moments, Votes, per_child
+
+
+class StoredVotes(Votes):
+    """All votes, stored.
+
+    Args:
+        votes: `(batch, children, parents, *pose)`.
+    """
+
+    def __init__(self, votes: Tensor):
+        if votes.dim() < 4:
+            raise ValueError(f"expected votes of shape (batch, children, parents, *pose), got {tuple(votes.shape)}")
+        self.batch, self.children, self.parents = votes.shape[:3]
+        self.pose, self.device, self.dtype = tuple(votes.shape[3:]), votes.device, votes.dtype
+        self.gates = None
+        self.votes = at_least_float32(votes).flatten(3)
+
+    def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
+        shares = self.coefficients(agreement, softmax, leaky)
+        if self.gates is not None and softmax == "parents":
+            shares = shares * self.gates.unsqueeze(-1)
+        return contract("bij,bijk->bjk", shares, self.votes)
+
+    def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
+        shares = self.coefficients(agreement)
+        shares = shares if self.gates is None else shares * self.gates.unsqueeze(-1)
+        mass = shares.sum(1)
+        weights = shares / nonzero(mass + eps).unsqueeze(1)
+        mean = contract("bij,bijk->bjk", weights, self.votes)
+        # Deviations first, squares after: expanding the square loses all digits when the votes agree.
+        variance = contract("bij,bijk->bjk", weights, (self.votes - mean.unsqueeze(1)).square())
+        benefit = None if betas is None else (per_child(betas, self.children) * shares).sum(1)
+        return Moments(mass, mean, variance, benefit)
+
+    def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
+        return coefficients_of(self.logits(agreement), self.gates, softmax, leaky)
+
+    def logits(self, agreement: Agreement | None) -> Tensor:
+        """`(batch, children, parents)`."""
+        if agreement is None:
+            return self.votes.new_zeros(self.batch, self.children, self.parents)
+        if isinstance(agreement, Dot):
+            votes = normalize(self.votes) if agreement.unit else self.votes
+            logits = contract("bijk,bjk->bij", votes, agreement.scaled_query())
+            return logits if agreement.offset is None else logits + per_child(agreement.offset, self.children)
+        deviations = (self.votes - agreement.mean.unsqueeze(1)).square()
+        return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", deviations, agreement.precision)
+
+    def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
+        raise ValueError("stored votes do not know the poses of their children: give the routing to a capsule layer")
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        step = max(1, tiled.BLOCK // max(1, self.votes[:1].numel()))
+        for first in range(0, self.batch, step):
+            samples = slice(first, first + step)
+            yield samples, self.votes[samples], None if self.gates is None else self.gates[samples]
+
+    def detach(self) -> Self:
+        votes = copy.copy(self)
+        votes.votes = self.votes.detach()
+        votes.gates = None if self.gates is None else self.gates.detach()
+        return votes
+
+
+def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:
+    """Coefficients `(batch, children, parents)` of logits; see :meth:`Votes.coefficients`."""
+    if softmax == "parents":
+        parents = logits.shape[-1]
+        if leaky:
+            logits = torch.cat([logits, torch.zeros_like(logits[..., :1])], dim=-1)
+        return logits.softmax(-1)[..., :parents]
+    if gates is None:
+        return logits.softmax(1)
+    gates = gates.unsqueeze(-1)
+    logits = logits.masked_fill(gates == 0, -torch.inf)
+    largest = logits.detach().amax(1, keepdim=True)
+    weights = gates * (logits - torch.where(largest.isinf(), 0, largest)).exp()
+    return weights / nonzero(weights.sum(1, keepdim=True))
+
+
+def as_votes(votes: Tensor | Votes) -> Votes:
+    """Votes as they are, or stored votes of a tensor `(batch, children, parents, *pose)`."""
+    return StoredVotes(votes) if isinstance(votes, Tensor) else votes

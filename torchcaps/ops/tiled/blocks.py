@@ -1,0 +1,143 @@
+"""How the work is divided: blocks of children and samples, and where their numbers lie in the tensors.
+
+The votes of a block are computed from poses and weights, used, and forgotten; the backward pass computes them again. So
+memory grows with poses, weights and parents, never with children x parents.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.children import Children, Options, Pair, count_samples, grid_of
+from torchcaps.ops.numerics import at_least_float32
+
+BLOCK = 2**19  # entries of a block's votes: a few such tensors stay close to a core
+SAMPLES = 64  # in a block, at most
+
+
+@dataclass(frozen=True)
+class Block:
+    """Children and samples that are worked on together: some types, at one place in the windows at some positions of
+    some images."""
+
+    total_types: int
+    types: slice
+    groups: slice  # of weights, which these types use
+    place: Pair
+    stride: Pair
+    dilation: Pair
+    images: slice
+    rows: slice  # of the grid of windows; all of its columns
+    columns: int
+    samples: slice
+
+    def read(self, x: Tensor) -> Tensor:
+        """`(children, samples, ...)` of `(images, types, height, width, ...)`."""
+        return at_least_float32(self._window(x).flatten(1, 3)).contiguous()
+
+    def add(self, x: Tensor, values: Tensor) -> None:
+        window = self._window(x)
+        window += values.unflatten(1, window.shape[1:4])
+
+    def read_weight(self, x: Tensor) -> Tensor:
+        """`(groups, parents, d, h)` of `(groups, kernel, kernel, parents, d, h)`."""
+        return at_least_float32(x[self.groups, self.place[0], self.place[1]])
+
+    def add_weight(self, x: Tensor, values: Tensor) -> None:
+        own = x[self.groups, self.place[0], self.place[1]]
+        own += values
+
+    def read_gates(self, x: Tensor) -> Tensor:
+        """`(children, samples)` of `(samples, types, kernel, kernel)`."""
+        return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
+
+    def add_gates(self, x: Tensor, values: Tensor) -> None:
+        own = x[self.samples, self.types, self.place[0], self.place[1]]
+        own += values.T
+
+    def read_rows(self, x: Tensor) -> Tensor:
+        """`(children, ...)` of `(groups, kernel, kernel, ...)`."""
+        return at_least_float32(x[:, self.place[0], self.place[1]][self._groups_of(x)])
+
+    def add_rows(self, x: Tensor, values: Tensor) -> None:
+        if x.shape[3] == 1:  # the parents share them
+            values = values.sum(1, keepdim=True)
+        # Children that share a row are added up first: one by one, as index_add_ does it, loses digits of many.
+        per_group = self.total_types // x.shape[0]
+        first, last = self.types.start // per_group, (self.types.stop - 1) // per_group
+        own = x[:, self.place[0], self.place[1]]
+        if first == last:
+            own[first] += values.sum(0)
+        elif self.types.start % per_group == self.types.stop % per_group == 0:
+            own[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
+        else:
+            own.index_add_(0, self._groups_of(x), values.to(x.dtype))
+
+    def _window(self, x: Tensor) -> Tensor:
+        """`(children, images, rows, columns, ...)`: a view without overlaps, for at one place in the windows each
+        position of the map is seen once."""
+        down, across = (place * step for place, step in zip(self.place, self.dilation, strict=True))
+        vertical, horizontal = self.stride
+        rows = slice(down + vertical * self.rows.start, down + vertical * (self.rows.stop - 1) + 1, vertical)
+        columns = slice(across, across + horizontal * (self.columns - 1) + 1, horizontal)
+        return x[self.images, self.types, rows, columns].transpose(0, 1)
+
+    def _groups_of(self, x: Tensor) -> Tensor:
+        types = torch.arange(self.types.start, self.types.stop, device=x.device)
+        return types // (self.total_types // x.shape[0])
+
+
+def vote_blocks(children: Children, options: Options) -> Iterator[Block]:
+    """Blocks whose votes have BLOCK entries, if one child's for one sample do not have more."""
+    rows, h = children.poses.shape[4], children.weight.shape[5]
+    pairs = max(1, BLOCK // (children.parents * rows * h))
+    return blocks(children, options, pairs, min(pairs, SAMPLES))
+
+
+def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
+    """Blocks whose poses, and whose weights, have BLOCK entries, for work that makes no votes."""
+    poses, weight = children.poses, children.weight
+    parents, d, h = weight.shape[3:]
+    samples = max(1, min(count_samples(children, options), 8 * SAMPLES))
+    per_group = poses.shape[1] // weight.shape[0]
+    count = min(BLOCK // (samples * poses.shape[4] * d), per_group * (BLOCK // (parents * d * h)))
+    return blocks(children, options, samples * max(1, count), samples)
+
+
+def blocks(children: Children, options: Options, pairs: int, samples: int) -> Iterator[Block]:
+    """Every pair of a child and a sample once, in blocks of about that many pairs and samples."""
+    images, types = children.poses.shape[:2]
+    height, width = grid_of(children, options)
+    # Whole images if one fits, else some rows of one.
+    row_step = min(height, max(1, samples // width))
+    image_step = max(1, min(images, samples // (height * width)))
+    # Whole groups if one fits, else some types of one.
+    per_group = types // children.weight.shape[0]
+    type_step = max(1, pairs // (image_step * row_step * width))
+    if type_step > per_group:
+        type_step -= type_step % per_group
+        runs = [(0, types)]
+    else:
+        runs = [(first, first + per_group) for first in range(0, types, per_group)]
+    down, across = children.kernel
+    places = itertools.product(range(down), range(across))
+    type_runs = [(first, min(end, first + type_step)) for start, end in runs for first in range(start, end, type_step)]
+    starts = itertools.product(range(0, images, image_step), range(0, height, row_step))
+    for place, (first, last), (image, row) in itertools.product(places, type_runs, starts):
+        own_images = slice(image, min(images, image + image_step))
+        rows = slice(row, min(height, row + row_step))
+        yield Block(
+            total_types=types,
+            types=slice(first, last),
+            groups=slice(first // per_group, (last - 1) // per_group + 1),
+            place=place,
+            stride=options.stride,
+            dilation=options.dilation,
+            images=own_images,
+            rows=rows,
+            columns=width,
+            samples=slice((image * height + row) * width, ((own_images.stop - 1) * height + rows.stop) * width),
+        )

@@ -1,0 +1,243 @@
+"""The votes of a block, with the parents innermost, and the way back to the gradients of poses, weights and biases."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.numerics import at_least_float32, nonzero
+from torchcaps.ops.tiled import blocks as sizes
+from torchcaps.ops.tiled.blocks import Block, blocks, vote_blocks
+
+LANES = 16  # what is innermost should be no shorter, if it can
+
+
+class Layout:
+    """How the tensors of a block lie in memory: `(children, samples, features, parents)` or, where parents are too few
+    to be innermost, `(children, parents, features, samples)`.
+
+    Attributes:
+        parents, samples: their dimensions in `(children, ., .)`.
+    """
+
+    def __init__(self, children: Children, options: Options):
+        self.rows, self.count, self.h = children.poses.shape[4], children.parents, children.weight.shape[5]
+        self.parents_last = self.count >= min(LANES, count_samples(children, options))
+        self.parents, self.samples = (2, 1) if self.parents_last else (1, 2)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """`(samples, parents)` or `(samples, parents, features)` in this layout."""
+        x = at_least_float32(x)
+        if x.dim() == 2:
+            return x if self.parents_last else x.T.contiguous()
+        if self.parents_last:
+            return x.transpose(1, 2).contiguous()
+        return x.unflatten(2, (self.rows, self.h)).permute(1, 3, 2, 0).flatten(1, 2).contiguous()
+
+    def unpack(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return x if self.parents_last else x.T.contiguous()
+        if self.parents_last:
+            return x.transpose(1, 2).contiguous()
+        return x.unflatten(1, (self.h, self.rows)).permute(3, 0, 2, 1).flatten(2).contiguous()
+
+    def unpack_votes(self, votes: Tensor) -> Tensor:
+        """`(samples, children, parents, features)` of a block's votes."""
+        if self.parents_last:
+            return votes.permute(1, 0, 3, 2)
+        return votes.unflatten(2, (self.h, self.rows)).permute(4, 0, 1, 3, 2).flatten(3)
+
+    def part(self, x: Tensor, samples: slice) -> Tensor:
+        """A view of some samples."""
+        return x[samples] if self.parents_last else x[..., samples]
+
+    def over_parents(self, logits: Tensor, leaky: bool = False) -> Tensor:
+        """Their softmax."""
+        if not leaky:
+            return logits.softmax(self.parents)
+        indifferent = torch.zeros_like(logits.narrow(self.parents, 0, 1))
+        return torch.cat([logits, indifferent], self.parents).softmax(self.parents).narrow(self.parents, 0, self.count)
+
+    def over_parents_backward(self, grad_shares: Tensor, shares: Tensor) -> Tensor:
+        """Gradient of the logits, given the shares and their product with their gradient."""
+        return grad_shares - shares * grad_shares.sum(self.parents, keepdim=True)
+
+
+class Tile:
+    """A block's poses and weights, and the way to its votes and back.
+
+    Attributes:
+        poses: `(children, samples, rows, d)`.
+        weight: `(groups, parents, d, h)`.
+    """
+
+    def __init__(self, block: Block, layout: Layout, children: Children):
+        self.block, self.layout, self.bias = block, layout, children.bias
+        self.poses = block.read(children.poses)
+        self.weight = block.read_weight(children.weight)
+        groups, count = self.weight.shape[0], self.poses.shape[0]
+        # The two sides of the product whose result is the votes, d in the middle.
+        if layout.parents_last:
+            self.left = self.poses.view(groups, -1, self.poses.shape[3])
+            self.right = self.weight.permute(0, 2, 3, 1).flatten(2)
+        else:
+            weight = self.weight.transpose(2, 3).flatten(1, 2)
+            self.left = weight.repeat_interleave(count // groups, 0) if count > groups else weight
+            self.right = self.poses.permute(0, 3, 2, 1).flatten(2)
+
+    def votes(self) -> Tensor:
+        """The votes, to do with as one likes."""
+        votes = torch.bmm(self.left, self.right)
+        count, samples = self.poses.shape[:2]
+        if self.layout.parents_last:
+            votes = votes.view(count, samples, -1, self.layout.count)
+            if self.bias is not None:
+                votes += self.block.read_rows(self.bias).flatten(2).transpose(1, 2).unsqueeze(1)
+        else:
+            votes = votes.view(count, self.layout.count, -1, samples)
+            if self.bias is not None:
+                votes += self.block.read_rows(self.bias).transpose(2, 3).flatten(2).unsqueeze(3)
+        return votes
+
+    def add_gradients(self, grad: Tensor, into: Gradients) -> None:
+        """Add what follows from the gradient of the votes."""
+        count, samples, rows, d = self.poses.shape
+        groups, parents, _, h = self.weight.shape
+        product = grad.view(self.left.shape[0], self.left.shape[1], -1)
+        if self.layout.parents_last:
+            if into.poses is not None:
+                self.block.add(into.poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
+            if into.weight is not None:
+                own = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
+                self.block.add_weight(into.weight, own.permute(0, 3, 1, 2))
+            if into.bias is not None:
+                self.block.add_rows(into.bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
+        else:
+            if into.poses is not None:
+                own = torch.bmm(self.left.transpose(1, 2), product).view(count, d, rows, samples)
+                self.block.add(into.poses, own.permute(0, 3, 2, 1))
+            if into.weight is not None:
+                own = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
+                self.block.add_weight(into.weight, own.transpose(2, 3))
+            if into.bias is not None:
+                self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
+
+
+class DotTile(Tile):
+    """The votes of a block and their products with vectors of the parents."""
+
+    def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
+        super().__init__(block, layout, children)
+        self.block_votes = self.votes()
+        self.lengths = nonzero(vector_norm(self.block_votes, dim=2)) if unit else None
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        """`V_ij . vector_j`."""
+        return (self.block_votes * vectors).sum(2)
+
+    def logits(self, query: Tensor) -> Tensor:
+        return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """`sum_i weight_ij V_ij`."""
+        return (self.block_votes * weights.unsqueeze(2)).sum(0)
+
+    def grad_query(self, grad_logits: Tensor) -> Tensor:
+        return self.sum(grad_logits if self.lengths is None else grad_logits / self.lengths)
+
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        """Of `V_ij`: `weight_ij grad_j + grad_logit_ij d logit_ij / d V_ij`."""
+        if self.lengths is None:
+            grad_votes = torch.mul(query, grad_logits.unsqueeze(2), out=self.block_votes)
+        else:
+            logits = self.logits(query)
+            grad_logits = grad_logits / self.lengths
+            grad_votes = self.block_votes.mul_(-(grad_logits * logits / self.lengths).unsqueeze(2))
+            grad_votes.addcmul_(query, grad_logits.unsqueeze(2))
+        self.add_gradients(grad_votes.addcmul_(grad, weights.unsqueeze(2)), into)
+
+
+class PulledTile:
+    """What `DotTile` gives, where children share weights, without a vote: `(pose W) . q = pose . (W q)`, and W q is
+    needed once for all of them."""
+
+    def __init__(self, block: Block, layout: Layout, children: Children):
+        self.block, self.layout = block, layout
+        weight = block.read_weight(children.weight)
+        self.groups, _, self.d, self.h = weight.shape
+        self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
+        poses = block.read(children.poses)
+        self.samples, self.rows = poses.shape[1:3]
+        # (groups, samples, children of a group, rows * d)
+        self.poses = poses.view(self.groups, -1, self.samples, self.rows * self.d).transpose(1, 2)
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        return self._from_groups(self.poses @ self._pull(vectors))
+
+    logits = dot
+
+    def sum(self, weights: Tensor) -> Tensor:
+        sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
+        sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
+        return self.layout.pack(sums)
+
+    grad_query = sum
+
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        for factors, vectors in ((weights, grad), (grad_logits, query)):
+            if into.poses is not None:
+                own = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
+                own = own.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
+                self.block.add(into.poses, own)
+            if into.weight is not None:
+                product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
+                self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
+
+    def _rows(self, vectors: Tensor) -> Tensor:
+        """`(parents, samples * rows, h)` of the parents' vectors."""
+        vectors = self.layout.unpack(vectors).unflatten(2, (self.rows, self.h))
+        return vectors.transpose(0, 1).flatten(1, 2)
+
+    def _pull(self, vectors: Tensor) -> Tensor:
+        """`W q`, `(groups, samples, rows * d, parents)`."""
+        pulled = torch.bmm(self.weight, self._rows(vectors).transpose(1, 2))
+        pulled = pulled.view(-1, self.groups, self.d, self.samples, self.rows)
+        return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
+
+    def _push(self, weights: Tensor) -> Tensor:
+        """Sums over the children of a group, `(groups, samples, rows * d, parents)`."""
+        return self.poses.transpose(2, 3) @ self._to_groups(weights)
+
+    def _parents_first(self, pushed: Tensor) -> Tensor:
+        """`(parents, groups * d, samples * rows)`."""
+        pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
+        return pushed.flatten(3).flatten(1, 2)
+
+    def _from_groups(self, x: Tensor) -> Tensor:
+        """From `(groups, samples, children of a group, parents)` to the layout."""
+        order = (0, 2, 1, 3) if self.layout.parents_last else (0, 2, 3, 1)
+        return x.permute(order).flatten(0, 1)
+
+    def _to_groups(self, x: Tensor) -> Tensor:
+        x = x.unflatten(0, (self.groups, -1))
+        return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
+
+
+def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[DotTile | PulledTile]:
+    """All pairs of children and samples, a block at a time, each in the cheaper of the two ways."""
+    poses, weight = children.poses, children.weight
+    per_group = poses.shape[1] // weight.shape[0]
+    if per_group == 1 or options.unit or children.bias is not None:
+        for block in vote_blocks(children, options):
+            yield DotTile(block, layout, children, options.unit)
+        return
+    # Logits are the largest now, or what is pulled through the weights of a group.
+    pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
+    for block in blocks(children, options, pairs, min(pairs, sizes.SAMPLES)):
+        yield PulledTile(block, layout, children)
