@@ -12,6 +12,7 @@ some training. A law that is broken raises an AssertionError that says which.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch.linalg import vector_norm
 from torch.testing import assert_close
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn import CapsuleLayer, CapsuleLinear
-from torchcaps.nn.conv import CapsuleConv2d
+from torchcaps.nn import CapsuleConv2d, CapsuleLinear
+from torchcaps.nn.pose import Pose
 from torchcaps.ops import Agreement, Backend, LazyVotes, Moments, Softmax
 from torchcaps.routing import Routing
 
@@ -41,8 +42,8 @@ def assert_routing_laws(routing: Routing) -> None:
 
 
 def assert_coefficients_sum_to_one(routing: Routing) -> None:
-    """Coefficients are not negative, and sum to one over the parents of each child, or over the children of each parent;
-    with a leak to less."""
+    """Coefficients are not negative, and sum to one over the parents of each child, or over the children of each
+    parent; with a leak to less."""
     with _numbers():
         coefficients = _layer(routing)(_children(), return_coefficients=True).coefficients
     assert coefficients is not None
@@ -54,7 +55,7 @@ def assert_coefficients_sum_to_one(routing: Routing) -> None:
             raise AssertionError(f"coefficients leave nothing to the leak: they sum to {sums.max().item()}")
         return
     over = f"coefficients do not sum to one over the {routing.softmax}"
-    assert_close(sums, torch.ones_like(sums), msg=lambda m: f"{over}: {m}")
+    _assert_close(sums, torch.ones_like(sums), over)
 
 
 def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
@@ -77,8 +78,10 @@ def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
 
         votes.__class__ = Recording
         found = layer.routing(votes, return_coefficients=True).coefficients
-    message = "the coefficients are not those that the parents follow from: a step starts from the agreement it is given"
-    assert_close(found, asked[-1], msg=lambda m: f"{message}: {m}")
+    message = (
+        "the coefficients are not those that the parents follow from: a step starts from the agreement it is given"
+    )
+    _assert_close(found, asked[-1], message)
 
 
 def assert_children_have_no_order(routing: Routing) -> None:
@@ -123,7 +126,9 @@ def assert_samples_are_independent(routing: Routing) -> None:
 def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") -> None:
     """Children with score -inf might as well not be there, wherever they stand: for the parents, and for all
     gradients. A sample of padding alone is finite."""
-    present = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1]]).bool()
+    present = torch.tensor(
+        [[0, 0, 1, 1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1]]
+    ).bool()
     with _numbers():
         layer, (poses, scores, *_) = _layer(routing, backend), _children()
         padded = [1e4 * torch.randn(*present.shape, *POSE), torch.full(present.shape, -torch.inf)]
@@ -133,20 +138,20 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
         results = []
         for children in ([poses, scores], padded):
             leaves = [x.requires_grad_() for x in children] + list(layer.parameters())
-            out = layer(Capsules(*children), return_coefficients=True)
+            out = layer(Capsules(children[0], children[1]), return_coefficients=True)
             results.append((out, torch.autograd.grad(_loss(out), leaves, allow_unused=True, materialize_grads=True)))
         (expected, wanted), (found, grads) = results
         _assert_same(found, expected, "padding")
         assert expected.coefficients is not None
         assert found.coefficients is not None
         same = found.coefficients[present].view_as(expected.coefficients)
-        assert_close(same, expected.coefficients, msg=lambda m: f"padding changes the coefficients: {m}")
+        _assert_close(same, expected.coefficients, "padding changes the coefficients")
         for of_padded, of_children in zip(grads[:2], wanted[:2], strict=True):
-            assert_close(of_padded[present].view_as(of_children), of_children, msg=lambda m: f"padding: {m}")
+            _assert_close(of_padded[present].view_as(of_children), of_children, "padding")
             if of_padded[~present].any():
                 raise AssertionError("padding has gradients of its own")
         for found_grad, wanted_grad in zip(grads[2:], wanted[2:], strict=True):
-            assert_close(found_grad, wanted_grad, msg=lambda m: f"padding changes the gradients of parameters: {m}")
+            _assert_close(found_grad, wanted_grad, "padding changes the gradients of parameters")
         nobody = layer(Capsules(poses, torch.full_like(scores, -torch.inf)))
         for x in (nobody.poses, nobody.scores, nobody.variances):
             if x is not None and not x.isfinite().all():
@@ -159,7 +164,10 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] = ("re
     layers = (
         (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, **kw), (BATCH, CHILDREN, *POSE)),
         (lambda **kw: CapsuleLinear(2, 2, 3, 4, share_positions=True, **kw), (2, 2, 2, 3, 3)),
-        (lambda **kw: CapsuleConv2d(2, PARENTS, POSE, OUT_POSE, (2, 3), stride=(1, 2), padding=1, **kw), (2, 2, 3, 4, *POSE)),
+        (
+            lambda **kw: CapsuleConv2d(2, PARENTS, POSE, OUT_POSE, (2, 3), stride=(1, 2), padding=1, **kw),
+            (2, 2, 3, 4, *POSE),
+        ),
     )
     for make, shape in layers:
         for scored in (False, True):
@@ -175,40 +183,49 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] = ("re
                     results.append([*(x for x in out[:4] if x is not None), *grads])
             for backend, result in zip(backends[1:], results[1:], strict=True):
                 for x, y in zip(result, results[0], strict=True):
-                    assert_close(x, y, msg=lambda m, b=backend: f"the backends {backends[0]} and {b} disagree: {m}")
+                    _assert_close(x, y, f"the backends {backends[0]} and {backend} disagree")
 
 
 def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
-    """With its default initialization, capsules stay alive through a stack of layers, fully connected or convolutional,
-    wide or narrow, of vectors or matrices: the mean length of their poses, or the spread of their scores, is between
-    0.01 and 1, and different samples have different parents. Where LayerNorm gives all poses the same length, that is
-    counted as 1."""
-    with torch.random.fork_rng(devices=[]):
+    """With its first weights, capsules stay alive through a stack of layers: fully connected or convolutional, wide or
+    narrow, of vectors or matrices.
+
+    In each layer the mean length of the poses is between 0.01 and 1; where a length does not say how present a capsule
+    is, it is divided by the root of the number of entries. And different samples have different parents.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
         for name, stack, children in _stacks(routing, layers):
-            with torch.no_grad():
-                for depth, layer in enumerate(stack, 1):
-                    children = layer(children)
-                    _assert_alive(children, f"{name}, layer {depth} of {layers}")
+            for depth, layer in enumerate(stack, 1):
+                children = layer(children)
+                poses = children.poses.flatten(-len(layer.out_pose))
+                size = vector_norm(poses, dim=-1).mean().item()
+                if routing.gives_scores or not routing.measures_presence:
+                    size /= poses.shape[-1] ** 0.5
+                where = f"layer {depth} of {layers}, {name}"
+                if not 0.01 <= size <= 1.001:
+                    raise AssertionError(f"capsules do not stay alive: their size is {size:.2g} in {where}")
+                if not poses.std(0).mean() > 0.1 * poses.abs().mean():
+                    raise AssertionError(f"capsules forget their input: all samples are alike in {where}")
 
 
-def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[CapsuleLayer], Capsules]]:
-    """Stacks at usual sizes, and children of lengths around one half."""
-    torch.manual_seed(0)
-    for pose, width in ((8, 32), ((4, 4), 16), (16, 10)):
-        linear: list[CapsuleLayer] = [CapsuleLinear(width, width, pose, pose, routing) for _ in range(layers)]
-        linear[0] = CapsuleLinear(20 * width, width, pose, pose, routing)
-        shared: list[CapsuleLayer] = [CapsuleLinear(None, width, pose, pose, routing) for _ in range(layers)]
-        conv: list[CapsuleLayer] = [CapsuleConv2d(8, 8, pose, pose, 3, routing, padding=1) for _ in range(layers)]
-        sizes = (8, 20 * width), (8, width), (4, 8, 6, 6)
-        for kind, stack, size in zip(("CapsuleLinear", "shared CapsuleLinear", "CapsuleConv2d"), (linear, shared, conv), sizes, strict=True):  # fmt: skip
-            poses = torch.randn(*size, *stack[0].in_pose)
-            yield f"{kind} with poses of {pose}", stack, Capsules(poses / (2 * poses[0, 0].numel() ** 0.5))
-
-
-def _assert_alive(parents: Capsules, where: str) -> None:
-    poses = parents.poses.flatten(2)
-    length = vector_norm(parents.poses.flatten(-len(parents.poses.shape) + 2), dim=-1).mean()
-    del length, poses
+def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Capsules]]:
+    """Stacks at usual sizes, and children whose lengths are around one half."""
+    poses: tuple[tuple[Pose, int], ...] = ((8, 32), ((4, 4), 16), (16, 10))
+    for pose, width in poses:
+        first = CapsuleLinear(20 * width, width, pose, pose, routing)
+        others = [CapsuleLinear(width, width, pose, pose, routing) for _ in range(layers - 1)]
+        shared = [CapsuleLinear(None, width, pose, pose, routing) for _ in range(layers)]
+        conv = [CapsuleConv2d(8, 8, pose, pose, 3, routing, padding=1) for _ in range(layers)]
+        kinds: tuple[tuple[str, list[Any], tuple[int, ...]], ...] = (
+            ("connected", [first, *others], (8, 20 * width)),
+            ("with shared weights", shared, (8, width)),
+            ("convolutional", conv, (4, 8, 6, 6)),
+        )
+        for kind, stack, size in kinds:
+            children = torch.randn(*size, *stack[0].in_pose)
+            features = math.prod(stack[0].in_pose)
+            yield f"{kind}, with poses of {pose}", stack, Capsules(children / (2 * features**0.5))
 
 
 def _layer(routing: Routing, backend: Backend = "auto") -> CapsuleLinear:
@@ -249,4 +266,8 @@ def _assert_same(found: Capsules, expected: Capsules, what: str) -> None:
     for field in ("poses", "scores", "variances"):
         x, y = getattr(found, field), getattr(expected, field)
         if y is not None:
-            assert_close(x, y, msg=lambda m, field=field: f"{what} changes the {field}: {m}")
+            _assert_close(x, y, f"{what} changes the {field}")
+
+
+def _assert_close(found: Tensor, expected: Tensor, what: str) -> None:
+    assert_close(found, expected, msg=lambda m: f"{what}: {m}")

@@ -46,10 +46,12 @@ class Algorithm(NamedTuple):
     Fields:
         make: the routing, given its `iterations` and `gradient` if it has them.
         oracle: the same in plain loops, given the routing and the numbers.
+        stable: whether there are first weights by which its poses keep their scale through many layers.
     """
 
     make: Callable[..., Routing]
     oracle: Callable[[Any, Numbers], oracles.Routed]
+    stable: bool = True
 
 
 def dynamic(routing: DynamicRouting, x: Numbers) -> oracles.Routed:
@@ -116,20 +118,23 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "inverted attention": Algorithm(InvertedAttentionRouting, inverted_attention),
     "inverted attention, no norm": Algorithm(
-        lambda **kw: InvertedAttentionRouting(layer_norm=False, **kw), inverted_attention
-    ),
-    "inverted attention, scores, learned start": Algorithm(
-        lambda gradient="unrolled", **kw: InvertedAttentionRouting(
-            activations=True, start="learned" if gradient == "unrolled" else "zero", gradient=gradient, **kw
-        ),
+        # Its logits grow with the square of the poses: these explode or vanish.
+        lambda **kw: InvertedAttentionRouting(layer_norm=False, **kw),
         inverted_attention,
+        stable=False,
+    ),
+    "inverted attention, scores": Algorithm(
+        lambda **kw: InvertedAttentionRouting(activations=True, **kw), inverted_attention
     ),
     "em": Algorithm(lambda **kw: EMRouting(inverse_temperature=1.0, **kw), em),
     "em, linear lambda": Algorithm(
         lambda **kw: EMRouting(inverse_temperature=1.0, schedule="linear", cost_range=10, **kw), em
     ),
     "heinsen": Algorithm(HeinsenRouting, heinsen),
-    "heinsen, k-means": Algorithm(lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen),
+    # As with inverted attention without a norm.
+    "heinsen, k-means": Algorithm(
+        lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen, stable=False
+    ),
     "self-routing": Algorithm(SelfRouting, self_routing),
 }
 

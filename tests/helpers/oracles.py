@@ -371,7 +371,7 @@ def inverted_attention_routing(
                     cost = 0.0
                     for h in range(size):
                         squares = [weights[i][j] * (votes[b][i][j][h] - sums[h] / mass) ** 2 for i in range(children)]
-                        cost += (betas[1][j] + 0.5 * math.log(sum(squares) / mass)) * mass
+                        cost += (betas[1][j] + 0.5 * math.log(max(sum(squares) / mass, 1e-6))) * mass
                     scores.append(0.01 * (1 - 0.95 ** (t + 1)) * (betas[0][j] - cost))
             poses = [normalise(weighted_sum(votes[b], weights, j)) for j in range(parents)]
         all_poses.append(poses)
@@ -519,9 +519,7 @@ def heinsen_routing(
     return routed
 
 
-def self_routing(
-    votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, gates: Matrix | None = None
-) -> Routed:
+def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, gates: Matrix | None = None) -> Routed:
     """Hahn et al. 2019: `poses[b][i][r][d]` of the children, `weight[i][j][r][d]` and `bias[i][j]` of their logits."""
     all_poses, all_scores, all_coefficients = [], [], []
     for b in range(len(votes)):

@@ -77,7 +77,8 @@ class Routing(nn.Module, ABC):
         softmax: what the coefficients sum to one over.
         leaky: whether a parent of logit 0 joins the softmax and is dropped.
         averages: whether a parent is a mean of its votes, and not their sum.
-        gain: of the fan-in initialization, above 1 where a squash shortens the parents.
+        gain: of the fan-in initialization: above 1 where a squash shortens the parents, below 1 where the coefficients
+            favor some votes, whose mean is longer than that of all.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.

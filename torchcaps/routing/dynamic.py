@@ -44,7 +44,7 @@ class DynamicRouting(Routing):
     """
 
     accumulates = True
-    gain = 2.5
+    gain = 3.0
 
     def __init__(
         self,

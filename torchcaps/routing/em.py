@@ -54,6 +54,7 @@ class EMRouting(Routing):
     """
 
     averages = True
+    gain = 0.38
     gives_scores = True
 
     def __init__(

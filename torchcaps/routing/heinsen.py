@@ -48,6 +48,7 @@ class HeinsenRouting(Routing):
     """
 
     averages = True
+    gain = 0.38
     gives_scores = True
 
     def __init__(

@@ -63,7 +63,7 @@ class VectorNormRouting(Routing):
             raise ValueError("learn_sharpness=True needs at least one iteration, got iterations=0")
         self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness
         self.measures_presence = activation is not None
-        self.gain = 1.0 if activation is None else 2.5
+        self.gain = 0.35 if activation is None else 2.5
 
     @property
     def steps(self) -> int:

@@ -1,0 +1,228 @@
+"""What every routing gets from its base class, and how the loop runs."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsuleConv2d,
+    CapsuleLinear,
+    Capsules,
+    CapsuleStack,
+    DynamicRouting,
+    EMRouting,
+    Equilibrium,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    SelfRouting,
+    VectorNormRouting,
+    list_routings,
+)
+from torchcaps.routing import Agreement, Dot, Iteration, LayerShape, Routing, Votes, iterate
+
+
+class ScaledAttention(Routing):
+    """As a plug-in author would write it: dot agreement with a learned temperature."""
+
+    def __init__(self, iterations: int = 2, temperature: float = 1.0):
+        super().__init__(iterations)
+        self.temperature = temperature
+
+    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
+        return {"log_temperature": torch.full((shape.parents,), math.log(self.temperature))}
+
+    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
+        p = votes.weighted_sum(agreement)
+        return votes.capsules(p), Dot(p, scale=(-self.log_temperature).exp().unsqueeze(-1))
+
+
+def shape_of(**sizes: int | None) -> LayerShape:
+    return LayerShape(
+        **({"groups": 6, "children": 6, "parents": 3, "rows": 2, "in_features": 4, "out_features": 5} | sizes)
+    )
+
+
+def test_a_layer_tells_its_routing_its_shape():
+    layer = CapsuleLinear(6, 3, (2, 4), (2, 5), ScaledAttention())
+    assert layer.routing.shape == layer.layer_shape == LayerShape(6, 6, 3, 2, 4, 5)
+    assert layer.routing.shape.features == 10
+    assert CapsuleLinear(None, None, 4, 5, DynamicRouting()).layer_shape == LayerShape(1, None, 1, 1, 4, 5)
+    assert CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True).layer_shape.children is None
+    shared = CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True, expected_children=72)
+    assert (shared.layer_shape.groups, shared.layer_shape.children) == (2, 72)
+    assert CapsuleConv2d(2, 3, 4, 5, (2, 3), DynamicRouting()).layer_shape == LayerShape(12, 12, 3, 1, 4, 5)
+
+
+def test_what_is_learned_is_declared_once():
+    routing = ScaledAttention(temperature=2.0)
+    layer = CapsuleLinear(6, 3, 4, 5, routing)
+    assert list(routing.parameters()) == []
+    assert {key for key, _ in layer.named_parameters()} == {"weight", "routing.log_temperature"}
+    assert_close(layer.routing.log_temperature.data, torch.full((3,), math.log(2)))
+    nn.init.zeros_(layer.routing.log_temperature)
+    layer.reset_parameters()
+    assert_close(layer.routing.log_temperature.data, torch.full((3,), math.log(2)))
+    other = CapsuleLinear(6, 3, 4, 5, routing)
+    assert other.routing.log_temperature is not layer.routing.log_temperature
+    layer(torch.randn(2, 6, 4)).poses.square().sum().backward()
+    assert layer.routing.log_temperature.grad.any()
+
+
+def test_a_scale_is_a_scale():
+    votes = torch.randn(2, 5, 3, 4)
+    hot = ScaledAttention(2).with_values(log_temperature=torch.zeros(3))(votes, return_coefficients=True)
+    expected = ((votes * votes.sum(1, keepdim=True) / 3).sum(-1)).softmax(2)
+    assert_close(hot.coefficients, expected)
+    cold = ScaledAttention(2).with_values(log_temperature=torch.full((3,), 10.0))(votes, return_coefficients=True)
+    assert_close(cold.coefficients, torch.full((2, 5, 3), 1 / 3), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("routing", "missing"),
+    [
+        (EMRouting(), "beta_a, beta_u"),
+        (HeinsenRouting(), "beta_use, beta_ignore"),
+        (DynamicRouting(learn_bias=True), "bias"),
+        (VectorNormRouting(learn_sharpness=True), "learned_sharpness"),
+        (SelfRouting(), "route_weight, route_bias"),
+    ],
+)
+def test_a_routing_without_a_layer_says_what_it_misses(routing, missing):
+    with pytest.raises(RuntimeError, match=f"{missing}.*capsule layer"):
+        routing(torch.randn(1, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DynamicRouting(0), "iterations.*1.*0"),
+        (lambda: VectorNormRouting(-1), "iterations.*0.*-1"),
+        (lambda: DynamicRouting(gradient="all"), "gradient.*'unrolled'.*'last'.*'all'"),
+        (lambda: DynamicRouting(init="xavier"), "init.*'fan_in'.*'paper'.*'xavier'"),
+        (lambda: DynamicRouting(softmax="child"), "softmax.*'child'"),
+        (lambda: DynamicRouting(softmax="children", leaky=True), "leaky.*softmax='parents'"),
+        (lambda: DynamicRouting(start="ones"), "start.*'ones'"),
+        (lambda: InvertedAttentionRouting(start="learned", gradient="last"), "start='learned'.*gradient"),
+        (lambda: HeinsenRouting(model="skm"), "model.*'gaussian'.*'kmeans'.*'skm'"),
+        (lambda: EMRouting(schedule="square"), "schedule.*'square'"),
+        (lambda: EMRouting(cost_range=0.0), "cost_range.*0.0"),
+        (lambda: EMRouting(cost_range=math.inf), "cost_range.*inf"),
+        (lambda: VectorNormRouting(sharpness=-1.0), "sharpness.*-1"),
+        (lambda: VectorNormRouting(0, learn_sharpness=True), "learn_sharpness.*iterations=0"),
+        (
+            lambda: SelfRouting().with_values(route_weight=0, route_bias=0)(torch.randn(1, 2, 2, 2)),
+            "poses.*capsule layer",
+        ),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_iterations_without_meaning_are_no_arguments():
+    assert not SelfRouting.iterative
+    with pytest.raises(TypeError, match="iterations"):
+        SelfRouting(iterations=2)
+    assert repr(SelfRouting()) == "SelfRouting()"
+    assert repr(DynamicRouting(2, leaky=True)) == "DynamicRouting(iterations=2, leaky=True)"
+    assert repr(VectorNormRouting(activation=nn.functional.relu)) == "VectorNormRouting(iterations=3, activation=relu)"
+
+
+def test_iterate_returns_the_agreement_that_the_parents_follow_from():
+    seen: list[tuple[int | None, float, bool]] = []
+
+    def step(agreement, t):
+        seen.append((agreement, t, torch.is_grad_enabled()))
+        return f"parents {t}", t
+
+    assert iterate(step, 3, agreement="first") == ("parents 2", 1)
+    assert seen == [("first", 0, True), (0, 1, True), (1, 2, True)]
+    seen.clear()
+    assert iterate(step, 3, "last") == ("parents 2", 1)
+    assert seen == [(None, 0, False), (0, 1, False), (1, 2, True)]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)])
+def test_watchers_see_every_schedule(schedule):
+    layers = [CapsuleLinear(4, 4, 3, 3, InvertedAttentionRouting(3)) for _ in range(2)]
+    stack, seen = CapsuleStack(*layers, schedule=schedule), []
+    with layers[1].routing.watched(seen.append):
+        out = stack(torch.randn(2, 4, 3))
+    assert all(isinstance(x, Iteration) for x in seen)
+    assert seen[-1].parents.poses is out.poses
+    assert [x.t for x in seen] == ([math.inf] if isinstance(schedule, Equilibrium) else [0, 1, 2])
+    count = len(seen)
+    stack(torch.randn(2, 4, 3))
+    assert len(seen) == count
+    with pytest.raises(ZeroDivisionError), layers[1].routing.watched(lambda _: 1 / 0):
+        stack(torch.randn(2, 4, 3))
+    stack(torch.randn(2, 4, 3))
+
+
+def test_gates_that_votes_have_count_whether_or_not_scores_are_given():
+    layer = CapsuleLinear(4, 3, 2, 2, EMRouting())
+    children = Capsules(torch.randn(2, 4, 2), torch.randn(2, 4))
+    votes = layer.votes(children)
+    expected = layer(children)
+    assert_close(layer.routing(votes).poses, expected.poses)
+    ungated = layer.votes(children.poses)
+    assert_close(layer.routing(ungated, children.scores).poses, expected.poses)
+    assert not torch.allclose(layer.routing(ungated).poses, expected.poses)
+
+
+@pytest.mark.parametrize(
+    ("routing", "sizes", "std"),
+    [
+        (DynamicRouting(), {"children": 100}, 3 * 3 / (100 * 5) ** 0.5),
+        (DynamicRouting(softmax="children"), {"children": 100}, 3 * 100 / (100 * 5) ** 0.5),
+        (DynamicRouting(), {"children": None}, 3 * 3 / (16 * 5) ** 0.5),
+        (InvertedAttentionRouting(), {"children": 100}, 3 / (100 * 5) ** 0.5),
+        (SelfRouting(), {"children": 100}, 100 / (100 * 5) ** 0.5),
+        (InvertedAttentionRouting(init="paper"), {"children": 72, "groups": 1}, (3 / (4 * 72)) ** 0.5),
+        (InvertedAttentionRouting(init="paper"), {"children": None, "groups": 8}, (3 / (4 * 8)) ** 0.5),
+        (HeinsenRouting(init="paper"), {}, 1 / 4),
+    ],
+    ids=str,
+)
+def test_first_vote_weights(routing, sizes, std):
+    weight = torch.empty(400, 3, 4, 5)
+    routing.reset_weight(weight, shape_of(**sizes))
+    assert weight.std().item() == pytest.approx(std, rel=0.03)
+    assert abs(weight.mean().item()) < 0.1 * std
+
+
+def test_fan_in_keeps_the_length_of_uniform_sums():
+    """As its formula says: the parents of uniform coefficients are `gain` times as long as their children."""
+    for routing in (SelfRouting(), InvertedAttentionRouting(layer_norm=False)):
+        layer = CapsuleLinear(200, 10, (2, 8), (2, 4), routing)
+        poses = torch.randn(50, 200, 2, 8)
+        sums = layer.votes(poses).weighted_sum(None) if not routing.averages else layer.votes(poses).moments(None).mean
+        ratio = sums.norm(dim=-1).mean() / poses.flatten(2).norm(dim=-1).mean()
+        assert ratio.item() == pytest.approx(routing.gain, rel=0.15)
+
+
+def test_the_authors_dynamic_weights():
+    weight = torch.empty(400, 3, 4, 5)
+    DynamicRouting(init="paper").reset_weight(weight, shape_of())
+    assert weight.abs().max() <= 0.2
+    assert weight.std().item() == pytest.approx(0.088, rel=0.03)  # of a normal of 0.1, cut at twice that
+
+
+def test_routings_have_names():
+    assert set(list_routings()) >= {"DynamicRouting", "EMRouting", "SelfRouting", "ScaledAttention"}
+    assert "Routing" not in list_routings()
+
+
+def test_a_copy_with_values_leaves_the_original_alone():
+    routing = DynamicRouting(learn_bias=True)
+    given = routing.with_values(bias=torch.zeros(2, 2))
+    assert given(torch.randn(1, 2, 2, 2)).poses.shape == (1, 2, 2)
+    with pytest.raises(RuntimeError, match="bias"):
+        routing(torch.randn(1, 2, 2, 2))
+    assert copy.deepcopy(given).bias.shape == (2, 2)
