@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -43,6 +44,13 @@ def few_capsules(primary_types: int = 2) -> CapsNet:
 
 def unannotated():
     return Line()
+"""
+README_NETWORK = """
+from torchcaps import CapsNet, Routing
+
+class MyNet(CapsNet):
+    def __init__(self, routing: Routing):
+        super().__init__(1, 8, 10, routing, channels=4, kernel_size=3, primary_types=2, primary_kernel_size=3)
 """
 ROUTING = """
 from torchcaps import DynamicRouting
@@ -158,6 +166,16 @@ def test_names_of_routings(routing, expected, iterations):
     name = routing if isinstance(routing, str) else routing["class_path"]
     found = build("mine/digits.yaml", f"--model.network.routing={name}").model.network.class_capsules.routing
     assert type(found).__name__ == expected
+
+
+def test_the_recipe_of_the_readme():
+    """It has a network and a routing of its own."""
+    _, recipe = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    Path("mine/digits.yaml").write_text(recipe)
+    Path("mine/my_routing.py").write_text(ROUTING)
+    Path("mine/network.py").write_text(README_NETWORK)
+    assert call("train", "mine/digits.yaml", "--smoke") == 0
+    assert [path.name for path in Path("runs/mine/digits").iterdir()] == ["smoke_0"]
 
 
 def test_a_recipe_that_extends_one_of_another_folder():
