@@ -28,7 +28,7 @@ def test_the_python_of_the_readme_runs():
 
 
 def test_the_recipe_of_the_readme_extends_one_of_ours(tmp_path):
-    (recipe,) = blocks("yaml")
+    recipe, _ = blocks("yaml")
     (tmp_path / "mine.yaml").write_text(recipe)
     assert len(find_recipe(str(tmp_path / "mine.yaml"))) == 2
     assert yaml.safe_load(recipe)["model"]["network"]["init_args"] == {"iterations": 5}

@@ -466,8 +466,9 @@ def _build(options: argparse.Namespace, overrides: list[str], logs: bool = True,
 
 
 def _runs(options: argparse.Namespace) -> Path:
-    is_file = options.recipe.endswith((".yaml", ".yml"))
-    return Path(options.runs) / (Path(options.recipe).stem if is_file else options.recipe)
+    from torchcaps.recipes import run_name
+
+    return Path(options.runs) / run_name(options.recipe)
 
 
 def _checkpoint(

@@ -1,5 +1,8 @@
 """Published models, counted; any image size; the registry."""
 
+import importlib
+import re
+
 import pytest
 import torch
 
@@ -13,9 +16,10 @@ from torchcaps import (
     VectorNormRouting,
     create_model,
     list_models,
+    register_model,
 )
 from torchcaps.functional import squash
-from torchcaps.models import ConvNet
+from torchcaps.models import ConvNet, registry
 
 
 def count(model: torch.nn.Module) -> int:
@@ -127,3 +131,50 @@ def test_registry():
         create_model("capsnet_mnits")
     with pytest.raises(TypeError, match="iteration"):
         create_model("capsnet_mnist", iteration=3)
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    """What a test registers is forgotten."""
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+
+BUILDER = """
+from torchcaps.models import ConvNet, register_model
+
+@register_model
+def mine():
+    return ConvNet()
+"""
+
+
+def test_a_name_that_is_taken(own_registry):
+    def capsnet_mnist():
+        return ConvNet()
+
+    ours = registry._builders["capsnet_mnist"]
+    with pytest.raises(ValueError, match="'capsnet_mnist' of .*test_models.py, line .*sabour2017.py, line") as error:
+        register_model(capsnet_mnist)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith(": give it another name")
+    assert registry._builders["capsnet_mnist"] is ours
+
+
+def test_a_module_that_is_loaded_again(own_registry, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("reloaded_models", "other_models"):
+        (tmp_path / f"{name}.py").write_text(BUILDER)
+    module = importlib.import_module("reloaded_models")
+    first = module.mine
+    importlib.reload(module)
+    assert registry._builders["mine"] is module.mine is not first
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'reloaded_models.py'}, line")):
+        importlib.import_module("other_models")
+
+
+def test_a_cell_of_a_notebook_that_runs_again(own_registry):
+    for cell in ("cell 1", "cell 2"):
+        namespace = {"__name__": "__main__"}
+        exec(compile("def mine():\n    return None\n", cell, "exec"), namespace)
+        register_model(namespace["mine"])
+    assert registry._builders["mine"] is namespace["mine"]

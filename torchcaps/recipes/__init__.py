@@ -1,5 +1,6 @@
 """Recipes: each published number is one YAML file, `<paper>/<row>.yaml`, or extends another."""
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,20 @@ def find_recipe(name: str, folder: Path = Path()) -> list[Path]:
     return files
 
 
+def run_name(name: str) -> Path:
+    """Where the runs of a recipe are, in the folder of all runs.
+
+    Args:
+        name: of a recipe in the package, which is also that of its runs; or the path of a YAML file, whose runs follow
+            the path without its suffix: from the working folder if the file is there or in a folder of it, else from
+            the root of the file system.
+    """
+    if not name.endswith((".yaml", ".yml")):
+        return Path(name)
+    path, here = Path(os.path.abspath(name)).with_suffix(""), Path.cwd()
+    return path.relative_to(here if path.is_relative_to(here) else path.anchor)
+
+
 @cache
 def published(name: str) -> Published:
     """The head of a recipe."""
@@ -74,7 +89,7 @@ def _locate(name: str, folder: Path) -> Path:
             raise ValueError(f"no file {path}: give the path of a recipe, or a name from `torchcaps recipes`")
     else:
         path = FOLDER / f"{name}.yaml"
-        if not path.is_file():
+        if Path(name).is_absolute() or ".." in Path(name).parts or not path.is_file():
             raise ValueError(f"no recipe {name!r}{nearest(name, list_recipes())}")
     return path
 

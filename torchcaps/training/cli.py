@@ -10,13 +10,14 @@ from typing import Any
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from torchcaps.data import DataError, ImageNet, LabelledData
 from torchcaps.files import take_folder, write_text_whole
-from torchcaps.recipes import Published
+from torchcaps.recipes import FOLDER, Published
+from torchcaps.recipes.modules import OwnModules
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
@@ -46,6 +47,8 @@ NOISE = (
 class RecipeCLI(LightningCLI):
     """Builds the trainer, the model and the data of a recipe; runs nothing.
 
+    The recipe may name classes and functions of modules in its own folder; see `torchcaps.recipes.modules`.
+
     Args:
         files: the recipe's files, from the most general to its own.
         overrides: arguments such as `--trainer.max_epochs 5`.
@@ -70,6 +73,7 @@ class RecipeCLI(LightningCLI):
     ):
         self.runs, self.smoke, self.signals = runs, smoke, signals or StopSignals()
         self.run_folder: Path | None = None
+        self.own_modules = OwnModules(files, FOLDER)
         if smoke:
             overrides = [*SMOKE, *overrides]
         for package in ("lightning.pytorch", "lightning.fabric"):
@@ -97,6 +101,15 @@ class RecipeCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(Published, "recipe")
         parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one changes")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except Exception as error:  # a module of the user's may raise anything
+            if said := self.own_modules.why_not(error):
+                raise ValueError(said) from error
+            raise
+        self.own_modules.check_names(self.config.as_dict())
 
     def before_instantiate_classes(self) -> None:
         data = self.config.data.init_args

@@ -1,0 +1,360 @@
+"""Recipes with networks, routings, losses and data of modules beside them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import torchcaps
+from torchcaps.cli import main
+from torchcaps.models import create_model, registry
+from torchcaps.recipes import find_recipe, run_name
+from torchcaps.training.cli import RecipeCLI
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
+TINY += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+ROOT = Path(torchcaps.__file__).parent.parent
+
+NETWORK = """
+from torch import nn
+from torchcaps import CapsNet, register_model
+from torchcaps.capsules import Prediction
+
+class Line(nn.Module):
+    def __init__(self, classes: int = 10):
+        super().__init__()
+        self.line = nn.Linear(64, classes)
+
+    def forward(self, images):
+        return Prediction(self.line(images.flatten(1)))
+
+@register_model
+def few_capsules(primary_types: int = 2) -> CapsNet:
+    return CapsNet(1, 8, channels=4, kernel_size=3, primary_types=primary_types, primary_pose=4,
+                   primary_kernel_size=3, class_pose=4, decoder=(8,))
+
+def unannotated():
+    return Line()
+"""
+README_NETWORK = """
+from torchcaps import CapsNet, Routing
+
+class MyNet(CapsNet):
+    def __init__(self, routing: Routing):
+        super().__init__(1, 8, 10, routing, channels=4, kernel_size=3, primary_types=2, primary_kernel_size=3)
+"""
+ROUTING = """
+from torchcaps import DynamicRouting
+
+class MyRouting(DynamicRouting):
+    def __init__(self, iterations: int = 7):
+        super().__init__(iterations=iterations)
+"""
+REST = """
+from torch import nn
+from torch.utils.data import Dataset
+from torchcaps.data import Digits
+
+class MyData(Digits):
+    pass
+
+class MyLoss(nn.CrossEntropyLoss):
+    pass
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index**2
+"""
+CAPSNET = "torchcaps.CapsNet"
+SMALL = {"image_size": 8, "channels": 4, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """What a test imports is forgotten, as a new process would have it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+    before = dict(sys.modules)
+    Path("mine").mkdir()
+    yield
+    for name in set(sys.modules) - set(before):
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path.resolve())):
+            del sys.modules[name]
+
+
+def write(path: str, network: object = "network.few_capsules", **model: object) -> str:
+    """A recipe of a small network of one's own."""
+    content = {"extends": "quickstart", "model": {"network": network, "reconstruction_weight": 0, **model}}
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text(json.dumps(content))
+    return path
+
+
+def build(path: str, *overrides: str) -> RecipeCLI:
+    return RecipeCLI(find_recipe(path), list(overrides), None)
+
+
+def call(*arguments: str) -> int:
+    with warnings.catch_warnings():
+        return main(list(arguments))
+
+
+def error_of(capfd, *arguments: str) -> str:
+    capfd.readouterr()
+    assert call(*arguments) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_a_network_beside_a_recipe(capfd):
+    Path("mine/network.py").write_text(NETWORK)
+    recipe = write("mine/digits.yaml")
+    assert call("train", recipe, "--smoke") == 0
+    assert "run: runs/mine/digits/smoke_0" in capfd.readouterr().out
+    assert call("train", recipe, *TINY) == 0
+    assert "run: runs/mine/digits/version_0" in capfd.readouterr().out
+    assert "network.few_capsules" in Path("runs/mine/digits/version_0/config.yaml").read_text()
+    assert call("train", str(Path(recipe).resolve()), *TINY, "--trainer.max_epochs=2", "--ckpt_path", "last") == 0
+    assert call("test", recipe, "--ckpt_path", "last") == 0
+    assert call("explain", recipe, "--ckpt_path", "last") == 0
+    assert "figure: runs/mine/digits/version_1/figures/coefficients.png" in capfd.readouterr().out
+    assert [path.name for path in Path().iterdir() if path.name != "mine"] == ["runs"]
+    assert type(create_model("few_capsules")) is torchcaps.CapsNet
+
+
+def test_data_and_loss_beside_a_recipe():
+    Path("mine/rest.py").write_text(REST)
+    Path("mine/network.py").write_text(NETWORK)
+    write("mine/digits.yaml", {"class_path": "network.Line"}, loss="rest.MyLoss")
+    cli = build("mine/digits.yaml", "--data=rest.MyData")
+    found = type(cli.model.network), type(cli.model.loss), type(cli.datamodule)
+    assert [f"{kind.__module__}.{kind.__name__}" for kind in found] == ["network.Line", "rest.MyLoss", "rest.MyData"]
+
+
+@pytest.mark.parametrize(
+    ("routing", "expected", "iterations"),
+    [
+        ("DynamicRouting", "DynamicRouting", 3),
+        ({"class_path": "DynamicRouting", "init_args": {"iterations": 2}}, "DynamicRouting", 2),
+        ({"class_path": "torchcaps.DynamicRouting", "init_args": {"iterations": 2}}, "DynamicRouting", 2),
+        ({"class_path": "EMRouting", "init_args": {"iterations": 4}}, "EMRouting", 4),
+        ("my_routing.MyRouting", "MyRouting", 7),
+        ({"class_path": "my_routing.MyRouting"}, "MyRouting", 7),
+        ({"class_path": "my_routing.MyRouting", "init_args": {"iterations": 2}}, "MyRouting", 2),
+    ],
+)
+def test_names_of_routings(routing, expected, iterations):
+    Path("mine/my_routing.py").write_text(ROUTING)
+    write("mine/digits.yaml", {"class_path": CAPSNET, "init_args": {**SMALL, "routing": routing}})
+    cli = build("mine/digits.yaml")
+    found = cli.model.network.class_capsules.routing
+    assert (type(found).__name__, found.iterations) == (expected, iterations)
+    write("mine/digits.yaml", {"class_path": CAPSNET, "init_args": SMALL})
+    name = routing if isinstance(routing, str) else routing["class_path"]
+    found = build("mine/digits.yaml", f"--model.network.routing={name}").model.network.class_capsules.routing
+    assert type(found).__name__ == expected
+
+
+def test_the_recipe_of_the_readme():
+    """It has a network and a routing of its own."""
+    _, recipe = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    Path("mine/digits.yaml").write_text(recipe)
+    Path("mine/my_routing.py").write_text(ROUTING)
+    Path("mine/network.py").write_text(README_NETWORK)
+    assert call("train", "mine/digits.yaml", "--smoke") == 0
+    assert [path.name for path in Path("runs/mine/digits").iterdir()] == ["smoke_0"]
+
+
+def test_a_recipe_that_extends_one_of_another_folder():
+    Path("mine/base").mkdir()
+    Path("mine/base/network.py").write_text(NETWORK)
+    Path("mine/my_routing.py").write_text(ROUTING)
+    write("mine/base/base.yaml", "network.Line")
+    Path("mine/row.yaml").write_text("extends: base/base.yaml\nmodel: {classes: 10}\n")
+    assert type(build("mine/row.yaml").model.network).__module__ == "network"
+    assert sys.path[-2:] == [str(Path(folder).resolve()) for folder in ("mine", "mine/base")]
+
+
+def test_a_recipe_of_the_package_brings_no_folder():
+    before = list(sys.path)
+    build("quickstart")
+    assert sys.path == before
+
+
+# Where runs are
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("sabour2017/mnist", "sabour2017/mnist"),
+        ("digits.yaml", "digits"),
+        ("mine/digits.yaml", "mine/digits"),
+        ("./mine/../mine/digits.yml", "mine/digits"),
+        ("mine/digits.of.two.yaml", "mine/digits.of.two"),
+        ("{here}/mine/digits.yaml", "mine/digits"),
+        ("../other/digits.yaml", "{parent}/other/digits"),
+        ("/data/digits.yaml", "data/digits"),
+    ],
+)
+def test_runs_follow_the_path_of_a_recipe(recipe, expected):
+    here = Path.cwd()
+    parent = here.parent.relative_to(here.anchor)
+    assert run_name(recipe.format(here=here)) == Path(expected.format(parent=parent))
+
+
+def test_no_run_is_outside_the_folder_of_all_runs(capfd):
+    write("mine/digits.yaml", "torchcaps.models.capsnet_digits")
+    (Path("mine") / "inside").mkdir()
+    os.chdir("mine/inside")
+    assert call("train", "../digits.yaml", "--smoke") == 0
+    assert [path.name for path in Path().iterdir()] == ["runs"]
+    for name in ("../recipes/quickstart", str(Path("../digits").resolve())):
+        assert "no recipe" in error_of(capfd, "train", name)
+
+
+# What cannot be imported: one line
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ("gone.Net", "mine/digits.yaml: there is no module 'gone': correct the name, put gone.py beside mine/digits.y"),
+        ("gone.sub.Net", "mine/digits.yaml: there is no module 'gone'"),
+        ("network.Lin", "mine/digits.yaml: there is no 'Lin' in {mine}/network.py; did you mean Line"),
+        ("network.sub.Line", "there is no 'sub' in {mine}/network.py: correct the name"),
+        ("torchcaps.models.capsnet_digit", "models/__init__.py; did you mean capsnet_digits"),
+        ("unheard", "mine/digits.yaml: there is no class 'unheard': correct the name, or give its module too: MODULE."),
+        ("capsnet_digits", "give its module too: torchcaps.models.sabour2017.capsnet_digits"),
+        ("network.unannotated", "network.unannotated is not a Module: expected such a class, or a function with one"),
+        (
+            "undefined.Net",
+            "mine/digits.yaml needs {mine}/undefined.py, line 2, which cannot be imported: NameError: na",
+        ),
+        ("syntax.Net", "needs {mine}/syntax.py, line 1, which cannot be imported: SyntaxError: "),
+        ("needy.Net", "needs {mine}/needy.py, line 1, which cannot be imported: ModuleNotFoundError: No module named"),
+        ("taken.capsnet_mnist", "needs {mine}/taken.py, line 3, which cannot be imported: ValueError: the model 'caps"),
+    ],
+)
+def test_a_network_that_cannot_be_imported(capfd, network, said):
+    Path("mine/network.py").write_text(NETWORK)
+    Path("mine/undefined.py").write_text("\nx = y\n")
+    Path("mine/syntax.py").write_text("def f(:\n")
+    Path("mine/needy.py").write_text("import not_there\n")
+    Path("mine/taken.py").write_text(
+        "from torchcaps import register_model\n\n@register_model\ndef capsnet_mnist():\n    pass\n"
+    )
+    said = said.format(mine=Path("mine").resolve())
+    assert said in error_of(capfd, "train", write("mine/digits.yaml", network))
+    assert said in error_of(capfd, "train", write("mine/digits.yaml", {"class_path": network}))
+    assert [path.name for path in Path().iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("key", ["loss", "optimizer", "scheduler", "network.init_args.routing"])
+def test_other_things_that_cannot_be_imported(capfd, key):
+    write("mine/digits.yaml", {"class_path": CAPSNET, "init_args": SMALL})
+    assert "there is no module 'gone'" in error_of(capfd, "train", "mine/digits.yaml", f"--model.{key}=gone.Thing")
+
+
+def test_a_name_of_a_recipe_of_the_package(capfd):
+    message = error_of(capfd, "train", "quickstart", "--model.loss=gone.Loss")
+    assert message == (
+        "torchcaps: quickstart: there is no module 'gone': correct the name, "
+        "put gone.py beside a recipe of your own, or install it"
+    )
+
+
+# Names that are taken
+
+
+@pytest.mark.parametrize("name", ["torch", "json", "math"])
+def test_a_module_with_the_name_of_an_installed_one(capfd, name):
+    path = Path(f"mine/{name}.py")
+    path.write_text(NETWORK)
+    write("mine/digits.yaml", f"{name}.Line")
+    message = error_of(capfd, "train", "mine/digits.yaml")
+    assert f"{path.resolve()} is hidden by another module {name!r}, which is " in message
+    assert message.endswith(": give yours a name of its own")
+
+
+def test_a_module_that_nothing_uses_may_have_any_name():
+    Path("mine/json.py").write_text("raise RuntimeError\n")
+    build(write("mine/digits.yaml", "torchcaps.models.capsnet_digits"))
+
+
+def test_an_installed_module_that_hides_one_of_a_module(capfd, monkeypatch):
+    Path("installed").mkdir()
+    Path("installed/helpers_of_all.py").write_text("width = 3\n")
+    monkeypatch.syspath_prepend(Path("installed").resolve())
+    Path("mine/helpers_of_all.py").write_text("width, height = 4, 5\n")
+    said = f"mine/helpers_of_all.py is hidden by another module 'helpers_of_all', which is {Path.cwd()}/installed/help"
+    write("mine/digits.yaml", "network.Line")
+    for imported in ("width", "height"):
+        Path("mine/network.py").write_text(f"from helpers_of_all import {imported}\n{NETWORK}")
+        assert said in error_of(capfd, "train", "mine/digits.yaml")
+        sys.modules.pop("network", None)
+
+
+def test_modules_of_one_name_in_two_folders(capfd):
+    for folder in ("mine", "other"):
+        write(f"{folder}/digits.yaml", "network.Line")
+        Path(folder, "network.py").write_text(NETWORK)
+    build("mine/digits.yaml")
+    message = error_of(capfd, "train", "other/digits.yaml")
+    assert "other/network.py is hidden by another module 'network', which is " in message
+
+
+# In other processes
+
+
+def test_a_process_of_its_own():
+    """The folder is that of the recipe wherever the command runs, and an installed module stays what it is."""
+    Path("mine/network.py").write_text(NETWORK)
+    Path("mine/tabnanny.py").write_text("raise RuntimeError\n")
+    recipe = write("mine/digits.yaml", "network.Line")
+    code = f"""
+import sys
+from torchcaps.recipes import find_recipe
+from torchcaps.training.cli import RecipeCLI
+print(type(RecipeCLI(find_recipe({recipe!r}), [], None).model.network).__module__)
+import tabnanny
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout == "network\n"
+
+
+@pytest.mark.slow
+def test_workers_that_are_spawned():
+    Path("mine/rest.py").write_text(REST)
+    build(write("mine/digits.yaml", "torchcaps.models.capsnet_digits", loss="rest.MyLoss"))
+    loader = DataLoader(sys.modules["rest"].Squares(), num_workers=1, multiprocessing_context="spawn")
+    assert torch.cat(list(loader)).tolist() == [0, 1, 4, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_two_processes(strategy):
+    Path("mine/network.py").write_text(NETWORK)
+    Path("mine/rest.py").write_text(REST)
+    write("mine/digits.yaml", "network.Line", loss="rest.MyLoss")
+    Path("run.py").write_text("from torchcaps.cli import run\n\nif __name__ == '__main__':\n    run()\n")
+    options = [*TINY, "--data=rest.MyData", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    command = [sys.executable, "run.py", "train", "mine/digits.yaml", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert [path.name for path in Path("runs/mine/digits").iterdir()] == ["version_0"]

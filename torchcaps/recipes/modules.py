@@ -1,0 +1,134 @@
+"""Modules of your own beside a recipe: how they are imported, and why one cannot be."""
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torchcaps.models.registry import import_path, nearest
+
+
+class OwnModules:
+    """Let this process, and those that it starts, import from the folders of a recipe's files.
+
+    The folders go to the end of `sys.path`: a module in them never takes the place of an installed one. A spawned
+    process gets `sys.path` from this one, and a process that runs the command again comes here again.
+
+    Args:
+        files: the recipe's files, from the most general to its own.
+        package: the folder of the package's recipes; nothing is imported from there.
+    """
+
+    def __init__(self, files: list[Path], package: Path):
+        inside = [file.resolve().is_relative_to(package.resolve()) for file in files]
+        self.recipe = str(files[-1])
+        if inside[-1]:
+            self.recipe = files[-1].resolve().relative_to(package.resolve()).with_suffix("").as_posix()
+        own = [file.parent.resolve() for file, ours in zip(files, inside, strict=True) if not ours]
+        self.folders = list(dict.fromkeys(reversed(own)))
+        sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
+
+    def check_names(self, config: dict[str, Any]) -> None:
+        """Check that no other module hides one that the recipe uses.
+
+        A recipe uses the modules that it names. If one of them is beside the recipe, that one may import all others
+        beside it: then none may be hidden.
+
+        Args:
+            config: all values of the recipe.
+
+        Raises:
+            ValueError: a module beside the recipe has the name of an installed one, say.
+        """
+        hidden = dict(self._hidden())
+        used = {path.partition(".")[0] for path in _class_paths(config)} & set(hidden)
+        if not used and any(_is(sys.modules.get(name), path) for name, path in self._beside()):
+            used = set(hidden)  # by imports of the recipe's modules, which Python has resolved already
+        if used:
+            raise ValueError(_is_hidden(min(used), hidden[min(used)]))
+
+    def why_not(self, error: BaseException) -> str | None:
+        """One line that says which name of the recipe cannot be imported; None for other errors."""
+        while error.__cause__ is not None and not isinstance(error, ImportError):  # which says what to install
+            error = error.__cause__
+        hidden = dict(self._hidden())
+        module, name = None, None
+        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+            module, name = error.obj, error.name
+        elif isinstance(error, ImportError):
+            name = error.name
+        top = ((module.__name__ if module else name) or "").partition(".")[0]
+        if top in hidden:
+            return _is_hidden(top, hidden[top])
+        if place := self._place(error):
+            said = error.msg if isinstance(error, SyntaxError) else error
+            return f"{self.recipe} needs {place}, which cannot be imported: {type(error).__name__}: {said}"
+        if module:
+            known = nearest(str(name), [known for known in vars(module) if not known.startswith("_")])
+            hint = known if known.startswith("; did") else ": correct the name"
+            return f"{self.recipe}: there is no {name!r} in {_file(module) or module.__name__}{hint}"
+        if isinstance(error, ModuleNotFoundError):
+            beside = f"beside {self.recipe}" if self.folders else "beside a recipe of your own"
+            advice = "" if top in sys.modules else f", put {top}.py {beside}, or install it"
+            return f"{self.recipe}: there is no module {name!r}: correct the name{advice}"
+        if bare := re.fullmatch("Expected a dot import path string: (.+)", str(error)):
+            full = import_path(bare[1]) or f"MODULE.{bare[1]}"
+            return f"{self.recipe}: there is no class {bare[1]!r}: correct the name, or give its module too: {full}"
+        if other := re.fullmatch(r"Import path (\S+) does not correspond to a subclass of (\w+)", str(error)):
+            what = "expected such a class, or a function with one as its return annotation"
+            return f"{self.recipe}: {other[1]} is not a {other[2]}: {what}"
+        return None
+
+    def _place(self, error: BaseException) -> str | None:
+        """The line of one of the recipe's own modules that raised an error while it was imported."""
+        stack = traceback.extract_tb(error.__traceback__)
+        lines = [(frame.filename, frame.lineno) for frame in stack if frame.name == "<module>"]
+        if isinstance(error, SyntaxError) and error.filename:
+            lines.append((error.filename, error.lineno))
+        for file, line in reversed(lines):
+            for folder in self.folders:
+                inside = Path(file).relative_to(folder).parts if Path(file).is_relative_to(folder) else ()
+                if inside and inside[0] != "torchcaps" and "site-packages" not in inside:
+                    return f"{file}, line {line}"
+        return None
+
+    def _beside(self) -> Iterator[tuple[str, Path]]:
+        """Names and files of modules and packages beside the recipe; torchcaps itself is there in a clone."""
+        for folder in self.folders:
+            for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
+                name = path.stem if path.parent == folder else path.parent.name
+                if name.isidentifier() and not name.startswith("__") and name != "torchcaps":
+                    yield name, path
+
+    def _hidden(self) -> Iterator[tuple[str, Path]]:
+        for name, path in self._beside():
+            module = sys.modules.get(name)
+            if module and not _is(module, path):
+                yield name, path
+
+
+def _class_paths(value: Any) -> Iterator[str]:
+    """All that a recipe imports."""
+    if isinstance(value, dict):
+        if isinstance(value.get("class_path"), str):
+            yield value["class_path"]
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _class_paths(item)
+
+
+def _file(module: ModuleType) -> str | None:
+    return getattr(module, "__file__", None)
+
+
+def _is(module: ModuleType | None, path: Path) -> bool:
+    file = _file(module) if module else None
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def _is_hidden(name: str, path: Path) -> str:
+    other = _file(sys.modules[name]) or "built into Python"
+    return f"{path} is hidden by another module {name!r}, which is {other}: give yours a name of its own"
