@@ -136,7 +136,7 @@ def test_runs_batches_and_workers_do_not_matter(kind: type[ExpandedMNIST]) -> No
 
 
 def test_places_are_uniform_and_independent() -> None:
-    dots = torch.zeros(20_000, 1, 40, 40, dtype=torch.uint8)
+    dots = torch.zeros(5_000, 1, 40, 40, dtype=torch.uint8)
     dots[:, :, 6, 6] = 1
     for stream in (affnist.VALIDATE, affnist.TEST):
         places = affnist._moved(dots, stream).nonzero()[:, 2:]
@@ -282,7 +282,7 @@ def test_images_against_plain_loops() -> None:
 
 
 def test_places_of_transformed_digits_are_uniform() -> None:
-    digits = blots(100).repeat(100, 1, 1, 1)
+    digits = blots(100).repeat(25, 1, 1, 1)
     images = Affine()._for_test(digits)
     chance = torch.Generator().manual_seed(0)
     shares = []
@@ -295,7 +295,7 @@ def test_places_of_transformed_digits_are_uniform() -> None:
     assert found.max() < 1
     for values in found:
         assert abs(chi_square((values * 20).long().bincount(minlength=20).tolist())) < 4
-    assert abs(torch.corrcoef(found)[0, 1]) < 4 / 100
+    assert abs(torch.corrcoef(found)[0, 1]) < 4 / 50
     inked = images.squeeze(1) > 0
     assert inked.any(2)[:, [0, -1]].any(0).all()  # at every edge somewhere
     assert inked.any(1)[:, [0, -1]].any(0).all()
@@ -351,7 +351,7 @@ def test_black_and_no_images() -> None:
 
 
 def test_an_image_depends_on_its_digit_and_number_alone() -> None:
-    digits = blots(2300)  # three parts, one of them not full
+    digits = blots(1300)  # two parts, one of them not full
     threads = torch.get_num_threads()
     images = Affine()._for_test(digits)
     try:
@@ -360,14 +360,14 @@ def test_an_image_depends_on_its_digit_and_number_alone() -> None:
         assert torch.equal(Affine()._for_test(digits), images)
     finally:
         torch.set_num_threads(threads)
-    for count in (1, 999, 1001):
+    for count in (1, 1001):
         assert torch.equal(Affine()._for_test(digits[:count]), images[:count])
-    alone = affnist.transform(digits[1999:2001], affnist.affine_maps(2001)[1999:])
-    assert [box(image)[2:] for image in images[1999:2001, 0]] == [box(canvas)[2:] for canvas in alone[:, 0]]
-    assert torch.equal(images[1999:2001].sum((1, 2, 3)), alone.sum((1, 2, 3)))
+    alone = affnist.transform(digits[999:1001], affnist.affine_maps(1001)[999:])
+    assert [box(image)[2:] for image in images[999:1001, 0]] == [box(canvas)[2:] for canvas in alone[:, 0]]
+    assert torch.equal(images[999:1001].sum((1, 2, 3)), alone.sum((1, 2, 3)))
     other = digits.flip(0)
-    other[1500] = digits[1500]
-    assert torch.equal(Affine()._for_test(other)[1500], images[1500])
+    other[1100] = digits[1100]
+    assert torch.equal(Affine()._for_test(other)[1100], images[1100])
 
 
 def test_affine_mnist_trains_and_validates_as_expanded_mnist() -> None:
@@ -381,6 +381,7 @@ def test_affine_mnist_trains_and_validates_as_expanded_mnist() -> None:
     assert affine.shift == expanded.shift == 6
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     digits, labels = MNIST(root=str(REAL)).load(train=False)
@@ -400,8 +401,15 @@ def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "stage", "boxes", "ink"),
     [
         (ExpandedMNIST, "test", [(10, 10, 20, 16), (15, 7, 20, 20), (12, 15, 20, 9)], 217154241132),
-        (ExpandedMNIST, "validate", [(6, 16, 20, 6), (7, 4, 20, 20), (6, 10, 20, 18)], 107395721040),
-        (AffineMNIST, "test", [(0, 11, 19, 16), (3, 5, 22, 19), (11, 3, 18, 17)], 212203924958),
+        # Seconds each; how digits are transformed and where they are put is checked above on others.
+        pytest.param(
+            *(ExpandedMNIST, "validate", [(6, 16, 20, 6), (7, 4, 20, 20), (6, 10, 20, 18)], 107395721040),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(AffineMNIST, "test", [(0, 11, 19, 16), (3, 5, 22, 19), (11, 3, 18, 17)], 212203924958),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_real_images_never_change(

@@ -263,6 +263,14 @@ def test_without_a_network(no_network):
 
 
 @needs_sst
+def test_the_real_test_set():
+    labels = SST(str(REAL)).read("test")[1]
+    assert torch.bincount(labels).tolist() == [279, 633, 389, 510, 399]  # the published histogram
+    assert len(SST(str(REAL), binary=True).read("test")[1]) == 1821
+
+
+@pytest.mark.slow
+@needs_sst
 @pytest.mark.parametrize(("binary", "counts"), [(False, (8544, 1101, 2210)), (True, (6920, 872, 1821))])
 def test_the_real_numbers(binary, counts):
     data = SST(str(REAL), binary=binary, phrases=False)

@@ -21,7 +21,6 @@ from torchcaps.explain import (
     PoseTrajectories,
     has_class_capsules,
     mds,
-    pictures,
     pose_trajectories,
     pose_trajectories_figure,
     relative_changes,
@@ -489,11 +488,10 @@ lightning = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Fu
 @lightning
 def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     figures: list[Figure] = []
-    write = pictures.write
 
     def keep(figure: Figure, path: Path) -> Path:
         figures.append(figure)
-        return write(figure, path)
+        return path  # writing it takes a second
 
     monkeypatch.setattr("torchcaps.explain.poses.write", keep)
     assert call("train", "tiny.yaml") == 0
@@ -502,7 +500,6 @@ def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     folder = Path("runs/tiny/version_0/figures")
     names = ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"]
     assert capfd.readouterr().out.splitlines() == [f"figure: {folder / name}" for name in names]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert "animal, instance 0" in figures[0].axes[0].get_title()
     assert "25 toys" in figures[2].get_suptitle()
     assert len(figures[2].axes) == 12
@@ -516,7 +513,8 @@ def test_explain_stereo_toys(tiny, capfd, monkeypatch):
 
 @lightning
 def test_explain_stereo_toys_to_a_network_without_capsules(tiny, capfd):
-    network = "{class_path: torchcaps.models.pooling_cnn, init_args: {classes: 5, pooling: average, in_channels: 2}}"
+    sizes = "{classes: 5, pooling: average, in_channels: 2, channels: 4}"
+    network = f"{{class_path: torchcaps.models.pooling_cnn, init_args: {sizes}}}"
     (tiny / "cnn.yaml").write_text(f"extends: tiny.yaml\nmodel:\n  network: {network}\n")
     assert call("train", "cnn.yaml") == 0
     capfd.readouterr()
