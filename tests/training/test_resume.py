@@ -375,14 +375,14 @@ LastCheckpoints.SECONDS = {}
 if __name__ == "__main__":
     run()
 """
-TESTS = Path(__file__).parents[1]
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 def start(runs: str, *arguments: str, seconds: float = 120.0) -> subprocess.Popen[str]:
     recipe, *options = arguments
     Path("run.py").write_text(RUN.format(seconds))  # a file, which two processes both run
     command = [sys.executable, "run.py", "train", recipe, *QUIET, *options, "--runs", runs]
-    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": path}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **pipes)
