@@ -105,9 +105,9 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert [path.name for path in Path("mine").iterdir()] == ["heatmaps-of-pictures.png"]
     assert "figure: mine/heatmaps-of-pictures.png" in capfd.readouterr().out
     arguments = ("explain", recipe, "--ckpt_path", "last", "--image")
-    assert "none.png is not a picture that can be read" in error_of(capfd, *arguments, "none.png")
+    assert "none.png is not a picture" in error_of(capfd, *arguments, "none.png")
     Path("text.png").write_text("no picture")
-    assert "text.png is not a picture that can be read" in error_of(capfd, *arguments, "text.png")
+    assert "text.png is not a picture" in error_of(capfd, *arguments, "text.png")
 
 
 def test_smoke_can_be_overridden(capfd):
@@ -165,19 +165,19 @@ def test_unknown_names(capfd):
     [
         (["--trainer.max_epoch", "3"], "max_epoch"),
         (["--trainer.max_epochs", "three"], "three"),
-        (["--data.batch_size", "0"], "batch_size must be at least 1, got 0"),
-        (["--model.network.iterations", "0"], "iterations must be at least 1, got 0"),
-        (["--model.network.decoder", "false"], "reconstruction_weight=0.005 needs a network with a decoder"),
+        (["--data.batch_size", "0"], r"batch_size .* 0\b"),
+        (["--model.network.iterations", "0"], r"iterations .* 0\b"),
+        (["--model.network.decoder", "false"], r"reconstruction_weight=0\.005 .*decoder"),
     ],
 )
 def test_bad_values(capfd, override, said):
-    assert said in error_of(capfd, "train", "quickstart", *override)
+    assert re.search(said, error_of(capfd, "train", "quickstart", *override))
     assert list(Path().iterdir()) == []
 
 
 def test_a_bad_value_of_a_callback(capfd):
     message = error_of(capfd, "train", "heinsen2019/small/stereo-toys", "--trainer.callbacks.warmup", "3")
-    assert message == "torchcaps: expected first of at least 0, warmup and momentum from 0 to 1, got 1e-05, 3.0 and 0.9"
+    assert re.search(r"warmup .* 3\.0\b", message)
 
 
 def test_no_such_device(capfd):
@@ -205,18 +205,13 @@ def test_bad_checkpoints(capfd, trained):
     assert "no checkpoint under runs/quickstart" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
     assert "no checkpoint gone.ckpt" in error_of(capfd, "test", "quickstart", "--ckpt_path", "gone.ckpt")
     Path("noise.ckpt").write_bytes(b"no checkpoint at all")
-    assert "noise.ckpt is damaged, or not a checkpoint (File is not a zip file)" in error_of(
-        capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt"
-    )
+    assert "noise.ckpt is damaged" in error_of(capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt")
     whole = checkpoint(trained).read_bytes()
     Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
-    assert "half.ckpt is damaged, or not a checkpoint (File is not a zip file)" in error_of(
-        capfd, "test", "quickstart", "--ckpt_path", "half.ckpt"
-    )
+    assert "half.ckpt is damaged" in error_of(capfd, "test", "quickstart", "--ckpt_path", "half.ckpt")
     other = ("test", "sabour2017/mnist", "--ckpt_path", str(checkpoint(trained)))
     message = error_of(capfd, *other)
-    assert "a checkpoint of another architecture than sabour2017/mnist" in message
-    assert "(128, 1, 3, 3) there, expected (256, 1, 9, 9)" in message
+    assert re.search(r"architecture .*sabour2017/mnist.* \(128, 1, 3, 3\).* \(256, 1, 9, 9\)", message)
 
 
 def test_a_checkpoint_trained_otherwise(capfd):
@@ -261,13 +256,13 @@ def test_data_that_does_not_fit(capfd, images_of_noise, monkeypatch):
     message = error_of(
         capfd, "train", "quickstart", *options, "--model.labels_per_image", "null", "--model.reconstruction_weight", "0"
     )
-    assert "labels_per_image=None needs labels of shape (2, 10), got (2,)" in message
+    assert "labels_per_image=None" in message
     message = error_of(capfd, "train", "quickstart", *options, "--data", "torchcaps.data.MNIST")
-    assert "expected images of shape (batch, 1, 8, 8), got (2, 1, 28, 28)" in message
+    assert "(2, 1, 28, 28)" in message
     message = error_of(capfd, "train", "quickstart", *options, "--model.classes", "9")
-    assert "Digits has 10 classes here, and the model is for 9: set model.classes and the network's" in message
+    assert re.search(r"Digits .*10 .* 9\b.* model\.classes", message)
     message = error_of(capfd, "train", "zhao2019/cifar10-resnet20-routing", *options, "--model.network.classes", "9")
-    assert "the network has 9 classes and the model classes=10: set both" in message
+    assert re.search(r"network .* 9 .*classes=10", message)
 
 
 def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_noise, monkeypatch):
@@ -277,7 +272,7 @@ def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_nois
     encoder = make_encoder(tmp_path / "bert")
     arguments = ("train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--trainer.enable_progress_bar=false")
     message = error_of(capfd, *arguments)
-    assert "bert has 3 layers of 8, and the network takes 7 of 384: set model.network.layers=3 and" in message
+    assert re.search(r"bert .*3 .*8\b.* 7 .*384.*model\.network\.layers=3\b", message)
     (index,) = (tmp_path / "cache").glob("embeddings/*/index.bin")
     assert index.stat().st_size == RECORD.itemsize
 
@@ -381,13 +376,13 @@ def test_bad_photographs(images_of_noise, tmp_path, monkeypatch, capfd):
     [
         ("", "1", "has no column label"),
         ("label,guess\na,b\n", "1", "has no column prediction"),
-        ("label,prediction\na,b\n", "2", "must be from 1 to the 1 that have images, got 2"),
-        ("label,prediction\na,b\n", "0", "must be from 1 to the 1 that have images, got 0"),
+        ("label,prediction\na,b\n", "2", r"classes .* 2\b"),
+        ("label,prediction\na,b\n", "0", r"classes .* 0\b"),
     ],
 )
 def test_bad_predictions(capfd, content, count, said):
     Path("found.csv").write_text(content)
-    assert said in error_of(capfd, "hardest", "found.csv", "--classes", count, "--out", "list.txt")
+    assert re.search(said, error_of(capfd, "hardest", "found.csv", "--classes", count, "--out", "list.txt"))
     assert "gone.csv: cannot be read" in error_of(capfd, "hardest", "gone.csv", "--classes", "1")
     assert "unknown argument --all" in error_of(capfd, "hardest", "found.csv", "--classes", "1", "--all")
     assert [path.name for path in Path().iterdir()] == ["found.csv"]
@@ -453,14 +448,14 @@ def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, dr
 def test_bad_routing_dynamics(capfd, trained, images_of_noise, monkeypatch):
     arguments = ("explain", "quickstart", "--ckpt_path", str(checkpoint(trained)))
     message = error_of(capfd, *arguments, "--dynamics", "capsules")
-    assert "CapsNet has no capsule layer 'capsules'; there are class_capsules" in message
-    assert "--images must be at least 1, got 0" in error_of(capfd, *arguments, "--dynamics", "--images", "0")
+    assert re.search("CapsNet .*'capsules'.* class_capsules", message)
+    assert re.search(r"--images .* 0\b", error_of(capfd, *arguments, "--dynamics", "--images", "0"))
     for more in ([str(checkpoint(trained))], ["--images", "3"]):
-        assert "several --ckpt_path, and --images, are for --dynamics" in error_of(capfd, *arguments, *more)
-    assert "leave one of them out" in error_of(capfd, *arguments, "--dynamics", "--image", "digit.png")
+        assert re.search("--ckpt_path.*--images.*--dynamics", error_of(capfd, *arguments, *more))
+    assert re.search("--dynamics .*--image ", error_of(capfd, *arguments, "--dynamics", "--image", "digit.png"))
     assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt", "--dynamics")
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = "zhao2019/small/fashion-mnist-max"
     assert call("train", recipe, *PAIRS) == 0
     message = error_of(capfd, "explain", recipe, "--ckpt_path", "last", "--dynamics")
-    assert "has no capsule layer: nothing in it routes votes" in message
+    assert "no capsule layer" in message

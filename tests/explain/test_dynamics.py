@@ -257,11 +257,11 @@ def test_bad_input():
     network, images = Network(), torch.rand(2, 1, 4, 4)
     with pytest.raises(ValueError, match="Network has no capsule layer 'features'; there are capsules"):
         routing_dynamics(network, "features", [images])
-    with pytest.raises(ValueError, match="Linear has no capsule layer: nothing in it routes votes"):
+    with pytest.raises(ValueError, match="Linear .*no capsule layer"):
         routing_dynamics(nn.Linear(1, 1), "capsules", [images])
-    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"bins .* 0\b"):
         routing_dynamics(network, "capsules", [images], bins=0)
-    with pytest.raises(ValueError, match="has no vote in these batches: no image, or no child that is present"):
+    with pytest.raises(ValueError, match="no vote"):
         routing_dynamics(network, "capsules", [images[:0]])
     with pytest.raises(ValueError, match="layer 'capsules' has votes or parents that are not finite"):
         routing_dynamics(network, "capsules", [images * torch.nan])
@@ -269,7 +269,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="Network did not run its layer 'unused' on these images"):
         routing_dynamics(network, "unused", [images])
     for nothing in ([], [[]]):
-        with pytest.raises(ValueError, match="expected a title and its RoutingDynamics, or rows of these, got none"):
+        with pytest.raises(ValueError, match="RoutingDynamics.*none"):
             routing_dynamics_figure(nothing)
 
 

@@ -104,7 +104,7 @@ def test_encapnet_runs(coefficients, skips):
 
 
 def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="images of 48x48 end in 72 capsules, and the classes take 32: give the model"):
+    with pytest.raises(ValueError, match="48x48 .*72 .*32 "):
         create_model("encapnet_v1", capsules=2)(torch.rand(1, 3, 48, 48))
 
 
@@ -130,9 +130,9 @@ def test_skips_over_layers_of_type_two():
 
 
 def test_skips_of_other_names_are_refused():
-    with pytest.raises(ValueError, match="skips must be 'type1', 'type2', 'both' or None, got 'all'"):
+    with pytest.raises(ValueError, match=r"skips .*all\b"):
         EncapsulatedModule2d(2, 2, 2, depth=1, skips="all")
-    with pytest.raises(ValueError, match="skip_span must be at least 1, or None for all layers, got -1"):
+    with pytest.raises(ValueError, match=r"skip_span .* -1\b"):
         EncapsulatedModule2d(2, 2, 2, depth=1, skip_span=-1)
 
 
@@ -185,11 +185,11 @@ def test_activity_of_children_counts_for_em_routing():
 def test_capnet_of_bad_arguments():
     from torchcaps.models import CapNet
 
-    with pytest.raises(ValueError, match="routing must be 'dynamic' or 'em', got 'heinsen'"):
+    with pytest.raises(ValueError, match=r"routing .*heinsen\b"):
         CapNet("heinsen")
     with pytest.raises(ValueError, match="start='learned' is one of dynamic routing"):
         CapNet("em", start="learned")
-    with pytest.raises(ValueError, match="start must be 'zero', 'random' or 'learned', got 'ones'"):
+    with pytest.raises(ValueError, match=r"start .*ones\b"):
         create_model("capnet_dynamic", start="ones")
 
 

@@ -13,7 +13,7 @@ import yaml
 from encoders import make_encoder
 
 from torchcaps.cli import main
-from torchcaps.data import ImageData
+from torchcaps.data import ImageData, ImageNet
 from torchcaps.recipes import find_recipe, list_recipes, published
 from torchcaps.training.cli import RecipeCLI
 
@@ -129,6 +129,7 @@ def test_every_recipe_is_whole(name, parser):
     with torch.device("meta"):
         built = parser.instantiate_classes(config)
         assert built.model.configure_optimizers()
+        assert isinstance(built.data, ImageNet) or built.data.classes == built.model.classes
         pair = (str(config.model.network), config.data.class_path)
         if pair not in FITTED and isinstance(built.data, ImageData):
             FITTED.add(pair)
