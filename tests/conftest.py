@@ -1,9 +1,6 @@
 """Data for tests."""
 
-import gzip
 import os
-import pickle
-import struct
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -17,9 +14,7 @@ if not torch.cuda.is_available():
 
 import lightning  # noqa: F401  # before others, see torchcaps.data
 import pytest
-from norb import small_norb, write
-from PIL import Image
-from scipy.io import savemat
+from noise import write_all, write_idx_files
 
 
 @pytest.fixture(autouse=True)
@@ -36,60 +31,8 @@ def mnist_of_noise(tmp_path_factory) -> Path:
     return root
 
 
-def write_idx_files(folder: Path) -> None:
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(0)
-    for part in ("train", "t10k"):
-        images = torch.randint(256, (16, 28, 28), generator=generator).byte()
-        labels = (torch.arange(16) % 10).byte()
-        for name, data in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
-            header = struct.pack(f">BBBB{data.dim()}I", 0, 0, 8, data.dim(), *data.shape)
-            (folder / f"{name}.gz").write_bytes(gzip.compress(header + bytes(data.flatten().tolist())))
-
-
 @pytest.fixture(scope="session")
 def images_of_noise(mnist_of_noise: Path) -> Path:
     """A data root with a few samples of noise in the format of every data set that comes in files."""
-    write_idx_files(mnist_of_noise / "fashion-mnist")
-    generator = torch.Generator().manual_seed(0)
-    for folder, batches, key, classes in (
-        ("cifar-10/cifar-10-batches-py", [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], b"labels", 10),
-        ("cifar-100/cifar-100-python", ["train", "test"], b"fine_labels", 100),
-    ):
-        (mnist_of_noise / folder).mkdir(parents=True)
-        for name in batches:
-            images = torch.randint(256, (16, 3072), generator=generator).byte().numpy()
-            batch = {b"data": images, key: [k % classes for k in range(16)]}
-            (mnist_of_noise / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-    (mnist_of_noise / "svhn").mkdir()
-    for name in ("train", "test", "extra"):
-        images = torch.randint(256, (32, 32, 3, 16), generator=generator).byte().numpy()
-        labels = (torch.arange(16) % 10 + 1).byte().numpy()[:, None]
-        savemat(mnist_of_noise / "svhn" / f"{name}_32x32.mat", {"X": images, "y": labels})
-    (mnist_of_noise / "affnist").mkdir()
-    images = torch.randint(256, (1600, 16), generator=generator).byte().numpy()
-    test = {"image": images, "label_int": (torch.arange(16) % 10).byte().numpy()[None]}
-    savemat(mnist_of_noise / "affnist" / "test.mat", {"affNISTdata": test})
-    write_photographs(mnist_of_noise / "imagenet")
-    write(mnist_of_noise / "smallnorb", False, small_norb())
-    (mnist_of_noise / "sst").mkdir()
-    for name in ("train", "dev", "test"):
-        trees = ("(4 (2 a) (4 (4 good) (2 film)))", "(0 (0 bad) (2 .))", "(3 good)", "(2 film)") * 2
-        (mnist_of_noise / "sst" / f"{name}.txt").write_text("\n".join(trees))
+    write_all(mnist_of_noise)
     return mnist_of_noise
-
-
-def write_photographs(folder: Path) -> None:
-    """Ten classes of two training and two test photographs of noise, and a list of four of the classes."""
-    generator = torch.Generator().manual_seed(0)
-    for part in ("train", "val"):
-        for label in range(10):
-            (folder / part / f"n{label:08}").mkdir(parents=True)
-            for image in range(2):
-                size = (
-                    int(torch.randint(5, 61, (), generator=generator)),
-                    int(torch.randint(5, 81, (), generator=generator)),
-                )
-                pixels = torch.randint(256, (*size, 3), generator=generator).byte().numpy()
-                Image.fromarray(pixels).save(folder / part / f"n{label:08}" / f"{part}_{label}_{image}.JPEG")
-    (folder / "h-imagenet.txt").write_text("# four of ten\nn00000007\nn00000002\nn00000004\nn00000009\n")

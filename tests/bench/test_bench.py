@@ -1,9 +1,9 @@
 """The benchmark measures what it says, of ways that are right, and says why where it does not."""
 
 import json
+import re
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
@@ -191,40 +191,40 @@ def test_ways_take_turns():
     assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in taken.values())
 
 
-def in_a_process_of_its_own(code: str) -> list[int]:
-    """What it prints. One that has run other tests has memory that is freed, or used again, when nobody expects it."""
-    head = "import torch\nfrom torchcaps.bench import memory, peak_bytes\nMB = 2**20\n"
-    run = subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], capture_output=True, text=True)
+def test_memory_of_known_allocations():
+    """In a process of its own: in one that ran other tests, memory is freed or used again when nobody expects it."""
+    code = """
+import torch
+from torchcaps.bench import memory, peak_bytes
+
+MB = 2**20
+kept = torch.ones(32 * MB // 4)  # does not count
+
+
+def run():
+    torch.ones(64 * MB // 4)  # freed, and yet the peak
+    return torch.ones(16 * MB // 4)
+
+
+print(peak_bytes(run), peak_bytes(lambda: kept.sum()))
+
+
+def refuse(*arguments):  # where the peak cannot be started anew
+    raise PermissionError
+
+
+memory.Path.write_text = refuse
+torch.ones(100 * MB // 4)  # the highest so far is above what is there
+hidden = memory._highest_ever() - memory._resident("VmRSS")
+assert hidden > 80 * MB
+print(peak_bytes(lambda: torch.ones((hidden + 64 * MB) // 4)))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    return [int(line) for line in run.stdout.split()]
-
-
-def test_memory_of_a_known_allocation():
-    peak, of_none = in_a_process_of_its_own("""
-        kept = torch.ones(32 * MB // 4)  # does not count
-
-        def run():
-            torch.ones(64 * MB // 4)  # freed, and yet the peak
-            return torch.ones(16 * MB // 4)
-
-        print(peak_bytes(run), peak_bytes(lambda: kept.sum()))
-    """)
+    peak, of_none, above = (int(line) for line in run.stdout.split())
     assert peak == pytest.approx(64 * MB, rel=0.2)
     assert of_none < 6 * MB
-
-
-def test_memory_where_the_peak_cannot_be_started_anew():
-    (peak,) = in_a_process_of_its_own("""
-        def refuse(*arguments):
-            raise PermissionError
-
-        memory.Path.write_text = refuse
-        torch.ones(100 * MB // 4)  # the highest so far is above what is there
-        hidden = memory._highest_ever() - memory._resident("VmRSS")
-        assert hidden > 80 * MB
-        print(peak_bytes(lambda: torch.ones((hidden + 64 * MB) // 4)))
-    """)
-    assert peak == pytest.approx(64 * MB, rel=0.2)
+    assert above == pytest.approx(64 * MB, rel=0.2)
 
 
 def test_memory_of_what_fails(monkeypatch):
@@ -375,19 +375,19 @@ def test_command_line_says_what_is_wrong(tmp_path, capfd, monkeypatch):
 @pytest.mark.usefixtures("_no_subprocess")
 def test_iterations_on_the_command_line(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    options = ["--layer", "tsai-resnet", "heinsen", "--way", "tiled", "--iterations", "3", "1", "2", "--rounds", "1"]
+    options = ["--layer", "tsai-resnet", "heinsen", "--way", "tiled", "--iterations", "3", "1", "--rounds", "1"]
     assert main(["bench", "--smoke", *options, "--device", "cpu", "--out", str(tmp_path)]) == 0
     lines = [line.split()[:4] for line in capfd.readouterr().out.splitlines()]
     assert lines[1:-2] == [
         [layer, children, str(t), way]
         for layer, children in (("tsai-resnet", "512"), ("heinsen", "20"))
-        for t in (1, 2, 3)
+        for t in (1, 3)
         for way in ("baseline", "tiled", "bound")
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "iterations.png"]
     assert (tmp_path / "iterations.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
-    assert [row["iterations"] for row in rows] == [t for _ in range(2) for t in (1, 2, 3) for _ in range(4)]
+    assert [row["iterations"] for row in rows] == [t for _ in range(2) for t in (1, 3) for _ in range(4)]
     assert all(row["seconds"] and row["note"] is None for row in rows)
 
 
@@ -411,28 +411,28 @@ def test_figure_over_iterations():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layer", "hinsen"], "no layer 'hinsen'; did you mean heinsen?"),
-        (["--way", "tilde"], "no way 'tilde'; did you mean tiled?"),
-        (["--way", "triton", "--device", "cpu"], "--way triton runs on CUDA devices only, and this is --device cpu: "),
-        (["--children", "1", "0"], "--children must be at least 1, got 0"),
-        (["--iterations", "2", "0"], "--iterations must be at least 1, got 0"),
-        (["--iterations", "-3"], "--iterations must be at least 1, got -3"),
-        (["--iterations", "1", "2", "--children", "1", "2"], "several --children or several --iterations, and not "),
-        (["--layer", "tsai-resnet", "--children", "2"], "--children is for layers, and the number of children of tsai"),
-        (["--layer", "tsai-resent"], "no layer 'tsai-resent'; did you mean tsai-resnet"),
-        (["--batch", "0"], "--batch must be at least 1, got 0"),
-        (["--rounds", "-1"], "--rounds must be at least 1, got -1"),
-        (["--rond", "3"], "unknown argument --rond; see torchcaps bench --help"),
+        (["--layer", "hinsen"], "layer 'hinsen'.* heinsen"),
+        (["--way", "tilde"], "way 'tilde'.* tiled"),
+        (["--way", "triton", "--device", "cpu"], "--way triton .*--device cpu"),
+        (["--children", "1", "0"], r"--children .* 0\b"),
+        (["--iterations", "2", "0"], r"--iterations .* 0\b"),
+        (["--iterations", "-3"], r"--iterations .* -3\b"),
+        (["--iterations", "1", "2", "--children", "1", "2"], "--children .*--iterations"),
+        (["--layer", "tsai-resnet", "--children", "2"], "--children .*tsai-resnet"),
+        (["--layer", "tsai-resent"], "layer 'tsai-resent'.* tsai-resnet"),
+        (["--batch", "0"], r"--batch .* 0\b"),
+        (["--rounds", "-1"], r"--rounds .* -1\b"),
+        (["--rond", "3"], "--rond"),
     ],
 )
 def test_bad_input(arguments, message, capfd, monkeypatch):
     monkeypatch.setattr("torchcaps.bench.measure_rates", None)  # whoever comes that far fails, and at once
     assert main(["bench", *arguments]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"torchcaps: {message}")
+    assert re.match(f"torchcaps: .*{message}", line)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda(capfd):
     assert main(["bench", "--device", "cuda"]) == 2
-    assert capfd.readouterr().err.startswith("torchcaps: --device cuda needs a CUDA device, and PyTorch finds none")
+    assert capfd.readouterr().err.startswith("torchcaps: --device cuda ")

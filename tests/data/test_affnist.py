@@ -136,7 +136,7 @@ def test_runs_batches_and_workers_do_not_matter(kind: type[ExpandedMNIST]) -> No
 
 
 def test_places_are_uniform_and_independent() -> None:
-    dots = torch.zeros(20_000, 1, 40, 40, dtype=torch.uint8)
+    dots = torch.zeros(5_000, 1, 40, 40, dtype=torch.uint8)
     dots[:, :, 6, 6] = 1
     for stream in (affnist.VALIDATE, affnist.TEST):
         places = affnist._moved(dots, stream).nonzero()[:, 2:]
@@ -282,7 +282,7 @@ def test_images_against_plain_loops() -> None:
 
 
 def test_places_of_transformed_digits_are_uniform() -> None:
-    digits = blots(100).repeat(100, 1, 1, 1)
+    digits = blots(100).repeat(25, 1, 1, 1)
     images = Affine()._for_test(digits)
     chance = torch.Generator().manual_seed(0)
     shares = []
@@ -295,7 +295,7 @@ def test_places_of_transformed_digits_are_uniform() -> None:
     assert found.max() < 1
     for values in found:
         assert abs(chi_square((values * 20).long().bincount(minlength=20).tolist())) < 4
-    assert abs(torch.corrcoef(found)[0, 1]) < 4 / 100
+    assert abs(torch.corrcoef(found)[0, 1]) < 4 / 50
     inked = images.squeeze(1) > 0
     assert inked.any(2)[:, [0, -1]].any(0).all()  # at every edge somewhere
     assert inked.any(1)[:, [0, -1]].any(0).all()
@@ -351,7 +351,7 @@ def test_black_and_no_images() -> None:
 
 
 def test_an_image_depends_on_its_digit_and_number_alone() -> None:
-    digits = blots(2300)  # three parts, one of them not full
+    digits = blots(1300)  # two parts, one of them not full
     threads = torch.get_num_threads()
     images = Affine()._for_test(digits)
     try:
@@ -360,14 +360,14 @@ def test_an_image_depends_on_its_digit_and_number_alone() -> None:
         assert torch.equal(Affine()._for_test(digits), images)
     finally:
         torch.set_num_threads(threads)
-    for count in (1, 999, 1001):
+    for count in (1, 1001):
         assert torch.equal(Affine()._for_test(digits[:count]), images[:count])
-    alone = affnist.transform(digits[1999:2001], affnist.affine_maps(2001)[1999:])
-    assert [box(image)[2:] for image in images[1999:2001, 0]] == [box(canvas)[2:] for canvas in alone[:, 0]]
-    assert torch.equal(images[1999:2001].sum((1, 2, 3)), alone.sum((1, 2, 3)))
+    alone = affnist.transform(digits[999:1001], affnist.affine_maps(1001)[999:])
+    assert [box(image)[2:] for image in images[999:1001, 0]] == [box(canvas)[2:] for canvas in alone[:, 0]]
+    assert torch.equal(images[999:1001].sum((1, 2, 3)), alone.sum((1, 2, 3)))
     other = digits.flip(0)
-    other[1500] = digits[1500]
-    assert torch.equal(Affine()._for_test(other)[1500], images[1500])
+    other[1100] = digits[1100]
+    assert torch.equal(Affine()._for_test(other)[1100], images[1100])
 
 
 def test_affine_mnist_trains_and_validates_as_expanded_mnist() -> None:
@@ -381,6 +381,7 @@ def test_affine_mnist_trains_and_validates_as_expanded_mnist() -> None:
     assert affine.shift == expanded.shift == 6
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     digits, labels = MNIST(root=str(REAL)).load(train=False)
@@ -400,8 +401,15 @@ def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "stage", "boxes", "ink"),
     [
         (ExpandedMNIST, "test", [(10, 10, 20, 16), (15, 7, 20, 20), (12, 15, 20, 9)], 217154241132),
-        (ExpandedMNIST, "validate", [(6, 16, 20, 6), (7, 4, 20, 20), (6, 10, 20, 18)], 107395721040),
-        (AffineMNIST, "test", [(0, 11, 19, 16), (3, 5, 22, 19), (11, 3, 18, 17)], 212203924958),
+        # Seconds each; how digits are transformed and where they are put is checked above on others.
+        pytest.param(
+            *(ExpandedMNIST, "validate", [(6, 16, 20, 6), (7, 4, 20, 20), (6, 10, 20, 18)], 107395721040),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(AffineMNIST, "test", [(0, 11, 19, 16), (3, 5, 22, 19), (11, 3, 18, 17)], 212203924958),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_real_images_never_change(
@@ -542,17 +550,17 @@ def test_a_missing_test_set_is_missed_before_the_training(mnist_of_noise: Path, 
         ({"affNISTdata": np.ones((1600, 2))}, 'has no array of numbers "affNISTdata.image"'),
         ({"affNISTdata": {"image": np.ones((1600, 2), np.uint8)}}, 'has no array of numbers "affNISTdata.label_int"'),
         ({"image": "text"}, '"affNISTdata.image" is not an array of real numbers'),
-        ({"image": np.ones((1600, 2))}, '"image" is of type float64, expected uint8'),
-        ({"image": np.ones((2, 1600), np.uint8)}, '"image" has shape (2, 1600), expected (1600, n)'),
-        ({"image": np.ones((784, 2), np.uint8)}, '"image" has shape (784, 2), expected (1600, n)'),
-        ({"image": np.ones((40, 40, 2), np.uint8)}, '"image" has shape (40, 40, 2), expected (1600, n)'),
+        ({"image": np.ones((1600, 2))}, '"image" is of type float64'),
+        ({"image": np.ones((2, 1600), np.uint8)}, '"image" has shape (2, 1600)'),
+        ({"image": np.ones((784, 2), np.uint8)}, '"image" has shape (784, 2)'),
+        ({"image": np.ones((40, 40, 2), np.uint8)}, '"image" has shape (40, 40, 2)'),
         (
             {"image": np.ones((1600, 3), np.uint8)},
-            '"label_int" has shape (1, 2), expected a label for each of 3 images',
+            '"label_int" has shape (1, 2)',
         ),
-        ({"label_int": np.zeros((10, 2))}, '"label_int" has shape (10, 2), expected a label for each of 2 images'),
-        ({"label_int": np.array([[1, 10]])}, "holds label 10, expected 0 to 9"),
-        ({"label_int": np.array([[1, -1]])}, "holds label -1, expected 0 to 9"),
+        ({"label_int": np.zeros((10, 2))}, '"label_int" has shape (10, 2)'),
+        ({"label_int": np.array([[1, 10]])}, "holds label 10"),
+        ({"label_int": np.array([[1, -1]])}, "holds label -1"),
     ],
 )
 def test_malformed_files(tmp_path: Path, variables: dict[str, Any], problem: str) -> None:
@@ -561,7 +569,10 @@ def test_malformed_files(tmp_path: Path, variables: dict[str, Any], problem: str
     good = {"image": np.ones((1600, 2), np.uint8), "label_int": np.array([[1, 2]])}
     is_file = any(name.startswith("aff") for name in variables)
     savemat(path, variables if is_file else {"affNISTdata": good | variables})
-    assert error_of(tmp_path) == f"{path}: {problem}: replace the file by that from {ADDRESS}"
+    said = error_of(tmp_path)
+    assert said.startswith(f"{path}: ")
+    assert problem in said
+    assert ADDRESS in said
 
 
 def test_every_truncation_is_an_error(tmp_path: Path) -> None:
@@ -615,13 +626,13 @@ def test_a_missing_or_unreadable_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"val_size": -1}, "val_size must be 0 or more, got -1"),
-        ({"num_workers": -1}, "num_workers must be 0 or more, got -1"),
+        ({"batch_size": 0}, r"batch_size .* 0\b"),
+        ({"val_size": -1}, r"val_size .* -1\b"),
+        ({"num_workers": -1}, r"num_workers .* -1\b"),
     ],
 )
 def test_bad_arguments(kind: type[ExpandedMNIST], arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=message):
         kind(**arguments)
 
 

@@ -203,8 +203,9 @@ def test_second_digit_is_uniform_over_the_other_classes() -> None:
     images, labels = made.__getitems__(list(range(10_000)))
     levels = (images * 255).round().int().flatten(1)
     found: Counter[tuple[int, ...]] = Counter()
-    for row, label in zip(levels, labels, strict=True):
-        seen = sorted(int(value) - 30 for value in row.unique() if 30 <= value <= 36)
+    shown = torch.stack([(levels == 30 + i).any(1) for i in range(7)], 1)
+    for present, label in zip(shown, labels, strict=True):
+        seen = present.nonzero().flatten().tolist()
         if len(seen) == 2:  # else one pixel lies on the other
             assert label.nonzero().flatten().tolist() == sorted(int(classes[i]) for i in seen)
             found[tuple(seen)] += 1
@@ -357,13 +358,13 @@ def test_digits_come_from_the_files_of_mnist(mnist_of_noise: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epoch_size": 0}, "epoch_size must be at least 1, got 0"),
-        ({"test_size": 0}, "test_size must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"epoch_size": 0}, r"epoch_size .* 0\b"),
+        ({"test_size": 0}, r"test_size .* 0\b"),
+        ({"batch_size": 0}, r"batch_size .* 0\b"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=message):
         Multi(**arguments)
 
 

@@ -403,7 +403,7 @@ def test_every_option() -> None:
     assert data.augment(torch.rand(2, 2, 48, 48)).shape == (2, 2, 48, 48)
     with pytest.raises(TypeError, match="resise"):
         StereoToys(resise=100)
-    with pytest.raises(ValueError, match="^size must be at least 8 pixels, got 7$"):
+    with pytest.raises(ValueError, match=r"size .* 7\b"):
         StereoToys(size=7)
     with pytest.raises(ValueError, match="^test_azimuths must be some of 0, 2, 4"):
         StereoToys(test_azimuths=[3])

@@ -123,7 +123,7 @@ def test_which_pool():
     assert (heatmaps(model, x, name="0") - 1).abs().max() > 0.01
     with pytest.raises(ValueError, match="no RoutingPool2d named '2'; there are 0, 1"):
         heatmaps(model, x, name="2")
-    with pytest.raises(ValueError, match="Linear has no RoutingPool2d: put one there with replace_pooling"):
+    with pytest.raises(ValueError, match="Linear .*RoutingPool2d"):
         heatmaps(nn.Linear(1, 1), x)
 
     class Unused(nn.Identity):
@@ -131,7 +131,7 @@ def test_which_pool():
 
     unused = Unused()
     unused.add_module("here", RoutingPool2d(1))
-    with pytest.raises(ValueError, match="Unused did not run its RoutingPool2d"):
+    with pytest.raises(ValueError, match="Unused .*RoutingPool2d"):
         heatmaps(unused, x)
 
 

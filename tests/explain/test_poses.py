@@ -1,6 +1,7 @@
 """Pose vectors of class capsules along turning toys: known turns, hand-worked changes, and the figures of them."""
 
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from torchcaps.explain import (
     PoseTrajectories,
     has_class_capsules,
     mds,
-    pictures,
     pose_trajectories,
     pose_trajectories_figure,
     relative_changes,
@@ -395,7 +395,7 @@ def test_networks_without_class_capsules():
         assert not has_class_capsules(network, CodedToys())
         with pytest.raises(TypeError, match=f"of class capsules, and a {type(network).__name__} gives none"):
             pose_trajectories(network, CodedToys(), "azimuth")
-    with pytest.raises(ValueError, match="expected a class capsule for each of 5 classes, got 3"):
+    with pytest.raises(ValueError, match=r"class capsule.* 5 .* 3\b"):
         pose_trajectories(Few(), CodedToys(), "azimuth")
     with pytest.raises(ValueError, match="class capsules have poses that are not finite"):
         pose_trajectories(Lost(), CodedToys(), "azimuth")
@@ -403,13 +403,9 @@ def test_networks_without_class_capsules():
 
 def test_nothing_varies(tmp_path):
     data = CodedToys(test_elevations=[4], test_azimuths=[4])
-    with pytest.raises(
-        ValueError, match="the test set has a single azimuth, .*: choose several with data.test_azimuths"
-    ):
+    with pytest.raises(ValueError, match=r"azimuth.*data\.test_azimuths"):
         pose_trajectories(Turned(), data, "azimuth")
-    with pytest.raises(
-        ValueError, match="single elevation and a single azimuth.* data.test_elevations or data.test_azi"
-    ):
+    with pytest.raises(ValueError, match=r"data\.test_elevations .*data\.test_azimuths"):
         list(write_pose_figures(Turned(), data, tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -417,10 +413,10 @@ def test_nothing_varies(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"varying": "lighting"}, "varying must be elevation or azimuth, got 'lighting'"),
-        ({"varying": "azimuth", "azimuth": 0}, "azimuth cannot both vary and be held at 0"),
-        ({"varying": "azimuth", "elevation": 1}, "elevation must be one of the test set's, 0, 3, 8, got 1"),
-        ({"varying": "elevation", "lighting": 0}, "lighting must be one of the test set's, 1, 5, got 0"),
+        ({"varying": "lighting"}, r"varying .*lighting\b"),
+        ({"varying": "azimuth", "azimuth": 0}, r"azimuth .* 0\b"),
+        ({"varying": "azimuth", "elevation": 1}, r"elevation .* 1\b"),
+        ({"varying": "elevation", "lighting": 0}, r"lighting .* 0\b"),
     ],
 )
 def test_bad_arguments(arguments, said):
@@ -489,11 +485,10 @@ lightning = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Fu
 @lightning
 def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     figures: list[Figure] = []
-    write = pictures.write
 
     def keep(figure: Figure, path: Path) -> Path:
         figures.append(figure)
-        return write(figure, path)
+        return path  # writing it takes a second
 
     monkeypatch.setattr("torchcaps.explain.poses.write", keep)
     assert call("train", "tiny.yaml") == 0
@@ -502,7 +497,6 @@ def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     folder = Path("runs/tiny/version_0/figures")
     names = ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"]
     assert capfd.readouterr().out.splitlines() == [f"figure: {folder / name}" for name in names]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert "animal, instance 0" in figures[0].axes[0].get_title()
     assert "25 toys" in figures[2].get_suptitle()
     assert len(figures[2].axes) == 12
@@ -511,25 +505,26 @@ def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     single = ["--data.test_elevations=[4]", "--data.test_azimuths=[4]"]
     assert call("explain", "tiny.yaml", "--ckpt_path", "last", *single) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("torchcaps: the test set has a single elevation and a single azimuth")
+    assert re.match("torchcaps: .* single elevation .* single azimuth", line)
 
 
 @lightning
 def test_explain_stereo_toys_to_a_network_without_capsules(tiny, capfd):
-    network = "{class_path: torchcaps.models.pooling_cnn, init_args: {classes: 5, pooling: average, in_channels: 2}}"
+    sizes = "{classes: 5, pooling: average, in_channels: 2, channels: 4}"
+    network = f"{{class_path: torchcaps.models.pooling_cnn, init_args: {sizes}}}"
     (tiny / "cnn.yaml").write_text(f"extends: tiny.yaml\nmodel:\n  network: {network}\n")
     assert call("train", "cnn.yaml") == 0
     capfd.readouterr()
     assert call("explain", "cnn.yaml", "--ckpt_path", "last") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("torchcaps: there are figures for a CapsNet or a network with a RoutingPool2d, not for a")
+    assert re.match("torchcaps: .* figures .*CapsNet .*RoutingPool2d, not for a", line)
 
 
 @lightning
 def test_no_figures_of_texts(tiny, capfd):
     assert call("explain", "heinsen2019/sst2", "--ckpt_path", "last") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("torchcaps: there are figures of what a network does with images, and SST")
+    assert re.match("torchcaps: .* figures .*images, and SST", line)
 
 
 @pytest.mark.parametrize("network", [Turned, Plain])

@@ -1,5 +1,7 @@
 """The networks of Li et al. 2018, counted and run."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,13 @@ from torchcaps.nn.encapsulated import as_map
 
 def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+@cache
+def shapes_of(name: str) -> nn.Module:
+    """Without its numbers."""
+    with torch.device("meta"):
+        return create_model(name)
 
 
 def by_hand(types: int, poses: tuple[int, ...], depths: tuple[int, ...], aides: tuple[bool, ...], grid: int) -> int:
@@ -33,10 +42,10 @@ def by_hand(types: int, poses: tuple[int, ...], depths: tuple[int, ...], aides: 
 def test_counts_by_hand():
     with torch.device("meta"):
         deep = (2, 4, 8, 16), (3, 3, 3, 3), (False, False, True, True), 4
-        assert count(create_model("encapnet_v1")) == by_hand(32, *deep)
+        assert count(shapes_of("encapnet_v1")) == by_hand(32, *deep)
         assert count(create_model("encapnet_v1", capsules=5)) == by_hand(5, *deep)
         very_deep = (2, 4, 8, 16), (8, 11, 68, 8), (False, False, True, True), 4
-        assert count(create_model("encapnet_v2")) == by_hand(32, *very_deep)
+        assert count(shapes_of("encapnet_v2")) == by_hand(32, *very_deep)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def test_counts_by_hand():
 )
 def test_parameter_counts(name, arguments, parameters):
     with torch.device("meta"):
-        assert count(create_model(name, **arguments)) == parameters
+        assert count(create_model(name, **arguments) if arguments else shapes_of(name)) == parameters
 
 
 def test_published_megabytes():
@@ -74,13 +83,16 @@ def test_depths():
     from torchcaps import CapsuleBlock2d
 
     for name, layers in (("encapnet_v1", 18), ("encapnet_v2", 101), ("encapnet_v3", 101)):
-        with torch.device("meta"):
-            model = create_model(name)
-        assert 2 + sum(isinstance(module, CapsuleBlock2d) for module in model.modules()) == layers
+        assert 2 + sum(isinstance(module, CapsuleBlock2d) for module in shapes_of(name).modules()) == layers
 
 
-@pytest.mark.parametrize("coefficients", ["own", "other", "both", None])
-@pytest.mark.parametrize("skips", ["type1", "type2", "both", None])
+@pytest.mark.parametrize(
+    ("coefficients", "skips"),  # each with each where both are there, and each alone
+    [
+        *(("own", "type1"), ("other", "type2"), ("both", "both"), ("both", None), (None, "both"), (None, None)),
+        *(("own", "type2"), ("other", "type1")),
+    ],
+)
 def test_encapnet_runs(coefficients, skips):
     model = create_model("encapnet_v1", capsules=2, depth=2, coefficients=coefficients, skips=skips, classes=3)
     prediction = model(torch.rand(2, 3, 32, 32))
@@ -92,7 +104,7 @@ def test_encapnet_runs(coefficients, skips):
 
 
 def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="images of 48x48 end in 72 capsules, and the classes take 32: give the model"):
+    with pytest.raises(ValueError, match=r"48x48 .*\b72 .*\b32\b"):
         create_model("encapnet_v1", capsules=2)(torch.rand(1, 3, 48, 48))
 
 
@@ -118,9 +130,9 @@ def test_skips_over_layers_of_type_two():
 
 
 def test_skips_of_other_names_are_refused():
-    with pytest.raises(ValueError, match="skips must be 'type1', 'type2', 'both' or None, got 'all'"):
+    with pytest.raises(ValueError, match=r"skips .*all\b"):
         EncapsulatedModule2d(2, 2, 2, depth=1, skips="all")
-    with pytest.raises(ValueError, match="skip_span must be at least 1, or None for all layers, got -1"):
+    with pytest.raises(ValueError, match=r"skip_span .* -1\b"):
         EncapsulatedModule2d(2, 2, 2, depth=1, skip_span=-1)
 
 
@@ -138,7 +150,6 @@ def test_feedback_attaches_to_a_layer_that_routes():
         ("capnet_dynamic", {"start": "learned", "iterations": 2}),
         ("capnet_dynamic", {"start": "random", "iterations": 1}),
         ("capnet_em", {}),
-        ("capnet_em", {"iterations": 2}),
     ],
 )
 def test_capnet_runs_and_learns(name, arguments):
@@ -147,7 +158,7 @@ def test_capnet_runs_and_learns(name, arguments):
     images, labels = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(30):
+    for _ in range(20):
         prediction = model(images)
         loss = margin_loss(prediction.scores, labels)
         optimizer.zero_grad()
@@ -174,11 +185,11 @@ def test_activity_of_children_counts_for_em_routing():
 def test_capnet_of_bad_arguments():
     from torchcaps.models import CapNet
 
-    with pytest.raises(ValueError, match="routing must be 'dynamic' or 'em', got 'heinsen'"):
+    with pytest.raises(ValueError, match=r"routing .*heinsen\b"):
         CapNet("heinsen")
     with pytest.raises(ValueError, match="start='learned' is one of dynamic routing"):
         CapNet("em", start="learned")
-    with pytest.raises(ValueError, match="start must be 'zero', 'random' or 'learned', got 'ones'"):
+    with pytest.raises(ValueError, match=r"start .*ones\b"):
         create_model("capnet_dynamic", start="ones")
 
 

@@ -160,7 +160,7 @@ def test_compile_and_export():
     model = narrow_cifar10(InvertedAttentionRouting(3), types=2, channels=4)
     images = torch.rand(2, 3, 32, 32)
     expected = model(images)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(images)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")(images)
     torch.testing.assert_close(compiled.scores, expected.scores)
     exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
     three = torch.cat([images, images[:1]])
@@ -168,11 +168,11 @@ def test_compile_and_export():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="backbone must be 'simple' or 'resnet', got 'vgg'"):
+    with pytest.raises(ValueError, match=r"backbone .*vgg\b"):
         create_model("inverted_attention_cifar10", backbone="vgg")
-    with pytest.raises(ValueError, match="pooling must be 'average' or 'linear', got 'max'"):
+    with pytest.raises(ValueError, match=r"pooling .*max\b"):
         create_model("cnn_multimnist", pooling="max", channels=2, hidden=2)
-    with pytest.raises(ValueError, match="start must be 'zero', 'random' or 'learned', got 'one'"):
+    with pytest.raises(ValueError, match=r"start .*one\b"):
         create_model("inverted_attention_cifar10", start="one")
     with pytest.raises(ValueError, match="expected in_capsules=72, got"):
         inverted_attention_multimnist(types=2, pose=(2, 2))(torch.rand(1, 1, 28, 28))

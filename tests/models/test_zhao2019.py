@@ -134,9 +134,9 @@ def test_coefficients_of_children_that_compete_are_relative_to_the_uniform_ones(
 def test_bad_input():
     with pytest.raises(ValueError, match=r"depth must be 6n \+ 2, as 20, 32, 44 and 56 are, got 18"):
         create_model("pooling_resnet", depth=18)
-    with pytest.raises(ValueError, match="pooling must be 'max', 'average' or 'routing', got 'mean'"):
+    with pytest.raises(ValueError, match=r"pooling .*mean\b"):
         create_model("pooling_cnn", pooling="mean")
-    with pytest.raises(ValueError, match="primary_pose must divide the 64 channels of the ResNet, got 24"):
+    with pytest.raises(ValueError, match="primary_pose .*24"):
         ResNetCapsNet(primary_pose=24)
     with pytest.raises(ValueError, match="does not say how present a class is"):
         ResNetCapsNet(routing=InvertedAttentionRouting())

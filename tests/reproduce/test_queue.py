@@ -120,9 +120,9 @@ def test_rows_that_failed_come_last(tmp_path):
 def test_bad_arguments(tmp_path, capfd):
     for arguments, said in (
         (["zhoa2019"], "did you mean zhao2019"),
-        (["--threads", "0"], "--threads must be at least 1, got 0"),
-        (["--hours", "0"], "--hours must be more than 0, got 0.0"),
-        (["--hours", "nan"], "--hours must be more than 0, got nan"),
+        (["--threads", "0"], r"--threads .* 0\b"),
+        (["--hours", "0"], r"--hours .* 0\.0\b"),
+        (["--hours", "nan"], r"--hours .* nan\b"),
     ):
         assert main(["reproduce", *arguments, "--runs", str(tmp_path)]) == 2
-        assert said in capfd.readouterr().err
+        assert re.search(said, capfd.readouterr().err)

@@ -87,10 +87,19 @@ def harm(what: str, path: Path) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-# Damage
+# Damage: each kind is seen, and what each command does then is tried with a file that is no archive and with one whose
+# contents are not what was written
 
 
 @pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_seen(what, checkpoints):
+    path = checkpoints / "last.ckpt"
+    assert damage(path) is None
+    harm(what, path)
+    assert damage(path)
+
+
+@pytest.mark.parametrize("what", ["half", "one bit"])
 def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(what, checkpoints, capfd):
     harm(what, checkpoints / "last.ckpt")
     assert call("test", "--ckpt_path", "last") == 0
@@ -117,18 +126,17 @@ def test_all_are_damaged(command, checkpoints, capfd):
     harm("one bit", checkpoints / "previous.ckpt")
     assert call(command, "--ckpt_path", "last") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"torchcaps: {checkpoints / 'last.ckpt'} is damaged (File is not a zip file)")
-    assert line.endswith(", and there is no whole checkpoint under runs/quickstart: train again")
+    assert line.startswith(f"torchcaps: {checkpoints / 'last.ckpt'} is damaged (")
+    assert "no whole checkpoint under runs/quickstart" in line
 
 
-@pytest.mark.parametrize("command", ["test", "train"])
-@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize(("command", "what"), [("test", "one bit"), ("train", "half")])
 def test_a_damaged_one_that_was_asked_for(command, what, checkpoints, capfd):
     path = (checkpoints / "last.ckpt").rename(checkpoints / "mine.ckpt")
     harm(what, path)
     assert call(command, "--ckpt_path", str(path)) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"torchcaps: {path} is damaged, or not a checkpoint (")
+    assert line.startswith(f"torchcaps: {path} is damaged")
 
 
 def test_the_one_before_a_last_that_was_asked_for(checkpoints, capfd):
@@ -213,7 +221,7 @@ def test_what_is_unfinished_is_no_checkpoint(checkpoints, capfd):
     assert newest_first([checkpoints]) == []
     assert call("test", "--ckpt_path", "last") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line == "torchcaps: no checkpoint under runs/quickstart: run `torchcaps train quickstart` first"
+    assert line.startswith("torchcaps: no checkpoint under runs/quickstart: ")
 
 
 def test_the_newest_of_several_runs_comes_first(tmp_path):

