@@ -5,12 +5,14 @@ from typing import Any, Literal
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn import FeedbackAgreement
+from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 
 Stage = Literal["train", "val", "test"]
@@ -102,6 +104,9 @@ class Classifier(LightningModule):
             for _ in range(3)
         )
         self.predictions: list[Tensor] | None = None
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [BeginsAlive()]
 
     def forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):

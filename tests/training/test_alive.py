@@ -1,0 +1,70 @@
+"""A network that begins dead says so at the first step, once."""
+
+import warnings
+
+import pytest
+import torch
+from lightning import Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from torchcaps import CapsuleLinear, Capsules, CapsuleStack, DynamicRouting, HeinsenRouting, MarginLoss, Prediction
+from torchcaps.training import Classifier
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Deep(nn.Module):
+    """Vectors to class capsules, by three layers."""
+
+    def __init__(self, routing):
+        super().__init__()
+        layers = [CapsuleLinear(16, 16, 8, 8, routing) for _ in range(2)]
+        self.stack = CapsuleStack(*layers, CapsuleLinear(16, 3, 8, 8, routing))
+
+    def forward(self, x: Tensor) -> Prediction:
+        capsules = self.stack(Capsules(x))
+        return Prediction(capsules.activations, capsules)
+
+
+def said(network: nn.Module, steps: int = 4) -> list[str]:
+    """What a training warns of."""
+    data = TensorDataset(0.1 * torch.randn(16, 16, 8), torch.randint(3, (16,)))
+    trainer = Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Classifier(network, MarginLoss(), classes=3), DataLoader(data, batch_size=4))
+    return [str(x.message) for x in caught if x.filename.endswith("alive.py")]
+
+
+def test_a_stack_that_begins_dead_names_its_layer():
+    (message,) = said(Deep(DynamicRouting(2, init="paper")))
+    assert "stack.layers." in message
+    assert "init='fan_in'" in message
+
+
+def test_a_first_layer_without_a_gradient_is_named():
+    class Cut(Deep):
+        def forward(self, x: Tensor) -> Prediction:
+            return super().forward(self.below(x) * 0 + x)
+
+    network = Cut(DynamicRouting(2))
+    network.below = nn.Linear(8, 8)
+    network._modules = {"below": network._modules.pop("below"), **network._modules}
+    (message,) = said(network)
+    assert "below" in message
+
+
+def test_networks_that_live_are_silent():
+    assert said(Deep(DynamicRouting(2))) == []
+    # The betas begin at zero, so that only they have a gradient in the first step.
+    assert said(Deep(HeinsenRouting(2, init="paper"))) == []
+
+
+def test_hooks_are_gone_after_the_first_step():
+    network = Deep(DynamicRouting(2))
+    said(network, steps=1)
+    assert not any(module._forward_hooks for module in network.modules())
