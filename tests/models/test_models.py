@@ -42,7 +42,7 @@ def test_parameter_counts(name, arguments, parameters):
 
 def test_the_authors_bias_adds_160_parameters():
     with torch.device("meta"):
-        assert count(CapsNet(routing=DynamicRouting(bias=True))) == 8_215_568 + 160
+        assert count(CapsNet(routing=DynamicRouting(learn_bias=True))) == 8_215_568 + 160
 
 
 SMALL = {"channels": 8, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "decoder": (16, 32)}

@@ -41,6 +41,13 @@ def inverted_attention_network(network: Any, images: Tensor) -> tuple[Tensor, ..
     return (network.classifier(poses[-1].flatten(2)).squeeze(-1),)
 
 
+def _windows(layer: Any, x: Tensor) -> Tensor:
+    """The windows of a convolution's map, `(b, n, y, x, ..., k, l)`."""
+    for side in (0, 1):
+        x = x.unfold(2 + side, layer.kernel_size[side], layer.stride[side])
+    return x
+
+
 def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Tensor:
     """One pass, from the parents of the one before to new ones.
 
@@ -49,8 +56,7 @@ def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Te
     """
     weight, routing = layer.weight, layer.routing
     if isinstance(layer, CapsuleConv2d):
-        for side in (0, 1):  # (b, n, y, x, r, d, k, l)
-            poses = poses.unfold(2 + side, layer.kernel_size[side], layer.stride[side])
+        poses = _windows(layer, poses)
         shape = (poses.shape[0], *poses.shape[2:4], *weight.shape[:4])
         to_agreement, to_parents = "bnyxrdkl,nklmdh,bmyxrh->byxnklm", "bnyxrdkl,nklmdh,byxnklm->bmyxrh"
     else:
@@ -115,11 +121,9 @@ def digit_capsules(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...
 
 def em_conv(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
     """BASELINE: Hinton et al. 2018, Procedure 1 on a tensor of all votes of all windows."""
-    size, stride, routing = layer.kernel_size, layer.stride, layer.routing
-    windows = poses.unfold(2, size, stride).unfold(3, size, stride)
+    routing, windows = layer.routing, _windows(layer, poses)
     votes = torch.einsum("bnyxrdkl,nklmdh->byxnklmrh", windows, layer.weight).flatten(7).flatten(3, 5)
-    presence = scores.sigmoid().unfold(2, size, stride).unfold(3, size, stride)
-    presence = presence.permute(0, 2, 3, 1, 4, 5).flatten(3).unsqueeze(-1)
+    presence = _windows(layer, scores.sigmoid()).permute(0, 2, 3, 1, 4, 5).flatten(3).unsqueeze(-1)
     assignment = torch.full_like(votes[..., 0], 1 / votes.shape[4])
     for t in range(routing.iterations):
         assigned = presence * assignment

@@ -128,7 +128,7 @@ class LayerCase(Case):
     def _samples_and_children(self) -> tuple[int, int]:
         """Windows of a convolution, and the children of each."""
         places = output_grid(self.module, self.sizes.grid)
-        return self.batch * math.prod(places), self.module.window_children if places else self.children
+        return self.batch * math.prod(places), self.module.layer_shape.children if places else self.children
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
         return replace(super().to(device, dtype), of_parents=tensors_to(self.of_parents, device, dtype))

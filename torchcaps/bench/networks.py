@@ -116,7 +116,7 @@ class NetworkCase(Case):
         places: tuple[int, ...] = self._primary_shape()[2:4]
         for k, layer in enumerate(layers):
             places = output_grid(layer, places)
-            children = layer.window_children if places else layer.in_capsules
+            children = layer.layer_shape.children if places else layer.in_capsules
             passes = max(1, self.iterations - (len(layers) - 1 - k))
             found.append((layer, self.batch * math.prod(places), children, passes))
         return found

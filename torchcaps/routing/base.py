@@ -82,7 +82,7 @@ class Routing(nn.Module, ABC):
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
-        accumulates: whether an agreement adds to the one before, so that it never comes to rest.
+        comes_to_rest: whether there can be a fixed point; not where each agreement adds to the one before.
         iterative: whether there are iterations; without, `step` runs once.
         shape: of the layer that this routing belongs to, or None.
     """
@@ -93,7 +93,7 @@ class Routing(nn.Module, ABC):
     gain: float = 1.0
     gives_scores: bool = False
     measures_presence: bool = True
-    accumulates: bool = False
+    comes_to_rest: bool = True
     iterative: bool = True
 
     def __init__(self, iterations: int = 1, gradient: Gradient = "unrolled", init: Init = "fan_in", least: int = 1):

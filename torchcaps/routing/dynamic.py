@@ -43,7 +43,7 @@ class DynamicRouting(Routing):
         Sabour et al. 2017, Procedure 1, equations 1 to 3.
     """
 
-    accumulates = True
+    comes_to_rest = False
     gain = 3.0
 
     def __init__(

@@ -4,9 +4,8 @@ Hinton, Sabour, Frosst: Matrix Capsules with EM Routing (2018), Procedure 1.
 
 The inverse temperature follows the schedule that the authors gave in the paper's discussion. A variance below `eps`
 counts as `eps`: votes that all agree have none, and the paper's cost would be -inf. In a convolution the parents of one
-window compete for its children; the paper lets a child that several windows share be divided among the parents of all
-of them. Li et al. (2018) run the same procedure with costs that are stretched to a fixed range, and a lambda that grows
-by one in each iteration (their appendix A.1 and their code).
+window compete for its children; in the paper those of all windows that share a child do. The linear schedule and the
+range of costs are from Li et al. (2018), appendix A.1, and their code.
 """
 
 import math
@@ -19,8 +18,6 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Gaussian, Votes, nonzero
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, check_choice
-
-Temperature = Literal["saturating", "linear"]
 
 
 class EMRouting(Routing):
@@ -37,20 +34,16 @@ class EMRouting(Routing):
 
     with :math:`\lambda_t = \text{inverse\_temperature} \cdot (1 - \text{decay}^{t+1})`, and before the next iteration
     the E-step :math:`R_{ij} = a_j N(V_{ij}; \mu_j, \sigma_j^2) / \sum_k a_k N(V_{ik}; \mu_k, \sigma_k^2)`. Parents have
-    scores, the logits of :math:`a_j`, and variances. Learns beta_a and beta_u, one each per parent, from zero on.
+    scores, the logits of :math:`a_j`. Learns beta_a and beta_u, one each per parent, from zero on.
 
     Args:
         iterations: M-steps, at least 1.
-        inverse_temperature: lambda's limit.
-        decay: how fast lambda gets there; 0 keeps lambda constant.
+        inverse_temperature, decay: lambda's limit, and how fast it gets there; decay=0 keeps lambda constant.
         eps: least variance.
-        gradient: "unrolled", or "last": through the last M-step only.
-        schedule: of lambda: "saturating" as above, or "linear", `inverse_temperature * (t + 1)`, without decay.
+        gradient: "unrolled", or "last": through the last M-step.
+        schedule: of lambda: "saturating" as above, or "linear": `inverse_temperature * (t + 1)`.
         cost_range: r stretches the costs of each sample's parents to run from -r/2 to r/2; None leaves them.
         init: of the vote weights; "paper" is normal with deviation 1 / in_features.
-
-    Reference:
-        Hinton et al. 2018, Procedure 1.
     """
 
     averages = True
@@ -64,7 +57,7 @@ class EMRouting(Routing):
         decay: float = 0.95,
         eps: float = 1e-6,
         gradient: Gradient = "unrolled",
-        schedule: Temperature = "saturating",
+        schedule: Literal["saturating", "linear"] = "saturating",
         cost_range: float | None = None,
         init: Init = "fan_in",
     ):
@@ -74,6 +67,7 @@ class EMRouting(Routing):
             raise ValueError(f"cost_range must be None, or above 0 and finite, got {cost_range}")
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
         self.schedule, self.cost_range = schedule, cost_range
+        self.comes_to_rest = schedule == "saturating"
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         return {"beta_a": torch.zeros(shape.parents), "beta_u": torch.zeros(shape.parents)}
@@ -89,12 +83,8 @@ class EMRouting(Routing):
 
 
 def inverse_temperature(t: float, limit: float = 0.01, decay: float = 0.95, schedule: str = "saturating") -> float:
-    """Lambda in iteration t, which is infinite where a routing runs to its end."""
-    if schedule == "saturating":
-        return limit * (1 - decay ** (t + 1))
-    if math.isinf(t):
-        raise ValueError("schedule='linear' never comes to rest: an equilibrium needs schedule='saturating'")
-    return limit * (t + 1)
+    """Lambda in iteration t."""
+    return limit * (1 - decay ** (t + 1) if schedule == "saturating" else t + 1)
 
 
 def em_score(

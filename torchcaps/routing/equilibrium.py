@@ -143,10 +143,10 @@ class Convergence:
 def check_equilibrium(routing: Routing) -> None:
     if not routing.iterative:
         raise ValueError(f"{type(routing).__name__} has no iterations: an equilibrium needs a routing that has")
-    if routing.accumulates:
+    if not routing.comes_to_rest:
         raise ValueError(
-            f"{type(routing).__name__} adds up its agreements and never comes to rest: an equilibrium needs "
-            "InvertedAttentionRouting, EMRouting or HeinsenRouting"
+            f"{routing} never comes to rest: an equilibrium needs InvertedAttentionRouting, HeinsenRouting, or "
+            "EMRouting with schedule='saturating'"
         )
     if getattr(routing, "start", None) == "learned":
         raise ValueError("start='learned' learns nothing at an equilibrium, which forgets its start: use 'zero'")

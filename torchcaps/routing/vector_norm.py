@@ -45,7 +45,7 @@ class VectorNormRouting(Routing):
 
     softmax: Softmax = "children"
     averages = True
-    accumulates = True
+    comes_to_rest = False
 
     def __init__(
         self,
