@@ -1,20 +1,23 @@
 """What the README and the package say about themselves is true."""
 
+import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import yaml
 
 import torchcaps
 from torchcaps.recipes import find_recipe
+from torchcaps.testing import assert_routing_laws
 
 ROOT = Path(__file__).parent.parent
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+def blocks(language: str, document: str = "README.md") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_the_python_of_the_readme_runs():
@@ -25,6 +28,39 @@ def test_the_python_of_the_readme_runs():
     assert namespace["grid"].poses.shape == (2, 32, 7, 7, 4, 4)
     assert namespace["scores"].shape == (2, 10)
     assert sum(p.numel() for p in namespace["model"].parameters()) == 8_215_568
+
+
+def test_the_routing_of_contributing_is_a_whole_algorithm():
+    namespace: dict = {}
+    exec("\n".join(blocks("python", "CONTRIBUTING.md")), namespace)
+    routing = namespace["TemperedRouting"](temperature=2.0)
+    assert_routing_laws(routing)
+    layer = torchcaps.CapsuleLinear(4, 3, 2, 2, routing)
+    assert layer.routing.learned_temperature.item() == 2
+
+
+def test_imports_point_one_way():
+    """No cycle, and no arrow up, among the modules of the core."""
+    ranks = {"private": 0, "capsules": 1, "ops": 2, "routing": 3, "nn": 4, "functional": 5, "testing": 5, "models": 5}
+    package = ROOT / "torchcaps"
+    imports: dict[str, set[str]] = {}
+    for path in package.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        part = (name.split(".") + ["", ""])[1]
+        if part not in ranks:
+            continue
+        imports[name] = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # not those inside functions
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcaps"):
+                found = node.module or ""
+                names = [f"{found}.{x.name}" for x in node.names]
+                paths = {x: ROOT / x.replace(".", "/") for x in names}
+                modules = {x for x, at in paths.items() if at.with_suffix(".py").exists() or at.is_dir()}
+                imports[name] |= modules or {found}
+                own = (found.split(".") + ["", ""])[1]
+                assert ranks[own] <= ranks[part], f"{name} imports {found}"
+    graph = TopologicalSorter({k: {x for x in v if x in imports and x != k} for k, v in imports.items()})
+    graph.prepare()
 
 
 def test_the_recipe_of_the_readme_extends_one_of_ours(tmp_path):
