@@ -46,7 +46,7 @@ def test_imports_point_one_way():
     imports: dict[str, set[str]] = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        part = (name.split(".") + ["", ""])[1]
+        part = [*name.split("."), ""][1]
         if part not in ranks:
             continue
         imports[name] = set()
@@ -57,7 +57,7 @@ def test_imports_point_one_way():
                 paths = {x: ROOT / x.replace(".", "/") for x in names}
                 modules = {x for x, at in paths.items() if at.with_suffix(".py").exists() or at.is_dir()}
                 imports[name] |= modules or {found}
-                own = (found.split(".") + ["", ""])[1]
+                own = [*found.split("."), ""][1]
                 assert ranks[own] <= ranks[part], f"{name} imports {found}"
     graph = TopologicalSorter({k: {x for x in v if x in imports and x != k} for k, v in imports.items()})
     graph.prepare()

@@ -15,6 +15,7 @@ from torchcaps import (
     HeinsenRouting,
     InvertedAttentionRouting,
     RoutingPool2d,
+    SelfRouting,
     VectorNormRouting,
     create_model,
     functional,
@@ -109,9 +110,10 @@ def test_of_one_position_or_equal_ones_nothing_changes():
     assert torch.autograd.grad(out.sum(), zeros)[0].isfinite().all()
 
 
-def test_activation():
-    x = torch.randn(2, 4, 3, 3)
-    plain, squashed = RoutingPool2d(2, 2.0)(x), RoutingPool2d(2, 2.0, activation=squash)(x)
+@pytest.mark.parametrize("window", [{}, {"kernel_size": 3, "stride": 1, "padding": 1}], ids=str)
+def test_activation(window):
+    x = torch.randn(2, 4, 3, 4)
+    plain, squashed = (RoutingPool2d(2, 2.0, activation=a, **window)(x) for a in (None, squash))
     assert_close(squashed, squash(plain.unflatten(1, (2, 2)), dim=2).flatten(1, 2))
 
 
@@ -131,9 +133,18 @@ def test_learned_sharpness():
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("window", [{}, {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
-def test_reference_and_memory_format(window, channels_last):
-    pool = RoutingPool2d(4, 5.0, 2, **window)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"learn_sharpness": True, "activation": squash},
+        {"kernel_size": 2, "activation": squash},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "learn_sharpness": True},
+    ],
+    ids=str,
+)
+def test_reference_and_memory_format(options, channels_last):
+    pool = RoutingPool2d(4, 5.0, 2, **options)
     x = torch.randn(2, 8, 6, 5)
     if channels_last:
         x = x.to(memory_format=torch.channels_last)
@@ -142,8 +153,8 @@ def test_reference_and_memory_format(window, channels_last):
         expected = pool(x)
     out = pool(x)
     assert_close(out, expected)
-    weights = torch.randn_like(out)
-    assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (out, expected)))
+    weights, leaves = torch.randn_like(out), [x, *pool.parameters()]
+    assert_close(*(torch.autograd.grad((y * weights).sum(), leaves) for y in (out, expected)))
 
 
 @pytest.mark.parametrize("window", [{}, {"kernel_size": 2}], ids=str)
@@ -177,11 +188,11 @@ def test_compile_and_export(window):
     pool = RoutingPool2d(2, 5.0, 2, **window)
     x = torch.randn(2, 4, 5, 5, requires_grad=True)
     expected = pool(x)
-    compiled = torch.compile(pool, fullgraph=True, backend="aot_eager")
-    out = compiled(x)
+    torch._dynamo.reset()
+    out, coefficients = torch.compile(pool, fullgraph=True, backend="aot_eager")(x, return_coefficients=True)
     assert_close(out, expected)
+    assert_close(coefficients, pool(x, return_coefficients=True)[1])
     assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))
-    assert_close(compiled(x, return_coefficients=True), pool(x, return_coefficients=True))
     batch = torch.export.Dim("batch")
     with torch.no_grad():
         exported = torch.export.export(pool, (x,), dynamic_shapes=({0: batch},)).module()
@@ -202,7 +213,7 @@ def test_gradient_of_the_last_iteration_only():
     out, unrolled = RoutingPool2d(4, routing=routing)(x), RoutingPool2d(4, 3.0, 2)(x)
     assert_close(out, unrolled)
     votes = x.flatten(2).transpose(1, 2).unsqueeze(2)
-    expected = functional.vector_norm_routing(votes, 2, 3.0, gradient="last").poses
+    expected = functional.vector_norm_routing(votes, iterations=2, sharpness=3.0, gradient="last").poses
     of_pool, of_function, of_unrolled = (
         torch.autograd.grad((y.flatten() * torch.arange(8)).sum(), x)[0] for y in (out, expected, unrolled)
     )
@@ -210,8 +221,23 @@ def test_gradient_of_the_last_iteration_only():
     assert not torch.allclose(of_pool, of_unrolled)
 
 
+def test_learned_sharpness_through_the_last_iteration_only():
+    x = torch.randn(2, 4, 3, 3)
+    routing = VectorNormRouting(2, 3.0, gradient="last", learn_sharpness=True)
+    pool = RoutingPool2d(4, routing=routing)
+    assert_close(pool(x), RoutingPool2d(4, 3.0, 2)(x))
+    votes, sharpness = x.flatten(2).transpose(1, 2).unsqueeze(2), torch.tensor(3.0, requires_grad=True)
+    expected = functional.vector_norm_routing(votes, sharpness=sharpness, iterations=2, gradient="last").poses
+    (parameter,) = pool.parameters()
+    weights = torch.arange(8)
+    (of_pool,) = torch.autograd.grad((pool(x).flatten() * weights).sum(), parameter)
+    (of_function,) = torch.autograd.grad((expected.flatten() * weights).sum(), sharpness)
+    assert of_pool != 0
+    assert_close(of_pool, of_function)
+
+
 @pytest.mark.parametrize(
-    "routing", [DynamicRouting(), InvertedAttentionRouting(), EMRouting(), HeinsenRouting()], ids=lambda r: r.__class__
+    "routing", [DynamicRouting(), InvertedAttentionRouting(), EMRouting(), HeinsenRouting(), SelfRouting()], ids=str
 )
 def test_refuses_a_softmax_over_one_parent(routing):
     with pytest.raises(ValueError, match="one parent per group.*VectorNormRouting"):
@@ -231,14 +257,16 @@ def test_refuses_a_softmax_over_one_parent(routing):
         (lambda: RoutingPool2d(4, kernel_size=2, stride=0), "at least 1, got 2 and 0"),
         (lambda: RoutingPool2d(4, kernel_size=3, padding=2), "from 0 to half of kernel_size=3, got 2"),
         (lambda: RoutingPool2d(4, iterations=0, learn_sharpness=True), "learn_sharpness=True needs"),
-        (lambda: VectorNormRouting(gradient="last", learn_sharpness=True), "learn_sharpness=True needs"),
+        (lambda: RoutingPool2d(4, learn_sharpness=True, routing=VectorNormRouting()), "give sharpness, iterations"),
+        (lambda: RoutingPool2d(4, activation=squash, routing=VectorNormRouting()), "give sharpness, iterations"),
+        (lambda: RoutingPool2d(4, iterations=2, routing=VectorNormRouting()), "give sharpness, iterations"),
         (lambda: RoutingPool2d(4, backend="fast"), "backend must be one of"),
         (lambda: RoutingPool2d(3)(torch.randn(2, 4, 2, 2)), "a multiple of features=3, got 4"),
         (lambda: RoutingPool2d(2)(torch.randn(4, 2, 2)), r"\(batch, channels, height, width\), got \(4, 2, 2\)"),
         (lambda: RoutingPool2d(2, kernel_size=3)(torch.randn(1, 2, 2, 5)), "a map of 2x5 has no window"),
         (
             lambda: VectorNormRouting(learn_sharpness=True)(torch.randn(1, 2, 1, 3)),
-            "has no parameters yet: give it to a capsule layer",
+            "has no learned_sharpness yet: give it to a capsule layer",
         ),
     ],
 )

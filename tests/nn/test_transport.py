@@ -137,8 +137,7 @@ def test_a_sharp_plan_is_the_exact_one():
     exact(transport_plan(costs, 1e-3, 1000), ot.emd(equal, equal, costs.numpy()), atol=1e-3)
 
 
-@pytest.mark.parametrize("eps", [0.3, 1.0])
-@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(("cost", "eps"), [("l2", 0.3), ("cosine", 1.0)])
 def test_pot_converged_divergence(cost, eps):
     x, y = batches()
     metric = "cosine" if cost == "cosine" else "euclidean"
@@ -156,8 +155,7 @@ def entropic(x, y, eps, cost):
     return (plan * (costs + surprise)).sum(), costs + surprise
 
 
-@pytest.mark.parametrize("eps", [0.3, 1.0])
-@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(("cost", "eps"), [("cosine", 0.3), ("l2", 1.0)])
 def test_geomloss_converged(cost, eps):
     """geomloss gives the entropic objective, which its potentials attain, and halves of W(x, x) and W(y, y)."""
     x, y = batches()

@@ -37,6 +37,8 @@ class _CapsuleConv(CapsuleLayer):
         super().__init__()
         self.backend = check_backend(backend)
         check_rows(in_pose, out_pose)
+        if min(in_capsules, out_capsules) < 1:
+            raise ValueError(f"in_capsules and out_capsules must be at least 1, got {in_capsules} and {out_capsules}")
         self.in_capsules, self.out_capsules = in_capsules, out_capsules
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
         self.kernel_size, self.stride = self._sizes("kernel_size", kernel_size), self._sizes("stride", stride)
@@ -79,8 +81,8 @@ class _CapsuleConv(CapsuleLayer):
 
     def _sizes(self, name: str, size: Size, least: int = 1) -> tuple[int, ...]:
         """One number for each side."""
-        sizes = (size,) * len(self.sides) if isinstance(size, int) else tuple(size)
-        if len(sizes) != len(self.sides) or any(n < least for n in sizes):
+        sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,) * len(self.sides)
+        if len(sizes) != len(self.sides) or not all(isinstance(n, int) and n >= least for n in sizes):
             pair = " or a pair" if len(self.sides) == 2 else ""
             raise ValueError(f"{name} must be an int{pair} of at least {least}, got {size!r}")
         return sizes

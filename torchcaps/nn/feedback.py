@@ -309,6 +309,8 @@ def _as_map(output: Any, name: str) -> tuple[Tensor, int | None]:
             f"layer {name!r} gives {got}; expected a map (batch, channels, height, width), features (batch, features) "
             "or capsules: name another layer"
         )
+    if x.pose_dims is not None:  # a line is a grid of height 1
+        x = Capsules(x.poses.unsqueeze(2))
     if x.poses.dim() < 5:
         return x.poses.flatten(1)[..., None, None], x.poses.shape[1]
     return as_map(x.poses.flatten(4)), x.poses.shape[1]

@@ -92,7 +92,8 @@ class CapsuleLinear(CapsuleLayer):
         if coordinates and bias:
             raise ValueError("coordinates=True takes the place of the bias: it needs bias=False")
 
-        for name, count in (("in_capsules", in_capsules), ("out_capsules", out_capsules)):
+        counts = {"in_capsules": in_capsules, "out_capsules": out_capsules, "expected_children": expected_children}
+        for name, count in counts.items():
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, or None for any number, got {count}")
 

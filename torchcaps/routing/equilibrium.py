@@ -61,8 +61,11 @@ class Equilibrium:
             _, like = routing.step(votes, routing.first_agreement(votes), torch.inf)
             assert like is not None
 
+        # The parameters may be others by the time of the backward pass, as under torch.func.functional_call.
+        as_now = routing.with_values(**dict(routing.named_parameters()))
+
         def state_after(votes: Votes, state: Tensor) -> Tensor:
-            _, agreement = routing.step(votes, like.with_state(state), torch.inf)
+            _, agreement = as_now.step(votes, like.with_state(state), torch.inf)
             assert agreement is not None
             return agreement.state()
 

@@ -1,0 +1,341 @@
+"""Capsules that are all connected to all: any number of them, on a grid, in a sequence, and what bad input is told."""
+
+import doctest
+import math
+
+import algorithms
+import oracles
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsuleLinear,
+    Capsules,
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    Routing,
+)
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+backends = pytest.mark.parametrize("backend", ["reference", "tiled"])
+
+
+def close(actual, expected):
+    assert_close(actual, torch.as_tensor(expected), rtol=0, atol=1e-10)
+
+
+def trained(*args, **options) -> CapsuleLinear:
+    layer = CapsuleLinear(*args, **options)
+    algorithms.randomize(layer)
+    return layer
+
+
+# Any number of children
+
+
+@backends
+@pytest.mark.parametrize(("pose", "bias"), [((4, 3), True), (((2, 4), (2, 3)), False), (((2, 4), (2, 3)), True)])
+def test_votes_and_routing(pose, bias, backend):
+    layer = trained(5, 3, *pose, DynamicRouting(3), bias=bias, backend=backend)
+    x = torch.randn(2, 5, *layer.in_pose)
+    expected = algorithms.expected_of("dynamic", layer, x)
+    out = layer(x, return_coefficients=True)
+    assert out.poses.shape == (2, 3, *layer.out_pose)
+    close(out.poses.flatten(2), expected["poses"])
+    close(out.coefficients, expected["coefficients"])
+    assert layer(x).coefficients is None
+    close(layer(Capsules(x)).poses, out.poses)
+
+
+@backends
+@pytest.mark.parametrize("children", [1, 7])
+def test_any_number_of_children(children, backend):
+    layer = trained(None, 4, 3, 5, HeinsenRouting(2), bias=True, backend=backend)
+    assert layer.weight.shape == (1, 4, 3, 5)
+    assert layer.bias.shape == (1, 4, 1, 5)
+    assert layer.routing.beta_use.shape == (1, 4)
+    x, scores = torch.randn(2, children, 3), torch.randn(2, children)
+    expected = algorithms.expected_of("heinsen", layer, x, scores)
+    out = layer(Capsules(x, scores))
+    for field in ("poses", "scores", "variances"):
+        close(getattr(out, field), expected[field])
+
+
+# On a grid and in a sequence
+
+
+def own_weights(layer: CapsuleLinear, positions: int) -> CapsuleLinear:
+    """A layer in which each child has its own weights, that are those of its type."""
+    children = layer.in_capsules * positions
+    own = CapsuleLinear(
+        children, layer.out_capsules, layer.in_pose, layer.out_pose, layer.routing, bias=layer.bias is not None
+    )
+    for key, value in own.named_parameters():
+        value.data = layer.get_parameter(key).data.repeat_interleave(positions, 0)
+    return own
+
+
+@pytest.mark.parametrize("places", [(2, 3), (6,), (1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("pose", [(3, 2), ((2, 3), (2, 2))], ids=str)
+def test_types_share_weights_over_positions(places, pose):
+    layer = trained(2, 4, *pose, HeinsenRouting(2), bias=True, share_positions=True)
+    own = own_weights(layer, math.prod(places))
+    poses, scores = torch.randn(2, 2, *places, *layer.in_pose), torch.randn(2, 2, *places)
+    out = layer(Capsules(poses, scores), return_coefficients=True)
+    for given in (Capsules(poses, scores), Capsules(poses, scores, pose_dims=len(layer.in_pose)).flatten_grid()):
+        expected = own(given, return_coefficients=True)
+        assert_close(out[:4], expected[:4], **EXACT)
+    assert layer(torch.randn(2, 2, 5, 1, *layer.in_pose)).poses.shape == (2, 4, *layer.out_pose)
+
+
+def test_a_grid_is_flattened_types_first():
+    layer = trained(12, 3, 4, 2, EMRouting(2))
+    x = torch.randn(2, 2, 3, 2, 4)
+    rows = [x[:, t, y, z] for t in range(2) for y in range(3) for z in range(2)]
+    assert_close(layer(x), layer(torch.stack(rows, 1)), **EXACT)
+    line = x.flatten(2, 3)
+    assert_close(layer(line), layer(x), **EXACT)
+
+
+@backends
+def test_coordinate_addition(backend):
+    """With no weights, a vote is the place of its child: (row, column) in the last column, scaled to [0, 1]."""
+    options = {"share_positions": True, "coordinates": True, "backend": backend}
+    layer = CapsuleLinear(2, 1, (3, 4), (3, 5), EMRouting(1), **options)
+    nn.init.zeros_(layer.weight)
+    x = torch.randn(1, 2, 2, 4, 3, 4)
+    for t, row, column in ((0, 0, 0), (0, 1, 2), (1, 1, 2), (1, 0, 3)):
+        scores = torch.full((1, 2, 2, 4), -math.inf)
+        scores[0, t, row, column] = 0.0  # one child
+        out = layer(Capsules(x, scores)).poses[0, 0]
+        close(out[:, 4], [(row + 0.5) / 2, (column + 0.5) / 4, 0.0])
+        close(out[:, :4], torch.zeros(3, 4))
+    nn.init.normal_(layer.weight)  # to which the place is added
+    plain = CapsuleLinear(2, 1, (3, 4), (3, 5), EMRouting(1), share_positions=True)
+    plain.weight.data = layer.weight.data
+    placed = layer(Capsules(x, scores)).poses - plain(Capsules(x, scores)).poses
+    close(placed[0, 0, :, 4], [0.25, 0.875, 0.0])
+    close(placed[..., :4], torch.zeros(1, 1, 3, 4))
+
+
+# Any number of parents
+
+ROUTINGS = {name: (lambda name=name: algorithms.make(name)) for name in algorithms.ALGORITHMS} | {
+    "dynamic, random start": lambda: DynamicRouting(start="random"),
+    "inverted attention, learned start": lambda: InvertedAttentionRouting(activations=True, start="learned"),
+    "inverted attention, random start": lambda: InvertedAttentionRouting(start="random"),
+}
+routings = pytest.mark.parametrize("name", ROUTINGS)
+
+
+def layer_of(routing: Routing, children: int | None = None, **options) -> CapsuleLinear:
+    return trained(children, None, (2, 3), (2, 2), routing, bias=True, **options)
+
+
+def evidence(out: Capsules, leaves: list[Tensor]) -> list[Tensor]:
+    """What came out, and all gradients of a function of it in which every number counts."""
+    results = [x for x in out if isinstance(x, Tensor)]
+    gradients = torch.autograd.grad(algorithms.loss_of(results), leaves, allow_unused=True, materialize_grads=True)
+    return [*results, *gradients]
+
+
+@routings
+@pytest.mark.parametrize(
+    ("children", "asked", "backend"),
+    [(None, None, "reference"), (5, None, "tiled"), (None, 7, "tiled"), (5, 2, "reference"), (None, 1, "reference")],
+)
+def test_votes_of_all_parents(name, children, asked, backend):
+    """A layer of so many parents that are told apart by their biases, on a line from -1 to 1."""
+    if "linear lambda" in name:
+        pytest.skip("it stretches the differences of costs, and here they are of rounding alone")
+    layer, parents = layer_of(ROUTINGS[name](), children, backend=backend), asked or 5
+    fixed = CapsuleLinear(children, parents, (2, 3), (2, 2), ROUTINGS[name](), bias=True, backend="reference")
+    line = torch.linspace(-1, 1, parents)[:, None, None]
+    values = {
+        key: layer.get_parameter(key).expand(value.shape) for key, value in fixed.named_parameters() if key != "bias"
+    }
+    values["bias"] = layer.bias + line * layer.symmetry_breaking
+    poses, scores = torch.randn(2, 5, 2, 3, requires_grad=True), torch.randn(2, 5, requires_grad=True)
+    results = []
+    for run in (
+        lambda: layer(Capsules(poses, scores), out_capsules=asked, return_coefficients=True),
+        lambda: torch.func.functional_call(fixed, values, (Capsules(poses, scores),), {"return_coefficients": True}),
+    ):
+        torch.manual_seed(1)  # for random starts
+        results.append(evidence(run(), [poses, scores, *layer.parameters()]))
+    assert results[0][0].shape == (2, parents, 2, 2)
+    assert_close(*results, **EXACT)
+
+
+@backends
+@pytest.mark.parametrize("parents", [1, 4])
+def test_heinsens_algorithm_in_plain_loops(parents, backend):
+    layer = layer_of(HeinsenRouting(3), backend=backend)
+    poses, scores = torch.randn(2, 5, 2, 3), torch.randn(2, 5)
+    offsets = [2 * j / (parents - 1) - 1 for j in range(parents)] if parents > 1 else [-1.0]
+    weight = layer.weight.expand(-1, parents, -1, -1).tolist()
+    bias = [[(layer.bias[0, 0] + offset * layer.symmetry_breaking).tolist() for offset in offsets]]
+    betas = layer.routing.beta_use.tolist(), layer.routing.beta_ignore.tolist()
+    expected = oracles.heinsen_routing(
+        oracles.votes_from_poses(poses.tolist(), weight, bias), scores.tolist(), *betas, iterations=3
+    )
+    out = layer(Capsules(poses, scores), out_capsules=parents)
+    for field in ("poses", "scores", "variances"):
+        found = getattr(out, field)
+        close(found.flatten(2) if found.dim() > 2 else found, expected[field])
+
+
+@pytest.mark.parametrize(("asked", "backend"), [(5, "tiled"), (None, "reference")])
+def test_padding(asked, backend):
+    """It changes nothing if a number of parents is asked for. Where they are as many as children, it counts as one."""
+    layer = layer_of(HeinsenRouting(2), backend=backend)
+    poses, scores = torch.randn(2, 4, 2, 3), torch.randn(2, 4)
+    padding = 1e4 * torch.randn(2, 3, 2, 3), torch.full((2, 3), -math.inf)
+    padded = [torch.cat(x, 1).requires_grad_() for x in zip(padding, (poses, scores), strict=True)]
+    alone = [x.requires_grad_() for x in (poses, scores)]
+    parameters = list(layer.parameters())
+    expected = evidence(layer(Capsules(*alone), out_capsules=asked or 7), [*parameters, *alone])
+    *found, of_poses, of_scores = evidence(layer(Capsules(*padded), out_capsules=asked), [*parameters, *padded])
+    assert not of_poses[:, :3].any()
+    assert not of_scores[:, :3].any()
+    assert_close([*found, of_poses[:, 3:], of_scores[:, 3:]], expected, **EXACT)
+
+
+@routings
+def test_parents_are_told_apart_as_they_start(name):
+    """They would not be without their offsets, nor would these learn to, of a loss that makes no difference."""
+    layer = CapsuleLinear(None, None, 3, 4, ROUTINGS[name]())
+    assert layer.symmetry_breaking.tolist() == [[1, -1, 1, -1]]
+    x = torch.randn(2, 5, 3)
+    for told_apart in (True, False):
+        out = layer(x)
+        (gradient,) = torch.autograd.grad(out.poses.pow(3).sum(), layer.symmetry_breaking)
+        assert torch.allclose(out.poses, out.poses[:, :1]) != told_apart
+        assert (gradient.abs().max() > 1e-6) == told_apart
+        if "random" in name:
+            return  # which tells them apart as well
+        nn.init.zeros_(layer.symmetry_breaking)
+
+
+@pytest.mark.parametrize("asked", [None, 4])
+def test_types_on_a_grid_for_any_number_of_parents(asked):
+    layer = layer_of(HeinsenRouting(), children=2, share_positions=True)
+    own = layer_of(HeinsenRouting(), children=12)
+    for name, parameter in layer.named_parameters():  # a row per type, but for the offset of the parents
+        of_each = parameter if name == "symmetry_breaking" else parameter.repeat_interleave(6, 0)
+        own.get_parameter(name).data = of_each.data
+    grid = torch.randn(3, 2, 2, 3, 2, 3)
+    out = layer(grid, out_capsules=asked)
+    assert out.poses.shape == (3, asked or 12, 2, 2)
+    assert_close(out[:3], own(grid.flatten(1, 3), out_capsules=asked)[:3], **EXACT)
+
+
+def test_export_with_any_number_of_children_and_parents():
+    layer = CapsuleLinear(None, None, 3, 2, HeinsenRouting())
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("children", min=2)}
+    exported = torch.export.export(layer, (torch.randn(2, 5, 3),), dynamic_shapes=(sizes,)).module()
+    larger = torch.randn(3, 7, 3)
+    close(exported(larger).poses, layer(larger).poses)
+
+
+def test_an_export_can_be_saved(tmp_path):
+    layer, x = CapsuleLinear(4, 3, 2, 2, EMRouting()), torch.randn(2, 4, 2)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
+    close(torch.export.load(tmp_path / "layer.pt2").module()(x).poses, layer(x).poses)
+
+
+def test_the_example_of_the_documentation():
+    (example,) = doctest.DocTestFinder(recurse=False).find(CapsuleLinear, "CapsuleLinear")
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# Repr and errors
+
+
+def linear(**options):
+    return CapsuleLinear(
+        **{"in_capsules": 5, "out_capsules": 2, "in_pose": 4, "out_pose": 4, "routing": DynamicRouting()} | options
+    )
+
+
+def test_repr():
+    assert linear().extra_repr() == "5, 2, in_pose=4, out_pose=4"
+    options = {"in_pose": (2, 4), "out_pose": (2, 3), "share_positions": True}
+    assert linear(**options, bias=True, backend="reference").extra_repr() == (
+        "5, 2, in_pose=(2, 4), out_pose=(2, 3), bias=True, share_positions=True, backend='reference'"
+    )
+    assert linear(**options, coordinates=True).extra_repr().endswith("share_positions=True, coordinates=True")
+    assert linear(in_capsules=None, out_capsules=None).extra_repr() == "None, None, in_pose=4, out_pose=4"
+    assert "(routing): DynamicRouting(iterations=3)" in repr(linear())
+
+
+ROWS = {"in_pose": (2, 4), "out_pose": (2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: linear(in_pose=(4, 4)), r"in_pose=\(4, 4\) has 4 and out_pose=4 has 1"),
+        (lambda: linear(in_pose=0), "a pose .*got 0"),
+        (lambda: linear(out_pose=(1, 2, 2)), r"a pose .*got \(1, 2, 2\)"),
+        (lambda: linear(backend="fast"), "backend .*'fast'"),
+        (lambda: linear(in_capsules=0), "in_capsules must be at least 1.*got 0"),
+        (lambda: linear(out_capsules=0), "out_capsules must be at least 1.*got 0"),
+        (lambda: linear(in_capsules=None, share_positions=True), "share_positions=True needs in_capsules"),
+        (lambda: linear(**ROWS, coordinates=True), "coordinates=True .*needs share_positions=True"),
+        (lambda: linear(share_positions=True, coordinates=True), "adds to two rows"),
+        (
+            lambda: linear(**ROWS, out_capsules=None, share_positions=True, coordinates=True),
+            "coordinates=True needs a number of parents",
+        ),
+        (
+            lambda: linear(**ROWS, share_positions=True, coordinates=True, bias=True),
+            "coordinates=True .*needs bias=False",
+        ),
+        (lambda: linear(expected_children=4), "expected_children=4 is for layers that take any number"),
+        (lambda: linear()(torch.randn(2, 4, 4)), "in_capsules=5, got 4"),
+        (lambda: linear()(torch.randn(2, 5, 3)), r"poses of shape \(batch, 5, 4\), got \(2, 5, 3\)"),
+        (lambda: linear()(torch.randn(2, 4)), r"poses of shape \(batch, 5, 4\), got \(2, 4\)"),
+        (lambda: linear()(torch.randn(2, 5, 1, 1, 1, 4)), r"poses of shape \(batch, 5, 4\), got \(2, 5, 1, 1, 1, 4\)"),
+        (lambda: linear(in_capsules=None)(torch.randn(2, 0, 4)), r"at least one child .*\(2, 0, 4\)"),
+        (lambda: linear()(torch.randn(2, 5, 4), out_capsules=3), "out_capsules=2: forward cannot change it"),
+        (
+            lambda: linear()(Capsules(torch.randn(2, 5, 4), torch.randn(2, 4))),
+            r"scores of shape \(2, 5\), got \(2, 4\)",
+        ),
+        (
+            lambda: linear(in_capsules=6)(Capsules(torch.randn(2, 2, 3, 4), torch.randn(2, 6))),
+            r"scores of shape \(2, 2, 3\), got \(2, 6\)",
+        ),
+        (lambda: linear(share_positions=True)(torch.randn(2, 5, 4)), r"on a grid, .*5, height, width, 4\), got"),
+        (lambda: linear(share_positions=True)(torch.randn(2, 4, 3, 3, 4)), "types=5, got 4"),
+        (
+            lambda: linear(**ROWS, share_positions=True, coordinates=True)(torch.randn(2, 5, 3, 2, 4)),
+            r"on a grid, .*got \(2, 5, 3, 2, 4\)",
+        ),
+        (
+            lambda: linear(in_capsules=None, out_capsules=None)(torch.randn(2, 5, 4), out_capsules=0),
+            "out_capsules must be at least 1.*got 0",
+        ),
+        (
+            lambda: linear(in_capsules=None, out_capsules=None)(torch.randn(2, 5, 4), out_capsules=-2),
+            "out_capsules must be at least 1.*got -2",
+        ),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_expected_children_of_a_layer_that_has_so_many():
+    assert linear(expected_children=5).layer_shape.children == 5
+    assert linear(in_capsules=None, expected_children=9).layer_shape.children == 9
+    assert linear(share_positions=True, expected_children=45).layer_shape == (5, 45, 2, 1, 4, 4)
+    assert linear(share_positions=True).layer_shape.children is None

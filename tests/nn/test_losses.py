@@ -1,0 +1,70 @@
+"""Losses on activations: by hand, in plain loops, and the modules."""
+
+import oracles
+import pytest
+import torch
+from torch.testing import assert_close
+
+from torchcaps import MarginLoss, SpreadLoss
+from torchcaps.functional import margin_loss, spread_loss
+
+
+def test_margin_loss_by_hand():
+    """(0.9 - 0.5)^2 + 0.5 (0.3 - 0.1)^2 + 0"""
+    lengths = torch.tensor([[0.5, 0.3, 0.05]])
+    assert margin_loss(lengths, torch.tensor([0])).item() == pytest.approx(0.18)
+    # (0.8 - 0.5)^2 + 0.25 (0.3 - 0.2)^2
+    assert margin_loss(lengths, torch.tensor([0]), 0.8, 0.2, 0.25).item() == pytest.approx(0.0925)
+    assert MarginLoss(0.8, 0.2, 0.25)(lengths, torch.tensor([0])).item() == pytest.approx(0.0925)
+    # Two classes are half present: half of each side.
+    half = torch.tensor([[0.5, 0.5, 0.0]])
+    assert margin_loss(lengths, half).item() == pytest.approx(0.5 * (0.16 + 0.36) + 0.25 * (0.16 + 0.04))
+
+
+def test_spread_loss_by_hand():
+    """(0.5 - 0.2)^2 + 0"""
+    activations = torch.tensor([[0.7, 0.5, 0.1]])
+    assert spread_loss(activations, torch.tensor([0]), 0.5).item() == pytest.approx(0.09)
+    assert SpreadLoss(0.5)(activations, torch.tensor([0])).item() == pytest.approx(0.09)
+
+
+def test_plain_loops():
+    scores, labels = torch.rand(6, 4), torch.tensor([3, 0, 1, 1, 2, 0])
+    assert margin_loss(scores, labels).item() == pytest.approx(oracles.margin_loss(scores.tolist(), labels.tolist()))
+    one_hot = torch.nn.functional.one_hot(labels, 4)
+    assert_close(margin_loss(scores, one_hot), margin_loss(scores, labels))
+    assert_close(MarginLoss()(scores, labels), margin_loss(scores, labels))
+    for margin in (0.2, 0.9):
+        expected = oracles.spread_loss(scores.tolist(), labels.tolist(), margin)
+        assert spread_loss(scores, labels, margin).item() == pytest.approx(expected)
+        assert spread_loss(scores, labels, torch.tensor(margin)).item() == pytest.approx(expected)
+    assert_close(SpreadLoss()(scores, labels), spread_loss(scores, labels, 0.9))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss])
+def test_gradients(loss):
+    scores = torch.rand(3, 4, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: loss(x, torch.tensor([3, 0, 1])), scores)
+
+
+def test_the_margin_is_saved():
+    loss = SpreadLoss(0.2)
+    loss.margin.fill_(0.7)
+    other = SpreadLoss()
+    other.load_state_dict(loss.state_dict())
+    assert other.margin.item() == pytest.approx(0.7)
+
+
+def test_repr():
+    assert repr(MarginLoss(0.8)) == "MarginLoss(0.8, 0.1, down_weight=0.5)"
+    assert repr(SpreadLoss(0.2)) == "SpreadLoss(margin=0.2)"
+
+
+def test_bad_targets():
+    scores = torch.rand(2, 3)
+    with pytest.raises(ValueError, match=r"targets of shape \(batch,\) or \(2, 3\), got shape \(2, 4\)"):
+        margin_loss(scores, torch.rand(2, 4))
+    with pytest.raises(ValueError, match=r"targets .*\(3, 3\)"):
+        margin_loss(scores, torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match=r"class indices .*\(2, 3\)"):
+        spread_loss(scores, torch.rand(2, 3))

@@ -1,0 +1,96 @@
+"""What flows between layers."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils._pytree import tree_map
+
+from torchcaps import Capsules, Prediction
+
+SHAPES = {  # poses, and the dimensions of one where they must be given
+    "vectors": ((2, 3, 4), None, 1),
+    "matrices": ((2, 3, 4, 5), None, 2),
+    "vectors on a line": ((2, 3, 4, 5), 1, 1),
+    "matrices on a line": ((2, 3, 4, 5, 6), 2, 2),
+    "vectors on a grid": ((2, 3, 4, 5, 6), None, 1),
+    "matrices on a grid": ((2, 3, 4, 5, 6, 7), None, 2),
+}
+shapes = pytest.mark.parametrize(("shape", "given", "dims"), SHAPES.values(), ids=SHAPES)
+
+
+def full(shape, given, dims) -> Capsules:
+    poses = torch.randn(shape)
+    coefficients = torch.rand(2, 6, 3)
+    return Capsules(poses, torch.randn(shape[:-dims]), torch.rand(shape), coefficients, given)
+
+
+@shapes
+def test_activations(shape, given, dims):
+    capsules = full(shape, given, dims)
+    assert_close(capsules.activations, 1 / (1 + (-capsules.scores).exp()))
+    lengths = capsules._replace(scores=None).activations
+    assert lengths.shape == shape[:-dims]
+    assert_close(lengths, capsules.poses.flatten(-dims).square().sum(-1).sqrt())
+
+
+@shapes
+def test_flatten_grid(shape, given, dims):
+    capsules = full(shape, given, dims)
+    flat = capsules.flatten_grid()
+    assert isinstance(flat, Capsules)
+    pose, count = shape[-dims:], torch.Size(shape[1:-dims]).numel()
+    assert flat.poses.shape == flat.variances.shape == (2, count, *pose)
+    assert_close(flat.poses, capsules.poses.reshape(2, count, *pose), rtol=0, atol=0)
+    assert_close(flat.variances, capsules.variances.reshape(2, count, *pose), rtol=0, atol=0)
+    assert_close(flat.scores, capsules.scores.reshape(2, count), rtol=0, atol=0)
+    assert flat.coefficients is None
+    assert_close(flat.activations, capsules.activations.reshape(2, count))
+    without = Capsules(capsules.poses, pose_dims=given).flatten_grid()
+    assert without.scores is without.variances is None
+    assert_close(without.activations, Capsules(capsules.poses, pose_dims=given).activations.reshape(2, count))
+    again = flat.flatten_grid()
+    assert_close(again.poses, flat.poses, rtol=0, atol=0)
+
+
+@shapes
+def test_to(shape, given, dims):
+    capsules = full(shape, given, dims)
+    for moved, dtype, device in (
+        (capsules.to(torch.float64), torch.float64, "cpu"),
+        (capsules.to("meta"), torch.float32, "meta"),
+        (capsules.to(device="meta", dtype=torch.bfloat16), torch.bfloat16, "meta"),
+        (capsules.to(torch.empty(0, dtype=torch.float16)), torch.float16, "cpu"),
+    ):
+        assert isinstance(moved, Capsules)
+        for found, before in zip(moved[:4], capsules[:4], strict=True):
+            assert (found.dtype, found.device.type, found.shape) == (dtype, device, before.shape)
+        assert moved.pose_dims == given
+    assert_close(capsules.to(torch.float64).poses, capsules.poses.double(), rtol=0, atol=0)
+    assert Capsules(capsules.poses).to(torch.float64)[1:] == (None,) * 4
+
+
+def test_detach():
+    capsules = full((2, 3, 4, 5), 1, 1)
+    attached = tree_map(lambda x: x.requires_grad_() if isinstance(x, torch.Tensor) else x, capsules)
+    constant = attached.detach()
+    assert isinstance(constant, Capsules)
+    for found, before in zip(constant[:4], attached[:4], strict=True):
+        assert before.requires_grad
+        assert not found.requires_grad
+        assert_close(found, before.detach(), rtol=0, atol=0)
+    assert constant.pose_dims == 1
+    assert Capsules(torch.zeros(1, 1, 1)).detach()[1:] == (None,) * 4
+
+
+def test_capsules_and_predictions_pass_through_exports():
+    class Network(torch.nn.Module):
+        def forward(self, prediction: Prediction) -> Prediction:
+            capsules = prediction.capsules
+            return Prediction(capsules.activations, capsules._replace(poses=2 * capsules.poses))
+
+    given = Prediction(torch.rand(2, 3), Capsules(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4), pose_dims=1))
+    out = torch.export.export(Network(), (given,)).module()(given)
+    assert isinstance(out, Prediction)
+    assert isinstance(out.capsules, Capsules)
+    assert_close(out.capsules.poses, 2 * given.capsules.poses)
+    assert out.capsules.pose_dims == 1
