@@ -4,7 +4,7 @@
 
 The pass is the second iteration of the inverted attention convolution: 1568 windows, 288 children, 32 parents, 4x4
 poses, softmax over the parents, forward only. What is measured is how to organise the work, so these are sketches of
-it and not the library's code (`torchcaps/ops/tiled.py` became of the first). All must agree with stored votes before
+it and not the library's code (`torchcaps/ops/tiled` became of the first). All must agree with stored votes before
 a time is printed; times are medians, as ratios to stored votes. Inductor needs a C++ compiler and numba
 (`pip install numba`); what is missing is left out, in words.
 """

@@ -32,7 +32,7 @@ class CapsuleLinear(CapsuleLayer):
         coordinates: coordinate addition (Hinton et al. 2018, section 4): add each child's row and column,
             scaled to [0, 1], to the first two entries of the right-hand column of its votes.
         expected_children: how many children there usually are, where their number is free (in_capsules=None, or
-            positions that share weights): the first vote weights depend on it. None: 32.
+            positions that share weights): the first vote weights depend on it. None: 16.
         backend: what computes the reductions over votes, see :func:`torchcaps.use_backend`.
         device, dtype: of the parameters.
 
