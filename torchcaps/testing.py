@@ -215,7 +215,7 @@ def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Cap
     for pose, width in poses:
         first = CapsuleLinear(20 * width, width, pose, pose, routing)
         others = [CapsuleLinear(width, width, pose, pose, routing) for _ in range(layers - 1)]
-        shared = [CapsuleLinear(None, width, pose, pose, routing) for _ in range(layers)]
+        shared = [CapsuleLinear(None, width, pose, pose, routing, expected_children=width) for _ in range(layers)]
         conv = [CapsuleConv2d(8, 8, pose, pose, 3, routing, padding=1) for _ in range(layers)]
         kinds: tuple[tuple[str, list[Any], tuple[int, ...]], ...] = (
             ("connected", [first, *others], (8, 20 * width)),

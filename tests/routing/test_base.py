@@ -179,9 +179,9 @@ def test_gates_that_votes_have_count_whether_or_not_scores_are_given():
 @pytest.mark.parametrize(
     ("routing", "sizes", "std"),
     [
-        (DynamicRouting(), {"children": 100}, 3 * 3 / (100 * 5) ** 0.5),
-        (DynamicRouting(softmax="children"), {"children": 100}, 3 * 100 / (100 * 5) ** 0.5),
-        (DynamicRouting(), {"children": None}, 3 * 3 / (16 * 5) ** 0.5),
+        (DynamicRouting(), {"children": 100}, 2.2 * 3 / (100 * 5) ** 0.5),
+        (DynamicRouting(softmax="children"), {"children": 100}, 1.2 * 100 / (100 * 5) ** 0.5),
+        (DynamicRouting(), {"children": None}, 2.2 * 3 / (16 * 5) ** 0.5),
         (InvertedAttentionRouting(), {"children": 100}, 3 / (100 * 5) ** 0.5),
         (SelfRouting(), {"children": 100}, 100 / (100 * 5) ** 0.5),
         (InvertedAttentionRouting(init="paper"), {"children": 72, "groups": 1}, (3 / (4 * 72)) ** 0.5),
@@ -195,6 +195,8 @@ def test_first_vote_weights(routing, sizes, std):
     routing.reset_weight(weight, shape_of(**sizes))
     assert weight.std().item() == pytest.approx(std, rel=0.03)
     assert abs(weight.mean().item()) < 0.1 * std
+    own = (weight - weight.mean(1, keepdim=True)).square().mean().item() * 3 / 2  # of three parents' means
+    assert own == pytest.approx((1 - routing.alike) * std**2 if routing.init == "fan_in" else std**2, rel=0.1)
 
 
 def test_fan_in_keeps_the_length_of_uniform_sums():

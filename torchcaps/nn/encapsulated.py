@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn.pose import as_capsules
-from torchcaps.ops import relu_squash
+from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.routing import squash
 
 Coefficients = Literal["own", "other", "both"]

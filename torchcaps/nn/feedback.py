@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn.encapsulated import as_map
 from torchcaps.nn.modes import evaluating
+from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.nn.transport import Cost, check_transport, feature_kl, sinkhorn_divergence
-from torchcaps.ops import at_least_float32, relu_squash
+from torchcaps.ops import at_least_float32
 
 Divergence = Literal["sinkhorn", "kl"]
 

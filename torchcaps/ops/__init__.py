@@ -5,9 +5,7 @@ from torchcaps.ops.backend import Backend, check_backend, choose_backend, use_ba
 from torchcaps.ops.children import Pair, Softmax, positions
 from torchcaps.ops.lazy import LazyVotes, windows
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
-from torchcaps.ops.pool import pool_by_agreement
 from torchcaps.ops.reference import StoredVotes, as_votes
-from torchcaps.ops.relu_squash import relu_squash
 from torchcaps.ops.votes import Moments, Votes
 
 __all__ = [
@@ -29,9 +27,7 @@ __all__ = [
     "contract",
     "nonzero",
     "normalize",
-    "pool_by_agreement",
     "positions",
-    "relu_squash",
     "use_backend",
     "windows",
 ]

@@ -158,13 +158,14 @@ class LazyVotes(Votes):
         return coefficients_of(torch.cat(logits, dim=1), self.gates, softmax, leaky)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        children = self._children()._replace(poses=self.poses, weight=self.weight, bias=self.bias)
+        gates = None if self.gates is None else self.gates.unflatten(1, (-1, *self.kernel))
+        children = Children(self.poses, self.weight, self.bias, gates)
         layout = tiled.Layout(children, self.windows)
         for block in tiled.vote_blocks(children, self.windows):
             with autocast_off(self.device.type):
                 votes = layout.unpack_votes(tiled.Tile(block, layout, children).votes())
-            gates = None if children.gates is None else block.read_gates(children.gates).T
-            yield block.samples, self._without_preferences(votes), gates
+            own_gates = None if gates is None else block.read_gates(gates).T
+            yield block.samples, self._without_preferences(votes), own_gates
 
     # ------------------------------------------------------------ the parents' shapes
 
@@ -259,9 +260,11 @@ class LazyVotes(Votes):
         """`(groups, kernel, kernel, parents or 1)` of rows that children share in groups, `(groups, parents or 1)`."""
         if rows is None:
             return None
-        kernel = (1, 1) if self.backend == "triton" else self.kernel
-        rows = rows.expand(math.prod(kernel), -1) if rows.shape[0] == 1 else rows
-        return rows.unflatten(0, (-1, *kernel))
+        if self.backend == "triton" or self.kernel == (1, 1):
+            return rows[:, None, None]
+        if rows.shape[0] == 1:
+            return rows[:, None, None].expand(-1, *self.kernel, -1)
+        return per_child(rows, self.children).unflatten(0, (-1, *self.kernel))  # neighbors in a window may share one
 
     def _windows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Poses `(batch, children, rows, d)`, weight and bias as they are without a grid."""
@@ -292,8 +295,9 @@ class LazyVotes(Votes):
 
 def _votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """All votes, `(batch, children, parents, rows, h)`."""
-    poses = poses.unflatten(1, (weight.shape[0], -1))
-    votes = torch.einsum("bgprd,gjdh->bgpjrh", poses, weight).flatten(1, 2)
+    dtype = torch.promote_types(poses.dtype, weight.dtype)
+    poses = poses.to(dtype).unflatten(1, (weight.shape[0], -1))
+    votes = contract("bgprd,gjdh->bgpjrh", poses, weight.to(dtype)).flatten(1, 2)
     if bias is None:
         return votes
     return (votes.unflatten(1, (bias.shape[0], -1)) + bias.unsqueeze(1)).flatten(1, 2)

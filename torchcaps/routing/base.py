@@ -79,6 +79,7 @@ class Routing(nn.Module, ABC):
         averages: whether a parent is a mean of its votes, and not their sum.
         gain: of the fan-in initialization: above 1 where a squash shortens the parents, below 1 where the coefficients
             favor some votes, whose mean is longer than that of all.
+        alike: the part of a child's first vote weights, in variance, that is the same for all parents.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
@@ -91,6 +92,7 @@ class Routing(nn.Module, ABC):
     leaky: bool = False
     averages: bool = False
     gain: float = 1.0
+    alike: float = 0.0
     gives_scores: bool = False
     measures_presence: bool = True
     comes_to_rest: bool = True
@@ -167,13 +169,19 @@ class Routing(nn.Module, ABC):
         c, :math:`s_j = c \sum_i V_{ij}`, are `gain` times as long as children of random directions:
 
         .. math:: \sigma = \frac{\text{gain}}{c \sqrt{\text{children} \cdot \text{out\_features}}}
+
+        Parents that begin `alike` have nearly equal logits: the first coefficients are soft, though votes are long.
         """
         if self.init == "paper":
             self.reset_weight_as_in_paper(weight, shape)
             return
         children = shape.children or CHILDREN
         coefficient = 1 / children if self.averages else 1 / shape.parents
-        nn.init.normal_(weight, std=self.gain / (coefficient * (children * shape.out_features) ** 0.5))
+        std = self.gain / (coefficient * (children * shape.out_features) ** 0.5)
+        nn.init.normal_(weight, std=std * (1 - self.alike) ** 0.5)
+        if self.alike:
+            same = torch.empty_like(weight[..., :1, :, :])
+            weight += nn.init.normal_(same, std=std * self.alike**0.5)
 
     def with_values(self, **values: Tensor | None) -> Self:
         """A copy that uses given tensors in place of what it would learn: the routing as a function."""

@@ -44,7 +44,6 @@ class DynamicRouting(Routing):
     """
 
     comes_to_rest = False
-    gain = 3.0
 
     def __init__(
         self,
@@ -63,6 +62,7 @@ class DynamicRouting(Routing):
             raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.softmax, self.leaky, self.learn_bias, self.start = softmax, leaky, learn_bias, start
         self.averages = softmax == "children"
+        self.gain, self.alike = (1.2, 0.0) if self.averages else (2.2, 0.98)
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         values = {"bias": torch.full((shape.parents, shape.features), 0.1)} if self.learn_bias else {}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Gaussian, Votes, nonzero
+from torchcaps.ops import Agreement, Gaussian, Votes
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, check_choice
 
 
@@ -94,5 +94,7 @@ def em_score(
     cost = (beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
     if cost_range is not None:
         least, most = cost.aminmax(dim=1, keepdim=True)
-        cost = cost_range * ((cost - least) / nonzero(most - least) - 0.5)
+        rounding = 8 * torch.finfo(cost.dtype).eps * torch.maximum(least.abs(), most.abs())
+        spread = torch.where(most - least <= rounding, torch.inf, most - least)  # of equal costs none is the larger
+        cost = cost_range * ((cost - least) / spread - 0.5)
     return lambda_t * (beta_a - cost)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Softmax, Votes, normalize, pool_by_agreement
+from torchcaps.ops import Agreement, Dot, Softmax, Votes, normalize
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
+from torchcaps.routing.pool import pool_by_agreement
 
 
 class VectorNormRouting(Routing):
@@ -63,7 +64,7 @@ class VectorNormRouting(Routing):
             raise ValueError("learn_sharpness=True needs at least one iteration, got iterations=0")
         self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness
         self.measures_presence = activation is not None
-        self.gain = 0.35 if activation is None else 2.5
+        self.gain = 0.35 if activation is None else 1.0  # an activation is taken for a squash
 
     @property
     def steps(self) -> int:

@@ -103,7 +103,7 @@ def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
         if children.bias is not None:
             masses = poses.new_ones(poses.shape[:2]) if gate is None else gate
             total += torch.einsum("cn,cjrh->nrjh", masses, block.read_rows(children.bias))
-    return (sums.transpose(1, 2).flatten(2),)
+    return (sums.transpose(1, 2).flatten(2).contiguous(),)
 
 
 def vote_sum_backward(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import choose_backend
+from torchcaps.ops import choose_backend
 from torchcaps.ops.numerics import at_least_float32
 from torchcaps.private import is_traced
 

@@ -7,7 +7,8 @@ from torch.testing import assert_close
 
 from torchcaps import VectorNormRouting
 from torchcaps.functional import squash, vector_norm_routing
-from torchcaps.ops import StoredVotes, pool_by_agreement
+from torchcaps.ops import StoredVotes
+from torchcaps.routing.pool import pool_by_agreement
 
 
 def stored(poses: Tensor) -> StoredVotes:
@@ -36,7 +37,9 @@ def test_values_and_gradients(shape, iterations, learned, masked):
         present[:, 0] = True
     scores = None if present is None else torch.where(present, torch.inf, -torch.inf)
     total = pool_by_agreement(poses, iterations, sharpness, present)
-    expected = vector_norm_routing(stored(poses), iterations, sharpness, scores=scores, return_coefficients=False).poses
+    expected = vector_norm_routing(
+        stored(poses), scores, sharpness=sharpness, iterations=iterations, return_coefficients=False
+    ).poses
     weights = torch.linspace(-1, 2, total.numel(), dtype=torch.float64).view_as(total)
     assert_close(total, expected.squeeze(1), rtol=1e-10, atol=1e-12)
     found, expected = (

@@ -5,7 +5,7 @@ import torch
 
 from torchcaps import use_backend
 from torchcaps.functional import squash
-from torchcaps.ops import relu_squash
+from torchcaps.nn.relu_squash import relu_squash
 
 
 def reference(x: torch.Tensor, features: int) -> torch.Tensor:

@@ -1,0 +1,290 @@
+"""Random children, and what the reductions over their votes are by definition: by indices and sums that know no blocks,
+no kernels and no tricks against overflow."""
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, lazy
+from torchcaps.ops.tiled import blocks, tiles
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+
+
+class Geometry(NamedTuple):
+    """Fields:
+    poses: `(images, types, height, width, rows, d)`.
+    weight: `(groups, kernel, kernel, parents, d, h)`.
+    groups: of biases; of offsets and betas too, where there are no windows.
+    stride, dilation: of the windows.
+    """
+
+    poses: tuple[int, ...]
+    weight: tuple[int, ...]
+    groups: int
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+
+
+GEOMETRIES = {
+    "per child": Geometry((5, 4, 1, 1, 2, 3), (4, 1, 1, 5, 3, 2), 4),
+    "per type": Geometry((5, 6, 1, 1, 2, 3), (2, 1, 1, 3, 3, 2), 3),
+    "shared by all": Geometry((3, 6, 1, 1, 1, 3), (1, 1, 1, 5, 3, 2), 3),
+    "windows": Geometry((2, 3, 5, 4, 2, 1), (3, 3, 2, 3, 1, 2), 3, (2, 1), (1, 2)),
+    "dilated": Geometry((2, 2, 5, 7, 1, 3), (2, 2, 3, 3, 3, 2), 2, (1, 2), (3, 2)),
+    "overlapping": Geometry((2, 2, 3, 4, 2, 2), (2, 2, 2, 2, 2, 1), 2),
+    "line": Geometry((2, 2, 1, 8, 2, 2), (2, 1, 3, 2, 2, 3), 2, (1, 2), (1, 1)),
+    "one parent": Geometry((3, 2, 3, 3, 1, 2), (2, 2, 2, 1, 2, 3), 2),
+    "one of everything": Geometry((1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1), 1),
+}
+# Entries in a block, samples in a block, and the parents from which on they are innermost: the first has several blocks
+# along every axis and the parents innermost, the second has the samples innermost, the third has one block.
+SIZES = [(30, 2, 2), (300, 4, 99), (2**19, 64, 16)]
+BIASES = ["none", "each", "one"]  # none, one per parent, one for all parents
+SOFTMAX = ["parents", "leaky", "children"]
+ROWS = ["none", "shared", "groups", "each"]  # of what children have in groups: no row, one row, some, one per child
+
+
+def covering(**parameters: Iterable[Any]) -> list[dict[str, Any]]:
+    """Few combinations in which any two values of two parameters occur together."""
+    values = {name: list(of) for name, of in parameters.items()}
+    missing = {
+        frozenset([(a, i), (b, j)])
+        for a, b in itertools.combinations(values, 2)
+        for i, j in itertools.product(range(len(values[a])), range(len(values[b])))
+    }
+    order, used, found = sorted(missing, key=lambda pair: sorted(pair)), dict[tuple[str, int], int](), []
+    for first in order:
+        if first not in missing:
+            continue
+        row = dict(first)
+        for name in values:
+            if name not in row:
+                row[name] = min(
+                    range(len(values[name])),
+                    key=lambda i, name=name: (
+                        -sum(frozenset([(name, i), other]) in missing for other in row.items()),
+                        used.get((name, i), 0),
+                    ),
+                )
+        for item in row.items():
+            used[item] = used.get(item, 0) + 1
+        missing -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+        found.append({name: values[name][row[name]] for name in values})
+    return found
+
+
+def label(case: Any) -> str | None:
+    return ", ".join(map(str, case.values())) if isinstance(case, dict) else None
+
+
+def draw(*shape: int, low: float | None = None) -> Tensor:
+    """Normal numbers, or uniform ones from `low` to one more."""
+    x = torch.randn(shape, dtype=torch.float64) if low is None else torch.rand(shape, dtype=torch.float64) + low
+    return x.requires_grad_()
+
+
+def set_sizes(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", sizes[0])
+    monkeypatch.setattr(lazy, "BLOCK", sizes[0])
+    monkeypatch.setattr(blocks, "SAMPLES", sizes[1])
+    monkeypatch.setattr(tiles, "LANES", sizes[2])
+
+
+class Problem:
+    """Random children of a geometry, with gradients.
+
+    Attributes:
+        leaves: whatever was drawn.
+        all_votes: `(samples, children, parents, features)`.
+    """
+
+    def __init__(self, geometry: str, bias: str = "none", gates: bool = False, device: str = "cpu"):
+        self.geometry = GEOMETRIES[geometry] if isinstance(geometry, str) else geometry
+        self.device, self.leaves = device, list[Tensor]()
+        poses, weight, groups = self.geometry[:3]
+        (images, self.types, *_, self.rows, self.d), (self.groups, *self.kernel, self.parents, _, self.h) = (
+            poses,
+            weight,
+        )
+        self.features = self.rows * self.h
+        self.grid = [
+            len(range(0, size - apart * (kernel - 1), stride))
+            for size, kernel, stride, apart in zip(poses[2:4], self.kernel, *self.geometry[3:], strict=True)
+        ]
+        self.samples, self.children = images * math.prod(self.grid), self.types * math.prod(self.kernel)
+        self.poses, self.weight = self.draw(*poses), self.draw(*weight)
+        shared = 1 if bias == "one" else self.parents
+        self.bias = None if bias == "none" else self.draw(groups, *self.kernel, shared, self.rows, self.h)
+        self.gates = None
+        if gates:
+            present = torch.rand(self.samples, self.children, dtype=torch.float64)
+            present[present < 0.3] = 0
+            present[0] = 0  # a sample without children
+            self.gates = present.to(device).requires_grad_()
+            self.leaves.append(self.gates)
+        self.all_votes = self._all_votes()
+
+    def draw(self, *shape: int, low: float | None = None) -> Tensor:
+        x = draw(*shape, low=low).detach().to(self.device).requires_grad_()
+        self.leaves.append(x)
+        return x
+
+    def count(self, rows: str) -> int:
+        """How many rows of what children share."""
+        some = self.geometry.groups if math.prod(self.kernel) == 1 else self.children
+        return {"shared": 1, "groups": some, "each": self.children}[rows]
+
+    def draw_rows(self, rows: str, parents: int | None = None) -> Tensor | None:
+        return None if rows == "none" else self.draw(self.count(rows), parents or self.parents)
+
+    def dot(self, unit: bool = False, scale: str = "1", offset: str = "none") -> Dot:
+        factor = {"1": 1.0, "number": 0.6, "learned": None}[scale]
+        return Dot(
+            self.draw(self.samples, self.parents, self.features),
+            unit,
+            self.draw(1, low=0.5) if factor is None else factor,
+            self.draw_rows(offset),
+        )
+
+    def gaussian(self) -> Gaussian:
+        shape = self.samples, self.parents, self.features
+        return Gaussian(self.draw(*shape), self.draw(*shape, low=0.0), self.draw(*shape[:2]))
+
+    def lazy(self, backend: str, line: bool = False) -> LazyVotes:
+        _, _, _, stride, dilation = self.geometry
+        pose = (self.rows, self.h)
+        return LazyVotes(self.poses, self.weight, self.bias, pose, stride, dilation, line, backend).gated(self.gates)
+
+    # ------------------------------------------------------------ by definition
+
+    def child_poses(self) -> Tensor:
+        """`(samples, children, rows, d)`."""
+        images, _, _, stride, dilation = self.poses.shape[0], *self.geometry[1:]
+        sizes = images, *self.grid, self.types, *self.kernel
+        image, row, column, kind, down, across = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+        here = self.poses[image, kind, row * stride[0] + down * dilation[0], column * stride[1] + across * dilation[1]]
+        return here.flatten(3, 5).flatten(0, 2)
+
+    def per_child(self, x: Tensor) -> Tensor:
+        """`(children, ...)` of `(groups, kernel, kernel, ...)`."""
+        return x.repeat_interleave(self.types // x.shape[0], 0).flatten(0, 2)
+
+    def per_row(self, x: Tensor) -> Tensor:
+        """`(children, parents or 1)` of `(groups, parents or 1)`."""
+        return x.repeat_interleave(self.children // x.shape[0], 0)
+
+    def _all_votes(self) -> Tensor:
+        votes = torch.einsum("bird,ijdh->bijrh", self.child_poses(), self.per_child(self.weight))
+        return (votes if self.bias is None else votes + self.per_child(self.bias)).flatten(3)
+
+    def logits(self, agreement: Agreement | None) -> Tensor:
+        votes = self.all_votes
+        if agreement is None:
+            return torch.zeros(votes.shape[:3], dtype=votes.dtype, device=self.device)
+        if isinstance(agreement, Gaussian):
+            squares = (votes - agreement.mean.unsqueeze(1)) ** 2 * agreement.precision.unsqueeze(1)
+            return agreement.prior.unsqueeze(1) - squares.sum(-1) / 2
+        if agreement.unit:
+            votes = votes / votes.pow(2).sum(-1, keepdim=True).sqrt()
+        logits = agreement.scale * (votes * agreement.query.unsqueeze(1)).sum(-1)
+        return logits if agreement.offset is None else logits + self.per_row(agreement.offset)
+
+    def coefficients(self, logits: Tensor, softmax: str) -> Tensor:
+        """`softmax` may be "leaky", too."""
+        weights = logits.exp()
+        if softmax != "children":
+            return weights / (weights.sum(2, keepdim=True) + (softmax == "leaky"))
+        if self.gates is not None:  # whoever is not there has no gradient
+            weights = torch.where(self.gates.unsqueeze(2) == 0, 0, self.gates.unsqueeze(2) * weights)
+        total = weights.sum(1, keepdim=True)
+        return weights / torch.where(total == 0, 1, total)
+
+    def weighted_sum(self, logits: Tensor, softmax: str) -> Tensor:
+        shares = self.coefficients(logits, softmax)
+        if self.gates is not None and softmax != "children":
+            shares = shares * self.gates.unsqueeze(2)
+        return (shares.unsqueeze(3) * self.all_votes).sum(1)
+
+    def moments(self, logits: Tensor, betas: Tensor | None, eps: float) -> list[Tensor]:
+        shares = self.coefficients(logits, "parents")
+        shares = (shares if self.gates is None else shares * self.gates.unsqueeze(2)).unsqueeze(3)
+        mass = shares.sum(1)
+        divisor = torch.where(mass + eps == 0, 1, mass + eps)
+        mean = (shares * self.all_votes).sum(1) / divisor
+        variance = (shares * (self.all_votes - mean.unsqueeze(1)) ** 2).sum(1) / divisor
+        benefit = [] if betas is None else [(shares.squeeze(3) * self.per_row(betas)).sum(1)]
+        return [mass.squeeze(2), mean, variance, *benefit]
+
+
+def options_of(softmax: str) -> dict[str, Any]:
+    """Arguments of a weighted sum."""
+    return {"softmax": "parents", "leaky": True} if softmax == "leaky" else {"softmax": softmax}
+
+
+def assert_same(expected: list[Tensor], actual: list[Tensor], leaves: Iterable[Tensor], **tolerance: float) -> None:
+    """Same values, and same gradients of a random function of them."""
+    tolerance, leaves = tolerance or EXACT, list(leaves)
+    assert len(expected) == len(actual)
+    for e, a in zip(expected, actual, strict=True):
+        assert a.shape == e.shape
+        assert_close(a, e, **tolerance)
+    if not leaves:
+        return
+    weights = [torch.randn(e.shape, dtype=torch.float64).to(e.device) for e in expected]
+    zero = sum(0 * x.sum() for x in leaves)
+    wanted, found = (
+        torch.autograd.grad(
+            zero + sum((w * r).sum() for w, r in zip(weights, results, strict=True)), leaves, retain_graph=True
+        )
+        for results in (expected, actual)
+    )
+    for w, f in zip(wanted, found, strict=True):
+        scale = max(1, w.abs().max().item())
+        assert_close(f / scale, w / scale, **tolerance)
+
+
+AGREEMENTS = ["none", "dot", "dot, scale, shared offset", "dot, offset each"]
+WAYS = [*SOFTMAX, "moments", "coefficients", "coefficients over children"]
+
+
+def agreement_of(p: Problem, kind: str) -> Dot | None:
+    return {
+        "none": lambda: None,
+        "dot": p.dot,
+        "dot, scale, shared offset": lambda: p.dot(scale="learned", offset="shared"),
+        "dot, offset each": lambda: p.dot(offset="each"),
+    }[kind]()
+
+
+def compare_with_logits(p: Problem, kinds: list[str], agreement: Dot | None, offset: bool, way: str, **tolerance):
+    """Votes of children that prefer parents by their own poses, against logits that are added up."""
+    groups = p.groups * math.prod(p.kernel)
+    weight = p.draw(groups, p.parents, p.rows, p.d)
+    rows = p.draw(groups, p.parents) if offset else None
+    by_place = p.per_child(weight.unflatten(0, (p.groups, *p.kernel)))
+    logits = p.logits(agreement) + torch.einsum("bird,ijrd->bij", p.child_poses(), by_place)
+    if rows is not None:
+        logits = logits + p.per_child(rows.unflatten(0, (p.groups, *p.kernel)))
+    if way == "moments":
+        betas = p.draw_rows("each")
+        expected = p.moments(logits, betas, 1e-2)
+    elif way.startswith("coefficients"):
+        expected = [p.coefficients(logits, "children" if way.endswith("children") else "parents")]
+    else:
+        expected = [p.weighted_sum(logits, way)]
+    for kind in kinds:
+        votes = p.lazy(kind).with_logits(weight, rows)
+        if way == "moments":
+            found = list(votes.moments(agreement, betas, 1e-2))
+        elif way.startswith("coefficients"):
+            found = [votes.coefficients(agreement, "children" if way.endswith("children") else "parents")]
+        else:
+            found = [votes.weighted_sum(agreement, **options_of(way))]
+        assert_same(expected, found, p.leaves, **tolerance)

@@ -1,0 +1,195 @@
+"""The operators of the tiled and the Triton backend, and gradients that iterations share."""
+
+import pytest
+import torch
+from problems import GEOMETRIES, Problem, assert_same, set_sizes
+from torch import Tensor
+from torch.testing import assert_close
+
+from torchcaps.ops import Dot, Gaussian, LazyVotes, library
+from torchcaps.ops.backend import HAS_TRITON
+from torchcaps.ops.children import Options
+from torchcaps.ops.numerics import accumulator
+
+
+class TestSharedGradients:
+    """What is special about gradients that are handed from one iteration to the one before it."""
+
+    def iterations(self, votes: LazyVotes, offset: Tensor) -> list[Tensor]:
+        first = votes.weighted_sum(None)
+        second = votes.weighted_sum(Dot(first, offset=offset))
+        third = votes.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
+        fourth = votes.moments(Dot(third.mean, scale=0.5, offset=offset))
+        return [first, second, third.mean, fourth.variance]
+
+    def problem(self) -> tuple[Problem, list[Tensor], list[Tensor]]:
+        p = Problem("per type", "each", gates=True)
+        offset = p.draw_rows("groups")
+        return p, self.iterations(p.lazy("reference"), offset), self.iterations(p.lazy("tiled"), offset)
+
+    @pytest.mark.parametrize("used", [[0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2, 3]])
+    def test_any_iterations_used(self, used):
+        p, expected, found = self.problem()
+        assert_same([expected[i] for i in used], [found[i] for i in used], p.leaves)
+
+    def test_there_is_one_gradient_of_the_children(self, monkeypatch):
+        """Iterations add to it; they make none of their own."""
+        made = []
+
+        def counted(x: Tensor, *shape: int) -> Tensor:
+            made.append(x)
+            return accumulator(x, *shape)
+
+        _, _, found = self.problem()
+        monkeypatch.setattr(library, "accumulator", counted)
+        found[-1].sum().backward()
+        assert len(made) == 4  # of poses, weight, bias and gates
+
+    def test_backward_twice(self):
+        p, _, results = self.problem()
+        loss = results[2].square().sum()
+        once = torch.autograd.grad(loss, p.leaves[:4], retain_graph=True)
+        twice = torch.autograd.grad(loss, p.leaves[:4])
+        for a, b in zip(once, twice, strict=True):
+            assert_close(a, b, rtol=0, atol=0)
+
+    def test_one_branch_does_not_write_into_another(self):
+        p = Problem("per child")
+        agreement, branches = p.dot(), []
+        for backend in ("reference", "tiled"):
+            votes = p.lazy(backend)
+            start = votes.weighted_sum(agreement)
+            other = votes.gated(torch.full((votes.batch, votes.children), 0.5, dtype=torch.float64))
+            branches.append([start, votes.weighted_sum(Dot(start)), other.weighted_sum(Dot(start))])
+        assert_same(*branches, p.leaves)
+
+    def test_gradients_that_others_hold_are_not_written_to(self):
+        """The leaves also feed the loss by another way."""
+        p = Problem("per child", "each", gates=True)
+        agreement, losses = p.dot(), []
+        for backend in ("reference", "tiled"):
+            votes = p.lazy(backend)
+            parents = votes.weighted_sum(Dot(votes.weighted_sum(agreement)))
+            losses.append([parents, *(x.square() for x in p.leaves)])
+        assert_same(*losses, p.leaves)
+
+    def test_frozen_parts_get_no_gradient(self):
+        p = Problem("per child", "each")
+        p.weight.requires_grad_(False)
+        votes = p.lazy("tiled")
+        out = votes.weighted_sum(Dot(votes.weighted_sum(None)))
+        poses, weight, bias, gates = votes.cache.handed_on  # what the next reduction would take
+        assert poses.requires_grad
+        assert bias.requires_grad
+        assert not weight.requires_grad
+        assert gates is None
+        out.sum().backward()
+        assert p.weight.grad is None
+        assert p.poses.grad is not None
+
+    def test_an_unused_iteration_hands_gradients_on(self):
+        p = Problem("per child")
+        agreement, results = p.dot(), []
+        for backend in ("reference", "tiled"):
+            votes = p.lazy(backend)
+            votes.weighted_sum(None)
+            results.append([votes.weighted_sum(agreement)])
+        assert_same(*results, p.leaves)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_gradients_of_half_precision_are_summed_in_float32(self, dtype):
+        p = Problem("per child", "each")
+        for x in p.leaves:
+            x.data = x.data.to(dtype)
+        votes = p.lazy("tiled")
+        found = votes.weighted_sum(Dot(votes.weighted_sum(None)))
+        assert {x.dtype for x in votes.cache.handed_on if x is not None} == {torch.float32}
+        gradients = torch.autograd.grad(found.sum(), p.leaves)
+        assert {x.dtype for x in gradients} == {dtype}
+
+    def test_double_backward_says_what_to_do(self):
+        p, _, results = self.problem()
+        with pytest.raises(RuntimeError, match="create_graph.*'reference'"):
+            torch.autograd.grad(results[1].sum(), p.poses, create_graph=True)
+
+    def test_reference_has_second_derivatives(self):
+        p, expected, _ = self.problem()
+        (grad,) = torch.autograd.grad(expected[1].sum(), p.poses, create_graph=True)
+        grad.square().sum().backward()
+        assert p.poses.grad is not None
+
+
+def calls(p: Problem) -> list[tuple]:
+    """Every operator, with and without what is optional: its name, the children and the rest of its arguments."""
+    gates = p.gates.unflatten(1, (-1, *p.kernel)).detach().requires_grad_()
+    children, fewer = (p.poses, p.weight, p.bias, gates), (p.poses, p.weight, None, None)
+    agreement, gaussian = p.dot(offset="each"), p.gaussian()
+    query, offset = agreement.query, agreement.offset.unflatten(0, (-1, *p.kernel)).detach().requires_grad_()
+    betas = p.draw(*offset.shape)
+    windows = {"stride": p.geometry.stride, "dilation": p.geometry.dilation}
+    return [
+        ("vote_sum", children, Options(**windows)),
+        ("weighted_sum", children, query, offset, Options(leaky=True, **windows)),
+        ("weighted_sum", children, query, offset, Options("children", unit=True, **windows)),
+        ("weighted_sum", fewer, query, None, Options("children", **windows)),
+        ("moments", children, *gaussian, None, betas, Options(eps=1e-3, **windows)),
+        ("moments", children, query, None, None, offset, betas, Options(eps=1e-3, **windows)),
+        ("moments", fewer, None, None, None, None, None, Options(**windows)),
+    ]
+
+
+NAMES = ["vote_sum", *["weighted_sum"] * 3, *["moments"] * 3]
+each_call = pytest.mark.parametrize("index", range(len(NAMES)), ids=[f"{name} {i}" for i, name in enumerate(NAMES)])
+
+
+def check_operators(operators: library.Operators, children, rest, utilities: tuple[str, ...]) -> None:
+    arguments = (*children, *rest[:-1], *rest[-1])
+    torch.library.opcheck(operators.forward, arguments, test_utils=utilities)
+    reduction = operators.reduction
+    with torch.no_grad():
+        results = operators.forward(*arguments)
+        results = [results] if isinstance(results, Tensor) else results
+        grads = [torch.randn_like(x) for x in results[: reduction.differentiable]]
+        into = [None if x is None else accumulator(x) for x in children]
+        backward = (*grads, *results[: reduction.kept], *arguments, *into)
+        detached = [x.detach() if isinstance(x, Tensor) else x for x in backward]
+        torch.library.opcheck(operators.backward, detached, test_utils=utilities[:3])
+
+
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+
+
+@each_call
+def test_operators_are_what_pytorch_takes_them_for(index):
+    name, children, *rest = calls(Problem("overlapping", "each", gates=True))[index]
+    check_operators(library.TILED[name], children, rest, UTILITIES)
+
+
+@each_call
+def test_gradients_by_differences(index, monkeypatch):
+    set_sizes(monkeypatch, (30, 2, 2))
+    name, children, *rest = calls(Problem("dilated", "each", gates=True))[index]
+    forward = library.TILED[name].forward
+    inputs = [x if x is None else x.detach().requires_grad_() for x in (*children, *rest[:-1])]
+    if name != "vote_sum" and index != 5 and inputs[3] is not None:
+        inputs[3].data.clamp_(min=0.1)  # where there is a kink at 0
+
+    def differentiable(*inputs):
+        results = forward(*inputs, *rest[-1])
+        return results[0] if name == "weighted_sum" else results
+
+    assert torch.autograd.gradcheck(differentiable, inputs, fast_mode=True)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs the package triton")
+@pytest.mark.parametrize("index", [2, 5])
+def test_operators_of_triton(index):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    p = Problem(
+        GEOMETRIES["per type"]._replace(poses=(2, 2, 1, 1, 1, 2), weight=(1, 1, 1, 3, 2, 2), groups=2),
+        "each",
+        True,
+        device,
+    )
+    name, children, *rest = calls(p)[index]
+    check_operators(library.TRITON[name], children, rest, UTILITIES[:3])
