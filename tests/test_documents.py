@@ -7,11 +7,12 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
 import yaml
 
 import torchcaps
 from torchcaps.recipes import find_recipe
-from torchcaps.testing import assert_routing_laws
+from torchcaps.testing import assert_routing_laws, assert_stacks_are_alive
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,8 +36,9 @@ def test_the_routing_of_contributing_is_a_whole_algorithm():
     exec("\n".join(blocks("python", "CONTRIBUTING.md")), namespace)
     routing = namespace["TemperedRouting"](temperature=2.0)
     assert_routing_laws(routing)
+    assert_stacks_are_alive(routing)
     layer = torchcaps.CapsuleLinear(4, 3, 2, 2, routing)
-    assert layer.routing.learned_temperature.item() == 2
+    assert layer.routing.log_temperature.exp().item() == pytest.approx(2)
 
 
 def test_imports_point_one_way():

@@ -22,23 +22,50 @@ from torch.linalg import vector_norm
 from torch.testing import assert_close
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn import CapsuleConv2d, CapsuleLinear
+from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose
+from torchcaps.nn.stack import Schedule
 from torchcaps.ops import Agreement, Backend, LazyVotes, Moments, Softmax
-from torchcaps.routing import Routing
+from torchcaps.routing import Equilibrium, Gradient, Routing
 
 BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
 
 
 def assert_routing_laws(routing: Routing) -> None:
     """All laws below but that of deep stacks. Not for a routing that draws random numbers when it is called."""
+    assert_attributes_are_true(routing)
     assert_coefficients_sum_to_one(routing)
     assert_coefficients_are_those_of_the_parents(routing)
     assert_children_have_no_order(routing)
     assert_parents_have_no_order(routing)
     assert_samples_are_independent(routing)
     assert_padding_changes_nothing(routing)
+    assert_all_parameters_learn(routing)
     assert_backends_agree(routing)
+
+
+def assert_attributes_are_true(routing: Routing) -> None:
+    """`gives_scores` says whether the parents have scores."""
+    with _numbers():
+        scores = _layer(routing)(_children()).scores
+    if routing.gives_scores != (scores is not None):
+        raise AssertionError(f"gives_scores is {routing.gives_scores}, and the parents' scores are {scores}")
+
+
+def assert_all_parameters_learn(routing: Routing) -> None:
+    """What the routing learns has a gradient, through all iterations and through the last one alone, and at an
+    equilibrium if it can come to one."""
+    ways: list[tuple[Gradient, Schedule]] = [("unrolled", "sequential"), ("last", "sequential")]
+    if routing.comes_to_rest and routing.iterative:
+        ways.append(("unrolled", Equilibrium(max_iterations=5)))
+    for gradient, schedule in ways:
+        with _numbers():
+            layer = _layer(routing)
+            layer.routing.gradient = gradient
+            _loss(CapsuleStack(layer, schedule=schedule)(_children())).backward()
+            for name, parameter in layer.routing.named_parameters():
+                if parameter.grad is None or not parameter.grad.any():
+                    raise AssertionError(f"{name} has no gradient with gradient={gradient!r}, schedule={schedule!r}")
 
 
 def assert_coefficients_sum_to_one(routing: Routing) -> None:
@@ -204,7 +231,10 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
                     size /= poses.shape[-1] ** 0.5
                 where = f"layer {depth} of {layers}, {name}"
                 if not 0.01 <= size <= 1.001:
-                    raise AssertionError(f"capsules do not stay alive: their size is {size:.2g} in {where}")
+                    raise AssertionError(
+                        f"capsules do not stay alive: their size is {size:.2g} in {where}; look at the routing's "
+                        f"averages={routing.averages}, gain={routing.gain} and alike={routing.alike}"
+                    )
                 if not poses.std(0).mean() > 0.1 * poses.abs().mean():
                     raise AssertionError(f"capsules forget their input: all samples are alike in {where}")
 

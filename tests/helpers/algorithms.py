@@ -4,6 +4,7 @@ An entry's oracle is written from the paper in plain loops. It takes the routing
 layer sees: the children's poses, the votes, the gates and what was learned, all as nested lists.
 """
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class Algorithm(NamedTuple):
     """An algorithm under test.
 
     Fields:
-        make: the routing, given its `iterations` and `gradient` if it has them.
+        make: the routing, given its `iterations` and `gradient` if its class takes them.
         oracle: the same in plain loops, given the routing and the numbers.
         stable: whether there are first weights by which its poses keep their scale through many layers.
     """
@@ -140,11 +141,11 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def make(name: str, iterations: int | None = None, gradient: str = "unrolled") -> Routing:
-    """The routing of an entry; what has no iterations takes none."""
-    routing = ALGORITHMS[name].make
-    if not routing().iterative:
-        return routing()
-    return routing(gradient=gradient) if iterations is None else routing(iterations=iterations, gradient=gradient)
+    """The routing of an entry, with these options if it has them."""
+    routing = ALGORITHMS[name].make()
+    options = {"gradient": gradient} if iterations is None else {"iterations": iterations, "gradient": gradient}
+    own = inspect.signature(type(routing)).parameters
+    return ALGORITHMS[name].make(**{key: value for key, value in options.items() if key in own})
 
 
 def randomize(module: torch.nn.Module) -> torch.nn.Module:

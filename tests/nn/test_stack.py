@@ -154,13 +154,13 @@ def test_concurrent_passes_of_every_kind_of_routing(name):
     for layer in stack.layers:
         votes = votes_of(layer, below)
         last_votes, last_agreement = votes, layer.routing.first_agreement(votes)
-        below, agreement = layer.routing.step(votes, last_agreement, 0)
+        below, agreement = layer.routing.advance(votes, last_agreement, 0)
         parents.append(below)
         agreements.append(agreement)
     for t in range(1, stack.layers[0].routing.steps):
         last_votes, last_agreement = votes_of(stack.layers[2], parents[1]), agreements[2]
         found = [
-            layer.routing.step(votes_of(layer, below), agreement, t)
+            layer.routing.advance(votes_of(layer, below), agreement, t)
             for layer, below, agreement in zip(stack.layers, [x, *parents], agreements, strict=False)
         ]
         parents, agreements = [list(column) for column in zip(*found, strict=True)]
@@ -307,7 +307,8 @@ def test_detached_votes_are_constants(backend):
     constant = votes.detach()
     for result in constant.moments(None)[:3]:
         assert not result.requires_grad
-    assert not constant.coefficients(type(agreement)(*(x.detach() for x in agreement))).requires_grad
+    constants = (x.detach() if isinstance(x, Tensor) else x for x in agreement)
+    assert not constant.coefficients(type(agreement)(*constants)).requires_grad
     assert_same(constant.moments(agreement)[1], votes.moments(agreement)[1])
 
 

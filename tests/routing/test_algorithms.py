@@ -25,7 +25,7 @@ names = pytest.mark.parametrize("name", ALGORITHMS)
 # every value meets every other of its neighbors, with poses of one entry, one child, one parent and one sample.
 CASES = [
     (2, 5, 3, 3, 4, "each", 3, True),
-    (1, 7, 2, (2, 3), (2, 3), "all", 2, True),
+    (1, 7, 2, (2, 3), (2, 3), "all", 4, True),
     (3, 1, 4, 2, 3, "each", 1, False),
     (2, 6, 1, (2, 2), (2, 2), "all", 4, False),
     (2, 4, 3, 2, 1, "each", 2, True),

@@ -37,7 +37,10 @@ class ScaledAttention(Routing):
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         p = votes.weighted_sum(agreement)
-        return votes.capsules(p), Dot(p, scale=(-self.log_temperature).exp().unsqueeze(-1))
+        return votes.capsules(p), Dot(p)
+
+    def scale(self, features: int) -> Tensor:
+        return (-self.log_temperature).exp().unsqueeze(-1)
 
 
 def shape_of(**sizes: int | None) -> LayerShape:

@@ -28,11 +28,11 @@ class Dot(NamedTuple):
     offset: Tensor | None = None
 
     @staticmethod
-    def add(agreement: "Agreement | None", parents: Tensor, unit: bool = False, scale: float | Tensor = 1.0) -> "Dot":
+    def add(agreement: "Agreement | None", parents: Tensor, unit: bool = False) -> "Dot":
         """A dot agreement with these parents, added to the one before: `b_ij += V_ij . v_j` without the b."""
         if isinstance(agreement, Dot):
             return agreement._replace(query=agreement.query + parents)
-        return Dot(parents, unit, scale)
+        return Dot(parents, unit)
 
     def scaled_query(self) -> Tensor:
         """The query times the scale."""

@@ -104,8 +104,14 @@ class LazyVotes(Votes):
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
         # The logits are more features of the votes: row r of a pose meets column r of its map, and the query picks
         # the products of equal r.
+        rows, d = self.poses.shape[-2:]
+        for name, x, expected in (
+            ("weight", weight, (self.weight.shape[:3].numel(), self.parents, rows, d)),
+            ("offset", offset, (self.weight.shape[:3].numel(), self.parents)),
+        ):
+            if x is not None and tuple(x.shape) != expected:
+                raise ValueError(f"expected the {name} of the logits of shape {expected}, got {tuple(x.shape)}")
         votes = copy.copy(self)
-        rows = weight.shape[2]
         columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)
         votes.weight = torch.cat([self.weight, columns.expand(*self.weight.shape[:-1], rows)], dim=-1)
         votes.bias = None if self.bias is None else F.pad(self.bias, (0, rows))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Softmax, Votes, as_votes
+from torchcaps.ops import Agreement, Dot, Softmax, Votes, as_votes
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
@@ -136,6 +136,12 @@ class Routing(nn.Module, ABC):
         """The agreement that the first step starts from; None: all logits are equal."""
         return None
 
+    def scale(self, features: int) -> float | Tensor | None:
+        """The factor of a dot agreement's logits, given the number of a vote's features: a number, or a tensor that
+        follows from what is learned. None: the agreement's own. It is computed before each step, so that what is
+        learned has a gradient through the last iteration alone, and at an equilibrium."""
+        return None
+
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
         """Draw vote weights `(..., parents, d, h)` as the paper does, in place."""
         nn.init.normal_(weight, std=1 / shape.in_features)
@@ -154,6 +160,11 @@ class Routing(nn.Module, ABC):
         routing = copy.deepcopy(self)
         routing.shape = shape
         for name, value in routing.learned(shape).items():
+            if not value.is_floating_point() or name in self.__dict__ or hasattr(type(self), name):
+                raise ValueError(
+                    f"{type(self).__name__}.learned: expected floating-point values under names that are no attributes "
+                    f"yet, got {name!r} of {value.dtype}"
+                )
             routing.register_parameter(name, nn.Parameter(value.to(device=device, dtype=dtype)))
         return routing
 
@@ -191,6 +202,7 @@ class Routing(nn.Module, ABC):
 
     def advance(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
         """`step`, of which the watchers are told. Every schedule goes on by this."""
+        agreement = self.scaled(agreement)
         parents, after = self.step(votes, agreement, t)
         for watcher in self._watchers:
             watcher(Iteration(votes, agreement, parents, t))
@@ -205,9 +217,14 @@ class Routing(nn.Module, ABC):
         finally:
             self._watchers.remove(watcher)
 
+    def scaled(self, agreement: Agreement | None) -> Agreement | None:
+        """The agreement with the scale of this algorithm."""
+        scale = self.scale(agreement.query.shape[-1]) if isinstance(agreement, Dot) else None
+        return agreement if scale is None else agreement._replace(scale=scale)  # type: ignore[union-attr, call-arg]
+
     def coefficients(self, votes: Votes, agreement: Agreement | None) -> Tensor:
         """The coefficients that follow from an agreement, `(batch, children, parents)`."""
-        return votes.coefficients(agreement, self.softmax, self.leaky)
+        return votes.coefficients(self.scaled(agreement), self.softmax, self.leaky)
 
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
@@ -232,8 +249,8 @@ class Routing(nn.Module, ABC):
         missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]
         if missing:
             raise RuntimeError(
-                f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or use "
-                "torchcaps.functional"
+                f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or give it values "
+                "(with_values, as torchcaps.functional does)"
             )
 
     def extra_repr(self) -> str:

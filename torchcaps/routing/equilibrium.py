@@ -65,7 +65,7 @@ class Equilibrium:
         as_now = routing.with_values(**dict(routing.named_parameters()))
 
         def state_after(votes: Votes, state: Tensor) -> Tensor:
-            _, agreement = as_now.step(votes, like.with_state(state), torch.inf)
+            _, agreement = as_now.step(votes, as_now.scaled(like.with_state(state)), torch.inf)
             assert agreement is not None
             return agreement.state()
 

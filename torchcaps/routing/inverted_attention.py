@@ -79,7 +79,10 @@ class InvertedAttentionRouting(Routing):
             return None
         zeros = votes.parents_like()
         poses = torch.randn_like(zeros) if self.start == "random" else self.first_poses.to(zeros.dtype).expand_as(zeros)
-        return self._agreement(poses)
+        return Dot(poses)
+
+    def scale(self, features: int) -> float:
+        return features**-0.5
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         score = None
@@ -91,7 +94,4 @@ class InvertedAttentionRouting(Routing):
             p = votes.weighted_sum(agreement)  # lines 3 to 5
         if self.layer_norm and p.shape[-1] > 1:
             p = F.layer_norm(p, p.shape[-1:], self.weight.to(p.dtype), self.bias.to(p.dtype))  # line 6
-        return votes.capsules(p, score), self._agreement(p)
-
-    def _agreement(self, p: Tensor) -> Dot:
-        return Dot(p, scale=p.shape[-1] ** -0.5)
+        return votes.capsules(p, score), Dot(p)

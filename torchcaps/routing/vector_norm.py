@@ -73,9 +73,12 @@ class VectorNormRouting(Routing):
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         return {"learned_sharpness": torch.tensor(self.sharpness)} if self.learn_sharpness else {}
 
+    def scale(self, features: int) -> float | Tensor:
+        return self.learned_sharpness if self.learn_sharpness else self.sharpness  # line 7's lambda
+
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         s = votes.weighted_sum(agreement, "children")  # line 5 (and 10)
-        after = Dot.add(agreement, normalize(s), unit=True, scale=self._sharpness())  # lines 6 to 8
+        after = Dot.add(agreement, normalize(s), unit=True)  # lines 6, 8
         return votes.capsules(s if self.activation is None else self.activation(s)), after  # line 11
 
     def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
@@ -88,8 +91,5 @@ class VectorNormRouting(Routing):
         Returns:
             The parent's pose `(n, features)`.
         """
-        total = pool_by_agreement(poses, self.iterations, self._sharpness(), present)
+        total = pool_by_agreement(poses, self.iterations, self.scale(1), present)
         return total if self.activation is None else self.activation(total.unsqueeze(1)).squeeze(1)
-
-    def _sharpness(self) -> float | Tensor:
-        return self.learned_sharpness if self.learn_sharpness else self.sharpness
