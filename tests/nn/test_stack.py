@@ -307,7 +307,7 @@ def test_detached_votes_are_constants(backend):
     constant = votes.detach()
     for result in constant.moments(None)[:3]:
         assert not result.requires_grad
-    constants = (x.detach() if isinstance(x, Tensor) else x for x in agreement)
+    constants = (x.detach() if isinstance(x, torch.Tensor) else x for x in agreement)
     assert not constant.coefficients(type(agreement)(*constants)).requires_grad
     assert_same(constant.moments(agreement)[1], votes.moments(agreement)[1])
 

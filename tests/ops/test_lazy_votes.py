@@ -159,9 +159,8 @@ class TestReductions:
 
 class TestDot:
     def test_what_is_added_keeps_scale_unit_and_offset(self):
-        query, offset, scale = draw(2, 3, 4), draw(1, 3), draw(1)
-        first = Dot.add(None, query, unit=True, scale=scale)
-        assert first == (query, True, scale, None)
+        query, offset = draw(2, 3, 4), draw(1, 3)
+        assert Dot.add(None, query, unit=True) == (query, True, 1.0, None)
         start = Dot(query, scale=0.5, offset=offset)
         after = Dot.add(start, query)
         assert_close(after.query, 2 * query)

@@ -104,18 +104,16 @@ class LazyVotes(Votes):
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
         # The logits are more features of the votes: row r of a pose meets column r of its map, and the query picks
         # the products of equal r.
-        rows, d = self.poses.shape[-2:]
-        for name, x, expected in (
-            ("weight", weight, (self.weight.shape[:3].numel(), self.parents, rows, d)),
-            ("offset", offset, (self.weight.shape[:3].numel(), self.parents)),
-        ):
-            if x is not None and tuple(x.shape) != expected:
+        groups, rows, d = self.weight.shape[:3].numel(), *self.poses.shape[-2:]
+        for name, x, own in (("weight", weight, (rows, d)), ("offset", offset, ())):
+            if x is not None and (x.shape[0], *x.shape[2:]) != (groups, *own):
+                expected = (groups, "parents or 1", *own)
                 raise ValueError(f"expected the {name} of the logits of shape {expected}, got {tuple(x.shape)}")
         votes = copy.copy(self)
         columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)
         votes.weight = torch.cat([self.weight, columns.expand(*self.weight.shape[:-1], rows)], dim=-1)
         votes.bias = None if self.bias is None else F.pad(self.bias, (0, rows))
-        votes.preferences, votes.preference_offset = rows, offset
+        votes.preferences, votes.preference_offset = rows, None if offset is None else offset.expand(-1, self.parents)
         votes.cache = Cache()
         return votes
 

@@ -72,8 +72,8 @@ class Votes(ABC):
         `sum_r pose[i,r] . weight[g(i),j,r] + offset[g(i),j]`, and `None` as agreement means these logits alone.
 
         Args:
-            weight: `(groups, parents, rows, d)`, with as many groups as the weights of the votes.
-            offset: `(groups, parents)`, or None.
+            weight: `(groups, parents or 1, rows, d)`, with as many groups as the weights of the votes.
+            offset: `(groups, parents or 1)`, or None.
         """
 
     @abstractmethod

@@ -66,8 +66,7 @@ class EMRouting(Routing):
         if cost_range is not None and not 0 < cost_range < math.inf:
             raise ValueError(f"cost_range must be None, or above 0 and finite, got {cost_range}")
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
-        self.schedule, self.cost_range = schedule, cost_range
-        self.comes_to_rest = schedule == "saturating"
+        self.schedule, self.cost_range, self.comes_to_rest = schedule, cost_range, schedule == "saturating"
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         return {"beta_a": torch.zeros(shape.parents), "beta_u": torch.zeros(shape.parents)}
@@ -94,7 +93,7 @@ def em_score(
     cost = (beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
     if cost_range is not None:
         least, most = cost.aminmax(dim=1, keepdim=True)
-        rounding = 8 * torch.finfo(cost.dtype).eps * torch.maximum(least.abs(), most.abs())
-        spread = torch.where(most - least <= rounding, torch.inf, most - least)  # of equal costs none is the larger
+        rounding = 64 * torch.finfo(cost.dtype).eps * (1 + variance.log().abs().sum(-1)) * mass
+        spread = torch.where(most - least <= rounding.amax(1, True), torch.inf, most - least)  # no noise is stretched
         cost = cost_range * ((cost - least) / spread - 0.5)
     return lambda_t * (beta_a - cost)
