@@ -81,8 +81,8 @@ class LazyVotes(Votes):
         self.children, self.parents = poses.shape[1] * math.prod(self.kernel), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
         self.backend = choose_backend(backend, poses.device)
-        self.preferences = 0  # columns of logits among the features, see with_logits
-        self.preference_offset: Tensor | None = None
+        self.logit_columns = 0  # columns of logits among the features, see with_logits
+        self.logit_offset: Tensor | None = None
         self.cache = Cache()
 
     # ------------------------------------------------------------ the same votes otherwise
@@ -95,8 +95,8 @@ class LazyVotes(Votes):
     def detach(self) -> Self:
         votes = copy.copy(self)
         votes.poses, votes.weight = self.poses.detach(), self.weight.detach()
-        votes.bias, votes.gates, votes.preference_offset = (
-            None if x is None else x.detach() for x in (self.bias, self.gates, self.preference_offset)
+        votes.bias, votes.gates, votes.logit_offset = (
+            None if x is None else x.detach() for x in (self.bias, self.gates, self.logit_offset)
         )
         votes.cache = Cache()
         return votes
@@ -113,27 +113,27 @@ class LazyVotes(Votes):
         columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)
         votes.weight = torch.cat([self.weight, columns.expand(*self.weight.shape[:-1], rows)], dim=-1)
         votes.bias = None if self.bias is None else F.pad(self.bias, (0, rows))
-        votes.preferences, votes.preference_offset = rows, None if offset is None else offset.expand(-1, self.parents)
+        votes.logit_columns, votes.logit_offset = rows, None if offset is None else offset.expand(-1, self.parents)
         votes.cache = Cache()
         return votes
 
     # ------------------------------------------------------------ reductions
 
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
-        agreement = self._with_preferences(agreement)
+        agreement = self._widened(agreement)
         if agreement is None:
             return self._uniform_sum(softmax, leaky)
         if self.backend == "reference":
-            return self._without_preferences(self._stored().weighted_sum(agreement, softmax, leaky))
+            return self._narrowed(self._stored().weighted_sum(agreement, softmax, leaky))
         if not isinstance(agreement, Dot):
             raise self._impossible("a weighted sum with a Gaussian agreement")
         operators = (library.TRITON if self.backend == "triton" else library.TILED)["weighted_sum"]
         parents = agreement.scaled_query(), self._by_place(agreement.offset)
         sums, _ = self._reduce(operators, parents, Options(softmax, agreement.unit, leaky))
-        return self._without_preferences(sums)
+        return self._narrowed(sums)
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
-        agreement = self._with_preferences(agreement)
+        agreement = self._widened(agreement)
         if self.backend == "reference":
             mass, mean, variance, benefit = self._stored().moments(agreement, betas, eps)
         else:
@@ -147,10 +147,10 @@ class LazyVotes(Votes):
             operators = (library.TRITON if self.backend == "triton" else library.TILED)["moments"]
             found = self._reduce(operators, (*about, self._by_place(betas)), Options(eps=eps))
             mass, mean, variance, benefit = *found[:3], None if betas is None else found[3]
-        return Moments(mass, self._without_preferences(mean), self._without_preferences(variance), benefit)
+        return Moments(mass, self._narrowed(mean), self._narrowed(variance), benefit)
 
     def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
-        agreement = self._with_preferences(agreement)
+        agreement = self._widened(agreement)
         if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
             return self._stored().coefficients(agreement, softmax, leaky)
         # As large as asked for, but no votes: a block's are computed, used, and computed again for gradients.
@@ -169,7 +169,7 @@ class LazyVotes(Votes):
             with autocast_off(self.device.type):
                 votes = layout.unpack_votes(tiled.Tile(block, layout, children).votes())
             own_gates = None if gates is None else block.read_gates(gates).T
-            yield block.samples, self._without_preferences(votes), own_gates
+            yield block.samples, self._narrowed(votes), own_gates
 
     # ------------------------------------------------------------ the parents' shapes
 
@@ -192,26 +192,26 @@ class LazyVotes(Votes):
 
     # ------------------------------------------------------------ ways to the reductions
 
-    def _with_preferences(self, agreement: Agreement | None) -> Agreement | None:
+    def _widened(self, agreement: Agreement | None) -> Agreement | None:
         """The agreement with the votes of `with_logits`."""
-        if not self.preferences:
+        if not self.logit_columns:
             return agreement
         if agreement is None:
             agreement = Dot(self.parents_like())
         if not isinstance(agreement, Dot) or agreement.unit:
             raise self._impossible("logits of the children beside such an agreement")
-        rows, offset = self.preferences, agreement.offset
+        rows, offset = self.logit_columns, agreement.offset
         query = agreement.scaled_query().unflatten(-1, (rows, -1))
         ones = torch.eye(rows, dtype=query.dtype, device=query.device).expand(*query.shape[:-1], rows)
-        if self.preference_offset is not None:
-            offset = self.preference_offset if offset is None else _sum_of_rows(offset, self.preference_offset)
+        if self.logit_offset is not None:
+            offset = self.logit_offset if offset is None else _sum_of_rows(offset, self.logit_offset)
         return Dot(torch.cat([query, ones], dim=-1).flatten(-2), offset=offset)
 
-    def _without_preferences(self, x: Tensor) -> Tensor:
+    def _narrowed(self, x: Tensor) -> Tensor:
         """The features of the votes without those of `with_logits`."""
-        if not self.preferences:
+        if not self.logit_columns:
             return x
-        return x.unflatten(-1, (self.preferences, -1))[..., : -self.preferences].flatten(-2)
+        return x.unflatten(-1, (self.logit_columns, -1))[..., : -self.logit_columns].flatten(-2)
 
     def _uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
         """The sum with uniform coefficients: one matrix product, and no votes."""
