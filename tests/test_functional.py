@@ -116,6 +116,13 @@ def test_the_gradient_of_the_last_iteration_is_that_of_given_coefficients():
     assert_close(actual, torch.autograd.grad(parents.square().sum(), v)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_squash_in_half_precision(dtype):
+    """Only the result is rounded: 300 squared is no float16."""
+    s = torch.tensor([300.0, 400.0, 0.0], dtype=dtype)
+    assert_close(F.squash(s), F.squash(s.double()).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+
+
 def test_random_starts_are_the_same_for_all_samples():
     votes = randn(1, 5, 3, 2).expand(4, -1, -1, -1)
     one, two = (F.dynamic_routing(votes, start="random").poses for _ in range(2))

@@ -141,7 +141,7 @@ def test_learned_sharpness():
         {"kernel_size": 2, "activation": squash},
         {"kernel_size": 3, "stride": 2, "padding": 1, "learn_sharpness": True},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_reference_and_memory_format(options, channels_last):
     pool = RoutingPool2d(4, 5.0, 2, **options)

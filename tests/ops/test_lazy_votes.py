@@ -28,6 +28,7 @@ import torchcaps
 from torchcaps import CapsuleConv2d, CapsuleLinear, use_backend
 from torchcaps.ops import Dot, Gaussian, LazyVotes, StoredVotes, as_votes, backend, windows
 from torchcaps.ops.children import Children, Options, count_samples
+from torchcaps.ops.numerics import nonzero
 from torchcaps.ops.tiled.blocks import blocks
 
 BACKENDS = ["reference", "tiled"]  # test_kernels.py has the third
@@ -155,6 +156,11 @@ class TestReductions:
         votes = LazyVotes(poses, torch.eye(2).view(1, 1, 2, 2).repeat(1, 4, 1, 1), None, (2,), backend=kind)
         expected = poses.double().flatten(2).var(1, correction=0).unsqueeze(1).expand(-1, 4, -1)
         assert_close(votes.moments(agreement).variance.double(), expected, rtol=1e-3, atol=0)
+
+
+def test_a_divisor_whose_reciprocal_overflows_counts_as_zero():
+    x = torch.tensor([0.0, 1e-40, -1e-40, 1e-20])
+    assert_close(nonzero(x), torch.tensor([1.0, 1.0, 1.0, 1e-20]), rtol=0, atol=0)
 
 
 class TestDot:

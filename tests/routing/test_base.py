@@ -219,6 +219,28 @@ def test_the_authors_dynamic_weights():
     assert weight.std().item() == pytest.approx(0.088, rel=0.03)  # of a normal of 0.1, cut at twice that
 
 
+@pytest.mark.parametrize(
+    ("routing", "first"),
+    [
+        (DynamicRouting(learn_bias=True, start="learned"), {"bias": 0.1, "first_logits": 0}),
+        (VectorNormRouting(sharpness=2.0, learn_sharpness=True), {"learned_sharpness": 2}),
+        (
+            InvertedAttentionRouting(activations=True, start="learned"),
+            {"weight": 1, "bias": 0, "first_poses": 0, "beta_a": 0, "beta_u": 0},
+        ),
+        (EMRouting(), {"beta_a": 0, "beta_u": 0}),
+        (HeinsenRouting(), {"beta_use": 0, "beta_ignore": 0}),
+        (SelfRouting(), {"route_weight": 0, "route_bias": 0}),
+    ],
+    ids=str,
+)
+def test_first_values(routing, first):
+    found = routing.learned(shape_of())
+    assert found.keys() == first.keys()
+    for name, value in found.items():
+        assert_close(value, torch.full_like(value, first[name]))
+
+
 def test_routings_have_names():
     assert set(list_routings()) >= {"DynamicRouting", "EMRouting", "SelfRouting", "ScaledAttention"}
     assert "Routing" not in list_routings()

@@ -93,7 +93,7 @@ def em_score(
     cost = (beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
     if cost_range is not None:
         least, most = cost.aminmax(dim=1, keepdim=True)
-        rounding = 64 * torch.finfo(cost.dtype).eps * (1 + variance.log().abs().sum(-1)) * mass
-        spread = torch.where(most - least <= rounding.amax(1, True), torch.inf, most - least)  # no noise is stretched
+        noise = 64 * torch.finfo(cost.dtype).eps * (mass + mass * variance.log().abs().sum(-1)).amax(1, keepdim=True)
+        spread = torch.where(most - least <= noise.clamp_min(1e-30), torch.inf, most - least)
         cost = cost_range * ((cost - least) / spread - 0.5)
     return lambda_t * (beta_a - cost)

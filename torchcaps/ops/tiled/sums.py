@@ -42,7 +42,8 @@ def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, optio
         total += tile.sum(weights)
     if over_children:
         sums /= nonzero(masses).unsqueeze(1)
-        masses = layout.unpack(largest + masses.log())
+        # Of a mass that counts as 0 all coefficients are 0 in the backward pass.
+        masses = layout.unpack(torch.where(masses < 1e-30, torch.inf, largest + masses.log()))
     return layout.unpack(sums), masses
 
 
