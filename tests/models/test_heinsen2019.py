@@ -505,6 +505,7 @@ def test_compile():
         torch.testing.assert_close(compiled.scores, model(*inputs).scores)
 
 
+@pytest.mark.slow
 def test_export_takes_any_batch_size_and_length():
     (images, (x,)), (words, (embeddings, mask)) = networks()
     images.eval()

@@ -320,6 +320,7 @@ def test_modules_of_one_name_in_two_folders(capfd):
 # In other processes
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own():
     """The folder is that of the recipe wherever the command runs, and an installed module stays what it is."""
     Path("mine/network.py").write_text(NETWORK)
