@@ -1,8 +1,12 @@
 """The reductions as Triton kernels, for CUDA devices. They know no windows: these are taken out of the map before."""
 
+from typing import Any
+
 from torch import Tensor
 
 from torchcaps.ops.children import Children, Gradients, Options
+
+Tensors = tuple[Tensor, ...]
 
 
 def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
@@ -11,54 +15,30 @@ def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, optio
     return launch.weighted_sum(_without_grid(children), query, _row(offset), options)
 
 
-def weighted_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[Tensor, Tensor],
-    children: Children,
-    query: Tensor,
-    offset: Tensor | None,
-    options: Options,
-    into: Gradients,
-) -> tuple[Tensor | None, ...]:
+def weighted_sum_backward(grads: Any, results: Any, children: Children, *rest: Any) -> tuple[Tensor | None, ...]:
     from torchcaps.ops.triton import launch
 
+    query, offset, options, into = rest
     found = launch.weighted_sum_backward(grads, results, _without_grid(children), query, _row(offset), options)
     _add(found[:4], into)
     return found[4], _like(found[5], offset)
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, ...]:
+def moments(children: Children, *rest: Any) -> Tensors:
     from torchcaps.ops.triton import launch
 
-    agreement = target, precision, prior, _row(offset)
-    *found, benefit = launch.moments(_without_grid(children), *agreement, _row(betas), options)
+    target, precision, prior, offset, betas, options = rest
+    about = target, precision, prior, _row(offset), _row(betas)
+    *found, benefit = launch.moments(_without_grid(children), *about, options)
     return *found, found[0].new_empty(0) if benefit is None else benefit
 
 
-def moments_backward(
-    grads: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-    into: Gradients,
-) -> tuple[Tensor | None, ...]:
+def moments_backward(grads: Any, results: Any, children: Children, *rest: Any) -> tuple[Tensor | None, ...]:
     from torchcaps.ops.triton import launch
 
-    agreement = target, precision, prior, _row(offset)
-    found = launch.moments_backward(grads, results, _without_grid(children), *agreement, _row(betas), options)
+    target, precision, prior, offset, betas, options, into = rest
+    about = target, precision, prior, _row(offset), _row(betas)
+    found = launch.moments_backward(grads, results, _without_grid(children), *about, options)
     _add(found[:4], into)
     return *found[4:7], _like(found[7], offset), _like(found[8], betas)
 
