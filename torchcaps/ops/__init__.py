@@ -1,7 +1,7 @@
 """Votes, and the reductions over children that every routing algorithm is made of."""
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
-from torchcaps.ops.backend import Backend, check_backend, choose_backend, use_backend
+from torchcaps.ops.backend import Backend, backends, check_backend, choose_backend, use_backend
 from torchcaps.ops.children import Pair, Softmax, positions
 from torchcaps.ops.lazy import LazyVotes, windows
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
@@ -22,6 +22,7 @@ __all__ = [
     "as_votes",
     "at_least_float32",
     "autocast_off",
+    "backends",
     "check_backend",
     "choose_backend",
     "contract",

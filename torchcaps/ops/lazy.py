@@ -52,7 +52,7 @@ class LazyVotes(Votes):
             `(types, kernel, kernel, parents, d, h)` and bias `(types, kernel, kernel, parents or 1, rows, h)`. Each
             window is a sample, images before positions, and its children are in the order of the weights.
         line: the grid is a sequence, a grid of height 1 whose height is left out of the parents' shape.
-        backend: "auto", "reference", "tiled" or "triton"; see :func:`torchcaps.use_backend`.
+        backend: "auto", "reference", "tiled", "native" or "triton"; see :func:`torchcaps.use_backend`.
 
     Windows' parents are put on a grid: `(images, parents, rows, columns, ...)`, coefficients
     `(images, rows, columns, types, kernel, kernel, parents)`; on a line there are no rows, and one kernel.
@@ -127,7 +127,7 @@ class LazyVotes(Votes):
             return self._narrowed(self._stored().weighted_sum(agreement, softmax, leaky))
         if not isinstance(agreement, Dot):
             raise self._impossible("a weighted sum with a Gaussian agreement")
-        operators = (library.TRITON if self.backend == "triton" else library.TILED)["weighted_sum"]
+        operators = library.BACKENDS[self.backend]["weighted_sum"]
         parents = agreement.scaled_query(), self._by_place(agreement.offset)
         sums, _ = self._reduce(operators, parents, Options(softmax, agreement.unit, leaky))
         return self._narrowed(sums)
@@ -144,7 +144,7 @@ class LazyVotes(Votes):
                 about = (agreement.scaled_query(), None, None, self._by_place(agreement.offset))
             elif agreement is not None:
                 about = (*agreement, None)
-            operators = (library.TRITON if self.backend == "triton" else library.TILED)["moments"]
+            operators = library.BACKENDS[self.backend]["moments"]
             found = self._reduce(operators, (*about, self._by_place(betas)), Options(eps=eps))
             mass, mean, variance, benefit = *found[:3], None if betas is None else found[3]
         return Moments(mass, self._narrowed(mean), self._narrowed(variance), benefit)
@@ -215,8 +215,8 @@ class LazyVotes(Votes):
 
     def _uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
         """The sum with uniform coefficients: one matrix product, and no votes."""
-        if self.backend == "tiled":
-            (total,) = self._reduce(library.TILED["vote_sum"], (), Options())
+        if "vote_sum" in library.BACKENDS[self.backend]:
+            (total,) = self._reduce(library.BACKENDS[self.backend]["vote_sum"], (), Options())
         else:
             total = self._vote_sum()
         if softmax == "parents":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef, custom_op
 
-from torchcaps.ops import tiled, triton
+from torchcaps.ops import native, tiled, triton
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import HALF, accumulator, autocast_off
 
@@ -159,10 +159,19 @@ TILED = {
     "weighted_sum": _operators("tiled_weighted_sum", WEIGHTED_SUM, tiled.weighted_sum, tiled.weighted_sum_backward),
     "moments": _operators("tiled_moments", MOMENTS, tiled.moments, tiled.moments_backward),
 }
+# The uniform sum is a matrix product, and PyTorch's is as good as any.
+NATIVE = {
+    "vote_sum": TILED["vote_sum"],
+    "weighted_sum": _operators(
+        "native_weighted_sum", WEIGHTED_SUM, native.weighted_sum, native.weighted_sum_backward
+    ),
+    "moments": _operators("native_moments", MOMENTS, native.moments, native.moments_backward),
+}
 TRITON = {
     "weighted_sum": _operators("triton_weighted_sum", WEIGHTED_SUM, triton.weighted_sum, triton.weighted_sum_backward),
     "moments": _operators("triton_moments", MOMENTS, triton.moments, triton.moments_backward),
 }
+BACKENDS: dict[str, dict[str, Operators]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 
 def reduce(operators: Operators, children: Children, parents: Parents, options: Options) -> tuple[Tensors, Children]:

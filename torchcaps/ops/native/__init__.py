@@ -1,0 +1,212 @@
+"""The reductions in C++ on the CPU: built with the package where there is a compiler, loaded with ctypes.
+
+The library knows nothing of Python or PyTorch: it gets sizes, options and addresses.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.numerics import accumulator
+
+FOLDER = Path(__file__).parent
+WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(4)
+
+_NUMBERS = (
+    *("images", "types", "height", "width", "rows", "d", "groups", "down", "across", "parents", "h"),
+    *("stride_down", "stride_across", "dilation_down", "dilation_across"),
+    *("bias_groups", "bias_parents", "offset_groups", "betas_groups", "betas_parents"),
+    *("over_children", "unit", "leaky", "threads"),
+)
+_Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+class _Problem(ctypes.Structure):
+    """As in problem.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("eps", ctypes.c_double),
+        # poses, weight, bias, gates; target, precision, prior, offset, betas; results; gradients of the results;
+        # gradients of the children; gradients of target, precision, prior, offset, betas
+        ("tensors", ctypes.c_void_p * (4 + 5 + 4 + 4 + 4 + 5)),
+        ("interrupted", _Interrupted),
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library; OSError if there is none that fits."""
+    library = ctypes.CDLL(str(FOLDER / "kernels.so"))
+    library.torchcaps_problem_size.restype = ctypes.c_int64
+    if library.torchcaps_problem_size() != ctypes.sizeof(_Problem):
+        raise OSError("the kernels were built from another version of torchcaps: install it again")
+    library.torchcaps_instructions.restype = ctypes.c_char_p
+    library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
+    return library
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why the kernels cannot be used here, or None if they can."""
+    try:
+        load()
+    except OSError as error:
+        note = FOLDER / "why_not.txt"
+        if (FOLDER / "kernels.so").exists():
+            return str(error)
+        if note.exists():
+            return f"they were not built: {note.read_text().strip()}"
+        return "they were not built: install torchcaps where there is a C++ compiler"
+    return None
+
+
+def instructions() -> str:
+    """The instruction set that was chosen for this machine."""
+    return load().torchcaps_instructions().decode()
+
+
+def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+    samples, parents = count_samples(children, options), children.parents
+    sums = accumulator(children.poses, samples, parents, query.shape[-1])
+    log_masses = accumulator(children.poses, *((samples, parents) if options.softmax == "children" else (0,)))
+    _run(WEIGHTED_SUM, children, (query, None, None, offset, None), options, results=(sums, log_masses))
+    return sums, log_masses
+
+
+def weighted_sum_backward(
+    grads: tuple[Tensor],
+    results: tuple[Tensor, Tensor],
+    children: Children,
+    query: Tensor,
+    offset: Tensor | None,
+    options: Options,
+    into: Gradients,
+) -> tuple[Tensor, Tensor | None]:
+    about = (query, None, None, offset, None)
+    found = _backward(WEIGHTED_SUM_BACKWARD, grads, results, children, about, options, into)
+    grad_query, *_, grad_offset, _ = found
+    assert grad_query is not None
+    return grad_query, grad_offset
+
+
+def moments(
+    children: Children,
+    target: Tensor | None,
+    precision: Tensor | None,
+    prior: Tensor | None,
+    offset: Tensor | None,
+    betas: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    poses = children.poses
+    scores = (count_samples(children, options), children.parents)
+    features = poses.shape[4] * children.weight.shape[5]
+    mass, mean, variance = (accumulator(poses, *scores, *more) for more in ((), (features,), (features,)))
+    benefit = accumulator(poses, *(scores if betas is not None else (0,)))
+    results = (mass, mean, variance, benefit)
+    _run(MOMENTS, children, (target, precision, prior, offset, betas), options, results=results)
+    return results
+
+
+def moments_backward(
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
+    children: Children,
+    target: Tensor | None,
+    precision: Tensor | None,
+    prior: Tensor | None,
+    offset: Tensor | None,
+    betas: Tensor | None,
+    options: Options,
+    into: Gradients,
+) -> tuple[Tensor | None, ...]:
+    about = (target, precision, prior, offset, betas)
+    return _backward(MOMENTS_BACKWARD, grads, results, children, about, options, into)
+
+
+def _backward(
+    operation: int,
+    grads: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    children: Children,
+    about: tuple[Tensor | None, ...],
+    options: Options,
+    into: Gradients,
+) -> tuple[Tensor | None, ...]:
+    found = tuple(None if x is None else accumulator(x) for x in about)
+    _run(operation, children, about, options, results, grads, into, found)
+    return found
+
+
+def _run(
+    operation: int,
+    children: Children,
+    about: tuple[Tensor | None, ...],
+    options: Options,
+    results: tuple[Tensor, ...],
+    grads: tuple[Tensor, ...] = (),
+    into: tuple[Tensor | None, ...] = (None,) * 4,
+    found: tuple[Tensor | None, ...] = (None,) * 5,
+) -> None:
+    poses, weight, bias, gates = children
+    dtype = into_dtype = accumulator(poses, 0).dtype
+    del into_dtype
+    _, _, _, offset, betas = about
+    problem = _Problem()
+    numbers = (
+        *poses.shape,
+        *weight.shape[:4],
+        weight.shape[5],
+        *options.stride,
+        *options.dilation,
+        *((0, 1) if bias is None else (bias.shape[0], bias.shape[3])),
+        0 if offset is None else offset.shape[0],
+        *((0, 1) if betas is None else (betas.shape[0], betas.shape[3])),
+        options.softmax == "children",
+        options.unit,
+        options.leaky,
+        torch.get_num_threads(),
+    )
+    for name, number in zip(_NUMBERS, numbers, strict=True):
+        setattr(problem, name, number)
+    problem.eps = options.eps
+    # They stay alive until the call is over.
+    read = [None if x is None else x.detach().to(dtype).contiguous() for x in (*children, *about)]
+    read_grads = [x.detach().to(dtype).contiguous() for x in grads]
+    # What is added to must be the memory itself.
+    added = [None if x is None else x if x.is_contiguous() else x.contiguous() for x in into]
+    kept = [x.contiguous() for x in results]
+    slots = [*read, *_filled(kept, 4), *_filled(read_grads, 4), *added, *found]
+    problem.tensors = (ctypes.c_void_p * len(slots))(*(None if x is None else x.data_ptr() for x in slots))
+    caught: list[BaseException] = []
+
+    def interrupted() -> int:
+        # Python runs the handlers of signals in its own code only, as here.
+        return len(caught)
+
+    def ask() -> int:
+        try:
+            return interrupted()
+        except BaseException as error:
+            caught.append(error)
+            return 1
+
+    problem.interrupted = _Interrupted(ask)
+    status = load().torchcaps_run(operation, dtype.itemsize, ctypes.byref(problem))
+    if caught:
+        raise caught[0]
+    if status != 0:
+        raise MemoryError("not enough memory for the reductions over the votes")
+    for x, y in zip(into, added, strict=True):
+        if x is not y and x is not None and y is not None:
+            x.copy_(y)
+
+
+def _filled(x: list[Tensor], count: int) -> list[Any]:
+    return [*x, *[None] * (count - len(x))]

@@ -1,0 +1,251 @@
+// How the work is divided, and how tensors are turned so that the parents are innermost.
+//
+// A thread has a shard: some images and some types of children. It goes through its samples in blocks whose parents fit
+// the cache, through the children in runs, and through a run in chunks: the weights of a chunk's children are packed
+// once for all samples of the block, and whatever is read about the parents is used for all children of a chunk.
+//
+// Packed means in tiles of L parents: (tiles, features, L), the last tile filled up.
+#pragma once
+#include <cstdlib>
+
+#include "problem.h"
+#include "vector.h"
+
+namespace torchcaps {
+namespace INSTRUCTIONS {
+namespace {
+
+constexpr int CHUNK = 4;           // children
+constexpr int RUN = 256;           // children whose sums are made before they are added to others, so that digits last
+constexpr int64_t CACHE = 1 << 18;  // bytes about the parents of a block of samples
+constexpr int MOST_SAMPLES = 64;   // in a block
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Scratch memory of one thread.
+class Arena {
+ public:
+  ~Arena() {
+    for (int i = 0; i < count_; i++) free(blocks_[i]);
+  }
+  // Zeros, aligned to a line of the cache.
+  void* bytes(int64_t size) {
+    size = (most(size, 1) + 63) / 64 * 64;
+    void* block = count_ < MOST ? aligned_alloc(64, size) : nullptr;
+    if (!block) {
+      failed = true;
+      return nullptr;
+    }
+    memset(block, 0, size);
+    return blocks_[count_++] = block;
+  }
+  template <class X>
+  X* get(int64_t count) {
+    return static_cast<X*>(bytes(count * static_cast<int64_t>(sizeof(X))));
+  }
+  bool failed = false;
+
+ private:
+  static constexpr int MOST = 128;
+  void* blocks_[MOST];
+  int count_ = 0;
+};
+
+// A pose of R x D that votes R x H, where the compiler knows them; 0: it does not.
+template <int R, int D, int H>
+struct Shape {
+  static constexpr int ROWS = R, WIDTH = D, SAMPLES = R == 0 || R >= 4 ? 1 : 4 / R;
+  explicit Shape(const Problem& a) : rows_(a.rows), d_(a.d), h_(a.h) {}
+  INLINE int64_t rows() const { return R ? R : rows_; }
+  INLINE int64_t d() const { return D ? D : d_; }
+  INLINE int64_t h() const { return H ? H : h_; }
+  INLINE int64_t features() const { return rows() * h(); }
+  int64_t rows_, d_, h_;
+};
+
+struct Shard {
+  int number;  // of all
+  int64_t first_image, last_image, first_type, last_type;
+};
+
+// Parts of the images times parts of the types, one for each thread.
+struct Division {
+  int64_t images, types;
+  int count() const { return static_cast<int>(images * types); }
+  Shard shard(const Problem& a, int64_t unit, int number) const {
+    int64_t i = number / types, t = number % types, units = a.types / unit;
+    return {number, a.images * i / images, a.images * (i + 1) / images, units * t / types * unit,
+            units * (t + 1) / types * unit};
+  }
+};
+
+template <class T, int L>
+void pack(const T* x, int64_t parents, int64_t width, T fill, Vec<T, L>* packed) {
+  T* out = reinterpret_cast<T*>(packed);
+  for (int64_t first = 0; first < parents; first += L) {
+    const int64_t own = least(L, parents - first);
+    for (int64_t f = 0; f < width; f++, out += L) {
+      for (int64_t j = 0; j < own; j++) out[j] = x[(first + j) * width + f];
+      for (int64_t j = own; j < L; j++) out[j] = fill;
+    }
+  }
+}
+template <class T, int L>
+void unpack(const Vec<T, L>* packed, int64_t parents, int64_t width, T* x) {
+  const T* in = reinterpret_cast<const T*>(packed);
+  for (int64_t first = 0; first < parents; first += L) {
+    const int64_t own = least(L, parents - first);
+    for (int64_t f = 0; f < width; f++, in += L)
+      for (int64_t j = 0; j < own; j++) x[(first + j) * width + f] = in[j];
+  }
+}
+
+// Rows that children share in groups of equal size: weights, biases, offsets, betas, and their gradients. Each place in
+// a chunk holds one packed row, and what is to be added to its gradient.
+template <class T, int L>
+class Rows {
+ public:
+  using V = Vec<T, L>;
+  // x is (groups, places, shared parents, h * d), in memory (.., d, h) for the weights, where d counts; else d is 1.
+  Rows(Arena& arena, const Problem& a, const void* x, void* grad, int64_t groups, int64_t shared, int64_t d, int64_t h,
+       int places, T fill = 0)
+      : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared), d_(d), h_(h),
+        width_(d * h), size_((a.parents + L - 1) / L * width_), per_group_(groups ? a.types / groups : 1),
+        kernel_(a.down * a.across), fill_(fill) {
+    for (int i = 0; i < places; i++) {
+      row_[i] = -1;
+      packed_[i] = x ? arena.get<V>(size_) : nullptr;
+      sums_[i] = grad ? arena.get<V>(size_) : nullptr;
+    }
+  }
+  // Makes ready the row of a child of that type at that place of the window.
+  void load(int i, int64_t type, int64_t place) {
+    if (!x_) return;
+    const int64_t row = type / per_group_ * kernel_ + place;
+    if (row == row_[i]) return;
+    flush(i);
+    row_[i] = row;
+    const T* x = x_ + row * shared_ * width_;
+    T* out = reinterpret_cast<T*>(packed_[i]);
+    for (int64_t first = 0; first < parents_; first += L) {
+      const int64_t own = least(L, parents_ - first);
+      for (int64_t f = 0; f < h_; f++)
+        for (int64_t e = 0; e < d_; e++, out += L) {
+          const T* in = x + e * h_ + f;
+          if (shared_ == 1) {
+            for (int64_t j = 0; j < own; j++) out[j] = in[0];
+          } else {
+            for (int64_t j = 0; j < own; j++) out[j] = in[(first + j) * width_];
+          }
+          for (int64_t j = own; j < L; j++) out[j] = fill_;
+        }
+    }
+  }
+  void flush(int i) {
+    if (!grad_ || row_[i] < 0) return;
+    T* grad = grad_ + row_[i] * shared_ * width_;
+    const T* in = reinterpret_cast<const T*>(sums_[i]);
+    for (int64_t first = 0; first < parents_; first += L) {
+      const int64_t own = least(L, parents_ - first);
+      for (int64_t f = 0; f < h_; f++)
+        for (int64_t e = 0; e < d_; e++, in += L) {
+          T* out = grad + e * h_ + f;
+          if (shared_ == 1) {
+            T sum = 0;
+            for (int64_t j = 0; j < own; j++) sum += in[j];
+            out[0] += sum;
+          } else {
+            for (int64_t j = 0; j < own; j++) out[(first + j) * width_] += in[j];
+          }
+        }
+    }
+    memset(static_cast<void*>(sums_[i]), 0, size_ * sizeof(V));
+  }
+  INLINE const V* row(int i) const { return packed_[i]; }
+  INLINE V* grad(int i) const { return sums_[i]; }
+  explicit operator bool() const { return x_ != nullptr; }
+
+ private:
+  const T* x_;
+  T* grad_;
+  int64_t parents_, shared_, d_, h_, width_, size_, per_group_, kernel_;
+  T fill_;
+  int64_t row_[CHUNK];
+  V *packed_[CHUNK], *sums_[CHUNK];
+};
+
+// Where poses lie, in poses.
+struct Places {
+  explicit Places(const Problem& a)
+      : a(a), grid_down((a.height - a.dilation_down * (a.down - 1) - 1) / a.stride_down + 1),
+        grid_across((a.width - a.dilation_across * (a.across - 1) - 1) / a.stride_across + 1),
+        windows(grid_down * grid_across) {}
+  int64_t of_sample(int64_t sample) const {
+    const int64_t image = sample / windows, y = sample % windows / grid_across, x = sample % grid_across;
+    return (image * a.types * a.height + y * a.stride_down) * a.width + x * a.stride_across;
+  }
+  int64_t of_child(int64_t type, int64_t place) const {
+    const int64_t y = place / a.across, x = place % a.across;
+    return (type * a.height + y * a.dilation_down) * a.width + x * a.dilation_across;
+  }
+  int64_t samples() const { return a.images * windows; }
+  const Problem& a;
+  int64_t grid_down, grid_across, windows;
+};
+
+// The gradient that a shard adds to: the tensor itself, or a part of the shard's own where others add to it too.
+class SharedGradients {
+ public:
+  // size numbers of T each, if x is not null.
+  template <class T>
+  void** add(void* x, int64_t size, bool aligned, const Division& division) {
+    Part& part = parts_[count_++];
+    part = {x, x ? size : 0, sizeof(T) == 8, nullptr};
+    part.own = x && division.count() > 1 && (division.images > 1 || !aligned);
+    if (part.own) {
+      part.copies = calloc(static_cast<size_t>((division.count() - 1) * size + 1), sizeof(T));
+      failed = failed || !part.copies;
+    }
+    return &part.x;
+  }
+  void* of_shard(int part, int shard) const {
+    const Part& p = parts_[part];
+    if (!p.own || shard == 0) return p.x;
+    return static_cast<char*>(p.copies) + (shard - 1) * p.size * (p.wide ? 8 : 4);
+  }
+  // Adds up shard after shard; thread i of n does a part of each tensor.
+  void sum(int i, int n, int shards) const {
+    for (int part = 0; part < count_; part++) {
+      const Part& p = parts_[part];
+      if (!p.own) continue;
+      const int64_t first = p.size * i / n, last = p.size * (i + 1) / n;
+      for (int s = 1; s < shards; s++) p.wide ? add_to<double>(p, s, first, last) : add_to<float>(p, s, first, last);
+    }
+  }
+  ~SharedGradients() {
+    for (int i = 0; i < count_; i++) free(parts_[i].copies);
+  }
+  bool failed = false;
+
+ private:
+  struct Part {
+    void* x = nullptr;
+    int64_t size = 0;
+    bool wide = false;
+    void* copies = nullptr;
+    bool own = false;
+  };
+  template <class T>
+  static void add_to(const Part& p, int shard, int64_t first, int64_t last) {
+    T* out = static_cast<T*>(p.x);
+    const T* in = static_cast<const T*>(p.copies) + (shard - 1) * p.size;
+    for (int64_t i = first; i < last; i++) out[i] += in[i];
+  }
+  Part parts_[8];
+  int count_ = 0;
+};
+
+}  // namespace
+}  // namespace INSTRUCTIONS
+}  // namespace torchcaps

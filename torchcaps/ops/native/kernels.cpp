@@ -1,0 +1,154 @@
+// The kernels, compiled once for each instruction set: INSTRUCTIONS names the set, VECTOR_BYTES its vectors' bytes.
+#include "moments.h"
+#include "pulled.h"
+#include "sums.h"
+
+namespace torchcaps {
+namespace INSTRUCTIONS {
+namespace {
+
+template <class W, class T, int L, class S>
+struct Call {
+  using V = Vec<T, L>;
+  const Problem& a;
+  Watch& watch;
+  Division division;
+  int64_t unit, total, samples_of_shard;
+  SharedGradients gradients;
+  V* partial = nullptr;
+
+  static void shard(void* context, int number) {
+    Call& call = *static_cast<Call*>(context);
+    const Shard shard = call.division.shard(call.a, call.unit, number);
+    W worker(call.a, shard, call.gradients);
+    if (worker.arena.failed) return call.watch.stop(NO_MEMORY);
+    V* own = call.partial ? call.partial + number * call.samples_of_shard * call.total : nullptr;
+    worker.run(call.watch, own, worker.state_size());
+  }
+  // Joins what the shards have found.
+  static void join(void* context, int number) {
+    Call& call = *static_cast<Call*>(context);
+    const int count = call.division.count();
+    call.gradients.sum(number, count, count);
+    if (!call.partial) return;
+    SharedGradients none;
+    for (int64_t i = 0; i < call.division.images; i++) {
+      const int64_t first = i * call.division.types;
+      const Shard shard = call.division.shard(call.a, call.unit, static_cast<int>(first));
+      W worker(call.a, shard, none);
+      if (worker.arena.failed) return call.watch.stop(NO_MEMORY);
+      const int64_t start = shard.first_image * worker.places.windows;
+      const int64_t samples = shard.last_image * worker.places.windows - start;
+      for (int64_t s = samples * number / count; s < samples * (number + 1) / count; s++) {
+        V* into = call.partial + (first * call.samples_of_shard + s) * call.total;
+        for (int64_t t = 1; t < call.division.types; t++) worker.merge(into, into + t * call.samples_of_shard * call.total);
+        worker.finish(start + s, into);
+      }
+    }
+  }
+};
+
+// As many shards as there are threads, where images and types allow, so that the least is copied.
+Division divide(const Problem& a, int64_t unit, int64_t totals, int64_t weights) {
+  Division best{1, 1};
+  int64_t least_copied = 0;
+  for (int64_t images = 1; images <= least(a.threads, a.images); images++) {
+    const int64_t types = most(1, least(a.threads / images, a.types / unit));
+    const int64_t copied = (images - 1) * weights + (types - 1) * totals;
+    if (images * types > best.count() || (images * types == best.count() && copied < least_copied)) {
+      best = {images, types};
+      least_copied = copied;
+    }
+  }
+  return best;
+}
+
+template <template <class, int, class> class W, class T, int L, class S>
+void call(const Problem& a, Watch& watch) {
+  using V = Vec<T, L>;
+  using Own = W<T, L, S>;
+  const S shape(a);
+  const Places places(a);
+  const int64_t tiles = (a.parents + L - 1) / L, k = shape.features(), kernel = a.down * a.across;
+  const int64_t weights = a.groups * kernel * a.parents * a.d * a.h;
+  // Groups of children that share weights stay together, if there are enough of them.
+  const int64_t unit = a.groups >= a.threads ? a.types / a.groups : 1;
+  const int64_t total = Own::size_of_total(a, tiles * k, tiles);
+  const Division division = divide(a, unit, places.samples() * total * L, weights);
+  auto aligned = [&](int64_t groups) { return division.types == 1 || (groups && unit % (a.types / groups) == 0); };
+  Call<Own, T, L, S> run{a, watch, division, unit, total, (a.images + division.images - 1) / division.images * places.windows, {}};
+  void* shared[4] = {a.into_weight, a.into_bias, a.grad_offset, a.grad_betas};
+  const int64_t groups[4] = {a.groups, a.bias_groups, a.offset_groups, a.betas_groups};
+  const int64_t sizes[4] = {weights, a.bias_groups * kernel * a.bias_parents * k, a.offset_groups * kernel * a.parents,
+                            a.betas_groups * kernel * a.betas_parents};
+  for (int i = 0; i < 4; i++) run.gradients.template add<T>(shared[i], sizes[i], aligned(groups[i]), division);
+  Arena arena;
+  if (division.types > 1) run.partial = arena.get<V>(division.count() * run.samples_of_shard * total);
+  if (arena.failed || run.gradients.failed) return watch.stop(NO_MEMORY);
+  in_parallel(division.count(), run.shard, &run);
+  if (watch.status == DONE && division.count() > 1) in_parallel(division.count(), run.join, &run);
+}
+
+template <class T, int L, class S>
+using UniformMoments = Moments<T, L, S, UNIFORM>;
+template <class T, int L, class S>
+using DotMoments = Moments<T, L, S, DOT>;
+template <class T, int L, class S>
+using GaussianMoments = Moments<T, L, S, GAUSSIAN>;
+template <class T, int L, class S>
+using UniformMomentsBackward = MomentsBackward<T, L, S, UNIFORM>;
+template <class T, int L, class S>
+using DotMomentsBackward = MomentsBackward<T, L, S, DOT>;
+template <class T, int L, class S>
+using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
+
+template <class T, int L, class S>
+void choose(Operation operation, const Problem& a, Watch& watch) {
+  const int agreement = a.precision ? 2 : a.target ? 1 : 0;
+  switch (operation) {
+    case WEIGHTED_SUM:
+      return call<WeightedSum, T, L, S>(a, watch);
+    case WEIGHTED_SUM_BACKWARD:
+      return call<WeightedSumBackward, T, L, S>(a, watch);
+    case MOMENTS:
+      if (agreement == 0) return call<UniformMoments, T, L, S>(a, watch);
+      if (agreement == 1) return call<DotMoments, T, L, S>(a, watch);
+      return call<GaussianMoments, T, L, S>(a, watch);
+    case MOMENTS_BACKWARD:
+      if (agreement == 0) return call<UniformMomentsBackward, T, L, S>(a, watch);
+      if (agreement == 1) return call<DotMomentsBackward, T, L, S>(a, watch);
+      return call<GaussianMomentsBackward, T, L, S>(a, watch);
+  }
+}
+
+template <class T, int L>
+void choose_shape(Operation operation, const Problem& a, Watch& watch) {
+  const bool sums = operation == WEIGHTED_SUM || operation == WEIGHTED_SUM_BACKWARD;
+  if (sums && a.groups < a.types && !a.unit && !a.bias) {
+    if (operation == WEIGHTED_SUM) return call<PulledSum, T, L, Shape<0, 0, 0>>(a, watch);
+    return call<PulledSumBackward, T, L, Shape<0, 0, 0>>(a, watch);
+  }
+  if constexpr (sizeof(T) == 4) {
+    if (a.rows == 4 && a.d == 4 && a.h == 4) return choose<T, L, Shape<4, 4, 4>>(operation, a, watch);
+    if (a.rows == 1 && a.d == 8 && a.h == 16) return choose<T, L, Shape<1, 8, 16>>(operation, a, watch);
+  }
+  choose<T, L, Shape<0, 0, 0>>(operation, a, watch);
+}
+
+}  // namespace
+
+int run(Operation operation, int64_t bytes, const Problem& a) {
+  Watch watch(a.interrupted);
+  constexpr int L = VECTOR_BYTES / 4;
+  if (bytes == 8) {
+    choose_shape<double, VECTOR_BYTES / 8>(operation, a, watch);
+  } else if (a.parents <= L / 2 && L > 4) {
+    choose_shape<float, L / 2>(operation, a, watch);
+  } else {
+    choose_shape<float, L>(operation, a, watch);
+  }
+  return watch.status;
+}
+
+}  // namespace INSTRUCTIONS
+}  // namespace torchcaps

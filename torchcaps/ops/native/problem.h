@@ -1,0 +1,51 @@
+// What Python tells the kernels: sizes, options and addresses. `Problem` in __init__.py has the same fields in order.
+#pragma once
+#include <cstdint>
+
+namespace torchcaps {
+
+struct Problem {
+  // poses (images, types, height, width, rows, d), weight (groups, down, across, parents, d, h)
+  int64_t images, types, height, width, rows, d;
+  int64_t groups, down, across, parents, h;
+  int64_t stride_down, stride_across, dilation_down, dilation_across;
+  // bias (bias_groups, down, across, bias_parents, rows, h), offset (offset_groups, down, across, parents),
+  // betas (betas_groups, down, across, betas_parents)
+  int64_t bias_groups, bias_parents, offset_groups, betas_groups, betas_parents;
+  int64_t over_children, unit, leaky, threads;
+  double eps;
+  const void *poses, *weight, *bias, *gates;                     // gates (samples, types, down, across)
+  const void *target, *precision, *prior, *offset, *betas;       // target is the query of a dot agreement
+  void *results[4];                                              // the backward functions read them
+  const void *grads[4];
+  void *into_poses, *into_weight, *into_bias, *into_gates;       // gradients are added; null where nobody asks
+  void *grad_target, *grad_precision, *grad_prior, *grad_offset, *grad_betas;  // written
+  int (*interrupted)();                                          // asked now and then; not 0: give up
+};
+
+enum Operation : int64_t { WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD };
+enum Status : int { DONE, NO_MEMORY, INTERRUPTED };
+
+// In library.cpp, once for all instruction sets.
+int thread_count(int64_t asked);
+// Calls work(context, i) for each i < count, the first in the calling thread, and waits for all.
+void in_parallel(int count, void (*work)(void*, int), void* context);
+
+// Shared by the threads of a call. Only the thread that made the call may ask Python.
+class Watch {
+ public:
+  explicit Watch(int (*interrupted)()) : interrupted_(interrupted) {}
+  bool stopped(bool calling_thread) {
+    if (calling_thread) ask();
+    return __atomic_load_n(&status, __ATOMIC_RELAXED) != DONE;
+  }
+  void stop(Status why) { __atomic_store_n(&status, static_cast<int>(why), __ATOMIC_RELAXED); }
+  int status = DONE;
+
+ private:
+  void ask();
+  int (*interrupted_)();
+  int64_t next_ = 0;
+};
+
+}  // namespace torchcaps

@@ -1,0 +1,327 @@
+// Weighted sums of votes with the coefficients of a dot agreement, forward and backward.
+#pragma once
+#include "worker.h"
+
+namespace torchcaps {
+namespace INSTRUCTIONS {
+namespace {
+
+// Adds the votes of C children to the sums, weighted. The last of the chunk come one by one.
+template <int C, class V>
+INLINE void accumulate(int64_t tiles, int64_t features, V* const* votes, V* const* weights, V* sums) {
+  for (int64_t t = 0, f = 0; t < tiles; t++) {
+    V w[C];
+    for (int c = 0; c < C; c++) w[c] = weights[c][t];
+    for (const int64_t end = f + features; f < end; f++) {
+      V x = sums[f];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) x += w[c] * votes[c][f];
+      sums[f] = x;
+    }
+  }
+}
+
+// What the two ways to compute weighted sums have in common. The total of a sample: sums, and over the children masses
+// and largest logits.
+template <class Self, class T, int L, class S>
+class Sums : public Worker<Self, T, L, S> {
+ public:
+  using Base = Worker<Self, T, L, S>;
+  using V = typename Base::V;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::arena, Base::chunk, Base::M;
+
+  Sums(const Problem& a, const Shard& shard, SharedGradients& shared)
+      : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)) {}
+  static int64_t size_of_total(const Problem& a, int64_t size, int64_t tiles) {
+    return size + (a.over_children ? 2 * tiles : 0);
+  }
+  int64_t state_size() const { return size; }
+
+  void make_room() {
+    query = arena.template get<V>(this->block * size);
+    for (int i = 0; i < M * CHUNK; i++) logits[i] = arena.template get<V>(tiles);
+    for (int i = 0; i < M * CHUNK; i++) squares[i] = a.unit ? arena.template get<V>(tiles) : nullptr;
+  }
+  void begin(int64_t s, int64_t sample) {
+    pack<T, L>(static_cast<const T*>(a.target) + sample * a.parents * features, a.parents, features, 0,
+               query + s * size);
+  }
+  void clear(V* total) {
+    for (int64_t t = 0; a.over_children && t < tiles; t++) total[size + tiles + t] = splat<T, L>(-INFINITY);
+  }
+
+  // Weights in place of the logits of the chunk's children, for one sample. Over the children they are relative to the
+  // largest logit so far, to which the sums, of so many features, are scaled.
+  INLINE void weigh(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
+    for (int c = 0; c < chunk; c++) {
+      const V* base = this->logit_base(c);
+      for (int64_t t = 0; t < tiles; t++) own[c][t] += base[t];
+      if (a.over_children) continue;
+      this->softmax(own[c], a.leaky);
+      if (!this->gates) continue;
+      const T gate = this->gate(s, c);
+      for (int64_t t = 0; t < tiles; t++) own[c][t] *= gate;
+    }
+    if (a.over_children) over_children(s, own, sums, width, mass);
+  }
+  void over_children(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
+    V* largest = mass + tiles;
+    for (int64_t t = 0; t < tiles; t++) {
+      V higher = largest[t];
+      for (int c = 0; c < chunk; c++)
+        if (this->gate(s, c) != 0) higher = larger<T, L>(higher, own[c][t]);
+      const V finite = finite_or_zero(higher), factor = exp_of<L>(largest[t] - finite);
+      largest[t] = higher;
+      mass[t] *= factor;
+      for (int64_t f = t * width; f < (t + 1) * width; f++) sums[f] *= factor;
+      for (int c = 0; c < chunk; c++) {
+        const T gate = this->gate(s, c);
+        own[c][t] = gate == 0 ? V{} : exp_of<L>(own[c][t] - finite) * gate;
+        mass[t] += own[c][t];
+      }
+    }
+  }
+  INLINE static V finite_or_zero(V x) { return x == -static_cast<T>(INFINITY) ? V{} : x; }
+
+  void merge(V* into, const V* from) const {
+    if (!a.over_children) {
+      for (int64_t f = 0; f < size; f++) into[f] += from[f];
+      return;
+    }
+    V *mass = into + size, *largest = mass + tiles;
+    for (int64_t t = 0; t < tiles; t++) {
+      const V other = from[size + tiles + t], higher = larger<T, L>(largest[t], other);
+      const V finite = finite_or_zero(higher), old = exp_of<L>(largest[t] - finite), added = exp_of<L>(other - finite);
+      largest[t] = higher;
+      mass[t] = mass[t] * old + from[size + t] * added;
+      for (int64_t f = t * features; f < (t + 1) * features; f++) into[f] = into[f] * old + from[f] * added;
+    }
+  }
+
+  void finish(int64_t sample, V* total) const {
+    if (a.over_children) {
+      V *mass = total + size, *largest = mass + tiles;
+      for (int64_t t = 0; t < tiles; t++) {
+        const V scale = 1 / nonzero<T, L>(mass[t]);
+        for (int64_t f = t * features; f < (t + 1) * features; f++) total[f] *= scale;
+        // Of a mass that counts as 0 all coefficients are 0 in the backward pass.
+        for (int j = 0; j < L; j++)
+          mass[t][j] = mass[t][j] < T(1e-30) ? T(INFINITY) : largest[t][j] + std::log(mass[t][j]);
+      }
+      unpack<T, L>(mass, a.parents, 1, static_cast<T*>(a.results[1]) + sample * a.parents);
+    }
+    unpack<T, L>(total, a.parents, features, static_cast<T*>(a.results[0]) + sample * a.parents * features);
+  }
+
+  const int64_t total_size;
+
+ protected:
+  V *query, *logits[M * CHUNK], *squares[M * CHUNK];
+};
+
+template <class T, int L, class S>
+class WeightedSum : public Sums<WeightedSum<T, L, S>, T, L, S> {
+ public:
+  using Base = Sums<WeightedSum<T, L, S>, T, L, S>;
+  using V = typename Base::V;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::votes, Base::chunk, Base::of_run, Base::query,
+      Base::logits, Base::squares, Base::total_size;
+  using Base::Base;
+
+  template <int N>
+  INLINE void group(int64_t s) {
+    for (int c = 0; c < chunk; c++) {
+      Product<V, N> product;
+      for (int m = 0; m < N; m++) product.with[m] = query + (s + m) * size, product.out[m] = logits[m * CHUNK + c];
+      if (!a.unit) {
+        this->template make_votes<N>(s, c, product);
+        continue;
+      }
+      Both<Product<V, N>, Square<V, N>> both{product, {}};
+      for (int m = 0; m < N; m++) both.second.out[m] = squares[m * CHUNK + c];
+      this->template make_votes<N>(s, c, both);
+      for (int m = 0; m < N; m++) {
+        V *own = logits[m * CHUNK + c], *square = squares[m * CHUNK + c];
+        for (int64_t t = 0; t < tiles; t++) own[t] /= nonzero<T, L>(root<T, L>(square[t]));
+      }
+    }
+    for (int m = 0; m < N; m++) {
+      V *total = of_run + (s + m) * total_size, *const *own = votes + m * CHUNK, *const *weights = logits + m * CHUNK;
+      this->weigh(s + m, weights, total, features, total + size);
+      if (chunk == CHUNK) {
+        accumulate<CHUNK>(tiles, features, own, weights, total);
+      } else {
+        for (int c = 0; c < chunk; c++) accumulate<1>(tiles, features, own + c, weights + c, total);
+      }
+    }
+  }
+};
+
+// Over the parents each child is a problem of its own; over the children sum_i c_ij (grad_j . V_ij) = grad_j . sum_j:
+// one pass is enough either way.
+template <class Self, class T, int L, class S>
+class SumsBackward : public Worker<Self, T, L, S> {
+ public:
+  using Base = Worker<Self, T, L, S>;
+  using V = typename Base::V;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::arena, Base::M;
+
+  SumsBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
+      : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)) {}
+  static int64_t size_of_total(const Problem&, int64_t size, int64_t) { return size; }
+  int64_t state_size() const { return 2 * size + 2 * tiles; }
+
+  void make_room() {
+    query = arena.template get<V>(this->block * size);
+    grad = arena.template get<V>(this->block * size);
+    log_mass = arena.template get<V>(this->block * tiles);
+    expected = arena.template get<V>(this->block * tiles);
+    for (int i = 0; i < M * CHUNK; i++) {
+      logits[i] = arena.template get<V>(tiles);
+      weights[i] = arena.template get<V>(tiles);
+      of_votes[i] = arena.template get<V>(tiles);
+      benefits[i] = arena.template get<V>(tiles);
+    }
+  }
+  void begin(int64_t s, int64_t sample) {
+    const int64_t at = sample * a.parents, features_at = at * features;
+    pack<T, L>(static_cast<const T*>(a.target) + features_at, a.parents, features, 0, query + s * size);
+    const T* of_sums = static_cast<const T*>(a.grads[0]) + features_at;
+    pack<T, L>(of_sums, a.parents, features, 0, grad + s * size);
+    if (!a.over_children) return;
+    pack<T, L>(static_cast<const T*>(a.results[1]) + at, a.parents, 1, INFINITY, log_mass + s * tiles);
+    const T* sums = static_cast<const T*>(a.results[0]) + features_at;
+    T* out = reinterpret_cast<T*>(expected + s * tiles);
+    for (int64_t j = 0; j < a.parents; j++) {
+      out[j] = 0;
+      for (int64_t f = 0; f < features; f++) out[j] += of_sums[j * features + f] * sums[j * features + f];
+    }
+  }
+
+  // From logits and benefits (how the loss changes with a coefficient) to weights and gradients of the logits.
+  INLINE void of_logits(int64_t s, int i, int c) {
+    V *own = logits[i], *weight = weights[i], *benefit = benefits[i], *of_vote = of_votes[i];
+    const V* base = this->logit_base(c);
+    const T gate = this->gate(s, c);
+    V* unshifted = weight;  // for a moment
+    if (a.unit) {
+      for (int64_t t = 0; t < tiles; t++) {
+        of_vote[t] = 1 / nonzero<T, L>(root<T, L>(of_vote[t]));
+        own[t] *= of_vote[t];
+        unshifted[t] = own[t];
+      }
+    }
+    for (int64_t t = 0; t < tiles; t++) own[t] += base[t];
+    V sum = {};
+    if (a.over_children) {
+      for (int64_t t = 0; t < tiles; t++) {
+        own[t] = gate == 0 ? V{} : exp_of<L>(own[t] - log_mass[s * tiles + t]);
+        benefit[t] -= expected[s * tiles + t];
+        sum += own[t] * benefit[t];
+      }
+    } else {
+      this->softmax(own, a.leaky);
+      for (int64_t t = 0; t < tiles; t++) sum += own[t] * benefit[t];
+    }
+    T along = 0;  // what all logits have in common changes nothing
+    if (this->grad_gates || !a.over_children) along = sum_of_lanes<T, L>(sum);
+    if (this->grad_gates) this->grad_gates[this->gate_index(s, c)] += along;
+    if (a.over_children) along = 0;
+    V* grad_offset = this->offset.grad(c);
+    for (int64_t t = 0; t < tiles; t++) {
+      const V share = own[t] * gate, logit = unshifted[t];
+      V slope = share * (benefit[t] - along);
+      if (grad_offset) grad_offset[t] += slope;
+      weight[t] = share;
+      if (a.unit) {
+        slope *= of_vote[t];
+        of_vote[t] *= -slope * logit;
+      }
+      own[t] = slope;
+    }
+  }
+
+  void finish(int64_t sample, V* total) const {
+    unpack<T, L>(total, a.parents, features, static_cast<T*>(a.grad_target) + sample * a.parents * features);
+  }
+
+  const int64_t total_size;
+
+ protected:
+  V *query, *grad, *log_mass, *expected;
+  V *logits[M * CHUNK], *weights[M * CHUNK], *benefits[M * CHUNK], *of_votes[M * CHUNK];
+};
+
+template <class T, int L, class S>
+class WeightedSumBackward : public SumsBackward<WeightedSumBackward<T, L, S>, T, L, S> {
+ public:
+  using Base = SumsBackward<WeightedSumBackward<T, L, S>, T, L, S>;
+  using V = typename Base::V;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::votes, Base::chunk, Base::of_run, Base::query,
+      Base::grad, Base::logits, Base::weights, Base::benefits, Base::of_votes, Base::total_size;
+  using Base::Base;
+
+  template <int N>
+  INLINE void group(int64_t s) {
+    for (int c = 0; c < chunk; c++) {
+      using Products = Both<Product<V, N>, Product<V, N>>;
+      Products seen;
+      for (int m = 0; m < N; m++) {
+        seen.first.with[m] = query + (s + m) * size, seen.first.out[m] = logits[m * CHUNK + c];
+        seen.second.with[m] = grad + (s + m) * size, seen.second.out[m] = benefits[m * CHUNK + c];
+      }
+      if (a.unit) {
+        Both<Products, Square<V, N>> all{seen, {}};
+        for (int m = 0; m < N; m++) all.second.out[m] = of_votes[m * CHUNK + c];
+        this->template make_votes<N>(s, c, all);
+      } else {
+        this->template make_votes<N>(s, c, seen);
+      }
+    }
+    for (int m = 0; m < N; m++) {
+      for (int c = 0; c < chunk; c++) this->of_logits(s + m, m * CHUNK + c, c);
+      if (chunk == CHUNK) {
+        of_votes_and_query<CHUNK>(s + m, m * CHUNK);
+      } else {
+        for (int c = 0; c < chunk; c++) of_votes_and_query<1>(s + m, m * CHUNK + c);
+      }
+    }
+    for (int c = 0; c < chunk; c++) this->template add_child_gradients<N>(s, c);
+  }
+
+  // The gradients of the votes of C children in place of the votes, and what they add to that of the query.
+  template <int C>
+  INLINE void of_votes_and_query(int64_t s, int first) {
+    V *const *own = votes + first, *grad_query = of_run + s * total_size;
+    const V *q = query + s * size, *g = grad + s * size;
+    for (int64_t t = 0, f = 0; t < tiles; t++) {
+      V slope[C], weight[C], back[C];
+      for (int c = 0; c < C; c++) {
+        slope[c] = logits[first + c][t], weight[c] = weights[first + c][t];
+        back[c] = a.unit ? of_votes[first + c][t] : V{};
+      }
+      for (const int64_t end = f + features; f < end; f++) {
+        V sum = grad_query[f];
+        const V query_f = q[f], grad_f = g[f];
+        if (a.unit) {
+          for (int c = 0; c < C; c++) {
+            const V x = own[c][f];
+            sum += slope[c] * x;
+            own[c][f] = weight[c] * grad_f + slope[c] * query_f + back[c] * x;
+          }
+        } else {
+#pragma GCC unroll 4
+          for (int c = 0; c < C; c++) {
+            sum += slope[c] * own[c][f];
+            own[c][f] = weight[c] * grad_f + slope[c] * query_f;
+          }
+        }
+        grad_query[f] = sum;
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace INSTRUCTIONS
+}  // namespace torchcaps

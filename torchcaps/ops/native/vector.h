@@ -1,0 +1,153 @@
+// Vectors of L numbers, and what is not one instruction for each of their lanes.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace torchcaps {
+namespace INSTRUCTIONS {
+namespace {
+
+template <class T, int L>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(L * sizeof(T))));
+};
+template <class T, int L>
+using Vec = typename VectorOf<T, L>::type;
+
+template <int... I>
+struct Indices {};
+template <int N, int... I>
+struct UpTo : UpTo<N - 1, N - 1, I...> {};
+template <int... I>
+struct UpTo<0, I...> {
+  using type = Indices<I...>;
+};
+
+template <class T, int L>
+INLINE Vec<T, L> splat(T x) {
+  return x - Vec<T, L>{};
+}
+
+template <class T, int L>
+INLINE Vec<T, L> larger(Vec<T, L> a, Vec<T, L> b) {
+  return a > b ? a : b;
+}
+
+template <class T, int L, int FIRST, int... I>
+INLINE Vec<T, L / 2> half_of(Vec<T, L> x, Indices<I...>) {
+  return __builtin_shufflevector(x, x, (FIRST + I)...);
+}
+template <class T, int L>
+INLINE Vec<T, L / 2> low(Vec<T, L> x) {
+  return half_of<T, L, 0>(x, typename UpTo<L / 2>::type());
+}
+template <class T, int L>
+INLINE Vec<T, L / 2> high(Vec<T, L> x) {
+  return half_of<T, L, L / 2>(x, typename UpTo<L / 2>::type());
+}
+
+template <class T, int L>
+INLINE T sum_of_lanes(Vec<T, L> x) {
+  if constexpr (L == 2) {
+    return x[0] + x[1];
+  } else {
+    return sum_of_lanes<T, L / 2>(low<T, L>(x) + high<T, L>(x));
+  }
+}
+template <class T, int L>
+INLINE T largest_lane(Vec<T, L> x) {
+  if constexpr (L == 2) {
+    return x[0] > x[1] ? x[0] : x[1];
+  } else {
+    return largest_lane<T, L / 2>(larger<T, L / 2>(low<T, L>(x), high<T, L>(x)));
+  }
+}
+
+// Sums of neighboring blocks of B lanes, those of a in even blocks and those of b in odd ones.
+template <class T, int L, int B, int... I>
+INLINE Vec<T, L> fold_lanes(Vec<T, L> a, Vec<T, L> b, Indices<I...>) {
+  return __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...) +
+         __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...);
+}
+template <class T, int L, int N, int B = 1>
+INLINE void fold(Vec<T, L>* x) {
+  if constexpr (B < N) {
+#pragma GCC unroll 16
+    for (int i = 0; i < N / B / 2; i++) x[i] = fold_lanes<T, L, B>(x[2 * i], x[2 * i + 1], typename UpTo<L>::type());
+    fold<T, L, N, 2 * B>(x);
+  }
+}
+template <class T, int L, int N>
+INLINE Vec<T, N> narrow(Vec<T, L> x) {
+  if constexpr (L == N) {
+    return x;
+  } else {
+    return narrow<T, L / 2, N>(low<T, L>(x) + high<T, L>(x));
+  }
+}
+// out[i] += the sum of the lanes of x[i], for i < N. All of x are overwritten.
+template <class T, int L, int N>
+INLINE void add_lane_sums(Vec<T, L>* x, T* out) {
+  constexpr int G = N < L ? N : L;
+  if constexpr (G > 1 && (G & (G - 1)) == 0 && N % G == 0) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i += G) {
+      fold<T, L, G>(x + i);
+      Vec<T, G> before;
+      memcpy(&before, out + i, sizeof(before));
+      before += narrow<T, L, G>(x[i]);
+      memcpy(out + i, &before, sizeof(before));
+    }
+  } else {
+    for (int i = 0; i < N; i++) out[i] += sum_of_lanes<T, L>(x[i]);
+  }
+}
+
+// e^x for x <= 0, to an ulp or two; 0 where it would not be a normal number. NaN stays NaN.
+template <int L>
+INLINE Vec<float, L> exp_of(Vec<float, L> x) {
+  using V = Vec<float, L>;
+  using I = Vec<int32_t, L>;
+  const V least = splat<float, L>(-87.33654f), round = splat<float, L>(12582912.0f);  // 1.5 * 2^23
+  V y = x < least ? least : x;
+  V t = y * 1.44269504f + round, n = t - round;
+  V f = (y - n * 0.693359375f) - n * -2.12194440e-4f;
+  V p = f * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * (f * f) + f + 1.0f;
+  I power;
+  memcpy(&power, &t, sizeof(t));
+  power = (power << 23) + 0x3f800000;
+  V scale;
+  memcpy(&scale, &power, sizeof(t));
+  return x < least ? V{} : p * scale;
+}
+template <int L>
+INLINE Vec<double, L> exp_of(Vec<double, L> x) {
+  for (int i = 0; i < L; i++) x[i] = __builtin_exp(x[i]);
+  return x;
+}
+
+template <class T, int L>
+INLINE Vec<T, L> root(Vec<T, L> x) {
+  for (int i = 0; i < L; i++) x[i] = sizeof(T) == 4 ? __builtin_sqrtf(x[i]) : __builtin_sqrt(x[i]);
+  return x;
+}
+
+// What to divide by in place of x: 1 in place of 0.
+template <class T, int L>
+INLINE Vec<T, L> nonzero(Vec<T, L> x) {
+  const Vec<T, L> one = splat<T, L>(1);
+  return (x < T(1e-30)) & (x > T(-1e-30)) ? one : x;
+}
+
+}  // namespace
+}  // namespace INSTRUCTIONS
+}  // namespace torchcaps

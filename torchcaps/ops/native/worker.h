@@ -1,0 +1,333 @@
+// One thread's way through its samples and children, and the votes on the way.
+#pragma once
+#include "job.h"
+
+namespace torchcaps {
+namespace INSTRUCTIONS {
+namespace {
+
+// What a thread does, apart from what it makes of the votes. `Self` has
+//   int64_t total_size            vectors that are summed up for one sample
+//   void begin(s, sample)         makes ready what the parents say of sample s of the block
+//   template <int M> void group(s)  M samples from s on with the children of the chunk: adds to totals of the run
+//   void merge(into, from)        adds the totals of other children
+//   void finish(sample, totals)   writes the results of a sample
+template <class Self, class T, int L, class S>
+class Worker {
+ public:
+  using Number = T;
+  using V = Vec<T, L>;
+  static constexpr int M = S::SAMPLES;
+
+  Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
+      : a(a), shape(a), places(a), shard(shard), tiles((a.parents + L - 1) / L), features(shape.features()),
+        size(tiles * features), pose_size(shape.rows() * shape.d()), kernel(a.down * a.across),
+        poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
+        grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
+        weight(arena, a, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, shape.d(), shape.h(), CHUNK),
+        bias(arena, a, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, 1, features, CHUNK),
+        offset(arena, a, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, 1, 1, CHUNK,
+               -INFINITY) {
+    tail = arena.get<V>(tiles);
+    for (int i = 0; i < M * CHUNK && !arena.failed; i++) votes[i] = arena.get<V>(size);
+    if (arena.failed) return;
+    for (int64_t j = a.parents; j < tiles * L; j++) reinterpret_cast<T*>(tail)[j] = -INFINITY;
+  }
+
+  // Goes through the shard. `partial`: where its totals are left, if there are others with the same samples.
+  void run(Watch& watch, V* partial, int64_t state_size) {
+    Self& self = static_cast<Self&>(*this);
+    const int64_t total = self.total_size;
+    const int64_t fitting = CACHE / (sizeof(V) * (state_size + 2 * total));
+    block = most(M, least(MOST_SAMPLES, fitting / M * M));
+    of_run = arena.get<V>(block * total);
+    totals = arena.get<V>(block * total);
+    self.make_room();
+    if (arena.failed) return watch.stop(NO_MEMORY);
+    const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
+    for (int64_t start = first; start < last; start += block) {
+      const int64_t count = least(block, last - start);
+      first_sample = start;
+      memset(static_cast<void*>(totals), 0, count * total * sizeof(V));
+      for (int64_t s = 0; s < count; s++) {
+        sample_places[s] = places.of_sample(start + s);
+        self.begin(s, start + s);
+        self.clear(totals + s * total);
+      }
+      if (!self.children(watch, count)) return;
+      for (int64_t s = 0; s < count; s++) {
+        if (partial) {
+          memcpy(static_cast<void*>(partial + (start - first + s) * total), totals + s * total, total * sizeof(V));
+        } else {
+          self.finish(start + s, totals + s * total);
+        }
+      }
+    }
+  }
+
+  // All children of the shard, for a block of so many samples.
+  bool children(Watch& watch, int64_t count) {
+    Self& self = static_cast<Self&>(*this);
+    const int64_t total = self.total_size;
+    for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel; i < end;) {
+      for (int64_t s = 0; s < count; s++) {
+        memset(static_cast<void*>(of_run + s * total), 0, total * sizeof(V));
+        self.clear(of_run + s * total);
+      }
+      for (int64_t run_end = least(end, i + RUN); i < run_end; i += chunk) {
+        if (watch.stopped(shard.number == 0)) return false;
+        chunk = static_cast<int>(least(CHUNK, run_end - i));
+        for (int c = 0; c < chunk; c++) load(c, i + c);
+        int64_t s = 0;
+        for (; M > 1 && s + M <= count; s += M) self.template group<M>(s);
+        for (; s < count; s++) self.template group<1>(s);
+      }
+      self.flush();
+      for (int64_t s = 0; s < count; s++) self.merge(totals + s * total, of_run + s * total);
+    }
+    return true;
+  }
+
+  void load(int c, int64_t child) {
+    const int64_t type = child / kernel, place = child % kernel;
+    index[c] = child;
+    child_places[c] = places.of_child(type, place);
+    weight.load(c, type, place);
+    bias.load(c, type, place);
+    offset.load(c, type, place);
+    static_cast<Self&>(*this).load_more(c, type, place);
+  }
+
+  void load_more(int, int64_t, int64_t) {}
+  void make_room() {}
+  void clear(V*) {}
+  void flush() {
+    for (int c = 0; c < CHUNK; c++) {
+      weight.flush(c);
+      bias.flush(c);
+      offset.flush(c);
+    }
+  }
+  void merge(V* into, const V* from) {
+    for (int64_t i = 0; i < static_cast<Self&>(*this).total_size; i++) into[i] += from[i];
+  }
+
+  INLINE const T* pose(int64_t s, int c) const { return poses + (sample_places[s] + child_places[c]) * pose_size; }
+  INLINE int64_t gate_index(int64_t s, int c) const { return (first_sample + s) * a.types * kernel + index[c]; }
+  INLINE T gate(int64_t s, int c) const { return gates ? gates[gate_index(s, c)] : T(1); }
+  INLINE const V* logit_base(int c) const { return offset ? offset.row(c) : tail; }
+
+  // The votes of child c for M samples. `seen` is shown every one.
+  template <int N, class Seen>
+  INLINE void make_votes(int64_t s, int c, Seen& seen) {
+    bias ? make_votes<N, true>(s, c, seen) : make_votes<N, false>(s, c, seen);
+  }
+  template <int N, bool BIASED, class Seen>
+  INLINE void make_votes(int64_t s, int c, Seen& seen) {
+    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
+    const T* p[N];
+    V* out[N];
+    for (int m = 0; m < N; m++) p[m] = pose(s + m, c), out[m] = votes[m * CHUNK + c];
+    const V *w = weight.row(c), *b = bias.row(c);
+    for (int64_t tile = 0, f = 0; tile < tiles; tile++, f += features) {
+      seen.begin(tile);
+      for (int64_t h = 0; h < H; h++, w += D) {
+#pragma GCC unroll 4
+        for (int m = 0; m < N; m++) {
+#pragma GCC unroll 4
+          for (int64_t r = 0; r < R; r++) {
+            V x;
+            if constexpr (BIASED) {
+              x = b[f + r * H + h] + p[m][r * D] * w[0];
+            } else {
+              x = p[m][r * D] * w[0];
+            }
+#pragma GCC unroll 8
+            for (int64_t d = 1; d < D; d++) x += p[m][r * D + d] * w[d];
+            out[m][f + r * H + h] = x;
+            seen.see(m, f + r * H + h, x);
+          }
+        }
+      }
+      seen.end(tile);
+    }
+  }
+
+  // Takes the gradients of the votes of child c, which stand in place of the votes, to poses, weight and bias.
+  template <int N>
+  INLINE void add_child_gradients(int64_t s, int c) {
+    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
+    const V* g[N];
+    const T* p[N];
+    for (int m = 0; m < N; m++) p[m] = pose(s + m, c), g[m] = votes[m * CHUNK + c];
+    if (grad_poses) {
+      for (int m = 0; m < N; m++) {
+        T* out = grad_poses + (p[m] - poses);
+        const V* w = weight.row(c);
+        if constexpr (S::ROWS > 0) {
+          constexpr int ROWS = S::ROWS, WIDTH = S::WIDTH;
+          V sums[ROWS * WIDTH] = {};
+          for (int64_t tile = 0; tile < tiles; tile++) {
+            for (int64_t h = 0; h < H; h++, w += WIDTH) {
+#pragma GCC unroll 4
+              for (int r = 0; r < ROWS; r++) {
+                const V x = g[m][tile * features + r * H + h];
+#pragma GCC unroll 8
+                for (int d = 0; d < WIDTH; d++) sums[r * WIDTH + d] += x * w[d];
+              }
+            }
+          }
+          add_lane_sums<T, L, ROWS * WIDTH>(sums, out);
+        } else {
+          for (int64_t r = 0; r < R; r++) {
+            for (int64_t d = 0; d < D; d++) {
+              V sum = {};
+              for (int64_t tile = 0; tile < tiles; tile++)
+                for (int64_t h = 0; h < H; h++)
+                  sum += g[m][tile * features + r * H + h] * w[(tile * H + h) * D + d];
+              out[r * D + d] += sum_of_lanes<T, L>(sum);
+            }
+          }
+        }
+      }
+    }
+    if (V* out = weight.grad(c)) {
+      for (int64_t tile = 0; tile < tiles; tile++) {
+        for (int64_t h = 0; h < H; h++, out += D) {
+          if constexpr (S::ROWS > 0) {
+            constexpr int WIDTH = S::WIDTH;
+            V sums[WIDTH];
+#pragma GCC unroll 8
+            for (int d = 0; d < WIDTH; d++) sums[d] = out[d];
+#pragma GCC unroll 4
+            for (int m = 0; m < N; m++) {
+#pragma GCC unroll 4
+              for (int r = 0; r < S::ROWS; r++) {
+                const V x = g[m][tile * features + r * H + h];
+#pragma GCC unroll 8
+                for (int d = 0; d < WIDTH; d++) sums[d] += p[m][r * WIDTH + d] * x;
+              }
+            }
+#pragma GCC unroll 8
+            for (int d = 0; d < WIDTH; d++) out[d] = sums[d];
+          } else {
+            for (int m = 0; m < N; m++)
+              for (int64_t r = 0; r < R; r++) {
+                const V x = g[m][tile * features + r * H + h];
+                for (int64_t d = 0; d < D; d++) out[d] += p[m][r * D + d] * x;
+              }
+          }
+        }
+      }
+    }
+    if (V* out = bias.grad(c)) {
+      for (int64_t f = 0; f < size; f++)
+        for (int m = 0; m < N; m++) out[f] += g[m][f];
+    }
+  }
+
+  // Coefficients in place of logits: their softmax over the parents.
+  INLINE void softmax(V* logits, bool leaky) const {
+    V highest = logits[0];
+    for (int64_t t = 1; t < tiles; t++) highest = larger<T, L>(highest, logits[t]);
+    T most = largest_lane<T, L>(highest);
+    if (leaky && most < 0) most = 0;
+    V sums = {};
+    for (int64_t t = 0; t < tiles; t++) {
+      logits[t] = exp_of<L>(logits[t] - most);
+      sums += logits[t];
+    }
+    T sum = sum_of_lanes<T, L>(sums);
+    if (leaky) sum += exp_of<L>(splat<T, L>(-most))[0];
+    const T scale = 1 / sum;
+    for (int64_t t = 0; t < tiles; t++) logits[t] *= scale;
+  }
+
+  const Problem& a;
+  const S shape;
+  const Places places;
+  const Shard shard;
+  const int64_t tiles, features, size, pose_size, kernel;
+  const T *poses, *gates;
+  T *grad_poses, *grad_gates;
+  Arena arena;
+  Rows<T, L> weight, bias, offset;
+  V* tail;  // -inf for what is no parent
+  V* votes[M * CHUNK];
+  V *of_run = nullptr, *totals = nullptr;
+  int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];
+  int chunk = 1;
+  int64_t index[CHUNK], child_places[CHUNK];
+};
+
+// ---------------------------------------------------------------- what is made of a vote when it is seen
+
+template <class V, int N>
+struct Nothing {
+  INLINE void begin(int64_t) {}
+  INLINE void see(int, int64_t, V) {}
+  INLINE void end(int64_t) {}
+};
+
+// Products with vectors of the parents.
+template <class V, int N>
+struct Product {
+  const V* with[N];
+  V* out[N];
+  V sum[N];
+  INLINE void begin(int64_t) {
+    for (int m = 0; m < N; m++) sum[m] = V{};
+  }
+  INLINE void see(int m, int64_t f, V x) { sum[m] += x * with[m][f]; }
+  INLINE void end(int64_t tile) {
+    for (int m = 0; m < N; m++) out[m][tile] = sum[m];
+  }
+};
+
+// Their lengths, squared.
+template <class V, int N>
+struct Square {
+  V* out[N];
+  V sum[N];
+  INLINE void begin(int64_t) {
+    for (int m = 0; m < N; m++) sum[m] = V{};
+  }
+  INLINE void see(int m, int64_t, V x) { sum[m] += x * x; }
+  INLINE void end(int64_t tile) {
+    for (int m = 0; m < N; m++) out[m][tile] = sum[m];
+  }
+};
+
+// The logits of a Gaussian.
+template <class V, int N>
+struct Likelihood {
+  const V *mean[N], *precision[N], *prior[N];
+  V* out[N];
+  V sum[N];
+  INLINE void begin(int64_t) {
+    for (int m = 0; m < N; m++) sum[m] = V{};
+  }
+  INLINE void see(int m, int64_t f, V x) {
+    const V e = x - mean[m][f];
+    sum[m] += e * precision[m][f] * e;
+  }
+  INLINE void end(int64_t tile) {
+    for (int m = 0; m < N; m++) out[m][tile] = prior[m][tile] - sum[m] * 0.5f;
+  }
+};
+
+template <class A, class B>
+struct Both {
+  A first;
+  B second;
+  INLINE void begin(int64_t tile) { first.begin(tile), second.begin(tile); }
+  template <class V>
+  INLINE void see(int m, int64_t f, V x) {
+    first.see(m, f, x), second.see(m, f, x);
+  }
+  INLINE void end(int64_t tile) { first.end(tile), second.end(tile); }
+};
+
+}  // namespace
+}  // namespace INSTRUCTIONS
+}  // namespace torchcaps
