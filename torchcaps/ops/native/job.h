@@ -61,6 +61,7 @@ struct Shape {
   INLINE int64_t d() const { return D ? D : d_; }
   INLINE int64_t h() const { return H ? H : h_; }
   INLINE int64_t features() const { return rows() * h(); }
+  INLINE int64_t pose() const { return rows() * d(); }
   int64_t rows_, d_, h_;
 };
 
@@ -80,24 +81,61 @@ struct Division {
   }
 };
 
-template <class T, int L>
-void pack(const T* x, int64_t parents, int64_t width, T fill, Vec<T, L>* packed) {
-  T* out = reinterpret_cast<T*>(packed);
-  for (int64_t first = 0; first < parents; first += L) {
-    const int64_t own = least(L, parents - first);
-    for (int64_t f = 0; f < width; f++, out += L) {
-      for (int64_t j = 0; j < own; j++) out[j] = x[(first + j) * width + f];
-      for (int64_t j = own; j < L; j++) out[j] = fill;
+// Columns of (parents, width) in the order in which they are packed.
+struct InOrder {
+  INLINE int64_t operator()(int64_t column) const { return column; }
+};
+
+template <class T, int L, class Order = InOrder>
+void pack(const T* x, int64_t parents, int64_t width, T fill, Vec<T, L>* packed, Order order = {}) {
+  using V = Vec<T, L>;
+  for (int64_t first = 0; first < parents; first += L, x += L * width, packed += width) {
+    const int own = static_cast<int>(least(L, parents - first));
+    int64_t column = 0;
+    for (; column + L <= width; column += L) {
+      V rows[L];
+#pragma GCC unroll 16
+      for (int j = 0; j < L; j++) {
+        __builtin_prefetch(x + (L + j) * width + column);  // too many streams for the hardware to see through
+        rows[j] = j < own ? read<T, L>(x + j * width + column) : splat<T, L>(fill);
+      }
+      transpose<T, L>(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < L; i++) packed[order(column + i)] = rows[i];
+    }
+    for (; column < width; column++) {
+      V lanes = splat<T, L>(fill);
+      for (int j = 0; j < own; j++) lanes[j] = x[j * width + column];
+      packed[order(column)] = lanes;
     }
   }
 }
-template <class T, int L>
-void unpack(const Vec<T, L>* packed, int64_t parents, int64_t width, T* x) {
-  const T* in = reinterpret_cast<const T*>(packed);
-  for (int64_t first = 0; first < parents; first += L) {
-    const int64_t own = least(L, parents - first);
-    for (int64_t f = 0; f < width; f++, in += L)
-      for (int64_t j = 0; j < own; j++) x[(first + j) * width + f] = in[j];
+// Back again: written, or added to what is there.
+template <class T, int L, bool ADD = false, class Order = InOrder>
+void unpack(const Vec<T, L>* packed, int64_t parents, int64_t width, T* x, Order order = {}) {
+  using V = Vec<T, L>;
+  for (int64_t first = 0; first < parents; first += L, x += L * width, packed += width) {
+    const int own = static_cast<int>(least(L, parents - first));
+    int64_t column = 0;
+    for (; column + L <= width; column += L) {
+      V rows[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; i++) rows[i] = packed[order(column + i)];
+      transpose<T, L>(rows);
+#pragma GCC unroll 16
+      for (int j = 0; j < L; j++) {
+        T* out = x + j * width + column;
+        __builtin_prefetch(out + L * width, 1);
+        if (j < own) write<T, L>(out, ADD ? read<T, L>(out) + rows[j] : rows[j]);
+      }
+    }
+    for (; column < width; column++) {
+      const V lanes = packed[order(column)];
+      for (int j = 0; j < own; j++) {
+        T& out = x[j * width + column];
+        out = ADD ? out + lanes[j] : lanes[j];
+      }
+    }
   }
 }
 
@@ -110,9 +148,13 @@ class Rows {
   // x is (groups, places, shared parents, h * d), in memory (.., d, h) for the weights, where d counts; else d is 1.
   Rows(Arena& arena, const Problem& a, const void* x, void* grad, int64_t groups, int64_t shared, int64_t d, int64_t h,
        int places, T fill = 0)
-      : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared), d_(d), h_(h),
+      : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared),
         width_(d * h), size_((a.parents + L - 1) / L * width_), per_group_(groups ? a.types / groups : 1),
         kernel_(a.down * a.across), fill_(fill) {
+    order_ = arena.get<int32_t>(width_);
+    if (arena.failed) return;
+    for (int64_t e = 0; e < d; e++)
+      for (int64_t f = 0; f < h; f++) order_[e * h + f] = static_cast<int32_t>(f * d + e);
     for (int i = 0; i < places; i++) {
       row_[i] = -1;
       packed_[i] = x ? arena.get<V>(size_) : nullptr;
@@ -127,38 +169,18 @@ class Rows {
     flush(i);
     row_[i] = row;
     const T* x = x_ + row * shared_ * width_;
-    T* out = reinterpret_cast<T*>(packed_[i]);
-    for (int64_t first = 0; first < parents_; first += L) {
-      const int64_t own = least(L, parents_ - first);
-      for (int64_t f = 0; f < h_; f++)
-        for (int64_t e = 0; e < d_; e++, out += L) {
-          const T* in = x + e * h_ + f;
-          if (shared_ == 1) {
-            for (int64_t j = 0; j < own; j++) out[j] = in[0];
-          } else {
-            for (int64_t j = 0; j < own; j++) out[j] = in[(first + j) * width_];
-          }
-          for (int64_t j = own; j < L; j++) out[j] = fill_;
-        }
-    }
+    if (shared_ == parents_) return pack<T, L>(x, parents_, width_, fill_, packed_[i], Turned{order_});
+    for (int64_t j = 0; j < parents_; j += L)  // one row for all parents
+      for (int64_t f = 0; f < width_; f++) packed_[i][j / L * width_ + f] = splat<T, L>(x[f]);
   }
   void flush(int i) {
     if (!grad_ || row_[i] < 0) return;
     T* grad = grad_ + row_[i] * shared_ * width_;
-    const T* in = reinterpret_cast<const T*>(sums_[i]);
-    for (int64_t first = 0; first < parents_; first += L) {
-      const int64_t own = least(L, parents_ - first);
-      for (int64_t f = 0; f < h_; f++)
-        for (int64_t e = 0; e < d_; e++, in += L) {
-          T* out = grad + e * h_ + f;
-          if (shared_ == 1) {
-            T sum = 0;
-            for (int64_t j = 0; j < own; j++) sum += in[j];
-            out[0] += sum;
-          } else {
-            for (int64_t j = 0; j < own; j++) out[(first + j) * width_] += in[j];
-          }
-        }
+    if (shared_ == parents_) {
+      unpack<T, L, true>(sums_[i], parents_, width_, grad, Turned{order_});
+    } else {
+      for (int64_t j = 0; j < parents_; j++)
+        for (int64_t f = 0; f < width_; f++) grad[f] += sums_[i][j / L * width_ + f][j % L];
     }
     memset(static_cast<void*>(sums_[i]), 0, size_ * sizeof(V));
   }
@@ -167,9 +189,14 @@ class Rows {
   explicit operator bool() const { return x_ != nullptr; }
 
  private:
+  struct Turned {  // d innermost, and not h
+    INLINE int64_t operator()(int64_t column) const { return order[column]; }
+    const int32_t* order;
+  };
   const T* x_;
   T* grad_;
-  int64_t parents_, shared_, d_, h_, width_, size_, per_group_, kernel_;
+  int64_t parents_, shared_, width_, size_, per_group_, kernel_;
+  int32_t* order_;
   T fill_;
   int64_t row_[CHUNK];
   V *packed_[CHUNK], *sums_[CHUNK];

@@ -105,10 +105,13 @@ using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
 template <class T, int L, class S>
 void choose(Operation operation, const Problem& a, Watch& watch) {
   const int agreement = a.precision ? 2 : a.target ? 1 : 0;
+  const bool pulled = a.groups < a.types && !a.unit && !a.bias;
   switch (operation) {
     case WEIGHTED_SUM:
+      if (pulled) return call<PulledSum, T, L, S>(a, watch);
       return call<WeightedSum, T, L, S>(a, watch);
     case WEIGHTED_SUM_BACKWARD:
+      if (pulled) return call<PulledSumBackward, T, L, S>(a, watch);
       return call<WeightedSumBackward, T, L, S>(a, watch);
     case MOMENTS:
       if (agreement == 0) return call<UniformMoments, T, L, S>(a, watch);
@@ -123,11 +126,6 @@ void choose(Operation operation, const Problem& a, Watch& watch) {
 
 template <class T, int L>
 void choose_shape(Operation operation, const Problem& a, Watch& watch) {
-  const bool sums = operation == WEIGHTED_SUM || operation == WEIGHTED_SUM_BACKWARD;
-  if (sums && a.groups < a.types && !a.unit && !a.bias) {
-    if (operation == WEIGHTED_SUM) return call<PulledSum, T, L, Shape<0, 0, 0>>(a, watch);
-    return call<PulledSumBackward, T, L, Shape<0, 0, 0>>(a, watch);
-  }
   if constexpr (sizeof(T) == 4) {
     if (a.rows == 4 && a.d == 4 && a.h == 4) return choose<T, L, Shape<4, 4, 4>>(operation, a, watch);
     if (a.rows == 1 && a.d == 8 && a.h == 16) return choose<T, L, Shape<1, 8, 16>>(operation, a, watch);

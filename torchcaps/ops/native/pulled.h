@@ -76,9 +76,11 @@ class Pulled : public Base {
   INLINE void products(int64_t s, int first, const V* pulled, V* const* out) const {
     const typename Base::Number* p[C];
     for (int c = 0; c < C; c++) p[c] = this->pose(s, first + c);
-    for (int64_t t = 0; t < tiles; t++, pulled += pose_size) {
+    const int64_t width = shape.pose();
+    for (int64_t t = 0; t < tiles; t++, pulled += width) {
       V sum[C] = {};
-      for (int64_t n = 0; n < pose_size; n++)
+#pragma GCC unroll 16
+      for (int64_t n = 0; n < width; n++)
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) sum[c] += p[c][n] * pulled[n];
       for (int c = 0; c < C; c++) out[first + c][t] = sum[c];
@@ -89,10 +91,12 @@ class Pulled : public Base {
   INLINE void add_poses(int64_t s, int first, V* const* weights, V* sums) const {
     const typename Base::Number* p[C];
     for (int c = 0; c < C; c++) p[c] = this->pose(s, first + c);
-    for (int64_t t = 0; t < tiles; t++, sums += pose_size) {
+    const int64_t width = shape.pose();
+    for (int64_t t = 0; t < tiles; t++, sums += width) {
       V w[C];
       for (int c = 0; c < C; c++) w[c] = weights[first + c][t];
-      for (int64_t n = 0; n < pose_size; n++) {
+#pragma GCC unroll 16
+      for (int64_t n = 0; n < width; n++) {
         V x = sums[n];
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) x += p[c][n] * w[c];

@@ -33,6 +33,17 @@ INLINE Vec<T, L> splat(T x) {
 }
 
 template <class T, int L>
+INLINE Vec<T, L> read(const T* x) {
+  Vec<T, L> v;
+  memcpy(&v, x, sizeof(v));
+  return v;
+}
+template <class T, int L>
+INLINE void write(T* x, Vec<T, L> v) {
+  memcpy(x, &v, sizeof(v));
+}
+
+template <class T, int L>
 INLINE Vec<T, L> larger(Vec<T, L> a, Vec<T, L> b) {
   return a > b ? a : b;
 }
@@ -97,16 +108,29 @@ INLINE void add_lane_sums(Vec<T, L>* x, T* out) {
 #pragma GCC unroll 8
     for (int i = 0; i < N; i += G) {
       fold<T, L, G>(x + i);
-      Vec<T, G> before;
-      memcpy(&before, out + i, sizeof(before));
-      before += narrow<T, L, G>(x[i]);
-      memcpy(out + i, &before, sizeof(before));
+      write<T, G>(out + i, read<T, G>(out + i) + narrow<T, L, G>(x[i]));
     }
   } else {
     for (int i = 0; i < N; i++) out[i] += sum_of_lanes<T, L>(x[i]);
   }
 }
 
+// x[i][j] to x[j][i].
+template <class T, int L, int B, int... I>
+INLINE void exchange(Vec<T, L>& a, Vec<T, L>& b, Indices<I...>) {
+  const Vec<T, L> first = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...);
+  b = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...);
+  a = first;
+}
+template <class T, int L, int B = 1>
+INLINE void transpose(Vec<T, L>* x) {
+  if constexpr (B < L) {
+#pragma GCC unroll 16
+    for (int i = 0; i < L; i++)
+      if (i / B % 2 == 0) exchange<T, L, B>(x[i], x[i + B], typename UpTo<L>::type());
+    transpose<T, L, 2 * B>(x);
+  }
+}
 // e^x for x <= 0, to an ulp or two; 0 where it would not be a normal number. NaN stays NaN.
 template <int L>
 INLINE Vec<float, L> exp_of(Vec<float, L> x) {

@@ -21,7 +21,7 @@ class Worker {
 
   Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
       : a(a), shape(a), places(a), shard(shard), tiles((a.parents + L - 1) / L), features(shape.features()),
-        size(tiles * features), pose_size(shape.rows() * shape.d()), kernel(a.down * a.across),
+        size(tiles * features), pose_size(shape.pose()), kernel(a.down * a.across),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
         weight(arena, a, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, shape.d(), shape.h(), CHUNK),
