@@ -46,6 +46,8 @@ def load() -> ctypes.CDLL:
     library.torchcaps_problem_size.restype = ctypes.c_int64
     if library.torchcaps_problem_size() != ctypes.sizeof(_Problem):
         raise OSError("the kernels were built from another version of torchcaps: install it again")
+    parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # of the OpenMP runtime that PyTorch has loaded
+    library.torchcaps_use_openmp(parallel)
     library.torchcaps_instructions.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
     return library

@@ -86,7 +86,7 @@ void call(const Problem& a, Watch& watch) {
   if (division.types > 1) run.partial = arena.get<V>(division.count() * run.samples_of_shard * total);
   if (arena.failed || run.gradients.failed) return watch.stop(NO_MEMORY);
   in_parallel(division.count(), run.shard, &run);
-  if (watch.status == DONE && division.count() > 1) in_parallel(division.count(), run.join, &run);
+  if (watch.status() == DONE && division.count() > 1) in_parallel(division.count(), run.join, &run);
 }
 
 template <class T, int L, class S>
@@ -145,7 +145,7 @@ int run(Operation operation, int64_t bytes, const Problem& a) {
   } else {
     choose_shape<float, L>(operation, a, watch);
   }
-  return watch.status;
+  return watch.status();
 }
 
 }  // namespace INSTRUCTIONS

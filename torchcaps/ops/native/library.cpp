@@ -1,4 +1,7 @@
 // What Python calls: the choice of the instruction set, threads, and signals.
+#include <pthread.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <exception>
 #include <string>
@@ -21,23 +24,55 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 
+namespace {
+
+struct Team {
+  void (*work)(void*, int);
+  void* context;
+  int count;
+  int next;
+};
+
+void work_on(void* x) {
+  Team& team = *static_cast<Team*>(x);
+  for (int i; (i = __atomic_fetch_add(&team.next, 1, __ATOMIC_RELAXED)) < team.count;) team.work(team.context, i);
+}
+
+// GOMP_parallel of the OpenMP runtime that PyTorch has loaded: its threads still spin when ours are to start, and two
+// sets of threads on the same cores would be in each other's way. It is of no use in a process that was forked.
+using OpenMP = void (*)(void (*)(void*), void*, unsigned, unsigned);
+OpenMP openmp = nullptr;
+pid_t openmp_process = 0;
+
+}  // namespace
+
 void in_parallel(int count, void (*work)(void*, int), void* context) {
+  Team team{work, context, count, 0};
+  if (count == 1) return work_on(&team);
+  if (openmp && getpid() == openmp_process) return openmp(work_on, &team, static_cast<unsigned>(count), 0);
   std::vector<std::thread> others;
-  int started = 1;
   try {
-    for (; started < count; started++) others.emplace_back(work, context, started);
+    while (static_cast<int>(others.size()) < count - 1) others.emplace_back(work_on, &team);
   } catch (const std::exception&) {
-    // No more threads are to be had: the rest is done here.
+    // No more threads are to be had: those that are there do the work.
   }
-  work(context, 0);
-  for (int i = started; i < count; i++) work(context, i);
+  work_on(&team);
   for (auto& thread : others) thread.join();
 }
 
+namespace {
+
+int64_t milliseconds() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::milliseconds(1); }
+unsigned long this_thread() { return (unsigned long)pthread_self(); }
+
+}  // namespace
+
+Watch::Watch(int (*interrupted)()) : interrupted_(interrupted), owner_(this_thread()), next_(milliseconds() + 100) {}
+
 void Watch::ask() {
-  const int64_t now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::milliseconds(1);
-  if (next_ == 0) next_ = now + 100;
-  if (now < next_ || !interrupted_) return;
+  if (this_thread() != owner_) return;
+  const int64_t now = milliseconds();
+  if (now < next_) return;
   next_ = now + 100;
   if (interrupted_()) stop(INTERRUPTED);
 }
@@ -100,9 +135,18 @@ EXPORTED bool torchcaps_choose(const char* name) {
   return false;
 }
 
+EXPORTED void torchcaps_use_openmp(torchcaps::OpenMP parallel) {
+  torchcaps::openmp = parallel;
+  torchcaps::openmp_process = getpid();
+}
+
 EXPORTED int64_t torchcaps_problem_size() { return sizeof(torchcaps::Problem); }
 
 EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Problem* problem) {
-  return torchcaps::chosen.run(static_cast<torchcaps::Operation>(operation), bytes, *problem);
+  try {
+    return torchcaps::chosen.run(static_cast<torchcaps::Operation>(operation), bytes, *problem);
+  } catch (const std::exception&) {
+    return torchcaps::NO_MEMORY;
+  }
 }
 }

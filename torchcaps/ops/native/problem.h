@@ -27,25 +27,26 @@ enum Operation : int64_t { WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS
 enum Status : int { DONE, NO_MEMORY, INTERRUPTED };
 
 // In library.cpp, once for all instruction sets.
-int thread_count(int64_t asked);
 // Calls work(context, i) for each i < count, the first in the calling thread, and waits for all.
 void in_parallel(int count, void (*work)(void*, int), void* context);
 
-// Shared by the threads of a call. Only the thread that made the call may ask Python.
+// Shared by the threads of a call. Only the thread that made the call asks Python, ten times a second.
 class Watch {
  public:
-  explicit Watch(int (*interrupted)()) : interrupted_(interrupted) {}
-  bool stopped(bool calling_thread) {
-    if (calling_thread) ask();
-    return __atomic_load_n(&status, __ATOMIC_RELAXED) != DONE;
+  explicit Watch(int (*interrupted)());
+  bool stopped() {
+    ask();
+    return status() != DONE;
   }
-  void stop(Status why) { __atomic_store_n(&status, static_cast<int>(why), __ATOMIC_RELAXED); }
-  int status = DONE;
+  void stop(Status why) { __atomic_store_n(&status_, static_cast<int>(why), __ATOMIC_RELAXED); }
+  int status() const { return __atomic_load_n(&status_, __ATOMIC_RELAXED); }
 
  private:
   void ask();
   int (*interrupted_)();
-  int64_t next_ = 0;
+  unsigned long owner_;
+  int64_t next_;
+  int status_ = DONE;
 };
 
 }  // namespace torchcaps

@@ -26,7 +26,7 @@ class Pulled : public Base {
       for (int64_t place = 0; place < kernel; place++) {
         this->weight.load(0, type, place);
         for (int64_t s = 0; s < count; s++) {
-          if (watch.stopped(shard.number == 0)) return false;
+          if (watch.stopped()) return false;
           self.begin_group(s);
           for (int64_t first = type; first < end; first += chunk) {
             chunk = static_cast<int>(least(CHUNK, end - first));

@@ -75,7 +75,7 @@ class Worker {
         self.clear(of_run + s * total);
       }
       for (int64_t run_end = least(end, i + RUN); i < run_end; i += chunk) {
-        if (watch.stopped(shard.number == 0)) return false;
+        if (watch.stopped()) return false;
         chunk = static_cast<int>(least(CHUNK, run_end - i));
         for (int c = 0; c < chunk; c++) load(c, i + c);
         int64_t s = 0;
