@@ -50,18 +50,11 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
   template <int N>
   INLINE void group(int64_t s) {
     for (int c = 0; c < chunk; c++) votes_and_logits<N>(s, c);
+    coefficients<N>();
     for (int m = 0; m < N; m++) {
-      for (int c = 0; c < chunk; c++) {
-        V* own = shares[m * CHUNK + c];
+      for (int c = 0; this->gates && c < chunk; c++) {
         const T gate = this->gate(s + m, c);
-        if (A == UNIFORM) {
-          for (int64_t t = 0; t < tiles; t++) own[t] = uniform[t] * gate;
-          continue;
-        }
-        const V* base = this->logit_base(c);
-        for (int64_t t = 0; A == DOT && t < tiles; t++) own[t] += base[t];
-        this->softmax(own, false);
-        for (int64_t t = 0; this->gates && t < tiles; t++) own[t] *= gate;
+        for (int64_t t = 0; t < tiles; t++) shares[m * CHUNK + c][t] *= gate;
       }
       V* total = of_run + (s + m) * total_size;
       if (chunk == CHUNK) {
@@ -70,6 +63,18 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
         for (int c = 0; c < chunk; c++) add<1>(m * CHUNK + c, c, total);
       }
     }
+  }
+
+  // Of the logits in shares.
+  template <int N>
+  INLINE void coefficients() {
+    for (int m = 0; A != GAUSSIAN && m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        V* own = shares[m * CHUNK + c];
+        const V* base = A == UNIFORM ? uniform : this->logit_base(c);
+        for (int64_t t = 0; t < tiles; t++) own[t] = A == UNIFORM ? base[t] : own[t] + base[t];
+      }
+    if (A != UNIFORM) this->template softmax_of_chunk<N>(shares, false);
   }
 
   template <int N>
@@ -249,8 +254,8 @@ class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
   template <int N>
   INLINE void group(int64_t s) {
     for (int c = 0; c < chunk; c++) votes_logits_and_benefits<N>(s, c);
+    of_logits<N>(s);
     for (int m = 0; m < N; m++) {
-      for (int c = 0; c < chunk; c++) of_logits(s + m, m * CHUNK + c, c);
       if (chunk == CHUNK) {
         of_votes_and_parents<CHUNK>(s + m, m * CHUNK);
       } else {
@@ -285,32 +290,43 @@ class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
     }
   }
 
-  INLINE void of_logits(int64_t s, int i, int c) {
-    V *share = shares[i], *benefit = benefits[i], *slope = slopes[i];
-    const T gate = this->gate(s, c);
-    if constexpr (A == UNIFORM) {
-      for (int64_t t = 0; t < tiles; t++) share[t] = prior[t];
-    } else {
-      const V* base = this->logit_base(c);
-      for (int64_t t = 0; A == DOT && t < tiles; t++) share[t] += base[t];
-      this->softmax(share, false);
-    }
-    V sum = {}, *grad_betas = betas.grad(c);
-    for (int64_t t = 0; t < tiles; t++) {
-      benefit[t] += constant[s * tiles + t];
-      if (betas) benefit[t] += betas.row(c)[t] * of_benefit[s * tiles + t];
-      if (grad_betas) grad_betas[t] += share[t] * gate * of_benefit[s * tiles + t];
-      sum += share[t] * benefit[t];
-    }
-    const T along = sum_of_lanes<T, L>(sum);
-    if (this->grad_gates) this->grad_gates[this->gate_index(s, c)] += along;
-    V* grad_offset = this->offset.grad(c);
-    for (int64_t t = 0; t < tiles; t++) {
-      share[t] *= gate;
-      slope[t] = share[t] * (benefit[t] - along);
-      if (A == DOT && grad_offset) grad_offset[t] += slope[t];
-      if (A == GAUSSIAN) of_run[s * total_size + 2 * size + t] += slope[t];
-    }
+  template <int N>
+  INLINE void of_logits(int64_t s) {
+    for (int m = 0; A != GAUSSIAN && m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        V* share = shares[m * CHUNK + c];
+        const V* base = A == UNIFORM ? prior : this->logit_base(c);
+        for (int64_t t = 0; t < tiles; t++) share[t] = A == UNIFORM ? base[t] : share[t] + base[t];
+      }
+    if (A != UNIFORM) this->template softmax_of_chunk<N>(shares, false);
+    V sums[N * CHUNK] = {};
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const int i = m * CHUNK + c;
+        V *share = shares[i], *benefit = benefits[i];
+        for (int64_t t = 0; t < tiles; t++) {
+          benefit[t] += constant[(s + m) * tiles + t];
+          if (betas) benefit[t] += betas.row(c)[t] * of_benefit[(s + m) * tiles + t];
+          sums[i] += share[t] * benefit[t];
+        }
+      }
+    T along[N * CHUNK];
+    join_lanes<Sum, T, L, N * CHUNK>(sums, along);
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const int i = m * CHUNK + c;
+        V *share = shares[i], *benefit = benefits[i], *slope = slopes[i];
+        const T gate = this->gate(s + m, c);
+        if (this->grad_gates) this->grad_gates[this->gate_index(s + m, c)] += along[i];
+        V *grad_offset = this->offset.grad(c), *grad_betas = betas.grad(c);
+        for (int64_t t = 0; t < tiles; t++) {
+          share[t] *= gate;
+          slope[t] = share[t] * (benefit[t] - along[i]);
+          if (grad_betas) grad_betas[t] += share[t] * of_benefit[(s + m) * tiles + t];
+          if (A == DOT && grad_offset) grad_offset[t] += slope[t];
+          if (A == GAUSSIAN) of_run[(s + m) * total_size + 2 * size + t] += slope[t];
+        }
+      }
   }
 
   template <int C>

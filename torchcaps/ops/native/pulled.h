@@ -135,7 +135,7 @@ class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, 
   }
   void chunk_of(int64_t s) {
     this->all_products(s, pulled, this->logits);
-    this->weigh(s, this->logits, summed, this->pose_size, summed + this->tiles * this->pose_size);
+    this->template weigh<1>(s, this->logits, &summed, this->pose_size);
     this->add_all_poses(s, this->logits, summed);
   }
   void end_group(int64_t s) {
@@ -173,7 +173,7 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
   void chunk_of(int64_t s) {
     this->all_products(s, query_pulled, logits);
     this->all_products(s, grad_pulled, this->benefits);
-    for (int c = 0; c < chunk; c++) this->of_logits(s, c, c);
+    this->template of_logits<1>(s);
     this->add_all_poses(s, logits, sloped);  // whose place the gradients of the logits have taken
     this->add_all_poses(s, weights, weighted);
     if (!this->grad_poses) return;
@@ -195,8 +195,8 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
         for (int i = 0; i < N; i++) sums[c * N + i] += slope * q[i] + weight * g[i];
       }
     }
-    T out[C * N] = {};
-    add_lane_sums<T, L, C * N>(sums, out);
+    T out[C * N];
+    join_lanes<Sum, T, L, C * N>(sums, out);
     for (int c = 0; c < C; c++) {
       T* grad = this->grad_poses + (this->pose(s, first + c) - this->poses) + n;
       for (int i = 0; i < N; i++) grad[i] += out[c * N + i];

@@ -50,19 +50,26 @@ class Sums : public Worker<Self, T, L, S> {
     for (int64_t t = 0; a.over_children && t < tiles; t++) total[size + tiles + t] = splat<T, L>(-INFINITY);
   }
 
-  // Weights in place of the logits of the chunk's children, for one sample. Over the children they are relative to the
-  // largest logit so far, to which the sums, of so many features, are scaled.
-  INLINE void weigh(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
-    for (int c = 0; c < chunk; c++) {
-      const V* base = this->logit_base(c);
-      for (int64_t t = 0; t < tiles; t++) own[c][t] += base[t];
-      if (a.over_children) continue;
-      this->softmax(own[c], a.leaky);
-      if (!this->gates) continue;
-      const T gate = this->gate(s, c);
-      for (int64_t t = 0; t < tiles; t++) own[c][t] *= gate;
+  // Weights in place of logits, for the chunk's children and N samples. Over the children they are relative to the
+  // largest logit so far, to which the sums of the sample, of so many features, are scaled.
+  template <int N>
+  INLINE void weigh(int64_t s, V* const* own, V* const* sums, int64_t width) {
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const V* base = this->logit_base(c);
+        for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] += base[t];
+      }
+    if (!a.over_children) this->template softmax_of_chunk<N>(own, a.leaky);
+    for (int m = 0; m < N; m++) {
+      if (a.over_children) {
+        over_children(s + m, own + m * CHUNK, sums[m], width, sums[m] + tiles * width);
+      } else {
+        for (int c = 0; this->gates && c < chunk; c++) {
+          const T gate = this->gate(s + m, c);
+          for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] *= gate;
+        }
+      }
     }
-    if (a.over_children) over_children(s, own, sums, width, mass);
   }
   void over_children(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
     V* largest = mass + tiles;
@@ -70,10 +77,13 @@ class Sums : public Worker<Self, T, L, S> {
       V higher = largest[t];
       for (int c = 0; c < chunk; c++)
         if (this->gate(s, c) != 0) higher = larger<T, L>(higher, own[c][t]);
-      const V finite = finite_or_zero(higher), factor = exp_of<L>(largest[t] - finite);
-      largest[t] = higher;
-      mass[t] *= factor;
-      for (int64_t f = t * width; f < (t + 1) * width; f++) sums[f] *= factor;
+      const V finite = finite_or_zero(higher);
+      if (any_larger<T, L>(higher, largest[t])) {
+        const V factor = exp_of<L>(largest[t] - finite);
+        mass[t] *= factor;
+        for (int64_t f = t * width; f < (t + 1) * width; f++) sums[f] *= factor;
+        largest[t] = higher;
+      }
       for (int c = 0; c < chunk; c++) {
         const T gate = this->gate(s, c);
         own[c][t] = gate == 0 ? V{} : exp_of<L>(own[c][t] - finite) * gate;
@@ -145,9 +155,11 @@ class WeightedSum : public Sums<WeightedSum<T, L, S>, T, L, S> {
         for (int64_t t = 0; t < tiles; t++) own[t] /= nonzero<T, L>(root<T, L>(square[t]));
       }
     }
+    V* sums[N];
+    for (int m = 0; m < N; m++) sums[m] = of_run + (s + m) * total_size;
+    this->template weigh<N>(s, logits, sums, features);
     for (int m = 0; m < N; m++) {
-      V *total = of_run + (s + m) * total_size, *const *own = votes + m * CHUNK, *const *weights = logits + m * CHUNK;
-      this->weigh(s + m, weights, total, features, total + size);
+      V *total = sums[m], *const *own = votes + m * CHUNK, *const *weights = logits + m * CHUNK;
       if (chunk == CHUNK) {
         accumulate<CHUNK>(tiles, features, own, weights, total);
       } else {
@@ -164,7 +176,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
  public:
   using Base = Worker<Self, T, L, S>;
   using V = typename Base::V;
-  using Base::a, Base::tiles, Base::size, Base::features, Base::arena, Base::M;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::arena, Base::chunk, Base::M;
 
   SumsBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)) {}
@@ -198,47 +210,60 @@ class SumsBackward : public Worker<Self, T, L, S> {
     }
   }
 
-  // From logits and benefits (how the loss changes with a coefficient) to weights and gradients of the logits.
-  INLINE void of_logits(int64_t s, int i, int c) {
-    V *own = logits[i], *weight = weights[i], *benefit = benefits[i], *of_vote = of_votes[i];
-    const V* base = this->logit_base(c);
-    const T gate = this->gate(s, c);
-    V* unshifted = weight;  // for a moment
-    if (a.unit) {
-      for (int64_t t = 0; t < tiles; t++) {
-        of_vote[t] = 1 / nonzero<T, L>(root<T, L>(of_vote[t]));
-        own[t] *= of_vote[t];
-        unshifted[t] = own[t];
+  // From logits and benefits (how the loss changes with a coefficient) to weights and gradients of the logits, for the
+  // chunk's children and N samples. Where votes are compared as unit vectors, of_votes holds their squared lengths, and
+  // then what a vote's gradient has of the vote itself.
+  template <int N>
+  INLINE void of_logits(int64_t s) {
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const int i = m * CHUNK + c;
+        const V* base = this->logit_base(c);
+        for (int64_t t = 0; t < tiles; t++) {
+          if (a.unit) {
+            of_votes[i][t] = 1 / nonzero<T, L>(root<T, L>(of_votes[i][t]));
+            logits[i][t] *= of_votes[i][t];
+            weights[i][t] = logits[i][t];  // for a moment: the logits themselves
+          }
+          logits[i][t] += base[t];
+        }
       }
-    }
-    for (int64_t t = 0; t < tiles; t++) own[t] += base[t];
-    V sum = {};
-    if (a.over_children) {
-      for (int64_t t = 0; t < tiles; t++) {
-        own[t] = gate == 0 ? V{} : exp_of<L>(own[t] - log_mass[s * tiles + t]);
-        benefit[t] -= expected[s * tiles + t];
-        sum += own[t] * benefit[t];
+    if (!a.over_children) this->template softmax_of_chunk<N>(logits, a.leaky);
+    V sums[N * CHUNK] = {};
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const int i = m * CHUNK + c;
+        V *own = logits[i], *benefit = benefits[i];
+        if (a.over_children) {
+          const V *lost = log_mass + (s + m) * tiles, *mean = expected + (s + m) * tiles;
+          const bool absent = this->gate(s + m, c) == 0;
+          for (int64_t t = 0; t < tiles; t++) {
+            own[t] = absent ? V{} : exp_of<L>(own[t] - lost[t]);
+            benefit[t] -= mean[t];
+          }
+        }
+        for (int64_t t = 0; t < tiles; t++) sums[i] += own[t] * benefit[t];
       }
-    } else {
-      this->softmax(own, a.leaky);
-      for (int64_t t = 0; t < tiles; t++) sum += own[t] * benefit[t];
-    }
-    T along = 0;  // what all logits have in common changes nothing
-    if (this->grad_gates || !a.over_children) along = sum_of_lanes<T, L>(sum);
-    if (this->grad_gates) this->grad_gates[this->gate_index(s, c)] += along;
-    if (a.over_children) along = 0;
-    V* grad_offset = this->offset.grad(c);
-    for (int64_t t = 0; t < tiles; t++) {
-      const V share = own[t] * gate, logit = unshifted[t];
-      V slope = share * (benefit[t] - along);
-      if (grad_offset) grad_offset[t] += slope;
-      weight[t] = share;
-      if (a.unit) {
-        slope *= of_vote[t];
-        of_vote[t] *= -slope * logit;
+    T along[N * CHUNK] = {};  // what all logits have in common changes nothing
+    if (this->grad_gates || !a.over_children) join_lanes<Sum, T, L, N * CHUNK>(sums, along);
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const int i = m * CHUNK + c;
+        const T gate = this->gate(s + m, c), common = a.over_children ? 0 : along[i];
+        if (this->grad_gates) this->grad_gates[this->gate_index(s + m, c)] += along[i];
+        V* grad_offset = this->offset.grad(c);
+        for (int64_t t = 0; t < tiles; t++) {
+          const V weight = logits[i][t] * gate;
+          V slope = weight * (benefits[i][t] - common);
+          if (grad_offset) grad_offset[t] += slope;
+          if (a.unit) {
+            slope *= of_votes[i][t];
+            of_votes[i][t] *= -slope * weights[i][t];
+          }
+          weights[i][t] = weight;
+          logits[i][t] = slope;
+        }
       }
-      own[t] = slope;
-    }
   }
 
   void finish(int64_t sample, V* total) const {
@@ -278,8 +303,8 @@ class WeightedSumBackward : public SumsBackward<WeightedSumBackward<T, L, S>, T,
         this->template make_votes<N>(s, c, seen);
       }
     }
+    this->template of_logits<N>(s);
     for (int m = 0; m < N; m++) {
-      for (int c = 0; c < chunk; c++) this->of_logits(s + m, m * CHUNK + c, c);
       if (chunk == CHUNK) {
         of_votes_and_query<CHUNK>(s + m, m * CHUNK);
       } else {

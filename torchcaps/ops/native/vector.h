@@ -61,58 +61,72 @@ INLINE Vec<T, L / 2> high(Vec<T, L> x) {
   return half_of<T, L, L / 2>(x, typename UpTo<L / 2>::type());
 }
 
-template <class T, int L>
-INLINE T sum_of_lanes(Vec<T, L> x) {
-  if constexpr (L == 2) {
-    return x[0] + x[1];
-  } else {
-    return sum_of_lanes<T, L / 2>(low<T, L>(x) + high<T, L>(x));
+struct Sum {
+  template <class V>
+  INLINE V operator()(V a, V b) const {
+    return a + b;
   }
-}
-template <class T, int L>
-INLINE T largest_lane(Vec<T, L> x) {
-  if constexpr (L == 2) {
-    return x[0] > x[1] ? x[0] : x[1];
-  } else {
-    return largest_lane<T, L / 2>(larger<T, L / 2>(low<T, L>(x), high<T, L>(x)));
+};
+struct Largest {
+  template <class V>
+  INLINE V operator()(V a, V b) const {
+    return a > b ? a : b;
   }
-}
+};
 
-// Sums of neighboring blocks of B lanes, those of a in even blocks and those of b in odd ones.
-template <class T, int L, int B, int... I>
+// Neighboring blocks of B lanes joined, those of a in even blocks and those of b in odd ones.
+template <class Join, class T, int L, int B, int... I>
 INLINE Vec<T, L> fold_lanes(Vec<T, L> a, Vec<T, L> b, Indices<I...>) {
-  return __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...) +
-         __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...);
+  return Join()(__builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...),
+                __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...));
 }
-template <class T, int L, int N, int B = 1>
+template <class Join, class T, int L, int N, int B = 1>
 INLINE void fold(Vec<T, L>* x) {
   if constexpr (B < N) {
 #pragma GCC unroll 16
-    for (int i = 0; i < N / B / 2; i++) x[i] = fold_lanes<T, L, B>(x[2 * i], x[2 * i + 1], typename UpTo<L>::type());
-    fold<T, L, N, 2 * B>(x);
+    for (int i = 0; i < N / B / 2; i++)
+      x[i] = fold_lanes<Join, T, L, B>(x[2 * i], x[2 * i + 1], typename UpTo<L>::type());
+    fold<Join, T, L, N, 2 * B>(x);
   }
 }
-template <class T, int L, int N>
+template <class Join, class T, int L, int N>
 INLINE Vec<T, N> narrow(Vec<T, L> x) {
   if constexpr (L == N) {
     return x;
   } else {
-    return narrow<T, L / 2, N>(low<T, L>(x) + high<T, L>(x));
+    return narrow<Join, T, L / 2, N>(Join()(low<T, L>(x), high<T, L>(x)));
   }
 }
-// out[i] += the sum of the lanes of x[i], for i < N. All of x are overwritten.
-template <class T, int L, int N>
-INLINE void add_lane_sums(Vec<T, L>* x, T* out) {
+// out[i]: the lanes of x[i] joined, for i < N. All of x are overwritten.
+template <class Join, class T, int L, int N>
+INLINE void join_lanes(Vec<T, L>* x, T* out) {
   constexpr int G = N < L ? N : L;
   if constexpr (G > 1 && (G & (G - 1)) == 0 && N % G == 0) {
 #pragma GCC unroll 8
     for (int i = 0; i < N; i += G) {
-      fold<T, L, G>(x + i);
-      write<T, G>(out + i, read<T, G>(out + i) + narrow<T, L, G>(x[i]));
+      fold<Join, T, L, G>(x + i);
+      write<T, G>(out + i, narrow<Join, T, L, G>(x[i]));
     }
   } else {
-    for (int i = 0; i < N; i++) out[i] += sum_of_lanes<T, L>(x[i]);
+    for (int i = 0; i < N; i++) {
+      const Vec<T, 2> two = narrow<Join, T, L, 2>(x[i]);
+      out[i] = Join()(two[0], two[1]);
+    }
   }
+}
+template <class T, int L>
+INLINE T sum_of_lanes(Vec<T, L> x) {
+  T sum;
+  join_lanes<Sum, T, L, 1>(&x, &sum);
+  return sum;
+}
+// Is a larger than b anywhere?
+template <class T, int L>
+INLINE bool any_larger(Vec<T, L> a, Vec<T, L> b) {
+  const auto larger = a > b;
+  Vec<int64_t, L * static_cast<int>(sizeof(T)) / 8> bits;
+  memcpy(&bits, &larger, sizeof(bits));
+  return sum_of_lanes<int64_t, L * static_cast<int>(sizeof(T)) / 8>(bits & 1) != 0;
 }
 
 // x[i][j] to x[j][i].

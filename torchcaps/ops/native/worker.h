@@ -177,7 +177,9 @@ class Worker {
               }
             }
           }
-          add_lane_sums<T, L, ROWS * WIDTH>(sums, out);
+          T found[ROWS * WIDTH];
+          join_lanes<Sum, T, L, ROWS * WIDTH>(sums, found);
+          for (int i = 0; i < ROWS * WIDTH; i++) out[i] += found[i];
         } else {
           for (int64_t r = 0; r < R; r++) {
             for (int64_t d = 0; d < D; d++) {
@@ -226,21 +228,38 @@ class Worker {
     }
   }
 
-  // Coefficients in place of logits: their softmax over the parents.
-  INLINE void softmax(V* logits, bool leaky) const {
-    V highest = logits[0];
-    for (int64_t t = 1; t < tiles; t++) highest = larger<T, L>(highest, logits[t]);
-    T most = largest_lane<T, L>(highest);
-    if (leaky && most < 0) most = 0;
-    V sums = {};
-    for (int64_t t = 0; t < tiles; t++) {
-      logits[t] = exp_of<L>(logits[t] - most);
-      sums += logits[t];
+  // Coefficients in place of logits: the softmax over the parents, for N children at a time.
+  template <int N>
+  INLINE void softmax(V* const* logits, bool leaky) const {
+    V folded[N];
+    T largest[N], sums[N];
+    for (int i = 0; i < N; i++) {
+      folded[i] = logits[i][0];
+      for (int64_t t = 1; t < tiles; t++) folded[i] = larger<T, L>(folded[i], logits[i][t]);
     }
-    T sum = sum_of_lanes<T, L>(sums);
-    if (leaky) sum += exp_of<L>(splat<T, L>(-most))[0];
-    const T scale = 1 / sum;
-    for (int64_t t = 0; t < tiles; t++) logits[t] *= scale;
+    join_lanes<Largest, T, L, N>(folded, largest);
+    for (int i = 0; i < N; i++) {
+      if (leaky && largest[i] < 0) largest[i] = 0;
+      V sum = {};
+      for (int64_t t = 0; t < tiles; t++) {
+        logits[i][t] = exp_of<L>(logits[i][t] - largest[i]);
+        sum += logits[i][t];
+      }
+      folded[i] = sum;
+    }
+    join_lanes<Sum, T, L, N>(folded, sums);
+    for (int i = 0; i < N; i++) {
+      if (leaky) sums[i] += exp_of<L>(splat<T, L>(-largest[i]))[0];
+      sums[i] = 1 / sums[i];
+      for (int64_t t = 0; t < tiles; t++) logits[i][t] *= sums[i];
+    }
+  }
+  // The same for the chunk's children for N samples: the first of each CHUNK are there.
+  template <int N>
+  INLINE void softmax_of_chunk(V* const* logits, bool leaky) const {
+    if (chunk == CHUNK) return softmax<N * CHUNK>(logits, leaky);
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) softmax<1>(logits + m * CHUNK + c, leaky);
   }
 
   const Problem& a;
