@@ -159,9 +159,8 @@ TILED = {
     "weighted_sum": _operators("tiled_weighted_sum", WEIGHTED_SUM, tiled.weighted_sum, tiled.weighted_sum_backward),
     "moments": _operators("tiled_moments", MOMENTS, tiled.moments, tiled.moments_backward),
 }
-# The uniform sum is a matrix product, and PyTorch's is as good as any.
 NATIVE = {
-    "vote_sum": TILED["vote_sum"],
+    "vote_sum": _operators("native_vote_sum", VOTE_SUM, native.vote_sum, native.vote_sum_backward),
     "weighted_sum": _operators(
         "native_weighted_sum", WEIGHTED_SUM, native.weighted_sum, native.weighted_sum_backward
     ),

@@ -15,7 +15,7 @@ from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import accumulator
 
 FOLDER = Path(__file__).parent
-WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(4)
+VOTE_SUM, VOTE_SUM_BACKWARD, WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(6)
 
 _NUMBERS = (
     *("images", "types", "height", "width", "rows", "d", "groups", "down", "across", "parents", "h"),
@@ -71,6 +71,20 @@ def why_not() -> str | None:
 def instructions() -> str:
     """The instruction set that was chosen for this machine."""
     return load().torchcaps_instructions().decode()
+
+
+def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
+    features = children.poses.shape[4] * children.weight.shape[5]
+    sums = accumulator(children.poses, count_samples(children, options), children.parents, features)
+    _run(VOTE_SUM, children, (None,) * 5, options, results=(sums,))
+    return (sums,)
+
+
+def vote_sum_backward(
+    grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
+) -> tuple[()]:
+    _run(VOTE_SUM_BACKWARD, children, (None,) * 5, options, grads=grads, into=into)
+    return ()
 
 
 def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
@@ -151,7 +165,7 @@ def _run(
     children: Children,
     about: tuple[Tensor | None, ...],
     options: Options,
-    results: tuple[Tensor, ...],
+    results: tuple[Tensor, ...] = (),
     grads: tuple[Tensor, ...] = (),
     into: tuple[Tensor | None, ...] = (None,) * 4,
     found: tuple[Tensor | None, ...] = (None,) * 5,

@@ -55,7 +55,7 @@ class Arena {
 // A pose of R x D that votes R x H, where the compiler knows them; 0: it does not.
 template <int R, int D, int H>
 struct Shape {
-  static constexpr int ROWS = R, WIDTH = D, SAMPLES = R == 0 || R >= 4 ? 1 : 4 / R;
+  static constexpr int ROWS = R, WIDTH = D, HEIGHT = H, SAMPLES = R == 0 || R >= 4 ? 1 : 4 / R;
   explicit Shape(const Problem& a) : rows_(a.rows), d_(a.d), h_(a.h) {}
   INLINE int64_t rows() const { return R ? R : rows_; }
   INLINE int64_t d() const { return D ? D : d_; }
@@ -150,7 +150,7 @@ class Rows {
        int places, T fill = 0)
       : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared),
         width_(d * h), size_((a.parents + L - 1) / L * width_), per_group_(groups ? a.types / groups : 1),
-        kernel_(a.down * a.across), fill_(fill) {
+        kernel_(a.down * a.across), places_(places), fill_(fill) {
     order_ = arena.get<int32_t>(width_);
     if (arena.failed) return;
     for (int64_t e = 0; e < d; e++)
@@ -184,6 +184,9 @@ class Rows {
     }
     memset(static_cast<void*>(sums_[i]), 0, size_ * sizeof(V));
   }
+  void flush_all() {
+    for (int i = 0; i < places_; i++) flush(i);
+  }
   INLINE const V* row(int i) const { return packed_[i]; }
   INLINE V* grad(int i) const { return sums_[i]; }
   explicit operator bool() const { return x_ != nullptr; }
@@ -197,6 +200,7 @@ class Rows {
   T* grad_;
   int64_t parents_, shared_, width_, size_, per_group_, kernel_;
   int32_t* order_;
+  int places_;
   T fill_;
   int64_t row_[CHUNK];
   V *packed_[CHUNK], *sums_[CHUNK];

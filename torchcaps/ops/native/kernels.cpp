@@ -2,6 +2,7 @@
 #include "moments.h"
 #include "pulled.h"
 #include "sums.h"
+#include "uniform.h"
 
 namespace torchcaps {
 namespace INSTRUCTIONS {
@@ -107,6 +108,10 @@ void choose(Operation operation, const Problem& a, Watch& watch) {
   const int agreement = a.precision ? 2 : a.target ? 1 : 0;
   const bool pulled = a.groups < a.types && !a.unit && !a.bias;
   switch (operation) {
+    case VOTE_SUM:
+      return call<VoteSum, T, L, S>(a, watch);
+    case VOTE_SUM_BACKWARD:
+      return call<VoteSumBackward, T, L, S>(a, watch);
     case WEIGHTED_SUM:
       if (pulled) return call<PulledSum, T, L, S>(a, watch);
       return call<WeightedSum, T, L, S>(a, watch);

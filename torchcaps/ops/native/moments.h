@@ -230,7 +230,7 @@ class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
   void load_more(int c, int64_t type, int64_t place) { betas.load(c, type, place); }
   void flush() {
     Base::flush();
-    for (int c = 0; c < CHUNK; c++) betas.flush(c);
+    betas.flush_all();
   }
 
   // How the loss changes with a share, but for what is the same for all children.

@@ -23,7 +23,14 @@ struct Problem {
   int (*interrupted)();                                          // asked now and then; not 0: give up
 };
 
-enum Operation : int64_t { WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD };
+enum Operation : int64_t {
+  VOTE_SUM,
+  VOTE_SUM_BACKWARD,
+  WEIGHTED_SUM,
+  WEIGHTED_SUM_BACKWARD,
+  MOMENTS,
+  MOMENTS_BACKWARD
+};
 enum Status : int { DONE, NO_MEMORY, INTERRUPTED };
 
 // In library.cpp, once for all instruction sets.

@@ -29,6 +29,7 @@ class Worker {
         offset(arena, a, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, 1, 1, CHUNK,
                -INFINITY) {
     tail = arena.get<V>(tiles);
+    found = arena.get<T>(pose_size);
     for (int i = 0; i < M * CHUNK && !arena.failed; i++) votes[i] = arena.get<V>(size);
     if (arena.failed) return;
     for (int64_t j = a.parents; j < tiles * L; j++) reinterpret_cast<T*>(tail)[j] = -INFINITY;
@@ -102,11 +103,9 @@ class Worker {
   void make_room() {}
   void clear(V*) {}
   void flush() {
-    for (int c = 0; c < CHUNK; c++) {
-      weight.flush(c);
-      bias.flush(c);
-      offset.flush(c);
-    }
+    weight.flush_all();
+    bias.flush_all();
+    offset.flush_all();
   }
   void merge(V* into, const V* from) {
     for (int64_t i = 0; i < static_cast<Self&>(*this).total_size; i++) into[i] += from[i];
@@ -132,20 +131,20 @@ class Worker {
     for (int64_t tile = 0, f = 0; tile < tiles; tile++, f += features) {
       seen.begin(tile);
       for (int64_t h = 0; h < H; h++, w += D) {
+        constexpr int KNOWN = S::WIDTH > 0 ? S::WIDTH : 1;
+        V column[KNOWN];  // of the weights, in registers
+        for (int d = 0; d < KNOWN; d++) column[d] = w[d];
 #pragma GCC unroll 4
         for (int m = 0; m < N; m++) {
 #pragma GCC unroll 4
           for (int64_t r = 0; r < R; r++) {
-            V x;
-            if constexpr (BIASED) {
-              x = b[f + r * H + h] + p[m][r * D] * w[0];
-            } else {
-              x = p[m][r * D] * w[0];
-            }
+            const int64_t at = f + r * H + h;
+            V x = p[m][r * D] * column[0];
+            if constexpr (BIASED) x += b[at];
 #pragma GCC unroll 8
-            for (int64_t d = 1; d < D; d++) x += p[m][r * D + d] * w[d];
-            out[m][f + r * H + h] = x;
-            seen.see(m, f + r * H + h, x);
+            for (int64_t d = 1; d < D; d++) x += p[m][r * D + d] * (d < KNOWN ? column[d] : w[d]);
+            out[m][at] = x;
+            seen.see(m, at, x);
           }
         }
       }
@@ -153,78 +152,87 @@ class Worker {
     }
   }
 
+  // The gradient of a pose, given that of the child's votes.
+  INLINE void pose_gradient(int c, const V* grad, T* out) const {
+    const V* w = weight.row(c);
+    if constexpr (S::ROWS > 0) {
+      constexpr int ROWS = S::ROWS, WIDTH = S::WIDTH;
+      const int64_t H = shape.h();
+      V sums[ROWS * WIDTH] = {};
+      for (int64_t tile = 0; tile < tiles; tile++, grad += features) {
+        for (int64_t h = 0; h < H; h++, w += WIDTH) {
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; r++) {
+            const V x = grad[r * H + h];
+#pragma GCC unroll 8
+            for (int d = 0; d < WIDTH; d++) sums[r * WIDTH + d] += x * w[d];
+          }
+        }
+      }
+      join_lanes<Sum, T, L, ROWS * WIDTH>(sums, out);
+    } else {
+      const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
+      for (int64_t r = 0; r < R; r++) {
+        for (int64_t d = 0; d < D; d++) {
+          V sum = {};
+          for (int64_t tile = 0; tile < tiles; tile++)
+            for (int64_t h = 0; h < H; h++) sum += grad[tile * features + r * H + h] * w[(tile * H + h) * D + d];
+          out[r * D + d] = sum_of_lanes<T, L>(sum);
+        }
+      }
+    }
+  }
+
+  // Adds to the gradient of the weights of child c, given N poses and the gradients of their votes.
+  template <int N>
+  INLINE void add_weight_gradient(int c, const T* const* p, const V* const* grad) const {
+    V* out = weight.grad(c);
+    if (!out) return;
+    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      for (int64_t h = 0; h < H; h++, out += D) {
+        if constexpr (S::ROWS > 0) {
+          constexpr int WIDTH = S::WIDTH;
+          V sums[WIDTH];
+#pragma GCC unroll 8
+          for (int d = 0; d < WIDTH; d++) sums[d] = out[d];
+#pragma GCC unroll 4
+          for (int m = 0; m < N; m++) {
+#pragma GCC unroll 4
+            for (int r = 0; r < S::ROWS; r++) {
+              const V x = grad[m][tile * features + r * H + h];
+#pragma GCC unroll 8
+              for (int d = 0; d < WIDTH; d++) sums[d] += p[m][r * WIDTH + d] * x;
+            }
+          }
+#pragma GCC unroll 8
+          for (int d = 0; d < WIDTH; d++) out[d] = sums[d];
+        } else {
+          for (int m = 0; m < N; m++)
+            for (int64_t r = 0; r < R; r++) {
+              const V x = grad[m][tile * features + r * H + h];
+              for (int64_t d = 0; d < D; d++) out[d] += p[m][r * D + d] * x;
+            }
+        }
+      }
+    }
+  }
+
   // Takes the gradients of the votes of child c, which stand in place of the votes, to poses, weight and bias.
   template <int N>
   INLINE void add_child_gradients(int64_t s, int c) {
-    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
-    const V* g[N];
+    const V* grad[N];
     const T* p[N];
-    for (int m = 0; m < N; m++) p[m] = pose(s + m, c), g[m] = votes[m * CHUNK + c];
-    if (grad_poses) {
-      for (int m = 0; m < N; m++) {
-        T* out = grad_poses + (p[m] - poses);
-        const V* w = weight.row(c);
-        if constexpr (S::ROWS > 0) {
-          constexpr int ROWS = S::ROWS, WIDTH = S::WIDTH;
-          V sums[ROWS * WIDTH] = {};
-          for (int64_t tile = 0; tile < tiles; tile++) {
-            for (int64_t h = 0; h < H; h++, w += WIDTH) {
-#pragma GCC unroll 4
-              for (int r = 0; r < ROWS; r++) {
-                const V x = g[m][tile * features + r * H + h];
-#pragma GCC unroll 8
-                for (int d = 0; d < WIDTH; d++) sums[r * WIDTH + d] += x * w[d];
-              }
-            }
-          }
-          T found[ROWS * WIDTH];
-          join_lanes<Sum, T, L, ROWS * WIDTH>(sums, found);
-          for (int i = 0; i < ROWS * WIDTH; i++) out[i] += found[i];
-        } else {
-          for (int64_t r = 0; r < R; r++) {
-            for (int64_t d = 0; d < D; d++) {
-              V sum = {};
-              for (int64_t tile = 0; tile < tiles; tile++)
-                for (int64_t h = 0; h < H; h++)
-                  sum += g[m][tile * features + r * H + h] * w[(tile * H + h) * D + d];
-              out[r * D + d] += sum_of_lanes<T, L>(sum);
-            }
-          }
-        }
-      }
+    for (int m = 0; m < N; m++) p[m] = pose(s + m, c), grad[m] = votes[m * CHUNK + c];
+    for (int m = 0; grad_poses && m < N; m++) {
+      pose_gradient(c, grad[m], found);
+      T* out = grad_poses + (p[m] - poses);
+      for (int64_t i = 0; i < shape.pose(); i++) out[i] += found[i];
     }
-    if (V* out = weight.grad(c)) {
-      for (int64_t tile = 0; tile < tiles; tile++) {
-        for (int64_t h = 0; h < H; h++, out += D) {
-          if constexpr (S::ROWS > 0) {
-            constexpr int WIDTH = S::WIDTH;
-            V sums[WIDTH];
-#pragma GCC unroll 8
-            for (int d = 0; d < WIDTH; d++) sums[d] = out[d];
-#pragma GCC unroll 4
-            for (int m = 0; m < N; m++) {
-#pragma GCC unroll 4
-              for (int r = 0; r < S::ROWS; r++) {
-                const V x = g[m][tile * features + r * H + h];
-#pragma GCC unroll 8
-                for (int d = 0; d < WIDTH; d++) sums[d] += p[m][r * WIDTH + d] * x;
-              }
-            }
-#pragma GCC unroll 8
-            for (int d = 0; d < WIDTH; d++) out[d] = sums[d];
-          } else {
-            for (int m = 0; m < N; m++)
-              for (int64_t r = 0; r < R; r++) {
-                const V x = g[m][tile * features + r * H + h];
-                for (int64_t d = 0; d < D; d++) out[d] += p[m][r * D + d] * x;
-              }
-          }
-        }
-      }
-    }
+    add_weight_gradient<N>(c, p, grad);
     if (V* out = bias.grad(c)) {
       for (int64_t f = 0; f < size; f++)
-        for (int m = 0; m < N; m++) out[f] += g[m][f];
+        for (int m = 0; m < N; m++) out[f] += grad[m][f];
     }
   }
 
@@ -272,6 +280,7 @@ class Worker {
   Arena arena;
   Rows<T, L> weight, bias, offset;
   V* tail;  // -inf for what is no parent
+  T* found;
   V* votes[M * CHUNK];
   V *of_run = nullptr, *totals = nullptr;
   int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];

@@ -1,0 +1,229 @@
+// The sum of votes with the same coefficient for all, forward and backward: no votes. Poses of children that share
+// weights are added up first.
+#pragma once
+#include "worker.h"
+
+namespace torchcaps {
+namespace INSTRUCTIONS {
+namespace {
+
+// The loop that both directions share. A unit is a group of children at one place of the window, and there are as many
+// in a chunk as there are children elsewhere. `Self` has, beside what a Worker needs,
+//   template <int N> void units(s)   with the units of the chunk, of which `poses_of` are summed up
+//   void biases(s)                   with the biases of the children of the chunk
+template <class Self, class T, int L, class S>
+class Uniform : public Worker<Self, T, L, S> {
+ public:
+  using Base = Worker<Self, T, L, S>;
+  using V = typename Base::V;
+  using Base::a, Base::size, Base::kernel, Base::shard, Base::chunk, Base::M, Base::arena, Base::pose_size;
+
+  Uniform(const Problem& a, const Shard& shard, SharedGradients& shared)
+      : Base(a, shard, shared), total_size(Self::size_of_total(a, size, 0)), per_group(a.types / a.groups) {}
+
+  void make_room() {
+    for (int i = 0; i < M * CHUNK; i++) sums[i] = arena.template get<T>(pose_size);
+  }
+
+  bool children(Watch& watch, int64_t count) {
+    Self& self = static_cast<Self&>(*this);
+    for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel, start = i; i < end;) {
+      // Units of a chunk: within a group place follows place, and after the last place comes the next group.
+      for (chunk = 0; chunk < CHUNK && i < end; chunk++) {
+        const int64_t type = i / kernel, place = i % kernel;
+        first_type[chunk] = type;
+        last_type[chunk] = least(shard.last_type, (type / per_group + 1) * per_group);
+        this->index[chunk] = place;
+        this->child_places[chunk] = this->places.of_child(type, place);
+        this->weight.load(chunk, type, place);
+        i = place + 1 < kernel ? i + 1 : last_type[chunk] * kernel;
+      }
+      if (watch.stopped()) return false;
+      int64_t s = 0;
+      for (; M > 1 && s + M <= count; s += M) self.template units<M>(s);
+      for (; s < count; s++) self.template units<1>(s);
+      if (i - start >= RUN || i >= end) {
+        start = i;
+        this->weight.flush_all();
+        self.end_run(count);
+      }
+    }
+    for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel; this->bias && i < end; i += chunk) {
+      if (watch.stopped()) return false;
+      chunk = static_cast<int>(least(CHUNK, end - i));
+      for (int c = 0; c < chunk; c++) {
+        this->index[c] = i + c;
+        this->bias.load(c, (i + c) / kernel, (i + c) % kernel);
+      }
+      for (int64_t s = 0; s < count; s++) self.biases(s);
+    }
+    this->bias.flush_all();
+    return true;
+  }
+  template <int N>
+  void group(int64_t) {}
+
+  INLINE int64_t type_step() const { return a.height * a.width * pose_size; }
+  INLINE int64_t gate_of(int64_t s, int c, int64_t type) const {
+    return ((this->first_sample + s) * a.types + type) * kernel + this->index[c];
+  }
+  // The pose of a unit for sample s.
+  INLINE const T* pose_of(int64_t s, int c, int i) {
+    const T* p = this->pose(s, c);
+    if (per_group == 1 && !this->gates) return p;
+    T* sum = sums[i];
+    for (int64_t n = 0; n < pose_size; n++) sum[n] = 0;
+    for (int64_t type = first_type[c]; type < last_type[c]; type++, p += type_step()) {
+      const T gate = this->gates ? this->gates[gate_of(s, c, type)] : T(1);
+      for (int64_t n = 0; n < pose_size; n++) sum[n] += gate * p[n];
+    }
+    return sum;
+  }
+
+  const int64_t total_size, per_group;
+
+ protected:
+  T* sums[M * CHUNK];
+  int64_t first_type[CHUNK], last_type[CHUNK];
+};
+
+template <class T, int L, class S>
+class VoteSum : public Uniform<VoteSum<T, L, S>, T, L, S> {
+ public:
+  using Base = Uniform<VoteSum<T, L, S>, T, L, S>;
+  using V = typename Base::V;
+  using Base::Base;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::chunk, Base::of_run, Base::totals, Base::shape, Base::weight;
+
+  static int64_t size_of_total(const Problem&, int64_t size, int64_t) { return size; }
+  int64_t state_size() const { return 0; }
+  void begin(int64_t, int64_t) {}
+
+  template <int N>
+  INLINE void units(int64_t s) {
+    const T* p[N * CHUNK];
+    for (int m = 0; m < N; m++)
+      for (int c = 0; c < chunk; c++) p[m * CHUNK + c] = this->pose_of(s + m, c, m * CHUNK + c);
+    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      if constexpr (S::ROWS > 0) {
+        constexpr int ROWS = S::ROWS, COLUMNS = 4;
+        static_assert(S::HEIGHT % COLUMNS == 0);
+        for (int64_t h = 0; h < H; h += COLUMNS) {
+          V x[N * ROWS * COLUMNS];
+          V* out[N];
+#pragma GCC unroll 4
+          for (int m = 0; m < N; m++) {
+            out[m] = of_run + (s + m) * size + tile * features + h;
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS * COLUMNS; i++)
+              x[m * ROWS * COLUMNS + i] = out[m][i / COLUMNS * H + i % COLUMNS];
+          }
+          for (int c = 0; c < chunk; c++) {
+            const V* w = weight.row(c) + (tile * H + h) * D;
+#pragma GCC unroll 2
+            for (int64_t d = 0; d < D; d++)
+#pragma GCC unroll 4
+              for (int m = 0; m < N; m++)
+#pragma GCC unroll 16
+                for (int i = 0; i < ROWS * COLUMNS; i++)
+                  x[m * ROWS * COLUMNS + i] += p[m * CHUNK + c][i / COLUMNS * D + d] * w[i % COLUMNS * D + d];
+          }
+#pragma GCC unroll 4
+          for (int m = 0; m < N; m++)
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS * COLUMNS; i++)
+              out[m][i / COLUMNS * H + i % COLUMNS] = x[m * ROWS * COLUMNS + i];
+        }
+      } else {
+        for (int c = 0; c < chunk; c++)
+          for (int m = 0; m < N; m++)
+            for (int64_t r = 0; r < R; r++)
+              for (int64_t h = 0; h < H; h++) {
+                const V* w = weight.row(c) + (tile * H + h) * D;
+                V& x = of_run[(s + m) * size + tile * features + r * H + h];
+                for (int64_t d = 0; d < D; d++) x += p[m * CHUNK + c][r * D + d] * w[d];
+              }
+      }
+    }
+  }
+  void biases(int64_t s) {
+    for (int c = 0; c < chunk; c++) {
+      const T gate = this->gate(s, c);
+      const V* row = this->bias.row(c);
+      for (int64_t f = 0; f < size; f++) totals[s * size + f] += gate * row[f];
+    }
+  }
+  void end_run(int64_t count) {
+    for (int64_t i = 0; i < count * size; i++) {
+      totals[i] += of_run[i];
+      of_run[i] = V{};
+    }
+  }
+  void finish(int64_t sample, V* total) const {
+    unpack<T, L>(total, a.parents, features, static_cast<T*>(a.results[0]) + sample * a.parents * features);
+  }
+};
+
+template <class T, int L, class S>
+class VoteSumBackward : public Uniform<VoteSumBackward<T, L, S>, T, L, S> {
+ public:
+  using Base = Uniform<VoteSumBackward<T, L, S>, T, L, S>;
+  using V = typename Base::V;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::chunk, Base::pose_size, Base::total_size;
+
+  using Base::Base;
+  static int64_t size_of_total(const Problem&, int64_t, int64_t) { return 0; }
+  int64_t state_size() const { return size; }
+
+  void make_room() {
+    Base::make_room();
+    grad = this->arena.template get<V>(this->block * size);
+  }
+  void begin(int64_t s, int64_t sample) {
+    const T* x = static_cast<const T*>(a.grads[0]) + sample * a.parents * features;
+    pack<T, L>(x, a.parents, features, 0, grad + s * size);
+  }
+  template <int N>
+  INLINE void units(int64_t s) {
+    const V* own[N];
+    for (int m = 0; m < N; m++) own[m] = grad + (s + m) * size;
+    for (int c = 0; c < chunk; c++) {
+      const T* p[N];
+      for (int m = 0; m < N; m++) p[m] = this->pose_of(s + m, c, m * CHUNK + c);
+      this->template add_weight_gradient<N>(c, p, own);
+      for (int m = 0; (this->grad_poses || this->grad_gates) && m < N; m++) {
+        this->pose_gradient(c, own[m], this->found);
+        const T* found = this->found;
+        const T* p = this->pose(s + m, c);
+        for (int64_t type = this->first_type[c]; type < this->last_type[c]; type++, p += this->type_step()) {
+          const int64_t at = this->gate_of(s + m, c, type);
+          const T gate = this->gates ? this->gates[at] : T(1);
+          T* out = this->grad_poses + (p - this->poses);
+          for (int64_t n = 0; this->grad_poses && n < pose_size; n++) out[n] += gate * found[n];
+          for (int64_t n = 0; this->grad_gates && n < pose_size; n++) this->grad_gates[at] += p[n] * found[n];
+        }
+      }
+    }
+  }
+  void biases(int64_t s) {
+    const V* own = grad + s * size;
+    for (int c = 0; c < chunk; c++) {
+      const T gate = this->gate(s, c);
+      const V* row = this->bias.row(c);
+      V *out = this->bias.grad(c), sum = {};
+      for (int64_t f = 0; f < size; f++) sum += row[f] * own[f];
+      for (int64_t f = 0; out && f < size; f++) out[f] += gate * own[f];
+      if (this->grad_gates) this->grad_gates[this->gate_index(s, c)] += sum_of_lanes<T, L>(sum);
+    }
+  }
+  void end_run(int64_t) {}
+  void finish(int64_t, V*) const {}
+
+ private:
+  V* grad;
+};
+
+}  // namespace
+}  // namespace INSTRUCTIONS
+}  // namespace torchcaps
