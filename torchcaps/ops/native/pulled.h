@@ -52,13 +52,23 @@ class Pulled : public Base {
   void pull(const V* x, V* pulled) const {
     const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
     const V* w = this->weight.row(0);
-    for (int64_t t = 0; t < tiles; t++, w += H * D, x += features, pulled += pose_size)
-      for (int64_t r = 0; r < R; r++)
-        for (int64_t d = 0; d < D; d++) {
-          V sum = {};
-          for (int64_t h = 0; h < H; h++) sum += w[h * D + d] * x[r * H + h];
-          pulled[r * D + d] = sum;
-        }
+    for (int64_t t = 0; t < tiles; t++, w += H * D, x += features, pulled += pose_size) {
+      if constexpr (Base::KNOWN_POSE > 0) {
+        V sums[Base::KNOWN_POSE] = {};
+        for (int64_t h = 0; h < H; h++)
+#pragma GCC unroll 16
+          for (int i = 0; i < Base::KNOWN_POSE; i++) sums[i] += w[h * D + i % D] * x[i / D * H + h];
+#pragma GCC unroll 16
+        for (int i = 0; i < Base::KNOWN_POSE; i++) pulled[i] = sums[i];
+      } else {
+        for (int64_t r = 0; r < R; r++)
+          for (int64_t d = 0; d < D; d++) {
+            V sum = {};
+            for (int64_t h = 0; h < H; h++) sum += w[h * D + d] * x[r * H + h];
+            pulled[r * D + d] = sum;
+          }
+      }
+    }
   }
   void add_pushed(const V* pulled, V* sums) const {
     const int64_t R = shape.rows(), D = shape.d(), H = shape.h();

@@ -71,12 +71,29 @@ class Sums : public Worker<Self, T, L, S> {
       }
     }
   }
+  INLINE void over_children(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
+    // All of a chunk are weighed before any is added to the sums.
+    if (chunk == 4) return over_children<4>(s, own, sums, width, mass);
+    if (chunk == 3) return over_children<3>(s, own, sums, width, mass);
+    if (chunk == 2) return over_children<2>(s, own, sums, width, mass);
+    over_children<1>(s, own, sums, width, mass);
+  }
+  template <int C>
   void over_children(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
+    static_assert(CHUNK == 4);
     V* largest = mass + tiles;
+    T gates[C];
+    V absent[C];  // -inf for who is not there
+    for (int c = 0; c < C; c++) {
+      gates[c] = this->gate(s, c);
+      absent[c] = splat<T, L>(gates[c] == 0 ? -INFINITY : INFINITY);
+    }
     for (int64_t t = 0; t < tiles; t++) {
-      V higher = largest[t];
-      for (int c = 0; c < chunk; c++)
-        if (this->gate(s, c) != 0) higher = larger<T, L>(higher, own[c][t]);
+      V higher = largest[t], logit[C];
+      for (int c = 0; c < C; c++) {
+        logit[c] = own[c][t] > absent[c] ? absent[c] : own[c][t];
+        higher = larger<T, L>(higher, logit[c]);
+      }
       const V finite = finite_or_zero(higher);
       if (any_larger<T, L>(higher, largest[t])) {
         const V factor = exp_of<L>(largest[t] - finite);
@@ -84,11 +101,12 @@ class Sums : public Worker<Self, T, L, S> {
         for (int64_t f = t * width; f < (t + 1) * width; f++) sums[f] *= factor;
         largest[t] = higher;
       }
-      for (int c = 0; c < chunk; c++) {
-        const T gate = this->gate(s, c);
-        own[c][t] = gate == 0 ? V{} : exp_of<L>(own[c][t] - finite) * gate;
-        mass[t] += own[c][t];
+      V added = {};
+      for (int c = 0; c < C; c++) {
+        own[c][t] = exp_of<L>(logit[c] - finite) * gates[c];
+        added += own[c][t];
       }
+      mass[t] += added;
     }
   }
   INLINE static V finite_or_zero(V x) { return x == -static_cast<T>(INFINITY) ? V{} : x; }
@@ -242,6 +260,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
             benefit[t] -= mean[t];
           }
         }
+        if (!this->grad_gates && a.over_children) continue;
         for (int64_t t = 0; t < tiles; t++) sums[i] += own[t] * benefit[t];
       }
     T along[N * CHUNK] = {};  // what all logits have in common changes nothing

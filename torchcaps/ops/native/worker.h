@@ -17,7 +17,7 @@ class Worker {
  public:
   using Number = T;
   using V = Vec<T, L>;
-  static constexpr int M = S::SAMPLES;
+  static constexpr int M = S::SAMPLES, KNOWN_POSE = S::ROWS * S::WIDTH;
 
   Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
       : a(a), shape(a), places(a), shard(shard), tiles((a.parents + L - 1) / L), features(shape.features()),
