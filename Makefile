@@ -22,7 +22,7 @@ test-slow: .venv/.done
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 
-.venv/.done: pyproject.toml constraints.txt
+.venv/.done: pyproject.toml constraints.txt setup.py $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

@@ -6,6 +6,8 @@ They are optional. Where there is no compiler, or it cannot compile them, the pa
 
 import os
 import platform
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -13,9 +15,10 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("torchcaps/ops/native")
+NOTE = "why_not.txt"  # why there is no library
 # Vector extensions of GCC and Clang are the only ones that the kernels need. Nothing may be reordered that changes
 # what a NaN does.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = ["-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-ffp-contract=fast", "-Wno-psabi"]
 
 
@@ -25,7 +28,7 @@ def instruction_sets() -> dict[str, tuple[int, list[str]]]:
         return {
             "baseline": (16, []),
             "avx2": (32, ["-march=x86-64-v3"]),
-            "avx512": (64, ["-march=x86-64-v4", "-mprefer-vector-width=512"]),
+            "avx512": (64, ["-march=x86-64-v4"]),
         }
     return {"baseline": (16, [])}
 
@@ -35,44 +38,56 @@ class BuildKernels(build_ext):
         return str(Path(*name.split("."))) + ".so"  # of no particular Python
 
     def build_extension(self, extension: Extension) -> None:
-        reason = Path(self.get_ext_fullpath(extension.name)).with_name("why_not.txt")
-        reason.unlink(missing_ok=True)
+        note = Path(self.build_lib) / FOLDER / NOTE
+        note.unlink(missing_ok=True)
         try:
             self.compile_and_link(extension)
-        except Exception as error:
-            message = str(error).strip().splitlines()
-            reason.parent.mkdir(parents=True, exist_ok=True)
-            reason.write_text(message[-1] if message else type(error).__name__)
+        except Exception:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            compiler = self.compiler.compiler_cxx[0]
+            what = "could not compile them (pip install -v says why)" if shutil.which(compiler) else "is not installed"
+            note.write_text(f"the C++ compiler {compiler} {what}")
             raise
 
     def compile_and_link(self, extension: Extension) -> None:
-        sets = instruction_sets()
         extra = os.environ.get("TORCHCAPS_NATIVE_FLAGS", "").split()  # sanitizers, for tests
-        objects = []
-        for name, (width, flags) in sets.items():
-            objects += self.compiler.compile(
+        sets = instruction_sets()
+
+        def compiled(name: str) -> list[str]:
+            width, flags = sets[name]
+            return self.compiler.compile(
                 [str(FOLDER / "kernels.cpp")],
                 output_dir=str(Path(self.build_temp) / name),
                 macros=[("INSTRUCTIONS", name), ("VECTOR_BYTES", str(width))],
                 extra_postargs=FLAGS + flags + extra,
-                depends=extension.depends,
             )
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [name for found in pool.map(compiled, sets) for name in found]
         objects += self.compiler.compile(
             [str(FOLDER / "library.cpp")],
             output_dir=self.build_temp,
-            macros=[(f"HAS_{name.upper()}", None) for name in sets],
+            macros=[(f"HAS_{name.upper()}", "1") for name in sets],
             extra_postargs=FLAGS + extra,
-            depends=extension.depends,
         )
         target = self.get_ext_fullpath(extension.name)
         self.compiler.link_shared_object(
             objects, target, extra_postargs=["-pthread", *extra], target_lang="c++", build_temp=self.build_temp
         )
 
+    def copy_extensions_to_source(self) -> None:  # of an editable installation
+        super().copy_extensions_to_source()
+        note = Path(self.build_lib) / FOLDER / NOTE
+        (FOLDER / NOTE).unlink(missing_ok=True)
+        if note.exists():
+            (FOLDER / NOTE).write_text(note.read_text())
+            (FOLDER / "kernels.so").unlink(missing_ok=True)  # of an earlier build
+
 
 class Wheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        built = (Path(self.bdist_dir) / FOLDER / "kernels.so").exists()
+        return "py3", "none", super().get_tag()[2] if built else "any"
 
 
 setup(

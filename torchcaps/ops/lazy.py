@@ -258,6 +258,8 @@ class LazyVotes(Votes):
         poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)
         gates = None if self.gates is None else self.gates.unflatten(1, (-1, *self.kernel))
+        if self.backend == "native":  # once for all iterations
+            poses, weight = poses.contiguous(), weight.contiguous()
         return Children(poses, weight, bias, gates)
 
     def _by_place(self, rows: Tensor | None) -> Tensor | None:

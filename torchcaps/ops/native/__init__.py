@@ -5,8 +5,8 @@ The library knows nothing of Python or PyTorch: it gets sizes, options and addre
 
 import ctypes
 import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,6 @@ from torchcaps.ops.numerics import accumulator
 FOLDER = Path(__file__).parent
 VOTE_SUM, VOTE_SUM_BACKWARD, WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(6)
 
-_NUMBERS = (
-    *("images", "types", "height", "width", "rows", "d", "groups", "down", "across", "parents", "h"),
-    *("stride_down", "stride_across", "dilation_down", "dilation_across"),
-    *("bias_groups", "bias_parents", "offset_groups", "betas_groups", "betas_parents"),
-    *("over_children", "unit", "leaky", "threads"),
-)
 _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
@@ -30,11 +24,9 @@ class _Problem(ctypes.Structure):
     """As in problem.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("numbers", ctypes.c_int64 * 24),
         ("eps", ctypes.c_double),
-        # poses, weight, bias, gates; target, precision, prior, offset, betas; results; gradients of the results;
-        # gradients of the children; gradients of target, precision, prior, offset, betas
-        ("tensors", ctypes.c_void_p * (4 + 5 + 4 + 4 + 4 + 5)),
+        ("tensors", ctypes.c_void_p * 26),
         ("interrupted", _Interrupted),
     )
 
@@ -58,7 +50,7 @@ def why_not() -> str | None:
     """Why the kernels cannot be used here, or None if they can."""
     try:
         load()
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # a library that is missing, of another machine, of another version
         note = FOLDER / "why_not.txt"
         if (FOLDER / "kernels.so").exists():
             return str(error)
@@ -170,11 +162,19 @@ def _run(
     into: tuple[Tensor | None, ...] = (None,) * 4,
     found: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    poses, weight, bias, gates = children
-    dtype = into_dtype = accumulator(poses, 0).dtype
-    del into_dtype
-    _, _, _, offset, betas = about
-    problem = _Problem()
+    """Calls the library: results are written, or read by a backward function; into is added to, found is written."""
+    poses, weight, bias, _ = children
+    *_, offset, betas = about
+    dtype = torch.promote_types(poses.dtype, torch.float32)
+    added = [None if x is None else x.contiguous() for x in into]
+    # All lists are kept until the call is over, for the library has addresses only.
+    tensors = (
+        *(_plain(x, dtype) for x in (*children, *about)),
+        *_four(_plain(x, dtype) for x in results),
+        *_four(_plain(x, dtype) for x in grads),
+        *added,
+        *found,
+    )
     numbers = (
         *poses.shape,
         *weight.shape[:4],
@@ -189,40 +189,46 @@ def _run(
         options.leaky,
         torch.get_num_threads(),
     )
-    for name, number in zip(_NUMBERS, numbers, strict=True):
-        setattr(problem, name, number)
-    problem.eps = options.eps
-    # They stay alive until the call is over.
-    read = [None if x is None else x.detach().to(dtype).contiguous() for x in (*children, *about)]
-    read_grads = [x.detach().to(dtype).contiguous() for x in grads]
-    # What is added to must be the memory itself.
-    added = [None if x is None else x if x.is_contiguous() else x.contiguous() for x in into]
-    kept = [x.contiguous() for x in results]
-    slots = [*read, *_filled(kept, 4), *_filled(read_grads, 4), *added, *found]
-    problem.tensors = (ctypes.c_void_p * len(slots))(*(None if x is None else x.data_ptr() for x in slots))
-    caught: list[BaseException] = []
-
-    def interrupted() -> int:
-        # Python runs the handlers of signals in its own code only, as here.
-        return len(caught)
-
-    def ask() -> int:
-        try:
-            return interrupted()
-        except BaseException as error:
-            caught.append(error)
-            return 1
-
-    problem.interrupted = _Interrupted(ask)
+    raised: list[BaseException] = []
+    asking = _asking(raised)
+    next(asking)
+    problem = _Problem(
+        (ctypes.c_int64 * 24)(*numbers),
+        options.eps,
+        (ctypes.c_void_p * 26)(*(None if x is None else x.data_ptr() for x in tensors)),
+        _Interrupted(asking.__next__),
+    )
     status = load().torchcaps_run(operation, dtype.itemsize, ctypes.byref(problem))
-    if caught:
-        raise caught[0]
+    if raised:
+        raise raised[0]
     if status != 0:
-        raise MemoryError("not enough memory for the reductions over the votes")
+        raise MemoryError("there is not enough memory for the reductions over the votes: take smaller batches")
     for x, y in zip(into, added, strict=True):
-        if x is not y and x is not None and y is not None:
+        if x is not None and y is not None and x is not y:
             x.copy_(y)
 
 
-def _filled(x: list[Tensor], count: int) -> list[Any]:
-    return [*x, *[None] * (count - len(x))]
+def _asking(raised: list[BaseException]) -> Iterator[int]:
+    """Tells the library, which asks now and then, whether the handler of a signal has raised an exception: 0 or 1.
+
+    Python runs handlers where Python code goes on. In a function that would be before its first line; in a generator it
+    is where it was left, which can be inside of `try`.
+    """
+    while not raised:
+        try:
+            yield 0
+        except GeneratorExit:
+            return
+        except BaseException as error:
+            raised.append(error)
+    yield 1
+
+
+def _plain(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.detach().to(dtype).contiguous()
+
+
+def _four(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """With None for those that are missing."""
+    found = list(tensors)
+    return found + [None] * (4 - len(found))

@@ -104,36 +104,38 @@ template <class T, int L, class S>
 using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
 
 template <class T, int L, class S>
-void choose(Operation operation, const Problem& a, Watch& watch) {
-  const int agreement = a.precision ? 2 : a.target ? 1 : 0;
+void choose_sum(Operation operation, const Problem& a, Watch& watch) {
   const bool pulled = a.groups < a.types && !a.unit && !a.bias;
-  switch (operation) {
-    case VOTE_SUM:
-      return call<VoteSum, T, L, S>(a, watch);
-    case VOTE_SUM_BACKWARD:
-      return call<VoteSumBackward, T, L, S>(a, watch);
-    case WEIGHTED_SUM:
-      if (pulled) return call<PulledSum, T, L, S>(a, watch);
-      return call<WeightedSum, T, L, S>(a, watch);
-    case WEIGHTED_SUM_BACKWARD:
-      if (pulled) return call<PulledSumBackward, T, L, S>(a, watch);
-      return call<WeightedSumBackward, T, L, S>(a, watch);
-    case MOMENTS:
-      if (agreement == 0) return call<UniformMoments, T, L, S>(a, watch);
-      if (agreement == 1) return call<DotMoments, T, L, S>(a, watch);
-      return call<GaussianMoments, T, L, S>(a, watch);
-    case MOMENTS_BACKWARD:
-      if (agreement == 0) return call<UniformMomentsBackward, T, L, S>(a, watch);
-      if (agreement == 1) return call<DotMomentsBackward, T, L, S>(a, watch);
-      return call<GaussianMomentsBackward, T, L, S>(a, watch);
-  }
+  if (operation == VOTE_SUM) return call<VoteSum, T, L, S>(a, watch);
+  if (operation == VOTE_SUM_BACKWARD) return call<VoteSumBackward, T, L, S>(a, watch);
+  if (operation == WEIGHTED_SUM && pulled) return call<PulledSum, T, L, S>(a, watch);
+  if (operation == WEIGHTED_SUM) return call<WeightedSum, T, L, S>(a, watch);
+  if (pulled) return call<PulledSumBackward, T, L, S>(a, watch);
+  call<WeightedSumBackward, T, L, S>(a, watch);
 }
 
+template <class T, int L, class S>
+void choose(Operation operation, const Problem& a, Watch& watch) {
+  if (operation < MOMENTS) return choose_sum<T, L, S>(operation, a, watch);
+  const Agreement agreement = a.precision ? GAUSSIAN : a.target ? DOT : UNIFORM;
+  if (operation == MOMENTS) {
+    if (agreement == UNIFORM) return call<UniformMoments, T, L, S>(a, watch);
+    if (agreement == DOT) return call<DotMoments, T, L, S>(a, watch);
+    return call<GaussianMoments, T, L, S>(a, watch);
+  }
+  if (agreement == UNIFORM) return call<UniformMomentsBackward, T, L, S>(a, watch);
+  if (agreement == DOT) return call<DotMomentsBackward, T, L, S>(a, watch);
+  call<GaussianMomentsBackward, T, L, S>(a, watch);
+}
+
+// Poses of the papers have code of their own: matrices of 4x4, and vectors of 8 that vote 16, which no moments are taken
+// of. The oldest machines go without.
 template <class T, int L>
 void choose_shape(Operation operation, const Problem& a, Watch& watch) {
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 4 && L >= 8) {
     if (a.rows == 4 && a.d == 4 && a.h == 4) return choose<T, L, Shape<4, 4, 4>>(operation, a, watch);
-    if (a.rows == 1 && a.d == 8 && a.h == 16) return choose<T, L, Shape<1, 8, 16>>(operation, a, watch);
+    if (a.rows == 1 && a.d == 8 && a.h == 16 && operation < MOMENTS)
+      return choose_sum<T, L, Shape<1, 8, 16>>(operation, a, watch);
   }
   choose<T, L, Shape<0, 0, 0>>(operation, a, watch);
 }
@@ -145,11 +147,15 @@ int run(Operation operation, int64_t bytes, const Problem& a) {
   constexpr int L = VECTOR_BYTES / 4;
   if (bytes == 8) {
     choose_shape<double, VECTOR_BYTES / 8>(operation, a, watch);
-  } else if (a.parents <= L / 2 && L > 4) {
-    choose_shape<float, L / 2>(operation, a, watch);
-  } else {
-    choose_shape<float, L>(operation, a, watch);
+    return watch.status();
   }
+  if constexpr (L > 4) {  // half a vector for a few parents
+    if (a.parents <= L / 2) {
+      choose_shape<float, L / 2>(operation, a, watch);
+      return watch.status();
+    }
+  }
+  choose_shape<float, L>(operation, a, watch);
   return watch.status();
 }
 
