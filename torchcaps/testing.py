@@ -26,6 +26,7 @@ from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose
 from torchcaps.nn.stack import Schedule
 from torchcaps.ops import Agreement, Backend, LazyVotes, Moments, Softmax
+from torchcaps.ops import backends as available
 from torchcaps.routing import Equilibrium, Gradient, Routing
 
 BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
@@ -185,9 +186,13 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
                 raise AssertionError("a sample of padding alone gives numbers that are not finite")
 
 
-def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] = ("reference", "tiled")) -> None:
+def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None = None) -> None:
     """All backends compute the same parents, coefficients and gradients, with and without scores, in layers whose
-    children share weights or not, and in windows."""
+    children share weights or not, and in windows.
+
+    Args:
+        backends: default: those that this CPU can run.
+    """
     layers = (
         (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, **kw), (BATCH, CHILDREN, *POSE)),
         (lambda **kw: CapsuleLinear(2, 2, 3, 4, share_positions=True, **kw), (2, 2, 2, 3, 3)),
@@ -196,6 +201,9 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] = ("re
             (2, 2, 3, 4, *POSE),
         ),
     )
+    if backends is None:
+        cpu: tuple[Backend, ...] = ("reference", "tiled", "native")
+        backends = tuple(name for name in cpu if available()[name] is None)
     for make, shape in layers:
         for scored in (False, True):
             results = []

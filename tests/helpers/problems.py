@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, lazy
+from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, backends, lazy
 from torchcaps.ops.tiled import blocks, tiles
 
+# Those that this machine's CPU can run; the kernels of the third have tests of their own.
+BACKENDS = [name for name in ("reference", "tiled", "native") if backends()[name] is None]
+UNSTORED = BACKENDS[1:]
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 

@@ -7,6 +7,7 @@ from functools import partial
 import algorithms
 import pytest
 import torch
+from problems import BACKENDS
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -119,7 +120,7 @@ OPTIONS = {
     "pose": ["vector", "matrix"],
     "bias": [False, True],
     "scores": [False, True],
-    "backend": ["reference", "tiled"],
+    "backend": BACKENDS,
     "name": ["heinsen", "dynamic over children", "self-routing"],
 }
 CASES = [
@@ -160,7 +161,7 @@ def test_every_window_in_plain_loops(case):
         assert_close(coefficients, torch.tensor(expected["coefficients"]), **EXACT)
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kernel_size", [(2, 3), [3]])
 def test_gradients_are_those_of_the_windows(kernel_size, backend):
     sizes = ((2, 1), (1, 2), (1, 2)) if isinstance(kernel_size, tuple) else (2, 1, 2)
@@ -374,7 +375,7 @@ def test_the_smallest_grid_has_one_window():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_gradients_of_a_convolution_that_several_threads_share(backend):
     torch._dynamo.reset()
     layer = CapsuleConv2d(16, 8, (4, 4), (4, 4), 3, InvertedAttentionRouting(), stride=2, backend=backend)

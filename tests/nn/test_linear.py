@@ -7,6 +7,7 @@ import algorithms
 import oracles
 import pytest
 import torch
+from problems import BACKENDS
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -21,7 +22,7 @@ from torchcaps import (
 )
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-backends = pytest.mark.parametrize("backend", ["reference", "tiled"])
+backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def close(actual, expected):

@@ -8,6 +8,7 @@ import math
 import algorithms
 import pytest
 import torch
+from problems import BACKENDS
 from torch import nn
 
 import torchcaps.functional as F
@@ -297,7 +298,7 @@ def test_a_random_start_is_one():
     assert layer(torch.randn(2, 4, 2).double()).poses.dtype == torch.float64
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_detached_votes_are_constants(backend):
     layer = CapsuleLinear(4, 3, 2, 2, EMRouting(2), bias=True, backend=backend)
     children = torch.randn(2, 4, 2, requires_grad=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from problems import (
     AGREEMENTS,
+    BACKENDS,
     BIASES,
     EXACT,
     GEOMETRIES,
@@ -31,7 +32,6 @@ from torchcaps.ops.children import Children, Options, count_samples
 from torchcaps.ops.numerics import nonzero
 from torchcaps.ops.tiled.blocks import blocks
 
-BACKENDS = ["reference", "tiled"]  # test_kernels.py has the third
 CHILDREN = {"geometry": GEOMETRIES, "bias": BIASES, "gates": [False, True], "sizes": SIZES}
 
 
@@ -128,8 +128,9 @@ class TestReductions:
         p = Problem("per child", gates=True)
         p.gates.data[:, 0] = 0.5
         agreement = Dot(1e4 * draw(5, 5, 4))
-        expected, found = (p.lazy(kind).weighted_sum(agreement, **options_of(softmax)) for kind in BACKENDS)
-        assert_same([expected], [found], p.leaves, rtol=1e-7, atol=1e-7)
+        expected, *others = (p.lazy(kind).weighted_sum(agreement, **options_of(softmax)) for kind in BACKENDS)
+        for found in others:
+            assert_same([expected], [found], p.leaves, rtol=1e-7, atol=1e-7)
         axis = 1 if softmax == "children" else 2
         logits = p.logits(agreement)
         if softmax == "children":
@@ -392,22 +393,42 @@ def test_autocast_does_not_reach_into_a_reduction():
 class TestBackends:
     def test_context_sets_what_auto_means(self):
         x, w = torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3)
-        assert LazyVotes(x, w, None, (3,)).backend == "tiled"
+        best = BACKENDS[-1]
+        assert LazyVotes(x, w, None, (3,)).backend == best
         with use_backend("reference"):
             assert LazyVotes(x, w, None, (3,)).backend == "reference"
             assert LazyVotes(x, w, None, (3,), backend="tiled").backend == "tiled"
             with use_backend("auto"):
-                assert LazyVotes(x, w, None, (3,)).backend == "tiled"
-        assert LazyVotes(x, w, None, (3,)).backend == "tiled"
+                assert LazyVotes(x, w, None, (3,)).backend == best
+        assert LazyVotes(x, w, None, (3,)).backend == best
 
-    def test_auto_is_triton_where_it_can_be(self, monkeypatch):
-        assert backend.choose_backend("auto", torch.device("cpu")) == "tiled"
+    def test_auto_is_the_fastest_that_there_is(self, monkeypatch):
+        for missing, expected in ((None, "native"), ("there is no compiler", "tiled")):
+            monkeypatch.setattr(backend, "NATIVE_MISSING", missing)
+            assert backend.choose_backend("auto", torch.device("cpu")) == expected
         for installed, expected in ((True, "triton"), (False, "tiled")):
             monkeypatch.setattr(backend, "HAS_TRITON", installed)
             assert backend.choose_backend("auto", torch.device("cuda")) == expected
+        assert backend.choose_backend("auto", torch.device("meta")) == "tiled"
+
+    def test_what_there_is_and_why_not(self, monkeypatch):
+        monkeypatch.setattr(backend, "NATIVE_MISSING", "there is no compiler")
+        monkeypatch.setattr(backend, "HAS_TRITON", False)
+        found = backend.backends()
+        assert list(found) == ["reference", "tiled", "native", "triton"]
+        assert found["reference"] is found["tiled"] is None
+        assert "compiler" in found["native"]
+        assert "not installed" in found["triton"]
+        with pytest.raises(ValueError, match="there is no compiler.*'tiled'"):
+            backend.choose_backend("native", torch.device("cpu"))
+
+    def test_native_needs_the_cpu(self, monkeypatch):
+        monkeypatch.setattr(backend, "NATIVE_MISSING", None)
+        with pytest.raises(ValueError, match="CPU, got cuda.*'auto'"):
+            backend.choose_backend("native", torch.device("cuda"))
 
     def test_unknown(self):
-        with pytest.raises(ValueError, match=r"'auto', 'reference', 'tiled', 'triton', got 'cuda'"):
+        with pytest.raises(ValueError, match=r"'auto', 'reference', 'tiled', 'native', 'triton', got 'cuda'"):
             CapsuleLinear(2, 2, 2, 2, torchcaps.DynamicRouting(), backend="cuda")
         with pytest.raises(ValueError, match="got 'fast'"), use_backend("fast"):
             pass

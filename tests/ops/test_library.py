@@ -1,8 +1,8 @@
-"""The operators of the tiled and the Triton backend, and gradients that iterations share."""
+"""The operators of the backends, and gradients that iterations share."""
 
 import pytest
 import torch
-from problems import GEOMETRIES, Problem, assert_same, set_sizes
+from problems import GEOMETRIES, UNSTORED, Problem, assert_same, set_sizes
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -15,6 +15,10 @@ from torchcaps.ops.numerics import accumulator
 class TestSharedGradients:
     """What is special about gradients that are handed from one iteration to the one before it."""
 
+    @pytest.fixture(autouse=True, params=UNSTORED)
+    def set_backend(self, request):
+        self.backend = request.param
+
     def iterations(self, votes: LazyVotes, offset: Tensor) -> list[Tensor]:
         first = votes.weighted_sum(None)
         second = votes.weighted_sum(Dot(first, offset=offset))
@@ -25,7 +29,7 @@ class TestSharedGradients:
     def problem(self) -> tuple[Problem, list[Tensor], list[Tensor]]:
         p = Problem("per type", "each", gates=True)
         offset = p.draw_rows("groups")
-        return p, self.iterations(p.lazy("reference"), offset), self.iterations(p.lazy("tiled"), offset)
+        return p, self.iterations(p.lazy("reference"), offset), self.iterations(p.lazy(self.backend), offset)
 
     @pytest.mark.parametrize("used", [[0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2, 3]])
     def test_any_iterations_used(self, used):
@@ -56,7 +60,7 @@ class TestSharedGradients:
     def test_one_branch_does_not_write_into_another(self):
         p = Problem("per child")
         agreement, branches = p.dot(), []
-        for backend in ("reference", "tiled"):
+        for backend in ("reference", self.backend):
             votes = p.lazy(backend)
             start = votes.weighted_sum(agreement)
             other = votes.gated(torch.full((votes.batch, votes.children), 0.5, dtype=torch.float64))
@@ -67,7 +71,7 @@ class TestSharedGradients:
         """The leaves also feed the loss by another way."""
         p = Problem("per child", "each", gates=True)
         agreement, losses = p.dot(), []
-        for backend in ("reference", "tiled"):
+        for backend in ("reference", self.backend):
             votes = p.lazy(backend)
             parents = votes.weighted_sum(Dot(votes.weighted_sum(agreement)))
             losses.append([parents, *(x.square() for x in p.leaves)])
@@ -76,7 +80,7 @@ class TestSharedGradients:
     def test_frozen_parts_get_no_gradient(self):
         p = Problem("per child", "each")
         p.weight.requires_grad_(False)
-        votes = p.lazy("tiled")
+        votes = p.lazy(self.backend)
         out = votes.weighted_sum(Dot(votes.weighted_sum(None)))
         poses, weight, bias, gates = votes.cache.handed_on  # what the next reduction would take
         assert poses.requires_grad
@@ -90,7 +94,7 @@ class TestSharedGradients:
     def test_an_unused_iteration_hands_gradients_on(self):
         p = Problem("per child")
         agreement, results = p.dot(), []
-        for backend in ("reference", "tiled"):
+        for backend in ("reference", self.backend):
             votes = p.lazy(backend)
             votes.weighted_sum(None)
             results.append([votes.weighted_sum(agreement)])
@@ -101,7 +105,7 @@ class TestSharedGradients:
         p = Problem("per child", "each")
         for x in p.leaves:
             x.data = x.data.to(dtype)
-        votes = p.lazy("tiled")
+        votes = p.lazy(self.backend)
         found = votes.weighted_sum(Dot(votes.weighted_sum(None)))
         assert {x.dtype for x in votes.cache.handed_on if x is not None} == {torch.float32}
         gradients = torch.autograd.grad(found.sum(), p.leaves)
@@ -159,17 +163,19 @@ def check_operators(operators: library.Operators, children, rest, utilities: tup
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
 
 
+@pytest.mark.parametrize("kind", UNSTORED)
 @each_call
-def test_operators_are_what_pytorch_takes_them_for(index):
+def test_operators_are_what_pytorch_takes_them_for(index, kind):
     name, children, *rest = calls(Problem("overlapping", "each", gates=True))[index]
-    check_operators(library.TILED[name], children, rest, UTILITIES)
+    check_operators(library.BACKENDS[kind][name], children, rest, UTILITIES)
 
 
+@pytest.mark.parametrize("kind", UNSTORED)
 @each_call
-def test_gradients_by_differences(index, monkeypatch):
+def test_gradients_by_differences(index, kind, monkeypatch):
     set_sizes(monkeypatch, (30, 2, 2))
     name, children, *rest = calls(Problem("dilated", "each", gates=True))[index]
-    forward = library.TILED[name].forward
+    forward = library.BACKENDS[kind][name].forward
     inputs = [x if x is None else x.detach().requires_grad_() for x in (*children, *rest[:-1])]
     if name != "vote_sum" and index != 5 and inputs[3] is not None:
         inputs[3].data.clamp_(min=0.1)  # where there is a kink at 0

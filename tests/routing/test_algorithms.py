@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from algorithms import ALGORITHMS, expected_of, loss_of, make, randomize
+from problems import BACKENDS
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
@@ -60,7 +61,7 @@ def test_against_the_oracle(name, case):
         scores = torch.randn(batch, children)
         scores[:, 0], scores[0, 1] = -math.inf, math.inf
     expected = expected_of(name, layer, poses, scores)
-    for backend in ("reference", "tiled"):
+    for backend in BACKENDS:
         layer.backend = backend
         found = layer(Capsules(poses, scores), return_coefficients=True)
         for field in ("poses", "scores", "variances", "coefficients"):
@@ -94,7 +95,7 @@ def test_backends_agree(name, gradient, monkeypatch):
 
 
 @names
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_padding_in_blocks_of_its_own(name, backend, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 16)
     assert_padding_changes_nothing(make(name), backend)
@@ -113,7 +114,7 @@ def test_gradients(name):
         )
         return tuple(flat(out))
 
-    for backend in ("reference", "tiled"):
+    for backend in BACKENDS:
         layer.backend = backend
         assert gradcheck(parents, (poses, scores, *parameters.values()))
 
@@ -227,7 +228,7 @@ def test_large_numbers(name):
 @names
 def test_an_empty_batch(name):
     for layer, x in layers(name):
-        for backend in ("reference", "tiled"):
+        for backend in BACKENDS:
             layer.backend = backend
             poses = x[:0].requires_grad_()
             out = layer(poses, return_coefficients=True)

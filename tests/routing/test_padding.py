@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from algorithms import ALGORITHMS, loss_of, make, randomize
+from problems import BACKENDS
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -72,7 +73,7 @@ def test_networks(name):
         return prediction.capsules._replace(scores=prediction.scores)
 
     garbage = torch.tensor([math.nan, math.inf, -math.inf, 1e4, math.nan], dtype=torch.float64).expand(2, PADDED, 2, 5)
-    backend = ("reference", "tiled")[list(ALGORITHMS).index(name) % 2]
+    backend = BACKENDS[list(ALGORITHMS).index(name) % len(BACKENDS)]
     with use_backend(backend):
         assert_padding_is_nothing(run, [randn(2, CHILDREN, 2, 5)], [garbage], list(model.parameters()), **EXACT)
 

@@ -161,9 +161,7 @@ TILED = {
 }
 NATIVE = {
     "vote_sum": _operators("native_vote_sum", VOTE_SUM, native.vote_sum, native.vote_sum_backward),
-    "weighted_sum": _operators(
-        "native_weighted_sum", WEIGHTED_SUM, native.weighted_sum, native.weighted_sum_backward
-    ),
+    "weighted_sum": _operators("native_weighted_sum", WEIGHTED_SUM, native.weighted_sum, native.weighted_sum_backward),
     "moments": _operators("native_moments", MOMENTS, native.moments, native.moments_backward),
 }
 TRITON = {

@@ -8,7 +8,15 @@ namespace {
 
 enum Agreement { UNIFORM, DOT, GAUSSIAN };
 
-// Sums for a sample: center and scatter (size each), mass and benefit (tiles each). A chunk's own mean is taken off its
+// x += y, and what was rounded away comes with the next y: thousands of nearly equal numbers lose digits otherwise.
+template <class V>
+INLINE void add_exactly(V& x, V& lost, V y) {
+  const V rest = y - lost, sum = x + rest;
+  lost = (sum - x) - rest;
+  x = sum;
+}
+
+// Sums for a sample: center and scatter (size each), mass and benefit with what they have lost (tiles each). A chunk's own mean is taken off its
 // votes before they are squared, and chunks are joined by the parallel formula of Chan, Golub and LeVeque (1979):
 // nothing is lost when the votes agree far from zero.
 template <class T, int L, class S, Agreement A>
@@ -21,7 +29,7 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
   Moments(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)),
         betas(arena, a, a.betas, nullptr, a.betas_groups, a.betas_parents, 1, 1, CHUNK) {}
-  static int64_t size_of_total(const Problem&, int64_t size, int64_t tiles) { return 2 * (size + tiles); }
+  static int64_t size_of_total(const Problem&, int64_t size, int64_t tiles) { return 2 * size + 4 * tiles; }
   int64_t state_size() const { return A * size; }
 
   void make_room() {
@@ -99,18 +107,18 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
   // Joins C children to the sums.
   template <int C>
   INLINE void add(int first, int first_child, V* total) {
-    V *center = total, *scatter = center + size, *mass = scatter + size, *benefit = mass + tiles;
+    V *center = total, *scatter = center + size, *mass = scatter + size, *benefit = mass + 2 * tiles;
     V* const* own = votes + first;
     for (int64_t t = 0, f = 0; t < tiles; t++) {
       V weight[C], added = {};
       for (int c = 0; c < C; c++) {
         weight[c] = shares[first + c][t];
         added += weight[c];
-        if (betas) benefit[t] += betas.row(first_child + c)[t] * weight[c];
+        if (betas) add_exactly(benefit[t], benefit[tiles + t], betas.row(first_child + c)[t] * weight[c]);
       }
-      const V before = mass[t], after = before + added, share = added / nonzero<T, L>(after),
-              scale = 1 / nonzero<T, L>(added), between = share * before;
-      mass[t] = after;
+      const V before = mass[t];
+      add_exactly(mass[t], mass[tiles + t], added);
+      const V share = added / nonzero<T, L>(mass[t]), scale = 1 / nonzero<T, L>(added), between = share * before;
       for (const int64_t end = f + features; f < end; f++) {
         V sum = weight[0] * own[0][f], squares = {};
 #pragma GCC unroll 4
@@ -129,12 +137,13 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
   }
 
   void merge(V* into, const V* from) const {
-    const V *from_mass = from + 2 * size, *from_benefit = from_mass + tiles;
-    V *mass = into + 2 * size, *benefit = mass + tiles;
+    const V *from_mass = from + 2 * size, *from_benefit = from_mass + 2 * tiles;
+    V *mass = into + 2 * size, *benefit = mass + 2 * tiles;
     for (int64_t t = 0, f = 0; t < tiles; t++) {
-      const V before = mass[t], added = from_mass[t], after = before + added, share = added / nonzero<T, L>(after);
-      mass[t] = after;
-      benefit[t] += from_benefit[t];
+      const V before = mass[t], added = from_mass[t] - from_mass[tiles + t];
+      add_exactly(mass[t], mass[tiles + t], added);
+      add_exactly(benefit[t], benefit[tiles + t], from_benefit[t] - from_benefit[tiles + t]);
+      const V share = added / nonzero<T, L>(mass[t]);
       for (const int64_t end = f + features; f < end; f++) {
         const V step = from[f] - into[f];
         into[size + f] += from[size + f] + step * step * (share * before);
@@ -157,7 +166,7 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
     unpack<T, L>(mass, a.parents, 1, static_cast<T*>(a.results[0]) + at);
     unpack<T, L>(center, a.parents, features, static_cast<T*>(a.results[1]) + features_at);
     unpack<T, L>(scatter, a.parents, features, static_cast<T*>(a.results[2]) + features_at);
-    if (a.betas) unpack<T, L>(mass + tiles, a.parents, 1, static_cast<T*>(a.results[3]) + at);
+    if (a.betas) unpack<T, L>(mass + 2 * tiles, a.parents, 1, static_cast<T*>(a.results[3]) + at);
   }
 
   const int64_t total_size;

@@ -126,7 +126,7 @@ INLINE bool any_larger(Vec<T, L> a, Vec<T, L> b) {
   const auto larger = a > b;
   Vec<int64_t, L * static_cast<int>(sizeof(T)) / 8> bits;
   memcpy(&bits, &larger, sizeof(bits));
-  return sum_of_lanes<int64_t, L * static_cast<int>(sizeof(T)) / 8>(bits & 1) != 0;
+  return sum_of_lanes<int64_t, L * static_cast<int>(sizeof(T)) / 8>(bits & 0x100000001) != 0;
 }
 
 // x[i][j] to x[j][i].
