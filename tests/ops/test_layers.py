@@ -144,6 +144,14 @@ class TestPrecision:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ALGORITHMS)
     def test_no_less_exact_than_eager_pytorch(self, name, dtype):
+        """In the middle one of five draws: in a single one chance makes one way ten times as exact as another."""
+        draws = torch.tensor([self.errors(name, dtype) for _ in range(5)])  # (draws, values and gradients, backends)
+        eager, *others = draws.median(0).values.T
+        for backend, errors in zip(UNSTORED, others, strict=True):
+            assert (errors <= 2 * eager + torch.finfo(dtype).eps / 8).all(), backend
+
+    def errors(self, name: str, dtype: torch.dtype) -> list[list[float]]:
+        """Of every value and gradient, relative to its norm: those of stored votes, then of the other backends."""
         layer = randomize(CapsuleLinear(40, 6, (2, 3), (2, 4), make(name), bias=True)).to(dtype)
         children = Capsules(torch.randn(5, 40, 2, 3).to(dtype), torch.randn(5, 40).to(dtype))
 
@@ -156,11 +164,12 @@ class TestPrecision:
             loss = sum((x * torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)).sum() for x in values)
             return values + [g.double() for g in torch.autograd.grad(loss, [*leaves, *own.parameters()])]
 
-        exact, eager = run("reference", torch.float64), run("reference", dtype)
-        for backend in UNSTORED:
-            for x, y, z in zip(exact, eager, run(backend, dtype), strict=True):
-                error, allowed = (z - x).norm(), 2 * (y - x).norm()
-                assert error <= allowed + torch.finfo(dtype).eps * x.norm() / 8, backend
+        exact = run("reference", torch.float64)
+        found = [run(backend, dtype) for backend in BACKENDS]
+        return [
+            [((y - x).norm() / x.norm().clamp(min=1e-300)).item() for y in of]
+            for x, *of in zip(exact, *found, strict=True)
+        ]
 
     def test_gradients_that_many_children_share(self):
         """To which ten thousand add: one by one they would lose digits."""
