@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow results clean
+.PHONY: demo test test-slow test-sanitized results clean
 
 demo: .venv/.done
 	$(BIN)/torchcaps train quickstart
@@ -17,6 +17,15 @@ test: .venv/.done
 # Minutes more: a whole training run, compilation with the default backend.
 test-slow: .venv/.done
 	$(BIN)/pytest -m slow
+
+# The tests of the reductions with kernels that check every address and every sum of integers.
+SANITIZED := build/sanitized
+test-sanitized: .venv/.done
+	TORCHCAPS_NATIVE_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" \
+		$(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/lib \
+		$(BIN)/pytest -n 2 --dist worksteal tests/ops tests/routing -k "not Triton and not kernels"
 
 # docs/results.md with what a queue (torchcaps reproduce, in $TORCHCAPS_RUNS) has finished.
 results: .venv/.done

@@ -1,0 +1,280 @@
+"""What is special about the kernels in C++: shapes, instruction sets, threads, signals, and where they come from."""
+
+import copy
+import ctypes
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from algorithms import ALGORITHMS, make
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils.data import DataLoader
+
+from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules
+from torchcaps.ops import Dot, Gaussian, LazyVotes, backends, native
+from torchcaps.ops.backend import NATIVE_MISSING
+
+if NATIVE_MISSING is not None:
+    pytest.skip(f"needs the native kernels: {NATIVE_MISSING}", allow_module_level=True)
+
+SETS = ["AVX-512", "AVX2", "baseline"]
+SHAPES = [((4, 4), (4, 4)), (8, 16), ((2, 3), (2, 5)), (2, 2)]  # two that the compiler knows, two that it does not
+
+
+@pytest.fixture(params=SETS)
+def instructions(request):
+    library, best = native.load(), native.instructions()
+    if not library.torchcaps_choose(request.param.encode()):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    library.torchcaps_choose(best.encode())
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def small(layer: torch.nn.Module) -> torch.nn.Module:
+    """No parameter is zero, and float32 is enough for the coefficients."""
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return layer
+
+
+def results_of(layer: torch.nn.Module, children: Capsules) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in children[:2] if x is not None]
+    out = layer(Capsules(*leaves))
+    values = [x for x in out[:3] if x is not None]
+    loss = sum((x * torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)).sum() for x in values)
+    return values + list(torch.autograd.grad(loss, [*leaves, *layer.parameters()], materialize_grads=True))
+
+
+def compare(layer: torch.nn.Module, children: Capsules, tolerance: float) -> None:
+    """Relative to the largest number of each tensor."""
+    exact = copy.deepcopy(layer).double()
+    exact.backend, layer.backend = "reference", "native"
+    expected = results_of(exact, Capsules(*(None if x is None else x.double() for x in children[:2])))
+    for x, y in zip(results_of(layer, children), expected, strict=True):
+        assert (x.double() - y).abs().max() <= tolerance * y.abs().max().clamp(min=1e-3)
+
+
+# Of parents: fewer than half a vector, one more than that, a vector, and one more. Of children: not a multiple of a
+# chunk, more than a run. Of samples: not a multiple of those that go together, more than a block.
+@pytest.mark.parametrize(("parents", "children", "batch"), [(3, 5, 2), (9, 261, 3), (16, 8, 67), (17, 6, 5)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["dynamic", "dynamic over children", "heinsen"])
+def test_every_size(name, shape, parents, children, batch, instructions):
+    """In float32, whose vectors are longer than those of float64, with which all other tests compare."""
+    layer = CapsuleLinear(children, parents, *shape, make(name), bias=name == "heinsen")
+    poses = torch.randn(batch, children, *layer.in_pose)
+    scores = torch.randn(batch, children) if children != 8 else None
+    compare(small(layer), Capsules(poses, scores), 1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_children_that_share_weights(name, shape, threads):
+    layer = CapsuleLinear(2, 20, *shape, make(name), share_positions=True)
+    poses = torch.randn(3, 2, 2, 5, *layer.in_pose)
+    compare(small(layer), Capsules(poses, torch.randn(3, 2, 2, 5)), 3e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_windows(name, shape, threads):
+    layer = CapsuleConv2d(3, 18, *shape, 3, make(name), stride=2, padding=1)
+    poses = torch.randn(3, 3, 5, 4, *layer.in_pose)
+    compare(small(layer), Capsules(poses, torch.randn(3, 3, 5, 4)), 3e-4)
+
+
+@pytest.mark.parametrize(("batch", "children"), [(1, 7), (2, 2), (5, 1), (1, 1)])
+def test_more_threads_than_there_is_to_share(batch, children, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    for name in ("dynamic over children", "em"):
+        layer = small(CapsuleLinear(children, 5, 3, 2, make(name), bias=True))
+        compare(layer, Capsules(torch.randn(batch, children, 3), torch.randn(batch, children)), 3e-4)
+
+
+def problem(batch: int = 6, children: int = 50, parents: int = 20) -> tuple[Tensor, Tensor, Dot]:
+    poses, weight = torch.randn(batch, children, 4, 4), torch.randn(children, parents, 4, 4)
+    return poses.requires_grad_(), weight.requires_grad_(), Dot(torch.randn(batch, parents, 16))
+
+
+def votes_of(poses: Tensor, weight: Tensor) -> LazyVotes:
+    return LazyVotes(poses, weight, None, (4, 4), backend="native")
+
+
+def sums_and_gradients(poses: Tensor, weight: Tensor, agreement: Dot) -> list[Tensor]:
+    sums = votes_of(poses, weight).weighted_sum(agreement)
+    return [sums, *torch.autograd.grad(sums.square().sum(), [poses, weight])]
+
+
+def test_the_same_threads_give_the_same_bits(threads):
+    arguments = problem()
+    found = sums_and_gradients(*arguments)
+    for _ in range(5):
+        for x, y in zip(sums_and_gradients(*arguments), found, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_several_python_threads_at_once():
+    arguments = problem(batch=40)
+    expected = sums_and_gradients(*arguments)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: sums_and_gradients(*arguments), range(20)):
+            for x, y in zip(found, expected, strict=True):
+                assert torch.equal(x, y)
+
+
+def test_a_forked_process():
+    """After the threads of the parent were used, which the child does not have."""
+    arguments = problem()
+    expected = sums_and_gradients(*arguments)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(2)
+            with torch.no_grad():
+                found = votes_of(*arguments[:2]).weighted_sum(arguments[2])
+            os.write(writer, b"y" if torch.allclose(found, expected[0], atol=1e-5) else b"n")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    deadline = time.monotonic() + 60
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError("a forked process hangs")
+        time.sleep(0.01)
+    assert os.read(reader, 1) == b"y"
+    os.close(reader)
+
+
+class Parents(torch.utils.data.Dataset):
+    def __init__(self):
+        *self.children, self.agreement = problem()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            return votes_of(*self.children).weighted_sum(self.agreement)[index]
+
+
+def test_workers_of_a_data_loader():
+    data = Parents()
+    expected = torch.stack([data[i] for i in range(4)])
+    loader = DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60)
+    assert_close(next(iter(loader)), expected)
+
+
+@pytest.mark.parametrize("softmax", ["parents", "children"])
+def test_nan_in_nan_out(softmax):
+    poses, weight, agreement = problem()
+    with torch.no_grad():
+        poses[1, 3, 2, 1] = torch.nan
+        votes = votes_of(poses, weight)
+        sums = votes.weighted_sum(agreement, softmax)
+        mean = votes.moments(Gaussian(sums, torch.ones_like(sums), sums[..., 0])).mean
+    for found in (sums, mean):
+        assert found[1].isnan().all()
+    assert sums[[0, 2, 3, 4, 5]].isfinite().all()
+
+
+class Interruption(Exception):
+    pass
+
+
+def test_a_signal_during_a_long_call():
+    """Its handler runs then, and not when all is done."""
+    poses, weight, agreement = problem(batch=500, children=1000)
+    votes = votes_of(poses.detach(), weight.detach())
+
+    def seconds() -> float:
+        start = time.monotonic()
+        votes.weighted_sum(agreement)
+        return time.monotonic() - start
+
+    torch.set_num_threads(1)
+    times = 1 + int(1.5 / min(seconds(), seconds()))
+    votes = votes_of(poses.detach().repeat(times, 1, 1, 1), weight.detach())
+    agreement = Dot(agreement.query.repeat(times, 1, 1))
+
+    def handle(*_: object) -> None:
+        raise Interruption
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        start = time.monotonic()
+        with pytest.raises(Interruption):
+            votes.weighted_sum(agreement)
+        assert time.monotonic() - start < 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert votes.weighted_sum(agreement).isfinite().all()
+
+
+def test_poses_in_another_order_in_memory():
+    poses, weight, agreement = problem()
+    turned = poses.detach().permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0).requires_grad_()
+    found, expected = sums_and_gradients(turned, weight, agreement), sums_and_gradients(poses, weight, agreement)
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "of another version"])
+def test_a_library_that_cannot_be_used(damage, tmp_path, monkeypatch):
+    """It is named, and another backend takes its place."""
+    library = tmp_path / "kernels.so"
+    if damage == "missing":
+        (tmp_path / "why_not.txt").write_text("the C++ compiler g++ is not installed")
+    elif damage == "empty":
+        library.write_bytes(b"")
+    else:
+        shutil.copy(native.FOLDER / "kernels.so", library)
+        monkeypatch.setattr(
+            native, "_Problem", type("Longer", (ctypes.Structure,), {"_fields_": [("x", ctypes.c_int)]})
+        )
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    reason = why_not_anew()
+    assert {"missing": "g++ is not installed", "empty": "kernels.so", "of another version": "install"}[damage] in reason
+
+
+def why_not_anew() -> str:
+    native.load.cache_clear()
+    native.why_not.cache_clear()
+    try:
+        return native.why_not() or ""
+    finally:
+        native.load.cache_clear()
+        native.why_not.cache_clear()
+
+
+def test_it_is_there():
+    assert backends()["native"] is None
+    assert native.instructions() in SETS
+
+
+@pytest.mark.slow
+def test_more_numbers_than_32_bits_count():
+    children = 2**31 // 8 + 10
+    poses = torch.zeros(1, children, 1, 8)
+    poses[0, -1] = 1
+    votes = LazyVotes(poses, torch.ones(1, 1, 8, 1), None, (1,), backend="native")
+    assert votes.weighted_sum(Dot(torch.ones(1, 1, 1)), "children").item() == pytest.approx(
+        8 * 2980.958 / children, rel=1e-2
+    )
