@@ -286,6 +286,7 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     """Measure time and memory of the papers' layers and networks, beside what people copy and the machine's bound."""
     from torchcaps.bench import MEASURED, NETWORKS, WAYS, Request, measure, measure_rates
     from torchcaps.bench.report import TABLE, environment, table_rows, write_figure, write_json
+    from torchcaps.ops import backends
 
     with needs("train"):  # now, and not after all has been measured
         import rich.table  # noqa: F401
@@ -312,7 +313,13 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
         if name in NETWORKS and factors != [1]:
             raise BadInput(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
     layers = options.layer or [name for name in MEASURED if name not in NETWORKS or factors == [1]]
-    ways = options.way or [way for way in WAYS if way != "triton" or device == "cuda"]
+    missing = {name: reason for name, reason in backends().items() if reason is not None}
+    if device != "cpu":
+        missing["native"] = "it is for the CPU"
+    for name, reason in missing.items():
+        if name in (options.way or ()):
+            raise BadInput(f"--way {name} cannot run here, {reason}: use --way tiled")
+    ways = options.way or [way for way in WAYS if way not in missing and (way != "triton" or device == "cuda")]
     ways = ["baseline", *(way for way in ways if way != "baseline")]  # the ratios need it
     if options.out:
         folder = Path(options.out)
@@ -321,6 +328,8 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    for name, reason in backends().items():
+        progress(f"backend {name}: {'there' if reason is None else reason}")
     progress("rates of a matrix product and of a copy")
     rates = measure_rates(device, getattr(torch, options.dtype))
     rows = []

@@ -368,7 +368,7 @@ def test_command_line_says_what_is_wrong(tmp_path, capfd, monkeypatch):
     fewer_iterations(monkeypatch, "tiled")
     assert main(["bench", "--smoke", "--layer", "heinsen", "--way", "tiled", "--out", str(tmp_path)]) == 0
     (line,) = (line for line in capfd.readouterr().out.splitlines() if " tiled " in line)
-    assert line.split()[4:10] == ["-", "-", "-", "-", "values", "disagree:"]
+    assert line.split()[4:12] == [*["-"] * 6, "values", "disagree:"]
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 

@@ -17,7 +17,7 @@ from torchcaps.bench.passes import STORES_VOTES, NoNumber, by_samples, first_lin
 from torchcaps.bench.request import Request
 
 PASSES = ("forward", "forward+backward")
-OURS = ("reference", "tiled", "triton")
+OURS = ("reference", "tiled", "native", "triton")
 SLACK = 5  # for what others compute in an order of their own, as eager PyTorch and Inductor do
 
 Run = Callable[[], dict[str, Tensor]]

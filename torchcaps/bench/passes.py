@@ -15,6 +15,7 @@ WAYS = {
     "reference": "reference",
     "compiled-reference": "reference",
     "tiled": "tiled",
+    "native": "native",
     "triton": "triton",
 }
 STORES_VOTES = ("baseline", "reference", "compiled-reference")

@@ -1,6 +1,7 @@
 """What was measured, as JSON, a table and a plot."""
 
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ from torchcaps.bench.measurement import PASSES, Rates, Row, show_bytes
 from torchcaps.extras import needs
 from torchcaps.files import write_whole
 from torchcaps.machine import commit, processor
+from torchcaps.ops import backends, native
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,12 +24,22 @@ if TYPE_CHECKING:
 
 Over = Literal["children", "iterations"]  # what a figure shows the growth with
 
-TABLE = ("layer", "children", "iterations", "way", "forward", "memory", "+ backward", "memory", "")
+# Of each pass: how many times as fast as the baseline, what it adds to memory, and that in times of the bound.
+PASS = ("faster", "memory (less)", "x bound")
+TABLE = (
+    "layer",
+    "children",
+    "iterations",
+    "way",
+    *(f"{pass_}: {cell}" for pass_ in ("fwd", "+bwd") for cell in PASS),
+    "",
+)
 COLORS = {  # that colour-blind readers can tell apart
     "baseline": "#d55e00",
     "reference": "#0072b2",
     "compiled-reference": "#56b4e9",
     "tiled": "#009e73",
+    "native": "#e69f00",
     "triton": "#cc79a7",
 }
 
@@ -42,6 +54,7 @@ def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "torch": torch.__version__,
+        "native": native.instructions() if backends()["native"] is None else None,
         "triton": triton,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
@@ -55,23 +68,22 @@ def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
 
 
 def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
-    """A line per way, and one for the bound, as TABLE heads them. Times are relative to the baseline's, or to the bound
-    where the baseline has none; on CUDA in milliseconds too."""
+    """A line per way, and one for the bound, as TABLE heads them; on CUDA with milliseconds."""
     lines: list[tuple[str, ...]] = []
     for case in dict.fromkeys((row.layer, row.children, row.iterations) for row in rows):
         of_case = [row for row in rows if (row.layer, row.children, row.iterations) == case]
         head = (case[0], f"{case[1]:,}", str(case[2]))
         baselines = {row.pass_: row.seconds for row in of_case if row.way == "baseline"}
         bounds = {row.pass_: row.bound_seconds for row in of_case}
-
-        def time(seconds: float | None, name: str, baselines: Any = baselines, bounds: Any = bounds) -> str:
-            return _time(seconds, baselines[name], bounds[name], on_cuda)
-
         for way in dict.fromkeys(row.way for row in of_case):
+            cells: list[str] = []
             passes = [row for row in of_case if row.way == way]
-            cells = [cell for row in passes for cell in (time(row.seconds, row.pass_), _memory(row))]
+            for row in passes:
+                cells += [_faster(row.seconds, baselines[row.pass_], on_cuda), _memory(row)]
+                cells.append("-" if row.seconds is None else f"{row.seconds / row.bound_seconds:.3g}")
             lines.append((*head, way, *cells, passes[0].note or ""))
-        lines.append((*head, "bound", *(cell for name in PASSES for cell in (time(bounds[name], name), "")), ""))
+        of_bound = ((_faster(bounds[name], baselines[name], on_cuda), "", "1") for name in PASSES)
+        lines.append((*head, "bound", *itertools.chain.from_iterable(of_bound), ""))
     return lines
 
 
@@ -133,14 +145,14 @@ def _time_unit(rows: Sequence[Row], over: Over, on_cuda: bool) -> tuple[float, s
     return unit, f"{'baseline' if fewest.seconds else 'bound'} at {number:,} {noun} = 1"
 
 
-def _time(seconds: float | None, baseline: float | None, bound: float, on_cuda: bool) -> str:
+def _faster(seconds: float | None, baseline: float | None, on_cuda: bool) -> str:
     if seconds is None:
         return "-"
-    ratio = f"{seconds / baseline:.3g}x" if baseline else f"{seconds / bound:.3g}x bound"
-    return f"{seconds * 1e3:.3g} ms ({ratio})" if on_cuda else ratio
+    ratio = f"{baseline / seconds:.3g}x" if baseline else ""
+    return f"{seconds * 1e3:.3g} ms {ratio}".rstrip() if on_cuda else ratio or "-"
 
 
 def _memory(row: Row) -> str:
     if row.bytes is None:
         return "-"
-    return show_bytes(row.bytes) + (f" ({row.bytes_ratio:.3g}x)" if row.bytes_ratio else "")
+    return show_bytes(row.bytes) + (f" ({1 / row.bytes_ratio:.3g}x)" if row.bytes_ratio else "")

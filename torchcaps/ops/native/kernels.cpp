@@ -50,11 +50,11 @@ struct Call {
 };
 
 // As many shards as there are threads, where images and types allow, so that the least is copied.
-Division divide(const Problem& a, int64_t unit, int64_t totals, int64_t weights) {
+Division divide(const Problem& a, int64_t threads, int64_t unit, int64_t totals, int64_t weights) {
   Division best{1, 1};
   int64_t least_copied = 0;
-  for (int64_t images = 1; images <= least(a.threads, a.images); images++) {
-    const int64_t types = most(1, least(a.threads / images, a.types / unit));
+  for (int64_t images = 1; images <= least(threads, a.images); images++) {
+    const int64_t types = most(1, least(threads / images, a.types / unit));
     const int64_t copied = (images - 1) * weights + (types - 1) * totals;
     if (images * types > best.count() || (images * types == best.count() && copied < least_copied)) {
       best = {images, types};
@@ -72,10 +72,13 @@ void call(const Problem& a, Watch& watch) {
   const Places places(a);
   const int64_t tiles = (a.parents + L - 1) / L, k = shape.features(), kernel = a.down * a.across;
   const int64_t weights = a.groups * kernel * a.parents * a.d * a.h;
+  // No thread for less than some microseconds of work.
+  const int64_t work = places.samples() * a.types * kernel * tiles * L * k * (a.d + 4);
+  const int64_t threads = most(1, least(a.threads, work >> 19));
   // Groups of children that share weights stay together, if there are enough of them.
-  const int64_t unit = a.groups >= a.threads ? a.types / a.groups : 1;
+  const int64_t unit = a.groups >= threads ? a.types / a.groups : 1;
   const int64_t total = Own::size_of_total(a, tiles * k, tiles);
-  const Division division = divide(a, unit, places.samples() * total * L, weights);
+  const Division division = divide(a, threads, unit, places.samples() * total * L, weights);
   auto aligned = [&](int64_t groups) { return division.types == 1 || (groups && unit % (a.types / groups) == 0); };
   Call<Own, T, L, S> run{a, watch, division, unit, total, (a.images + division.images - 1) / division.images * places.windows, {}};
   void* shared[4] = {a.into_weight, a.into_bias, a.grad_offset, a.grad_betas};
