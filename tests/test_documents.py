@@ -25,6 +25,7 @@ def test_the_python_of_the_readme_runs():
     namespace: dict = {}
     exec("\n".join(blocks("python")), namespace)
     assert namespace["layer"].backend == "tiled"
+    assert set(namespace["backends"]()) == {"reference", "tiled", "native", "triton"}
     assert namespace["digits"].poses.shape == (2, 10, 16)
     assert namespace["grid"].poses.shape == (2, 32, 7, 7, 4, 4)
     assert namespace["scores"].shape == (2, 10)

@@ -328,8 +328,8 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    for name, reason in backends().items():
-        progress(f"backend {name}: {'there' if reason is None else reason}")
+    for name, why_not in backends().items():
+        progress(f"backend {name}: {'there' if why_not is None else why_not}")
     progress("rates of a matrix product and of a copy")
     rates = measure_rates(device, getattr(torch, options.dtype))
     rows = []

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef, custom_op
+from torch.library import Library
 
 from torchcaps.ops import native, tiled, triton
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
@@ -20,6 +20,7 @@ from torchcaps.ops.numerics import HALF, accumulator, autocast_off
 Parents = tuple[Tensor | None, ...]
 Tensors = tuple[Tensor, ...]
 
+LIBRARY = Library("torchcaps", "FRAGMENT")
 CHILDREN = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
 OPTIONS = "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation"
 GRADIENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
@@ -72,8 +73,8 @@ class Operators(NamedTuple):
     """A reduction in one backend."""
 
     reduction: Reduction
-    forward: CustomOpDef
-    backward: CustomOpDef
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
 
 
 def _operators(
@@ -116,13 +117,10 @@ def _operators(
         children, parents, _ = split(parts(flat)[2])
         return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x) for x in parents))
 
-    forward_op = custom_op(f"torchcaps::{name}", run, mutates_args=(), schema=f"({arguments}) -> {_tensors(count)}")
-    forward_op.register_fake(fake)
+    forward_op = _operator(name, f"({arguments}) -> {_tensors(count)}", run, fake)
     before = [f"Tensor {what}_{i}" for what in ("grad", "result") for i in range(getattr(reduction, NUMBERS[what]))]
     schema = f"({', '.join((*before, arguments, GRADIENTS))}) -> {_tensors(about)}"
-    written = {f"grad_{field}" for field in Gradients._fields}
-    backward_op = custom_op(f"torchcaps::{name}_backward", run_backward, mutates_args=written, schema=schema)
-    backward_op.register_fake(fake_backward)
+    backward_op = _operator(f"{name}_backward", schema, run_backward, fake_backward)
     operators = Operators(reduction, forward_op, backward_op)
 
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -131,8 +129,16 @@ def _operators(
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return _differentiate(ctx, grads, (None,) * 4, ctx.needs_input_grad)
 
-    forward_op.register_autograd(differentiate, setup_context=save)
+    torch.library.register_autograd(f"torchcaps::{name}", differentiate, setup_context=save, lib=LIBRARY)
     return operators
+
+
+def _operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    # Not custom_op, whose own layers of Python take longer than a small reduction.
+    LIBRARY.define(name + schema)
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"torchcaps::{name}", fake, lib=LIBRARY)
+    return cast(Callable[..., Any], getattr(torch.ops.torchcaps, name).default)
 
 
 NUMBERS = {"grad": "differentiable", "result": "kept"}
