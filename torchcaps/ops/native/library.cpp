@@ -1,5 +1,6 @@
 // What Python calls: the choice of the instruction set, threads, and signals.
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -26,30 +27,58 @@ DECLARE(avx512)
 
 namespace {
 
+int64_t nanoseconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return now.tv_sec * int64_t(1000000000) + now.tv_nsec;
+}
+
 struct Team {
   void (*work)(void*, int);
   void* context;
   int count;
   int next;
+  int disturbed;  // a thread came late, or was without a core for a good part of its time
+  int64_t called;
 };
 
 void work_on(void* x) {
   Team& team = *static_cast<Team*>(x);
+  const int64_t start = nanoseconds(CLOCK_MONOTONIC), own_start = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
   for (int i; (i = __atomic_fetch_add(&team.next, 1, __ATOMIC_RELAXED)) < team.count;) team.work(team.context, i);
+  const int64_t taken = nanoseconds(CLOCK_MONOTONIC) - start;
+  const int64_t own = nanoseconds(CLOCK_THREAD_CPUTIME_ID) - own_start;
+  const bool late = start - team.called > 300000, interrupted = taken > 1000000 && own < taken * 7 / 10;
+  if (late || interrupted) __atomic_store_n(&team.disturbed, 1, __ATOMIC_RELAXED);
 }
 
-// GOMP_parallel of the OpenMP runtime that PyTorch has loaded: its threads still spin when ours are to start, and two
-// sets of threads on the same cores would be in each other's way. It is of no use in a process that was forked.
-using OpenMP = void (*)(void (*)(void*), void*, unsigned, unsigned);
+// Alone on a machine the threads of the OpenMP runtime that PyTorch has loaded are the best: they still spin after
+// PyTorch's last operator, and threads of our own would have to share the cores with them. Beside other processes
+// spinning takes the cores from those that work: then threads of our own do, which wait asleep. OpenMP is of no use in
+// a process that was forked.
+using OpenMP = void (*)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
+constexpr int CALLS = 50;                                             // until OpenMP is tried again
 OpenMP openmp = nullptr;
 pid_t openmp_process = 0;
+int calls_without = 0;
+
+bool use_openmp() {
+  if (!openmp || getpid() != openmp_process) return false;
+  const int left = __atomic_load_n(&calls_without, __ATOMIC_RELAXED);
+  if (left > 0) __atomic_store_n(&calls_without, left - 1, __ATOMIC_RELAXED);
+  return left == 0;
+}
 
 }  // namespace
 
 void in_parallel(int count, void (*work)(void*, int), void* context) {
-  Team team{work, context, count, 0};
+  Team team{work, context, count, 0, 0, nanoseconds(CLOCK_MONOTONIC)};
   if (count == 1) return work_on(&team);
-  if (openmp && getpid() == openmp_process) return openmp(work_on, &team, static_cast<unsigned>(count), 0);
+  if (use_openmp()) {
+    openmp(work_on, &team, static_cast<unsigned>(count), 0);
+    if (team.disturbed) __atomic_store_n(&calls_without, CALLS, __ATOMIC_RELAXED);
+    return;
+  }
   std::vector<std::thread> others;
   try {
     while (static_cast<int>(others.size()) < count - 1) others.emplace_back(work_on, &team);
