@@ -230,7 +230,7 @@ class SharedGradients {
  public:
   // size numbers of T each, if x is not null.
   template <class T>
-  void** add(void* x, int64_t size, bool aligned, const Division& division) {
+  void add(void* x, int64_t size, bool aligned, const Division& division) {
     Part& part = parts_[count_++];
     part = {x, x ? size : 0, sizeof(T) == 8, nullptr};
     part.own = x && division.count() > 1 && (division.images > 1 || !aligned);
@@ -238,7 +238,6 @@ class SharedGradients {
       part.copies = calloc(static_cast<size_t>((division.count() - 1) * size + 1), sizeof(T));
       failed = failed || !part.copies;
     }
-    return &part.x;
   }
   void* of_shard(int part, int shard) const {
     const Part& p = parts_[part];

@@ -3,7 +3,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <exception>
 #include <string>
 #include <thread>
@@ -91,18 +90,19 @@ void in_parallel(int count, void (*work)(void*, int), void* context) {
 
 namespace {
 
-int64_t milliseconds() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::milliseconds(1); }
+constexpr int64_t BETWEEN = 100000000;  // nanoseconds from one question to the next
 unsigned long this_thread() { return (unsigned long)pthread_self(); }
 
 }  // namespace
 
-Watch::Watch(int (*interrupted)()) : interrupted_(interrupted), owner_(this_thread()), next_(milliseconds() + 100) {}
+Watch::Watch(int (*interrupted)())
+    : interrupted_(interrupted), owner_(this_thread()), next_(nanoseconds(CLOCK_MONOTONIC) + BETWEEN) {}
 
 void Watch::ask() {
   if (this_thread() != owner_) return;
-  const int64_t now = milliseconds();
+  const int64_t now = nanoseconds(CLOCK_MONOTONIC);
   if (now < next_) return;
-  next_ = now + 100;
+  next_ = now + BETWEEN;
   if (interrupted_()) stop(INTERRUPTED);
 }
 

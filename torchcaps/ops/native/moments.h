@@ -16,9 +16,9 @@ INLINE void add_exactly(V& x, V& lost, V y) {
   x = sum;
 }
 
-// Sums for a sample: center and scatter (size each), mass and benefit with what they have lost (tiles each). A chunk's own mean is taken off its
-// votes before they are squared, and chunks are joined by the parallel formula of Chan, Golub and LeVeque (1979):
-// nothing is lost when the votes agree far from zero.
+// Sums for a sample: center and scatter (size each), mass and benefit with what they have lost (tiles each). A chunk's
+// own mean is taken off its votes before they are squared, and chunks are joined by the parallel formula of Chan, Golub
+// and LeVeque (1979): nothing is lost when the votes agree far from zero.
 template <class T, int L, class S, Agreement A>
 class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
  public:
@@ -244,19 +244,11 @@ class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
 
   // How the loss changes with a share, but for what is the same for all children.
   template <int N>
-  struct Benefit {
+  struct Benefit : TileSums<V, N> {
     const V *mean[N], *pull[N], *spread[N];
-    V* out[N];
-    V sum[N];
-    INLINE void begin(int64_t) {
-      for (int m = 0; m < N; m++) sum[m] = V{};
-    }
     INLINE void see(int m, int64_t f, V x) {
       const V e = x - mean[m][f];
-      sum[m] += (pull[m][f] + spread[m][f] * e) * e;
-    }
-    INLINE void end(int64_t tile) {
-      for (int m = 0; m < N; m++) out[m][tile] = sum[m];
+      this->sum[m] += (pull[m][f] + spread[m][f] * e) * e;
     }
   };
 

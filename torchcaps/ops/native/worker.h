@@ -297,50 +297,42 @@ struct Nothing {
   INLINE void end(int64_t) {}
 };
 
-// Products with vectors of the parents.
+// Sums over the features of a tile, for N samples.
 template <class V, int N>
-struct Product {
-  const V* with[N];
+struct TileSums {
   V* out[N];
   V sum[N];
   INLINE void begin(int64_t) {
     for (int m = 0; m < N; m++) sum[m] = V{};
   }
-  INLINE void see(int m, int64_t f, V x) { sum[m] += x * with[m][f]; }
   INLINE void end(int64_t tile) {
     for (int m = 0; m < N; m++) out[m][tile] = sum[m];
   }
+};
+
+// Products with vectors of the parents.
+template <class V, int N>
+struct Product : TileSums<V, N> {
+  const V* with[N];
+  INLINE void see(int m, int64_t f, V x) { this->sum[m] += x * with[m][f]; }
 };
 
 // Their lengths, squared.
 template <class V, int N>
-struct Square {
-  V* out[N];
-  V sum[N];
-  INLINE void begin(int64_t) {
-    for (int m = 0; m < N; m++) sum[m] = V{};
-  }
-  INLINE void see(int m, int64_t, V x) { sum[m] += x * x; }
-  INLINE void end(int64_t tile) {
-    for (int m = 0; m < N; m++) out[m][tile] = sum[m];
-  }
+struct Square : TileSums<V, N> {
+  INLINE void see(int m, int64_t, V x) { this->sum[m] += x * x; }
 };
 
 // The logits of a Gaussian.
 template <class V, int N>
-struct Likelihood {
+struct Likelihood : TileSums<V, N> {
   const V *mean[N], *precision[N], *prior[N];
-  V* out[N];
-  V sum[N];
-  INLINE void begin(int64_t) {
-    for (int m = 0; m < N; m++) sum[m] = V{};
-  }
   INLINE void see(int m, int64_t f, V x) {
     const V e = x - mean[m][f];
-    sum[m] += e * precision[m][f] * e;
+    this->sum[m] += e * precision[m][f] * e;
   }
   INLINE void end(int64_t tile) {
-    for (int m = 0; m < N; m++) out[m][tile] = prior[m][tile] - sum[m] * 0.5f;
+    for (int m = 0; m < N; m++) this->out[m][tile] = prior[m][tile] - this->sum[m] * 0.5f;
   }
 };
 
