@@ -18,7 +18,7 @@ FOLDER = Path("torchcaps/ops/native")
 NOTE = "why_not.txt"  # why there is no library
 # Vector extensions of GCC and Clang are the only ones that the kernels need. Nothing may be reordered that changes
 # what a NaN does.
-FLAGS = ["-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-ffp-contract=fast", "-Wno-psabi"]
 
 

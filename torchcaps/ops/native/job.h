@@ -16,8 +16,8 @@ namespace INSTRUCTIONS {
 namespace {
 
 constexpr int CHUNK = 4;           // children
+constexpr int CHILDREN = 32;       // at most, whose places and rows are known at once
 constexpr int RUN = 256;           // children whose sums are made before they are added to others, so that digits last
-constexpr int64_t CACHE = 1 << 18;  // bytes about the parents of a block of samples
 constexpr int MOST_SAMPLES = 64;   // in a block
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -155,10 +155,11 @@ class Rows {
     if (arena.failed) return;
     for (int64_t e = 0; e < d; e++)
       for (int64_t f = 0; f < h; f++) order_[e * h + f] = static_cast<int32_t>(f * d + e);
+    V *packed = x ? arena.get<V>(places * size_) : nullptr, *sums = grad ? arena.get<V>(places * size_) : nullptr;
     for (int i = 0; i < places; i++) {
       row_[i] = -1;
-      packed_[i] = x ? arena.get<V>(size_) : nullptr;
-      sums_[i] = grad ? arena.get<V>(size_) : nullptr;
+      packed_[i] = x ? packed + i * size_ : nullptr;
+      sums_[i] = grad ? sums + i * size_ : nullptr;
     }
   }
   // Makes ready the row of a child of that type at that place of the window.
@@ -202,8 +203,8 @@ class Rows {
   int32_t* order_;
   int places_;
   T fill_;
-  int64_t row_[CHUNK];
-  V *packed_[CHUNK], *sums_[CHUNK];
+  int64_t row_[CHILDREN];
+  V *packed_[CHILDREN], *sums_[CHILDREN];
 };
 
 // Where poses lie, in poses.

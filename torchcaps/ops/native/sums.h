@@ -51,49 +51,50 @@ class Sums : public Worker<Self, T, L, S> {
   }
 
   // Weights in place of logits, for the chunk's children and N samples. Over the children they are relative to the
-  // largest logit so far, to which the sums of the sample, of so many features, are scaled.
+  // largest logit so far, to which the sums of the sample are scaled.
   template <int N>
-  INLINE void weigh(int64_t s, V* const* own, V* const* sums, int64_t width) {
+  INLINE void weigh(int64_t s, V* const* own, V* const* sums) {
+    if (!a.over_children) return weigh_parents<N>(s, 0, own);
+    for (int m = 0; m < N; m++)
+      weigh_children(s + m, chunk, 0, tiles, own + m * CHUNK, sums[m], features, sums[m] + size);
+  }
+  // The chunk's children are those from `first` on.
+  template <int N>
+  INLINE void weigh_parents(int64_t s, int first, V* const* own) {
     for (int m = 0; m < N; m++)
       for (int c = 0; c < chunk; c++) {
-        const V* base = this->logit_base(c);
+        const V* base = this->logit_base(first + c);
         for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] += base[t];
       }
-    if (!a.over_children) this->template softmax_of_chunk<N>(own, a.leaky);
-    for (int m = 0; m < N; m++) {
-      if (a.over_children) {
-        over_children(s + m, own + m * CHUNK, sums[m], width, sums[m] + tiles * width);
-      } else {
-        for (int c = 0; this->gates && c < chunk; c++) {
-          const T gate = this->gate(s + m, c);
-          for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] *= gate;
-        }
+    this->template softmax_of_chunk<N>(own, a.leaky);
+    for (int m = 0; this->gates && m < N; m++)
+      for (int c = 0; c < chunk; c++) {
+        const T gate = this->gate(s + m, first + c);
+        for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] *= gate;
       }
-    }
   }
-  INLINE void over_children(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
-    // All of a chunk are weighed before any is added to the sums.
-    if (chunk == 4) return over_children<4>(s, own, sums, width, mass);
-    if (chunk == 3) return over_children<3>(s, own, sums, width, mass);
-    if (chunk == 2) return over_children<2>(s, own, sums, width, mass);
-    over_children<1>(s, own, sums, width, mass);
-  }
-  template <int C>
-  void over_children(int64_t s, V* const* own, V* sums, int64_t width, V* mass) {
-    static_assert(CHUNK == 4);
+  // So many children, whose logits begin with the first tile; `width` vectors of sums for each tile.
+  INLINE void weigh_children(int64_t s, int count, int64_t first_tile, int64_t last_tile, V* const* own, V* sums,
+                             int64_t width, V* mass) {
     V* largest = mass + tiles;
-    T gates[C];
-    V absent[C];  // -inf for who is not there
-    for (int c = 0; c < C; c++) {
+    T gates[CHILDREN];
+    bool all = true;
+    for (int c = 0; this->gates && c < count; c++) {
       gates[c] = this->gate(s, c);
-      absent[c] = splat<T, L>(gates[c] == 0 ? -INFINITY : INFINITY);
+      all = all && gates[c] != 0;
     }
-    for (int64_t t = 0; t < tiles; t++) {
-      V higher = largest[t], logit[C];
-      for (int c = 0; c < C; c++) {
-        logit[c] = own[c][t] > absent[c] ? absent[c] : own[c][t];
-        higher = larger<T, L>(higher, logit[c]);
+    for (int64_t t = first_tile, i = 0; t < last_tile; t++, i++) {
+      for (int c = 0; (this->offset || !all) && c < count; c++) {
+        if (this->offset) own[c][i] += this->offset.row(c)[t];
+        if (!all && gates[c] == 0) own[c][i] = splat<T, L>(-INFINITY);  // who is not there
       }
+      V higher = largest[t];
+      int c = 0;
+      for (; c + CHUNK <= count; c += CHUNK) {  // not one after the other, which would wait for each
+        const V two = larger<T, L>(own[c][i], own[c + 1][i]), more = larger<T, L>(own[c + 2][i], own[c + 3][i]);
+        higher = larger<T, L>(higher, larger<T, L>(two, more));
+      }
+      for (; c < count; c++) higher = larger<T, L>(higher, own[c][i]);
       const V finite = finite_or_zero(higher);
       if (any_larger<T, L>(higher, largest[t])) {
         const V factor = exp_of<L>(largest[t] - finite);
@@ -102,9 +103,10 @@ class Sums : public Worker<Self, T, L, S> {
         largest[t] = higher;
       }
       V added = {};
-      for (int c = 0; c < C; c++) {
-        own[c][t] = exp_of<L>(logit[c] - finite) * gates[c];
-        added += own[c][t];
+      for (int c = 0; c < count; c++) {
+        own[c][i] = exp_of<L>(own[c][i] - finite);
+        if (this->gates) own[c][i] *= gates[c];
+        added += own[c][i];
       }
       mass[t] += added;
     }
@@ -112,18 +114,19 @@ class Sums : public Worker<Self, T, L, S> {
   INLINE static V finite_or_zero(V x) { return x == -static_cast<T>(INFINITY) ? V{} : x; }
 
   void merge(V* into, const V* from) const {
-    if (!a.over_children) {
-      for (int64_t f = 0; f < size; f++) into[f] += from[f];
-      return;
-    }
-    V *mass = into + size, *largest = mass + tiles;
-    for (int64_t t = 0; t < tiles; t++) {
-      const V other = from[size + tiles + t], higher = larger<T, L>(largest[t], other);
-      const V finite = finite_or_zero(higher), old = exp_of<L>(largest[t] - finite), added = exp_of<L>(other - finite);
-      largest[t] = higher;
-      mass[t] = mass[t] * old + from[size + t] * added;
-      for (int64_t f = t * features; f < (t + 1) * features; f++) into[f] = into[f] * old + from[f] * added;
-    }
+    for (int64_t f = 0; !a.over_children && f < size; f++) into[f] += from[f];
+    for (int64_t t = 0; a.over_children && t < tiles; t++)
+      merge_tile(t, into, from + t * features, from[size + t], from[size + tiles + t]);
+  }
+  // Over the children: the sums of a tile, their mass and largest logit.
+  INLINE void merge_tile(int64_t t, V* into, const V* sums, V mass, V largest) const {
+    V &own_mass = into[size + t], &own_largest = into[size + tiles + t];
+    const V higher = larger<T, L>(own_largest, largest), finite = finite_or_zero(higher);
+    const V old = exp_of<L>(own_largest - finite), added = exp_of<L>(largest - finite);
+    own_largest = higher;
+    own_mass = own_mass * old + mass * added;
+    into += t * features;
+    for (int64_t f = 0; f < features; f++) into[f] = into[f] * old + sums[f] * added;
   }
 
   void finish(int64_t sample, V* total) const {
@@ -175,7 +178,7 @@ class WeightedSum : public Sums<WeightedSum<T, L, S>, T, L, S> {
     }
     V* sums[N];
     for (int m = 0; m < N; m++) sums[m] = of_run + (s + m) * total_size;
-    this->template weigh<N>(s, logits, sums, features);
+    this->template weigh<N>(s, logits, sums);
     for (int m = 0; m < N; m++) {
       V *total = sums[m], *const *own = votes + m * CHUNK, *const *weights = logits + m * CHUNK;
       if (chunk == CHUNK) {
@@ -233,56 +236,84 @@ class SumsBackward : public Worker<Self, T, L, S> {
   // then what a vote's gradient has of the vote itself.
   template <int N>
   INLINE void of_logits(int64_t s) {
+    for (int m = 0; a.over_children && m < N; m++) {
+      const int i = m * CHUNK;
+      of_logits_of_children(s + m, chunk, 0, tiles, logits + i, weights + i, benefits + i, of_votes + i);
+    }
+    if (!a.over_children) of_logits_of_parents<N>(s, 0);
+  }
+  // The chunk's children are those from `first` on.
+  template <int N>
+  INLINE void of_logits_of_parents(int64_t s, int first) {
     for (int m = 0; m < N; m++)
       for (int c = 0; c < chunk; c++) {
         const int i = m * CHUNK + c;
-        const V* base = this->logit_base(c);
+        const V* base = this->logit_base(first + c);
         for (int64_t t = 0; t < tiles; t++) {
-          if (a.unit) {
-            of_votes[i][t] = 1 / nonzero<T, L>(root<T, L>(of_votes[i][t]));
-            logits[i][t] *= of_votes[i][t];
-            weights[i][t] = logits[i][t];  // for a moment: the logits themselves
-          }
+          if (a.unit) weights[i][t] = of_units(logits[i][t], of_votes[i][t]);  // for a moment
           logits[i][t] += base[t];
         }
       }
-    if (!a.over_children) this->template softmax_of_chunk<N>(logits, a.leaky);
+    this->template softmax_of_chunk<N>(logits, a.leaky);
     V sums[N * CHUNK] = {};
     for (int m = 0; m < N; m++)
-      for (int c = 0; c < chunk; c++) {
-        const int i = m * CHUNK + c;
-        V *own = logits[i], *benefit = benefits[i];
-        if (a.over_children) {
-          const V *lost = log_mass + (s + m) * tiles, *mean = expected + (s + m) * tiles;
-          const bool absent = this->gate(s + m, c) == 0;
-          for (int64_t t = 0; t < tiles; t++) {
-            own[t] = absent ? V{} : exp_of<L>(own[t] - lost[t]);
-            benefit[t] -= mean[t];
-          }
-        }
-        if (!this->grad_gates && a.over_children) continue;
-        for (int64_t t = 0; t < tiles; t++) sums[i] += own[t] * benefit[t];
-      }
-    T along[N * CHUNK] = {};  // what all logits have in common changes nothing
-    if (this->grad_gates || !a.over_children) join_lanes<Sum, T, L, N * CHUNK>(sums, along);
+      for (int c = 0; c < chunk; c++)
+        for (int64_t t = 0; t < tiles; t++) sums[m * CHUNK + c] += logits[m * CHUNK + c][t] * benefits[m * CHUNK + c][t];
+    T along[N * CHUNK];  // what all logits have in common changes nothing
+    join_lanes<Sum, T, L, N * CHUNK>(sums, along);
     for (int m = 0; m < N; m++)
       for (int c = 0; c < chunk; c++) {
         const int i = m * CHUNK + c;
-        const T gate = this->gate(s + m, c), common = a.over_children ? 0 : along[i];
-        if (this->grad_gates) this->grad_gates[this->gate_index(s + m, c)] += along[i];
-        V* grad_offset = this->offset.grad(c);
+        const T gate = this->gate(s + m, first + c);
+        if (this->grad_gates) this->grad_gates[this->gate_index(s + m, first + c)] += along[i];
+        V* grad_offset = this->offset.grad(first + c);
         for (int64_t t = 0; t < tiles; t++) {
           const V weight = logits[i][t] * gate;
-          V slope = weight * (benefits[i][t] - common);
+          V slope = weight * (benefits[i][t] - along[i]);
           if (grad_offset) grad_offset[t] += slope;
-          if (a.unit) {
-            slope *= of_votes[i][t];
-            of_votes[i][t] *= -slope * weights[i][t];
-          }
+          if (a.unit) of_units_gradient(slope, weights[i][t], of_votes[i][t]);
           weights[i][t] = weight;
           logits[i][t] = slope;
         }
       }
+  }
+  // So many children, whose rows begin with the first tile.
+  INLINE void of_logits_of_children(int64_t s, int count, int64_t first_tile, int64_t last_tile, V* const* logits,
+                                    V* const* weights, V* const* benefits, V* const* of_votes) {
+    V along[CHILDREN];
+    for (int c = 0; this->grad_gates && c < count; c++) along[c] = V{};
+    for (int64_t t = first_tile, i = 0; t < last_tile; t++, i++) {
+      const V lost = log_mass[s * tiles + t], mean = expected[s * tiles + t];
+      for (int c = 0; c < count; c++) {
+        V logit = logits[c][i], unit = {};
+        if (a.unit) unit = of_units(logit, of_votes[c][i]);
+        if (this->offset) logit += this->offset.row(c)[t];
+        V weight = exp_of<L>(logit - lost);
+        const V benefit = benefits[c][i] - mean;
+        if (this->gates) {
+          const T gate = this->gate(s, c);
+          if (gate == 0) weight = V{};  // who is not there
+          if (this->grad_gates) along[c] += weight * benefit;
+          weight *= gate;
+        }
+        V slope = weight * benefit;
+        if (V* grad_offset = this->offset.grad(c)) grad_offset[t] += slope;
+        if (a.unit) of_units_gradient(slope, unit, of_votes[c][i]);
+        weights[c][i] = weight;
+        logits[c][i] = slope;
+      }
+    }
+    for (int c = 0; this->grad_gates && c < count; c++)
+      this->grad_gates[this->gate_index(s, c)] += sum_of_lanes<T, L>(along[c]);
+  }
+  // Products with votes become those with unit votes, and squared lengths what those are divided by.
+  INLINE static V of_units(V& logit, V& square) {
+    square = 1 / nonzero<T, L>(root<T, L>(square));
+    return logit *= square;
+  }
+  INLINE static void of_units_gradient(V& slope, V logit, V& inverse) {
+    slope *= inverse;
+    inverse *= -slope * logit;
   }
 
   void finish(int64_t sample, V* total) const {

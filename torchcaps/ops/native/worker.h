@@ -18,6 +18,8 @@ class Worker {
   using Number = T;
   using V = Vec<T, L>;
   static constexpr int M = S::SAMPLES, KNOWN_POSE = S::ROWS * S::WIDTH;
+  static constexpr int64_t CACHE = 1 << 18;  // bytes about the parents of a block of samples
+  static constexpr int OFFSETS = CHUNK;      // children whose offsets are at hand
 
   Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
       : a(a), shape(a), places(a), shard(shard), tiles((a.parents + L - 1) / L), features(shape.features()),
@@ -26,8 +28,8 @@ class Worker {
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
         weight(arena, a, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, shape.d(), shape.h(), CHUNK),
         bias(arena, a, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, 1, features, CHUNK),
-        offset(arena, a, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, 1, 1, CHUNK,
-               -INFINITY) {
+        offset(arena, a, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, 1, 1,
+               Self::OFFSETS, -INFINITY) {
     tail = arena.get<V>(tiles);
     found = arena.get<T>(pose_size);
     for (int i = 0; i < M * CHUNK && !arena.failed; i++) votes[i] = arena.get<V>(size);
@@ -39,13 +41,13 @@ class Worker {
   void run(Watch& watch, V* partial, int64_t state_size) {
     Self& self = static_cast<Self&>(*this);
     const int64_t total = self.total_size;
-    const int64_t fitting = CACHE / (sizeof(V) * (state_size + 2 * total));
-    block = most(M, least(MOST_SAMPLES, fitting / M * M));
+    const int64_t fitting = Self::CACHE / (sizeof(V) * (state_size + 2 * total));
+    const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
+    block = least(last - first, most(M, least(MOST_SAMPLES, fitting / M * M)));
     of_run = arena.get<V>(block * total);
     totals = arena.get<V>(block * total);
     self.make_room();
     if (arena.failed) return watch.stop(NO_MEMORY);
-    const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
     for (int64_t start = first; start < last; start += block) {
       const int64_t count = least(block, last - start);
       first_sample = start;
@@ -285,7 +287,7 @@ class Worker {
   V *of_run = nullptr, *totals = nullptr;
   int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];
   int chunk = 1;
-  int64_t index[CHUNK], child_places[CHUNK];
+  int64_t index[CHILDREN], child_places[CHILDREN];
 };
 
 // ---------------------------------------------------------------- what is made of a vote when it is seen
