@@ -80,12 +80,20 @@ def test_every_size(name, shape, parents, children, batch, instructions):
     compare(small(layer), Capsules(poses, scores), 1e-4)
 
 
+# More children than are seen at once, and more tiles of parents, and not a multiple of either.
+@pytest.mark.parametrize(("parents", "places", "bias"), [(20, (2, 5), False), (70, (5, 9), True)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_children_that_share_weights(name, shape, threads):
-    layer = CapsuleLinear(2, 20, *shape, make(name), share_positions=True)
-    poses = torch.randn(3, 2, 2, 5, *layer.in_pose)
-    compare(small(layer), Capsules(poses, torch.randn(3, 2, 2, 5)), 3e-4)
+def test_children_that_share_weights(name, shape, parents, places, bias, threads):
+    layer = CapsuleLinear(2, parents, *shape, make(name), bias=bias, share_positions=True)
+    children = Capsules(torch.randn(3, 2, *places, *layer.in_pose), torch.randn(3, 2, *places))
+    compare(small(layer), children, 3e-4)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "dynamic over children"])
+def test_more_children_share_weights_than_are_summed_up_at_once(name):
+    layer = CapsuleLinear(2, 5, 3, 2, make(name), bias=True, share_positions=True)
+    compare(small(layer), Capsules(torch.randn(2, 2, 30, 40, 3)), 3e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

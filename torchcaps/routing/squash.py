@@ -1,9 +1,8 @@
 """The squash of Sabour et al. 2017."""
 
 from torch import Tensor
-from torch.linalg import vector_norm
 
-from torchcaps.ops import at_least_float32
+from torchcaps.ops import at_least_float32, nonzero
 
 
 def squash(s: Tensor, dim: int = -1) -> Tensor:
@@ -21,5 +20,6 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
         Sabour et al. 2017, equation 1.
     """
     x = at_least_float32(s)
-    length = vector_norm(x, dim=dim, keepdim=True)
-    return (x * (length / (1 + length * length))).to(s.dtype)
+    # Not vector_norm, which takes seven times as long where a vector's entries lie a plane apart.
+    square = x.square().sum(dim, keepdim=True)
+    return (x * (square / ((1 + square) * nonzero(square).sqrt()))).to(s.dtype)

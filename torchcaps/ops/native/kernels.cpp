@@ -108,7 +108,9 @@ using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
 
 template <class T, int L, class S>
 void choose_sum(Operation operation, const Problem& a, Watch& watch) {
-  const bool pulled = a.groups < a.types && !a.unit && !a.bias;
+  // A bias does no harm where it is the same for children that share weights.
+  const bool one_bias = !a.bias || (a.bias_groups <= a.groups && a.groups % a.bias_groups == 0);
+  const bool pulled = a.groups < a.types && !a.unit && one_bias;
   if (operation == VOTE_SUM) return call<VoteSum, T, L, S>(a, watch);
   if (operation == VOTE_SUM_BACKWARD) return call<VoteSumBackward, T, L, S>(a, watch);
   if (operation == WEIGHTED_SUM && pulled) return call<PulledSum, T, L, S>(a, watch);
@@ -131,14 +133,13 @@ void choose(Operation operation, const Problem& a, Watch& watch) {
   call<GaussianMomentsBackward, T, L, S>(a, watch);
 }
 
-// Poses of the papers have code of their own: matrices of 4x4, and vectors of 8 that vote 16, which no moments are taken
-// of. The oldest machines go without.
+// Poses of the papers have code of their own: matrices of 4x4, and vectors of 8 that vote 16. The oldest machines go
+// without.
 template <class T, int L>
 void choose_shape(Operation operation, const Problem& a, Watch& watch) {
   if constexpr (sizeof(T) == 4 && L >= 8) {
     if (a.rows == 4 && a.d == 4 && a.h == 4) return choose<T, L, Shape<4, 4, 4>>(operation, a, watch);
-    if (a.rows == 1 && a.d == 8 && a.h == 16 && operation < MOMENTS)
-      return choose_sum<T, L, Shape<1, 8, 16>>(operation, a, watch);
+    if (a.rows == 1 && a.d == 8 && a.h == 16) return choose<T, L, Shape<1, 8, 16>>(operation, a, watch);
   }
   choose<T, L, Shape<0, 0, 0>>(operation, a, watch);
 }

@@ -1,5 +1,6 @@
-// Weighted sums where children share weights, without a vote: (pose W) . q = pose . (W q), and W q is needed once for all
-// children of a group. Weighted sums of poses go through W to the parents.
+// Weighted sums where children share weights, without a vote: (pose W + b) . q = pose . (W q) + b . q, and W q and b . q
+// are needed once for all children of a group. Weighted sums of poses go through W to the parents, and the sum of the
+// weights through b: as if every pose had a 1 at its end.
 #pragma once
 #include "sums.h"
 
@@ -27,7 +28,7 @@ class Pulled : public Base {
   static constexpr int OFFSETS = CHILDREN;
 
   Pulled(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), span(a.over_children ? least(tiles, 4) : tiles),
+      : Base(a, shard, shared), width(pose_size + (a.bias != nullptr)), span(a.over_children ? least(tiles, 4) : tiles),
         most_children(a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / tiles))) * CHUNK) {}
 
   bool children(Watch& watch, int64_t count) {
@@ -37,6 +38,7 @@ class Pulled : public Base {
       const int64_t end = least(least(shard.last_type, (type / per_group + 1) * per_group), type + PULLED);
       for (int64_t place = 0; place < kernel; place++) {
         this->weight.load(0, type, place);
+        this->bias.load(0, type, place);
         self.begin_group(count);
         for (int64_t s = 0; s < count; s++) {
           if (watch.stopped()) return false;
@@ -69,8 +71,9 @@ class Pulled : public Base {
   }
 
   // For one tile of parents: (rows, d) of what is (rows, h).
-  INLINE void pull(const V* w, const V* x, V* pulled) const {
+  INLINE void pull(int64_t t, const V* x, V* pulled) const {
     const int64_t D = shape.d(), H = shape.h();
+    const V* w = this->weight.row(0) + t * H * D;
     if constexpr (KNOWN > 0) {
       V sums[KNOWN] = {};
       for (int64_t h = 0; h < H; h++)
@@ -86,31 +89,42 @@ class Pulled : public Base {
           pulled[r * D + d] = sum;
         }
     }
+    if (!this->bias) return;
+    const V* b = this->bias.row(0) + t * features;
+    V sum = {};
+    for (int64_t f = 0; f < features; f++) sum += b[f] * x[f];
+    pulled[pose_size] = sum;
   }
-  INLINE void add_pushed(const V* w, const V* pulled, V* sums) const {
+  INLINE void add_pushed(int64_t t, const V* pulled, V* sums) const {
     const int64_t D = shape.d(), H = shape.h();
+    const V* w = this->weight.row(0) + t * H * D;
     for (int64_t r = 0; r < shape.rows(); r++)
       for (int64_t h = 0; h < H; h++) {
         V sum = sums[r * H + h];
         for (int64_t d = 0; d < D; d++) sum += w[h * D + d] * pulled[r * D + d];
         sums[r * H + h] = sum;
       }
+    if (!this->bias) return;
+    const V* b = this->bias.row(0) + t * features;
+    for (int64_t f = 0; f < features; f++) sums[f] += b[f] * pulled[pose_size];
   }
 
   // Products of the poses of so many children with vectors of the parents.
   INLINE void products(int count, int64_t first_tile, int64_t last_tile, const V* pulled, V* const* out) const {
     for (int64_t t = first_tile; t < last_tile; t++) {
       int c = 0;
-      for (; c + 8 <= count; c += 8) products<8>(c, pulled + t * pose_size, out, t - first_tile);
-      for (; c < count; c++) products<1>(c, pulled + t * pose_size, out, t - first_tile);
+      for (; c + 8 <= count; c += 8) products<8>(c, pulled + t * width, out, t - first_tile);
+      for (; c < count; c++) products<1>(c, pulled + t * width, out, t - first_tile);
     }
   }
   template <int C>
   INLINE void products(int first, const V* pulled, V* const* out, int64_t i) const {
-    V sums[C] = {};
-    const int64_t width = shape.pose();
+    const V start = this->bias ? pulled[pose_size] : V{};
+    V sums[C];
+    for (int c = 0; c < C; c++) sums[c] = start;
+    const int64_t P = shape.pose();
 #pragma GCC unroll 16
-    for (int64_t n = 0; n < width; n++) {
+    for (int64_t n = 0; n < P; n++) {
       const V x = pulled[n];
 #pragma GCC unroll 8
       for (int c = 0; c < C; c++) sums[c] += pose_of[first + c][n] * x;
@@ -120,7 +134,8 @@ class Pulled : public Base {
   // Weighted sums of their poses.
   INLINE void add_poses(int count, int64_t first_tile, int64_t last_tile, V* const* weights, V* sums) const {
     for (int64_t t = first_tile, i = 0; t < last_tile; t++, i++) {
-      V* out = sums + t * pose_size;
+      V* out = sums + t * width;
+      for (int c = 0; this->bias && c < count; c++) out[pose_size] += weights[c][i];
       if constexpr (KNOWN > 0) {
         V own[KNOWN];
 #pragma GCC unroll 16
@@ -143,7 +158,7 @@ class Pulled : public Base {
     }
   }
 
-  const int64_t span;
+  const int64_t width, span;  // vectors of a tile about the poses; tiles that are seen at once
   const int most_children;
 
  protected:
@@ -155,27 +170,27 @@ class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, 
  public:
   using Base = Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, L, S>>;
   using V = typename Base::V;
-  using Base::a, Base::tiles, Base::size, Base::features, Base::pose_size, Base::span, Base::chunk, Base::total_size;
+  using Base::a, Base::tiles, Base::size, Base::features, Base::pose_size, Base::width, Base::span, Base::chunk,
+      Base::total_size;
   using Base::Base;
 
   // Of a sample: parents that are pulled; sums of poses, masses, largest logits.
-  int64_t summed_size() const { return tiles * (pose_size + 2); }
-  int64_t state_size() const { return size + tiles * pose_size + summed_size(); }
+  int64_t summed_size() const { return tiles * (width + 2); }
+  int64_t state_size() const { return size + tiles * width + summed_size(); }
 
   void make_room() {
     Base::make_room();
-    pulled = this->get(this->block * tiles * pose_size);
+    pulled = this->get(this->block * tiles * width);
     summed = this->get(this->block * summed_size());
     pushed = this->get(features);
     this->get_rows(rows);
   }
   void begin_group(int64_t count) {
-    const V* w = this->weight.row(0);
-    for (int64_t t = 0; t < tiles; t++, w += this->shape.h() * this->shape.d())
+    for (int64_t t = 0; t < tiles; t++)
       for (int64_t s = 0; s < count; s++)
-        this->pull(w, this->query + s * size + t * features, pulled + (s * tiles + t) * pose_size);
+        this->pull(t, this->query + s * size + t * features, pulled + (s * tiles + t) * width);
     for (int64_t s = 0; s < count; s++) {
-      V *sums = summed + s * summed_size(), *largest = sums + tiles * (pose_size + 1);
+      V *sums = summed + s * summed_size(), *largest = sums + tiles * (width + 1);
       memset(static_cast<void*>(sums), 0, summed_size() * sizeof(V));
       for (int64_t t = 0; t < tiles; t++) largest[t] = splat<T, L>(-INFINITY);
     }
@@ -184,9 +199,9 @@ class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, 
     V* sums = summed + s * summed_size();
     for (int64_t t = 0; t < tiles; t += span) {
       const int64_t end = least(tiles, t + span);
-      this->products(count, t, end, pulled + s * tiles * pose_size, rows);
+      this->products(count, t, end, pulled + s * tiles * width, rows);
       if (a.over_children) {
-        this->weigh_children(s, count, t, end, rows, sums, pose_size, sums + tiles * pose_size);
+        this->weigh_children(s, count, t, end, rows, sums, width, sums + tiles * width);
       } else {
         for (int first = 0; first < count; first += CHUNK) {
           chunk = static_cast<int>(least(CHUNK, count - first));
@@ -197,17 +212,16 @@ class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, 
     }
   }
   void end_group(int64_t count) {
-    const V* w = this->weight.row(0);
-    for (int64_t t = 0; t < tiles; t++, w += this->shape.h() * this->shape.d())
+    for (int64_t t = 0; t < tiles; t++)
       for (int64_t s = 0; s < count; s++) {
-        const V *sums = summed + s * summed_size(), *mass = sums + tiles * pose_size;
+        const V *sums = summed + s * summed_size(), *mass = sums + tiles * width;
         V* total = this->totals + s * total_size;
         if (!a.over_children) {
-          this->add_pushed(w, sums + t * pose_size, total + t * features);
+          this->add_pushed(t, sums + t * width, total + t * features);
           continue;
         }
         for (int64_t f = 0; f < features; f++) pushed[f] = V{};
-        this->add_pushed(w, sums + t * pose_size, pushed);
+        this->add_pushed(t, sums + t * width, pushed);
         this->merge_tile(t, total, pushed, mass[t], mass[tiles + t]);
       }
   }
@@ -221,32 +235,32 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
  public:
   using Base = Pulled<PulledSumBackward<T, L, S>, SumsBackward<PulledSumBackward<T, L, S>, T, L, S>>;
   using V = typename Base::V;
-  using Base::tiles, Base::pose_size, Base::size, Base::features, Base::chunk, Base::span, Base::KNOWN;
+  using Base::tiles, Base::pose_size, Base::size, Base::features, Base::chunk, Base::width, Base::span,
+      Base::KNOWN;
   using Base::Base;
 
-  // Of a sample, (tiles, pose) each: the query and the gradient of the sums, pulled, and sums of poses weighted with
+  // Of a sample, (tiles, width) each: the query and the gradient of the sums, pulled, and sums of poses weighted with
   // the gradients of the logits and with the weights.
-  int64_t state_size() const { return Base::state_size() + 4 * tiles * pose_size; }
+  int64_t state_size() const { return Base::state_size() + 4 * tiles * width; }
 
   void make_room() {
     Base::make_room();
     for (V** x : {&query_pulled, &grad_pulled, &sloped, &weighted})
-      *x = this->get(this->block * tiles * pose_size);
+      *x = this->get(this->block * tiles * width);
     for (V** x : {slopes, shares, gains}) this->get_rows(x);
     of_poses = this->get(this->most_children * pose_size);
   }
   void begin_group(int64_t count) {
-    const V* w = this->weight.row(0);
-    for (int64_t t = 0; t < tiles; t++, w += this->shape.h() * this->shape.d())
+    for (int64_t t = 0; t < tiles; t++)
       for (int64_t s = 0; s < count; s++) {
-        const int64_t from = s * size + t * features, to = (s * tiles + t) * pose_size;
-        this->pull(w, this->query + from, query_pulled + to);
-        this->pull(w, this->grad + from, grad_pulled + to);
+        const int64_t from = s * size + t * features, to = (s * tiles + t) * width;
+        this->pull(t, this->query + from, query_pulled + to);
+        this->pull(t, this->grad + from, grad_pulled + to);
       }
-    for (V* x : {sloped, weighted}) memset(static_cast<void*>(x), 0, count * tiles * pose_size * sizeof(V));
+    for (V* x : {sloped, weighted}) memset(static_cast<void*>(x), 0, count * tiles * width * sizeof(V));
   }
   void visit(int64_t s, int count) {
-    const int64_t at = s * tiles * pose_size;
+    const int64_t at = s * tiles * width;
     memset(static_cast<void*>(of_poses), 0, count * pose_size * sizeof(V));
     for (int64_t t = 0; t < tiles; t += span) {
       const int64_t end = least(tiles, t + span);
@@ -292,7 +306,7 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
 #pragma GCC unroll 16
       for (int i = 0; i < C * N; i++) sums[i] = of_poses[(first + i / N) * pose_size + n + i % N];
       for (int64_t i = 0; i < span; i++) {
-        const V *q = query_pulled + at + (t + i) * pose_size + n, *g = grad_pulled + at + (t + i) * pose_size + n;
+        const V *q = query_pulled + at + (t + i) * width + n, *g = grad_pulled + at + (t + i) * width + n;
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
           const V slope = slopes[first + c][i], weight = shares[first + c][i];
@@ -305,20 +319,26 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
     }
   }
   void end_group(int64_t count) {
-    const int64_t R = this->shape.rows(), D = this->shape.d(), H = this->shape.h();
-    const V* w = this->weight.row(0);
-    V* out = this->weight.grad(0);
-    for (int64_t t = 0; t < tiles; t++, w += H * D) {
-      for (int64_t s = 0; s < count; s++)
-        this->add_pushed(w, sloped + (s * tiles + t) * pose_size, this->totals + s * size + t * features);
-      for (int64_t h = 0; out && h < H; h++, out += D)
-        for (int64_t s = 0; s < count; s++)
-          for (int64_t r = 0; r < R; r++) {
-            const int64_t from = s * size + t * features + r * H + h, to = (s * tiles + t) * pose_size + r * D;
-            const V q = this->query[from], g = this->grad[from];
-            for (int64_t d = 0; d < D; d++) out[d] += sloped[to + d] * q + weighted[to + d] * g;
-          }
+    V *of_weight = this->weight.grad(0), *of_bias = this->bias.grad(0);
+    for (int64_t t = 0; t < tiles; t++) {
+      for (int64_t s = 0; s < count; s++) {
+        const V *q = this->query + s * size + t * features, *g = this->grad + s * size + t * features;
+        const V *slopes = sloped + (s * tiles + t) * width, *shares = weighted + (s * tiles + t) * width;
+        this->add_pushed(t, slopes, this->totals + s * size + t * features);
+        if (of_weight) add_of_weight(q, g, slopes, shares, of_weight + t * this->shape.h() * this->shape.d());
+        for (int64_t f = 0; of_bias && f < features; f++)
+          of_bias[t * features + f] += slopes[pose_size] * q[f] + shares[pose_size] * g[f];
+      }
     }
+  }
+  INLINE void add_of_weight(const V* q, const V* g, const V* slopes, const V* shares, V* out) const {
+    const int64_t R = this->shape.rows(), D = this->shape.d(), H = this->shape.h();
+    for (int64_t h = 0; h < H; h++, out += D)
+      for (int64_t d = 0; d < D; d++) {
+        V sum = out[d];
+        for (int64_t r = 0; r < R; r++) sum += slopes[r * D + d] * q[r * H + h] + shares[r * D + d] * g[r * H + h];
+        out[d] = sum;
+      }
   }
 
  private:

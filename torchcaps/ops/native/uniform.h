@@ -10,7 +10,7 @@ namespace {
 // The loop that both directions share. A unit is a group of children at one place of the window, and there are as many
 // in a chunk as there are children elsewhere. `Self` has, beside what a Worker needs,
 //   template <int N> void units(s)   with the units of the chunk, of which `poses_of` are summed up
-//   void biases(s)                   with the biases of the children of the chunk
+//   void biases(s)                   with the units of the chunk, whose children share a bias
 template <class Self, class T, int L, class S>
 class Uniform : public Worker<Self, T, L, S> {
  public:
@@ -28,16 +28,8 @@ class Uniform : public Worker<Self, T, L, S> {
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
     for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel, start = i; i < end;) {
-      // Units of a chunk: within a group place follows place, and after the last place comes the next group.
-      for (chunk = 0; chunk < CHUNK && i < end; chunk++) {
-        const int64_t type = i / kernel, place = i % kernel;
-        first_type[chunk] = type;
-        last_type[chunk] = least(shard.last_type, (type / per_group + 1) * per_group);
-        this->index[chunk] = place;
-        this->child_places[chunk] = this->places.of_child(type, place);
-        this->weight.load(chunk, type, place);
-        i = place + 1 < kernel ? i + 1 : last_type[chunk] * kernel;
-      }
+      i = fill_chunk(i, end, per_group);
+      for (int c = 0; c < chunk; c++) this->weight.load(c, first_type[c], this->index[c]);
       if (watch.stopped()) return false;
       int64_t s = 0;
       for (; M > 1 && s + M <= count; s += M) self.template units<M>(s);
@@ -48,13 +40,11 @@ class Uniform : public Worker<Self, T, L, S> {
         self.end_run(count);
       }
     }
-    for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel; this->bias && i < end; i += chunk) {
+    const int64_t per_bias = this->bias ? a.types / a.bias_groups : 1;
+    for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel; this->bias && i < end;) {
       if (watch.stopped()) return false;
-      chunk = static_cast<int>(least(CHUNK, end - i));
-      for (int c = 0; c < chunk; c++) {
-        this->index[c] = i + c;
-        this->bias.load(c, (i + c) / kernel, (i + c) % kernel);
-      }
+      i = fill_chunk(i, end, per_bias);
+      for (int c = 0; c < chunk; c++) this->bias.load(c, first_type[c], this->index[c]);
       for (int64_t s = 0; s < count; s++) self.biases(s);
     }
     this->bias.flush_all();
@@ -62,6 +52,27 @@ class Uniform : public Worker<Self, T, L, S> {
   }
   template <int N>
   void group(int64_t) {}
+
+  // The units from child i on that follow each other: within a group place after place, and after the last place the
+  // next group. The child that the next chunk begins with.
+  int64_t fill_chunk(int64_t i, int64_t end, int64_t in_group) {
+    for (chunk = 0; chunk < CHUNK && i < end; chunk++) {
+      const int64_t type = i / kernel, place = i % kernel;
+      first_type[chunk] = type;
+      last_type[chunk] = least(shard.last_type, (type / in_group + 1) * in_group);
+      this->index[chunk] = place;
+      this->child_places[chunk] = this->places.of_child(type, place);
+      i = place + 1 < kernel ? i + 1 : last_type[chunk] * kernel;
+    }
+    return i;
+  }
+  // The sum of a unit's gates.
+  INLINE T gates_of(int64_t s, int c) const {
+    if (!this->gates) return static_cast<T>(last_type[c] - first_type[c]);
+    T sum = 0;
+    for (int64_t type = first_type[c]; type < last_type[c]; type++) sum += this->gates[gate_of(s, c, type)];
+    return sum;
+  }
 
   INLINE int64_t type_step() const { return a.height * a.width * pose_size; }
   INLINE int64_t gate_of(int64_t s, int c, int64_t type) const {
@@ -149,9 +160,9 @@ class VoteSum : public Uniform<VoteSum<T, L, S>, T, L, S> {
   }
   void biases(int64_t s) {
     for (int c = 0; c < chunk; c++) {
-      const T gate = this->gate(s, c);
+      const T gates = this->gates_of(s, c);
       const V* row = this->bias.row(c);
-      for (int64_t f = 0; f < size; f++) totals[s * size + f] += gate * row[f];
+      for (int64_t f = 0; f < size; f++) totals[s * size + f] += gates * row[f];
     }
   }
   void end_run(int64_t count) {
@@ -209,12 +220,16 @@ class VoteSumBackward : public Uniform<VoteSumBackward<T, L, S>, T, L, S> {
   void biases(int64_t s) {
     const V* own = grad + s * size;
     for (int c = 0; c < chunk; c++) {
-      const T gate = this->gate(s, c);
+      const T gates = this->gates_of(s, c);
+      V* out = this->bias.grad(c);
+      for (int64_t f = 0; out && f < size; f++) out[f] += gates * own[f];
+      if (!this->grad_gates) continue;
       const V* row = this->bias.row(c);
-      V *out = this->bias.grad(c), sum = {};
+      V sum = {};
       for (int64_t f = 0; f < size; f++) sum += row[f] * own[f];
-      for (int64_t f = 0; out && f < size; f++) out[f] += gate * own[f];
-      if (this->grad_gates) this->grad_gates[this->gate_index(s, c)] += sum_of_lanes<T, L>(sum);
+      const T of_gate = sum_of_lanes<T, L>(sum);
+      for (int64_t type = this->first_type[c]; type < this->last_type[c]; type++)
+        this->grad_gates[this->gate_of(s, c, type)] += of_gate;
     }
   }
   void end_run(int64_t) {}
