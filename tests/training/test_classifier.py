@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from lightning import Trainer
 from torch import nn
 
-from torchcaps import CapsNet, MarginLoss, Prediction
+from torchcaps import CapsNet, CapsuleLinear, MarginLoss, Prediction
 from torchcaps.functional import margin_loss
 from torchcaps.training import Classifier
 
@@ -221,3 +222,14 @@ def test_schedules_count_steps_or_epochs():
     configured = Classifier(small(), MarginLoss(), scheduler=schedule, scheduler_interval="step").configure_optimizers()
     assert configured["lr_scheduler"]["interval"] == "step"
     assert isinstance(Classifier(small(), MarginLoss()).configure_optimizers(), torch.optim.Adam)
+
+
+def test_on_the_cpu_weights_of_convolutions_have_their_channels_last():
+    network = small()
+    classifier = Classifier(network, MarginLoss(), classes=3)
+    classifier.trainer = Trainer(accelerator="cpu", logger=False)
+    classifier.setup("fit")
+    convolutions = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
+    assert all(module.weight.is_contiguous(memory_format=torch.channels_last) for module in convolutions)
+    capsules = next(module for module in network.modules() if isinstance(module, CapsuleLinear))
+    assert capsules.weight.is_contiguous()
