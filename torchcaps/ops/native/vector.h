@@ -183,7 +183,7 @@ INLINE Vec<T, L> root(Vec<T, L> x) {
 template <class T, int L>
 INLINE Vec<T, L> nonzero(Vec<T, L> x) {
   const Vec<T, L> one = splat<T, L>(1);
-  return (x < T(1e-30)) & (x > T(-1e-30)) ? one : x;
+  return ((x < T(1e-30)) & (x > T(-1e-30))) ? one : x;
 }
 
 }  // namespace
