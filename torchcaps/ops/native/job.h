@@ -16,7 +16,7 @@ namespace INSTRUCTIONS {
 namespace {
 
 constexpr int CHUNK = 4;           // children
-constexpr int CHILDREN = 32;       // at most, whose places and rows are known at once
+constexpr int CHILDREN = 32;       // the most whose places and offsets are kept at once, where they share weights
 constexpr int RUN = 256;           // children whose sums are made before they are added to others, so that digits last
 constexpr int MOST_SAMPLES = 64;   // in a block
 

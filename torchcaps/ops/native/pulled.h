@@ -1,6 +1,6 @@
-// Weighted sums where children share weights, without a vote: (pose W + b) . q = pose . (W q) + b . q, and W q and b . q
-// are needed once for all children of a group. Weighted sums of poses go through W to the parents, and the sum of the
-// weights through b: as if every pose had a 1 at its end.
+// Weighted sums where children share weights, without a vote: (pose W + b) . q = pose . (W q) + b . q, where W q and
+// b . q are needed once for all children of a group. Weighted sums of poses go through W to the parents, and the sum of
+// the weights through b: as if every pose had a 1 at its end.
 #pragma once
 #include "sums.h"
 
@@ -10,8 +10,9 @@ namespace {
 
 constexpr int PULLED = 1024;  // children whose poses are summed up before they are pushed through the weights
 
-// The loop that both directions share: in a group, sample after sample; in a sample, children by the dozen with a few
-// tiles of parents, so that the logits of both stay in the nearest cache. A softmax over the parents needs all tiles.
+// The loop that both directions share: in a group, sample after sample; in a sample, at most CHILDREN children and a
+// few tiles of parents at a time, so that their logits stay in the nearest cache. A softmax over the parents needs all
+// tiles.
 // `Base` knows what to do with logits. `Self` has, beside what a Worker needs,
 //   void begin_group(count), end_group(count)   before and after the children of a group, for so many samples
 //   void visit(s, count)                        sample s with so many children, whose poses are `pose_of`
@@ -23,7 +24,8 @@ class Pulled : public Base {
   using Base::a, Base::tiles, Base::features, Base::shape, Base::pose_size, Base::arena, Base::kernel, Base::shard,
       Base::chunk, Base::total_size, Base::totals;
   static constexpr int KNOWN = Base::KNOWN_POSE;
-  // All samples of a block meet the weights of a group together, and each its parents but once in a group.
+  // Larger than elsewhere: the weights of a group are packed once for all samples of a block, and what a sample needs
+  // about its parents is read only once for each group.
   static constexpr int64_t CACHE = 1 << 23;
   static constexpr int OFFSETS = CHILDREN;
 

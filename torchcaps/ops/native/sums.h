@@ -73,7 +73,7 @@ class Sums : public Worker<Self, T, L, S> {
         for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] *= gate;
       }
   }
-  // So many children, whose logits begin with the first tile; `width` vectors of sums for each tile.
+  // For `count` children. Their rows of logits begin with the first tile; the sums have `width` vectors for each tile.
   INLINE void weigh_children(int64_t s, int count, int64_t first_tile, int64_t last_tile, V* const* own, V* sums,
                              int64_t width, V* mass) {
     V* largest = mass + tiles;
@@ -257,8 +257,10 @@ class SumsBackward : public Worker<Self, T, L, S> {
     this->template softmax_of_chunk<N>(logits, a.leaky);
     V sums[N * CHUNK] = {};
     for (int m = 0; m < N; m++)
-      for (int c = 0; c < chunk; c++)
-        for (int64_t t = 0; t < tiles; t++) sums[m * CHUNK + c] += logits[m * CHUNK + c][t] * benefits[m * CHUNK + c][t];
+      for (int c = 0; c < chunk; c++) {
+        const int i = m * CHUNK + c;
+        for (int64_t t = 0; t < tiles; t++) sums[i] += logits[i][t] * benefits[i][t];
+      }
     T along[N * CHUNK];  // what all logits have in common changes nothing
     join_lanes<Sum, T, L, N * CHUNK>(sums, along);
     for (int m = 0; m < N; m++)
@@ -277,7 +279,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
         }
       }
   }
-  // So many children, whose rows begin with the first tile.
+  // For `count` children, whose rows begin with the first tile.
   INLINE void of_logits_of_children(int64_t s, int count, int64_t first_tile, int64_t last_tile, V* const* logits,
                                     V* const* weights, V* const* benefits, V* const* of_votes) {
     V along[CHILDREN];
