@@ -240,8 +240,7 @@ class LazyVotes(Votes):
     def _reduce(
         self, operators: library.Operators, parents: tuple[Tensor | None, ...], options: Options
     ) -> tuple[Tensor, ...]:
-        if self.backend != "triton":  # which knows no windows
-            options = options._replace(stride=self.windows.stride, dilation=self.windows.dilation)
+        options = options._replace(stride=self.windows.stride, dilation=self.windows.dilation)
         results, children = library.reduce(operators, self.cache.handed_on or self._children(), parents, options)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.cache.handed_on = children
@@ -249,24 +248,21 @@ class LazyVotes(Votes):
 
     def _children(self) -> Children:
         """What the backend is told of the children."""
-        if self.backend == "triton":
-            poses, weight, bias = self._windows()
-            bias = None if bias is None else bias[:, None, None]
-            gates = None if self.gates is None else self.gates[:, :, None, None]
-            return Children(poses[:, :, None, None], weight[:, None, None], bias, gates)
         # Half precision would be no faster here, and the gradients that iterations share are sums.
         poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)
         gates = None if self.gates is None else self.gates.unflatten(1, (-1, *self.kernel))
         if self.backend == "native":  # once for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
+        elif self.backend == "triton":  # which reads weights with the parents innermost
+            poses, weight = poses.contiguous(), weight.movedim(3, -1).contiguous().movedim(-1, 3)
         return Children(poses, weight, bias, gates)
 
     def _by_place(self, rows: Tensor | None) -> Tensor | None:
         """`(groups, kernel, kernel, parents or 1)` of rows that children share in groups, `(groups, parents or 1)`."""
         if rows is None:
             return None
-        if self.backend == "triton" or self.kernel == (1, 1):
+        if self.kernel == (1, 1):
             return rows[:, None, None]
         if rows.shape[0] == 1:
             return rows[:, None, None].expand(-1, *self.kernel, -1)

@@ -171,6 +171,7 @@ NATIVE = {
     "moments": _operators("native_moments", MOMENTS, native.moments, native.moments_backward),
 }
 TRITON = {
+    "vote_sum": _operators("triton_vote_sum", VOTE_SUM, triton.vote_sum, triton.vote_sum_backward),
     "weighted_sum": _operators("triton_weighted_sum", WEIGHTED_SUM, triton.weighted_sum, triton.weighted_sum_backward),
     "moments": _operators("triton_moments", MOMENTS, triton.moments, triton.moments_backward),
 }

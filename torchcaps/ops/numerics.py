@@ -14,8 +14,9 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def accumulator(x: Tensor, *shape: int) -> Tensor:
-    """Zeros of x's shape, or of another, to sum into: float32 at least."""
-    return x.new_zeros(shape or x.shape, dtype=torch.float32 if x.dtype in HALF else x.dtype)
+    """Zeros of x's shape and order in memory, or of another shape, to sum into: float32 at least."""
+    dtype = torch.float32 if x.dtype in HALF else x.dtype
+    return x.new_zeros(shape, dtype=dtype) if shape else torch.zeros_like(x, dtype=dtype)
 
 
 def nonzero(x: Tensor) -> Tensor:

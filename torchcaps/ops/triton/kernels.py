@@ -3,508 +3,503 @@
 
 They compute what `StoredVotes` defines, for votes of poses through weights, and store no vote. A tile of votes, those
 of one child in a block of samples for a block of parents, lives in registers and is made anew from poses and weights
-wherever it is needed, in the backward pass too. Memory grows with poses, weights and parents only.
+wherever it is needed, in the backward pass too. Memory grows with poses, weights and parents only. Poses are read where
+they lie on the map, and their gradients are added there.
 
 A program adds up in registers along the axis it loops over, so each kind of sum has a loop of its own:
 
-- over the children: sums for a parent, and the gradients of what its agreement is made of;
-- over the blocks of parents: softmax over the parents, and the gradients of poses and gates. Most layers' parents fit
-  one block; then this is part of the loop over the children. Otherwise block follows block, launch by launch;
+- over the children: sums for a parent, and the gradients of what its agreement is made of. The gradients of poses and
+  gates are complete for each child, if all parents are there;
 - over the samples, and the children that share weights: gradients of weights.
 
-A loop that leaves the device idle is split among programs, and torch adds their parts. No two programs add to the
-same number, and sizes alone decide about blocks and splits: the same device gives the same digits each time.
-
-A tile is `(samples, rows, columns, parents)`, and parents are innermost in memory, too: neighbouring threads have
-neighbouring parents, and as a rule each thread has all features of its votes.
+A loop that leaves the device idle is split among programs, which write parts that are added up afterwards. What is
+added to a gradient in place is added once by each launch, so the order of the programs does not matter; and sizes alone
+decide about blocks and splits: the same device gives the same digits each time.
 """
 
 import triton
 import triton.language as tl
 
-from torchcaps.ops.backend import INTERPRETED
+from torchcaps.ops.triton.tiles import (
+    coefficients_over_children,
+    find_child,
+    find_windows,
+    load_features,
+    load_gate,
+    load_matrix,
+    load_parents,
+    load_poses,
+    load_row,
+    load_scores,
+    make_logits,
+    make_votes,
+    no_parents,
+    nonzero,
+    norm_of,
+    number_range,
+    over_parents,
+    share_gradient,
+    softmax_step,
+    sum_parents,
+    tile_axes,
+    vote_gradient,
+)
 
-if INTERPRETED:
-
-    def _range(first, last):
-        # The interpreter's numbers are arrays of one element, which NumPy 2.4 no longer takes for an int.
-        return range(first.handle.data.item(), last.handle.data.item())
-
-else:
-    _range = tl.range
-
-
-# ---------------------------------------------------------------- tiles
-
-
-@triton.jit
-def _axes(sample, parent, block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_j: tl.constexpr):
-    n = (sample + tl.arange(0, block_n)).to(tl.int64)[:, None, None, None]
-    r = tl.arange(0, block_r)[None, :, None, None]
-    h = tl.arange(0, block_h)[None, None, :, None]
-    j = (parent + tl.arange(0, block_j))[None, None, None, :]
-    # Threads that load four parents at once would each have a part of the features. So no word about alignment.
-    return n, r, h, tl.multiple_of(j, [1, 1, 1, 1])
-
-
-@triton.jit
-def _parents(n, r, h, j, batch, parents: tl.constexpr, rows: tl.constexpr, width: tl.constexpr):
-    """Where tensors of the parents have the tile's features and scores, and which of them exist."""
-    at = n * (rows * width * parents) + (r * width + h) * parents + j
-    scores = (n < batch) & (j < parents)
-    return at, scores & (r < rows) & (h < width), n * parents + j, scores
-
-
-@triton.jit
-def _load(pointer, offset, inside, dtype: tl.constexpr):
-    """Zeros outside; None stays None."""
-    if pointer is None:
-        x = None
-    else:
-        x = tl.load(pointer + offset, mask=inside, other=0.0).to(dtype)
-    return x
+# A kernel serves all of these: it is compiled once for a layer, and not again for each batch and map.
+SIZES = [
+    "samples", "children", "per_split", "per_group", "n_samples", "windows_down", "windows_across",
+    "sample_0", "sample_down", "sample_across", "sample_image", "pose_0", "pose_down", "pose_across", "pose_image",
+    "map_size", "place_down", "place_across", "per_weight", "per_bias", "per_beta", "per_offset",
+]  # fmt: skip
 
 
-@triton.jit
-def _over_features(x):
-    return tl.sum(tl.sum(x, 2, keep_dims=True), 1, keep_dims=True)
-
-
-@triton.jit
-def _nonzero(x):
-    return tl.where(tl.abs(x) < 1e-30, 1.0, x)
-
-
-@triton.jit
-def _norm(v):
-    return _nonzero(tl.sqrt(_over_features(v * v)))
-
-
-@triton.jit
-def _matrix(weight, i, n, h, j, per_weight, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr):
-    """Where the weights of child i begin. The samples have the same, but each loads its own: so all threads hold a
-    tile's numbers alike, and none has to be handed from thread to thread."""
-    x = weight + tl.cast(i // per_weight, tl.int64) * (depth * width * parents) + h * parents + j
-    return tl.broadcast_to(x, [n.shape[0], 1, h.shape[2], j.shape[3]])
-
-
-@triton.jit
-def _row(rows, i, n, j, parents: tl.constexpr, per_row, shared: tl.constexpr, dtype: tl.constexpr):
-    """What the parents have for child i in `(groups, parents)`, or `(groups, 1)` if they share it; None stays None."""
-    if rows is None:
-        row = None
-    else:
-        group = tl.cast(i // per_row, tl.int64)
-        here = tl.broadcast_to(rows + (group if shared else group * parents + j), [n.shape[0], 1, 1, j.shape[3]])
-        row = tl.load(here, mask=j < parents, other=0.0).to(dtype)
-    return row
-
-
-@triton.jit
-def _child(
-    poses, weight, bias, gates, offset, target, precision, prior, i, n, r, h, j,
-    batch, children, parents: tl.constexpr, per_weight, per_bias, per_offset,
-    rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    shared_bias: tl.constexpr, agreement: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Votes of child i, their logits, and the child's gates. `target` is what votes are compared with: the query of a
-    dot product, the mean of a Gaussian."""
-    inside = (n < batch) & (j < parents)
-    v = tl.zeros([n.shape[0], r.shape[1], h.shape[2], j.shape[3]], dtype)
-    if bias is not None:
-        k = (tl.cast(i // per_bias, tl.int64) * rows + r) * width + h
-        here = tl.broadcast_to(bias + (k if shared_bias else k * parents + j), v.shape)
-        v += tl.load(here, mask=inside & (r < rows) & (h < width), other=0.0).to(dtype)
-    pose = poses + ((n * children + i) * rows + r) * depth
-    matrix = _matrix(weight, i, n, h, j, per_weight, parents, depth, width)
-    for d in tl.static_range(depth):
-        p = tl.load(pose + d, mask=(n < batch) & (r < rows), other=0.0).to(dtype)
-        w = tl.load(matrix + d * (width * parents), mask=inside & (h < width), other=0.0).to(dtype)
-        v += p * w
-
-    if agreement == "dot":
-        logit = _over_features(v * target)
-    elif agreement == "unit":
-        logit = _over_features(v / _norm(v) * target)
-    elif agreement == "gaussian":
-        logit = prior - 0.5 * _over_features(precision * ((v - target) * (v - target)))
-    else:
-        logit = tl.zeros([n.shape[0], 1, 1, j.shape[3]], dtype)
-    if offset is not None:
-        logit += _row(offset, i, n, j, parents, per_offset, False, dtype)
-
-    if gates is None:
-        gate = tl.where(n < batch, 1.0, 0.0).to(dtype)
-    else:
-        gate = tl.load(gates + n * children + i, mask=n < batch, other=0.0).to(dtype)
-    return v, logit, gate
-
-
-@triton.jit
-def _no_parents(n, leaky: tl.constexpr, dtype: tl.constexpr):
-    """The peak (largest logit) and mass (sum relative to the peak) of a softmax that has no parent but the leak."""
-    peak = tl.full([n.shape[0], 1, 1, 1], 0.0 if leaky else float("-inf"), dtype)
-    mass = tl.full([n.shape[0], 1, 1, 1], 1.0 if leaky else 0.0, dtype)
-    return peak, mass
-
-
-@triton.jit
-def _softmax(logit, j, peak, mass, parents: tl.constexpr):
-    """Takes a block of parents into a softmax over the parents: their parts in the mass, that of the parents before,
-    the new peak and mass."""
-    logit = tl.where(j < parents, logit, float("-inf"))
-    top = tl.maximum(peak, tl.max(logit, 3, keep_dims=True))
-    origin = tl.where(top == float("-inf"), 0.0, top)
-    part = tl.exp(logit - origin)
-    before = mass * tl.exp(peak - origin)
-    return part, before, top, before + tl.sum(part, 3, keep_dims=True)
-
-
-@triton.jit
-def _over_parents(
-    logit, norms, i, n, j, batch, children, parents: tl.constexpr,
-    leaky: tl.constexpr, one_block: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Coefficients, peak and mass of the softmax over the parents, which are all in the tile or in `norms`."""
-    if one_block:
-        peak, mass = _no_parents(n, leaky, dtype)
-        part, _, peak, mass = _softmax(logit, j, peak, mass, parents)
-    else:
-        peak = tl.load(norms + n * children + i, mask=n < batch, other=0.0)
-        mass = tl.load(norms + (batch + n) * children + i, mask=n < batch, other=1.0)
-        logit = tl.where(j < parents, logit, float("-inf"))
-        part = tl.exp(logit - tl.where(peak == float("-inf"), 0.0, peak))
-    return part / _nonzero(mass), peak, mass
-
-
-@triton.jit
-def _over_children(logit, gate, lse, scores):
-    """Coefficients of the softmax over the children, before the gates. Where a gate is 0, so are they, and have no
-    gradient."""
-    return tl.exp(tl.where(scores & (gate != 0), logit - lse, float("-inf")))
-
-
-@triton.jit
-def _share_grad(v, slope, curve, mean, base, beta, grad_benefit):
-    """The gradient of a share, which is gate times coefficient, from all that it weighs."""
-    if curve is None:
-        grad = _over_features(slope * v)
-    else:
-        grad = _over_features((slope + curve * (v - mean)) * (v - mean))
-    if base is not None:
-        grad += base
-    if beta is not None:
-        grad += beta * grad_benefit
-    return grad
-
-
-@triton.jit
-def _vote_grad(v, share, grad_logit, slope, curve, mean, target, precision, agreement: tl.constexpr):
-    if curve is None:
-        grad = share * slope
-    else:
-        grad = share * (slope + 2.0 * curve * (v - mean))
-    if agreement == "dot":
-        grad += grad_logit * target
-    elif agreement == "unit":
-        norm = _norm(v)
-        grad += grad_logit * ((target - v / norm * _over_features(v / norm * target)) / norm)
-    elif agreement == "gaussian":
-        grad -= grad_logit * precision * (v - target)
-    return grad
-
-
-# ---------------------------------------------------------------- kernels (x_ is the tile of what x points to)
-
-
-@triton.jit(do_not_specialize=["batch", "children", "per_split"])
-def _sums(
-    totals, masses, squares, benefits, peaks, norms, origin, one_block: tl.constexpr, per_split,
-    poses, weight, bias, gates, betas, offset, target, precision, prior,
-    batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
-    agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
+@triton.jit(do_not_specialize=SIZES)
+def sums(
+    totals, masses, squares, benefits, peaks, origins, norms, target, precision, prior,
+    one_block: tl.constexpr, per_split,
+    poses, weight, bias, gates, betas, offset, samples, children,
+    n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+    pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    per_weight, per_bias, per_beta, per_offset,
+    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
+    shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
+    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Sums over one split of the children. Softmax over the children: votes weighted by exp(logit - peak), and these
-    weights. Over the parents: votes weighted by shares; or with `squares` the shares, the mean's offset from `origin`
-    (a Gaussian's mean, if None) and the squared deviations from the mean, child by child as Welford has it. That
-    expands no square and adds up no large number, so the digits of votes that agree survive."""
-    n, r, h, j = _axes(tl.program_id(0) * block_n, tl.program_id(1) * block_j, block_n, block_r, block_h, block_j)
-    at, inside, at_score, scores = _parents(n, r, h, j, batch, parents, rows, width)
-    target_ = _load(target, at, inside, dtype)
-    precision_ = _load(precision, at, inside, dtype)
-    prior_ = _load(prior, at_score, scores, dtype)
-    origin_ = target_ if origin is None else _load(origin, at, inside, dtype)
-
-    total = tl.zeros([block_n, block_r, block_h, block_j], dtype)
-    square = tl.zeros([block_n, block_r, block_h, block_j], dtype)
-    mass = tl.zeros([block_n, 1, 1, block_j], dtype)
-    benefit = tl.zeros([block_n, 1, 1, block_j], dtype)
-    peak = tl.full([block_n, 1, 1, block_j], float("-inf"), dtype)
-    first = tl.program_id(2) * per_split
-    for i in _range(first, tl.minimum(first + per_split, children)):
-        v, logit, gate = _child(
-            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
-            shared_bias, agreement, dtype,
+    weights. Over the parents: votes weighted by shares; or with `squares` the shares, the mean's offset from an origin
+    (a Gaussian's mean, or the votes of the first child) and the squared deviations from the mean, child by child as
+    Welford has it. That expands no square and adds up no large number, so the digits of votes that agree survive."""
+    n, r, h, j, present, real = tile_axes(
+        tl.program_id(0) * block_n, tl.program_id(1) * block_j, n_samples, parents,
+        block_r, block_h, block_n, block_j, per_lane,
+    )  # fmt: skip
+    sample, corner = find_windows(
+        n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+        pose_0, pose_down, pose_across, pose_image, rows * depth,
+    )  # fmt: skip
+    target_ = load_features(target, sample, r, h, j, rows * width, rows, width, parents, dtype)
+    precision_ = load_features(precision, sample, r, h, j, rows * width, rows, width, parents, dtype)
+    prior_ = load_scores(prior, sample, j, parents, dtype)
+    if agreement == "gaussian":
+        origin_ = target_
+    elif squares is not None:
+        first_matrix = load_matrix(weight, 0, 0, h, sample, j, parents, depth, width, block_d, dtype)
+        origin_ = make_votes(
+            poses, weight, bias, first_matrix, corner, 0, 0, sample, r, h, j,
+            parents, rows, depth, width, shared_bias, block_d, held, dtype,
         )  # fmt: skip
-        if over_children:
+
+    total = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
+    square = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
+    mass = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
+    benefit = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
+    peak = tl.full([block_n, 1, 1, 1, block_j], float("-inf"), dtype)
+    first = tl.program_id(2) * per_split
+    last = tl.minimum(first + per_split, children)
+    if held and shared_weight:
+        group_matrix = load_matrix(weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype)
+    for c in number_range(first, last):
+        kind, place, i, group, pose = find_child(
+            c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+        )  # fmt: skip
+        matrix = None
+        if held and shared_weight:
+            if c % per_weight == 0:
+                group_matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+            matrix = group_matrix
+        elif held:
+            matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+        v = make_votes(
+            poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
+            parents, rows, depth, width, shared_bias, block_d, held, dtype,
+        )  # fmt: skip
+        offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
+        logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
+        gate = load_gate(gates, sample, i, children, present, dtype)
+        if agreement == "uniform":
+            total += gate * v
+        elif over_children:
             logit = tl.where(gate == 0, float("-inf"), logit)
             top = tl.maximum(peak, logit)
-            origin = tl.where(top == float("-inf"), 0.0, top)
-            kept = tl.exp(peak - origin)
-            share = gate * tl.exp(logit - origin)
+            zero = tl.where(top == float("-inf"), 0.0, top)
+            kept = tl.exp(peak - zero)
+            share = gate * tl.exp(logit - zero)
             total = total * kept + share * v
             mass = mass * kept + share
             peak = top
         else:
-            c, _, _ = _over_parents(logit, norms, i, n, j, batch, children, parents, leaky, one_block, dtype)
-            share = gate * c
+            coefficient, _, _ = over_parents(
+                logit, norms, i, sample, real, samples, children, leaky, one_block, dtype
+            )  # fmt: skip
+            share = gate * coefficient
             if squares is None:
                 total += share * v
             else:
                 mass += share
                 deviation = v - origin_
                 change = deviation - total
-                total += share / _nonzero(mass) * change
+                total += share / nonzero(mass) * change
                 square += share * change * (deviation - total)
                 if betas is not None:
-                    benefit += _row(betas, i, n, j, parents, per_beta, shared_betas, dtype) * share
+                    beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
+                    benefit += beta * share
 
-    split = tl.program_id(2).to(tl.int64) * batch
-    at += split * (rows * width * parents)
-    at_score += split * parents
+    score = (tl.program_id(2).to(tl.int64) * samples + sample) * parents + j
+    at, inside = score * (rows * width) + r * width + h, present & real & (r < rows) & (h < width)
     tl.store(totals + at, total, mask=inside)
     if squares is not None:
         tl.store(squares + at, square, mask=inside)
     if masses is not None:
-        tl.store(masses + at_score, mass, mask=scores)
+        tl.store(masses + score, mass, mask=present & real)
     if benefits is not None:
-        tl.store(benefits + at_score, benefit, mask=scores)
+        tl.store(benefits + score, benefit, mask=present & real)
     if peaks is not None:
-        tl.store(peaks + at_score, peak, mask=scores)
+        tl.store(peaks + score, peak, mask=present & real)
+    if origins is not None:  # noqa: SIM102 (None is known when compiled, the program's number is not)
+        if tl.program_id(2) == 0:
+            tl.store(origins + at, origin_, mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "children", "per_split", "parent"])
-def _normalize(
-    old_norms, norms, old_grad_gates, grad_gates,
-    slope, curve, mean, base, grad_benefit, parent, per_split,
-    poses, weight, bias, gates, betas, offset, target, precision, prior,
-    batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
-    agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
+@triton.jit(do_not_specialize=SIZES)
+def normalize(
+    norms, with_grads: tl.constexpr, pack, per_split,
+    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
+    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
+    size: tl.constexpr,
+    poses, weight, bias, gates, betas, offset, samples, children,
+    n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+    pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    per_weight, per_bias, per_beta, per_offset,
+    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
+    shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
+    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """Takes the block of parents from `parent` on into each child's softmax over the parents and, in the backward
-    pass, into the mean of the shares' gradients under it, which is the gradient of the child's gate."""
-    n, r, h, j = _axes(tl.program_id(0) * block_n, parent, block_n, block_r, block_h, block_j)
-    at, inside, at_score, scores = _parents(n, r, h, j, batch, parents, rows, width)
-    target_ = _load(target, at, inside, dtype)
-    precision_ = _load(precision, at, inside, dtype)
-    prior_ = _load(prior, at_score, scores, dtype)
-    slope_ = _load(slope, at, inside, dtype)
-    curve_ = _load(curve, at, inside, dtype)
-    mean_ = _load(mean, at, inside, dtype)
-    base_ = _load(base, at_score, scores, dtype)
-    grad_benefit_ = _load(grad_benefit, at_score, scores, dtype)
-
+    """For one split of the children, block after block of parents: peak and mass of each child's softmax over the
+    parents and, in the backward pass, the mean of the shares' gradients under it, which is the gradient of the child's
+    gate. `norms` are two times these three: several threads read a number that one of them writes, so each block reads
+    what the block before wrote, and writes elsewhere."""
     first = tl.program_id(1) * per_split
-    for i in _range(first, tl.minimum(first + per_split, children)):
-        v, logit, _ = _child(
-            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
-            shared_bias, agreement, dtype,
+    last = tl.minimum(first + per_split, children)
+    stride = samples.to(tl.int64) * children
+    for parent in range(0, parents, block_j):
+        n, r, h, j, present, real = tile_axes(
+            tl.program_id(0) * block_n, parent, n_samples, parents, block_r, block_h, block_n, block_j, per_lane
         )  # fmt: skip
-        at_child, at_mass, present = n * children + i, (batch + n) * children + i, n < batch
-        if old_norms is None:
-            peak, mass = _no_parents(n, leaky, dtype)
-        else:
-            peak = tl.load(old_norms + at_child, mask=present, other=0.0)
-            mass = tl.load(old_norms + at_mass, mask=present, other=1.0)
-        part, before, peak, mass = _softmax(logit, j, peak, mass, parents)
-        tl.store(norms + at_child, peak, mask=present)
-        tl.store(norms + at_mass, mass, mask=present)
-        if grad_gates is not None:
-            beta = _row(betas, i, n, j, parents, per_beta, shared_betas, dtype)
-            grad_share = _share_grad(v, slope_, curve_, mean_, base_, beta, grad_benefit_)
-            grad_gate = tl.sum(part * grad_share, 3, keep_dims=True)
-            if old_grad_gates is not None:
-                grad_gate += before * tl.load(old_grad_gates + at_child, mask=present, other=0.0)
-            tl.store(grad_gates + at_child, grad_gate / _nonzero(mass), mask=present)
+        sample, corner = find_windows(
+            n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+            pose_0, pose_down, pose_across, pose_image, rows * depth,
+        )  # fmt: skip
+        target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, _ = load_parents(
+            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
+            size, rows, width, parents, agreement, dtype,
+        )  # fmt: skip
+        own = norms + parent // block_j % 2 * 3 * stride
+        other = norms + (parent // block_j + 1) % 2 * 3 * stride
+        if held and shared_weight:
+            group_matrix = load_matrix(
+                weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype
+            )
+        for c in number_range(first, last):
+            kind, place, i, group, pose = find_child(
+                c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+            )  # fmt: skip
+            matrix = None
+            if held and shared_weight:
+                if c % per_weight == 0:
+                    group_matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+                matrix = group_matrix
+            elif held:
+                matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+            v = make_votes(
+                poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
+                parents, rows, depth, width, shared_bias, block_d, held, dtype,
+            )  # fmt: skip
+            offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
+            logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
+            at = sample * children + i
+            before = (sample >= 0) & (parent > 0)
+            no_peak, no_mass = no_parents(sample, leaky, dtype)
+            peak = tl.where(before, tl.load(other + at, mask=before, other=0.0), no_peak)
+            mass = tl.where(before, tl.load(other + stride + at, mask=before, other=0.0), no_mass)
+            part, kept, peak, mass = softmax_step(logit, real, peak, mass)
+            tl.store(own + at, peak, mask=present)
+            tl.store(own + stride + at, mass, mask=present)
+            if with_grads:
+                beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
+                grad_share = share_gradient(
+                    v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                )  # fmt: skip
+                grad_gate = sum_parents(part * grad_share)
+                grad_gate += kept * tl.load(other + 2 * stride + at, mask=before, other=0.0)
+                tl.store(own + 2 * stride + at, grad_gate / nonzero(mass), mask=present)
+        tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["batch", "children", "per_split", "parent"])
-def _grads(
-    old_grad_poses, grad_poses, old_grad_gates, grad_gates, norms, lse, grad_targets, grad_precisions, grad_priors,
-    slope, curve, mean, base, grad_benefit, one_block: tl.constexpr, parent, per_split,
-    poses, weight, bias, gates, betas, offset, target, precision, prior,
-    batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
-    agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
+@triton.jit(do_not_specialize=SIZES)
+def grads(
+    grad_poses, grad_gates, norms, parts, pack, one_block: tl.constexpr, per_split,
+    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
+    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
+    size: tl.constexpr,
+    poses, weight, bias, gates, betas, offset, samples, children,
+    n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+    pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    per_weight, per_bias, per_beta, per_offset,
+    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
+    shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
+    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of poses and gates, to which the block of parents from `parent` on adds, and over one split of the
-    children those of what this block's agreement is made of."""
-    n, r, h, j = _axes(tl.program_id(0) * block_n, parent, block_n, block_r, block_h, block_j)
-    at, inside, at_score, scores = _parents(n, r, h, j, batch, parents, rows, width)
-    target_ = _load(target, at, inside, dtype)
-    precision_ = _load(precision, at, inside, dtype)
-    prior_ = _load(prior, at_score, scores, dtype)
-    slope_ = _load(slope, at, inside, dtype)
-    curve_ = _load(curve, at, inside, dtype)
-    mean_ = _load(mean, at, inside, dtype)
-    base_ = _load(base, at_score, scores, dtype)
-    grad_benefit_ = _load(grad_benefit, at_score, scores, dtype)
-    lse_ = _load(lse, at_score, scores, dtype)
-
-    grad_target = tl.zeros([block_n, block_r, block_h, block_j], dtype)
-    grad_precision = tl.zeros([block_n, block_r, block_h, block_j], dtype)
-    grad_prior = tl.zeros([block_n, 1, 1, block_j], dtype)
-    column = tl.arange(0, block_d)[None, None, :, None]
+    """Over one split of the children: adds to gradients of poses and gates, and sums up those of what the agreement
+    is made of, as parts `(splits, target and precision and prior)`. No two windows of one launch have a pose in
+    common. `norms` (peak, mass, gate's gradient of each child) are read if the parents are in several blocks, else
+    written, for the weights' gradients."""
     first = tl.program_id(1) * per_split
-    for i in _range(first, tl.minimum(first + per_split, children)):
-        v, logit, gate = _child(
-            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
-            shared_bias, agreement, dtype,
+    last = tl.minimum(first + per_split, children)
+    stride = samples.to(tl.int64) * children
+    for parent in range(0, parents, block_j):
+        n, r, h, j, present, real = tile_axes(
+            tl.program_id(0) * block_n, parent, n_samples, parents, block_r, block_h, block_n, block_j, per_lane
         )  # fmt: skip
-        beta = _row(betas, i, n, j, parents, per_beta, shared_betas, dtype)
-        grad_share = _share_grad(v, slope_, curve_, mean_, base_, beta, grad_benefit_)
-        at_child, present = n * children + i, n < batch
-        if over_children:
-            c = _over_children(logit, gate, lse_, scores)
-            grad_gate = tl.sum(c * grad_share, 3, keep_dims=True)
-            if old_grad_gates is not None:
-                grad_gate += tl.load(old_grad_gates + at_child, mask=present, other=0.0)
-            tl.store(grad_gates + at_child, grad_gate, mask=present)
-        else:
-            c, peak, mass = _over_parents(logit, norms, i, n, j, batch, children, parents, leaky, one_block, dtype)
-            if one_block:
-                grad_gate = tl.sum(c * grad_share, 3, keep_dims=True)
-                tl.store(grad_gates + at_child, grad_gate, mask=present)
-                tl.store(norms + at_child, peak, mask=present)
-                tl.store(norms + (batch + n) * children + i, mass, mask=present)
+        sample, corner = find_windows(
+            n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+            pose_0, pose_down, pose_across, pose_image, rows * depth,
+        )  # fmt: skip
+        target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, lse_ = load_parents(
+            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
+            size, rows, width, parents, agreement, dtype,
+        )  # fmt: skip
+        grad_target = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
+        grad_precision = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
+        grad_prior = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
+        if held and shared_weight:
+            group_matrix = load_matrix(
+                weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype
+            )
+        for c in number_range(first, last):
+            kind, place, i, group, pose = find_child(
+                c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+            )  # fmt: skip
+            matrix = None
+            if held and shared_weight:
+                if c % per_weight == 0:
+                    group_matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+                matrix = group_matrix
+            elif held:
+                matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+            v = make_votes(
+                poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
+                parents, rows, depth, width, shared_bias, block_d, held, dtype,
+            )  # fmt: skip
+            offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
+            logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
+            gate = load_gate(gates, sample, i, children, present, dtype)
+            beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
+            grad_share = share_gradient(
+                v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+            )  # fmt: skip
+            at = sample * children + i
+            if agreement == "uniform":
+                coefficient = tl.where(real, 1.0, 0.0).to(dtype)
+                if grad_gates is not None:
+                    tl.atomic_add(
+                        grad_gates + at, sum_parents(coefficient * grad_share), mask=present, sem="relaxed"
+                    )  # fmt: skip
+            elif over_children:
+                coefficient = coefficients_over_children(logit, gate, lse_, real)
+                if grad_gates is not None:
+                    tl.atomic_add(
+                        grad_gates + at, sum_parents(coefficient * grad_share), mask=present, sem="relaxed"
+                    )  # fmt: skip
             else:
-                grad_gate = tl.load(grad_gates + at_child, mask=present, other=0.0)
-            grad_share -= grad_gate
-        share = gate * c
-        grad_logit = share * grad_share
-        grad_vote = _vote_grad(
-            v, share, grad_logit, slope_, curve_, mean_, target_, precision_, agreement
-        )  # fmt: skip
+                coefficient, peak, mass = over_parents(
+                    logit, norms, i, sample, real, samples, children, leaky, one_block, dtype
+                )  # fmt: skip
+                if one_block:
+                    grad_gate = sum_parents(coefficient * grad_share)
+                    tl.store(norms + at, peak, mask=present)
+                    tl.store(norms + stride + at, mass, mask=present)
+                    tl.store(norms + 2 * stride + at, grad_gate, mask=present)
+                else:
+                    grad_gate = tl.load(norms + 2 * stride + at)
+                if grad_gates is not None:  # noqa: SIM102
+                    if parent == 0:
+                        tl.atomic_add(grad_gates + at, grad_gate, mask=present, sem="relaxed")
+                grad_share -= grad_gate
+            share = gate * coefficient
+            grad_logit = share * grad_share
+            grad_vote = vote_gradient(
+                v, share, grad_logit, slope_, curve_, center_, target_, precision_, k_curve, agreement
+            )  # fmt: skip
 
-        if agreement == "dot":
-            grad_target += grad_logit * v
-        elif agreement == "unit":
-            grad_target += grad_logit * (v / _norm(v))
-        elif agreement == "gaussian":
-            grad_target += grad_logit * (v - target_)
-            grad_precision += grad_logit * ((v - target_) * (v - target_))
-            grad_prior += grad_logit
+            if agreement == "dot":
+                grad_target += grad_logit * v
+            elif agreement == "unit":
+                grad_target += grad_logit * (v / norm_of(v))
+            elif agreement == "gaussian":
+                grad_target += grad_logit * (v - target_)
+                grad_precision += grad_logit * ((v - target_) * (v - target_))
+                grad_prior += grad_logit
 
-        grad_pose = tl.zeros([block_n, block_r, block_d, block_j], dtype)
-        matrix = _matrix(weight, i, n, h, j, per_weight, parents, depth, width)
-        for d in tl.static_range(depth):
-            w = tl.load(matrix + d * (width * parents), mask=scores & (h < width), other=0.0).to(dtype)
-            grad_pose += tl.where(column == d, tl.sum(grad_vote * w, 2, keep_dims=True), 0.0)
-        grad_pose = tl.sum(grad_pose, 3, keep_dims=True)
-        at_pose = (at_child * rows + r) * depth + column
-        in_pose = present & (r < rows) & (column < depth)
-        if old_grad_poses is not None:
-            grad_pose += tl.load(old_grad_poses + at_pose, mask=in_pose, other=0.0)
-        tl.store(grad_poses + at_pose, grad_pose, mask=in_pose)
+            if grad_poses is not None:
+                for first_d in tl.static_range(0, depth, block_d):
+                    if held:
+                        w = matrix
+                    else:
+                        w = load_matrix(weight, group, first_d, h, sample, j, parents, depth, width, block_d, dtype)
+                    d = first_d + tl.arange(0, block_d)[None, :, None, None, None]
+                    tl.atomic_add(
+                        grad_poses + corner + pose + r * depth + d,
+                        sum_parents(tl.sum(grad_vote * w, 3, keep_dims=True)),
+                        mask=present & (r < rows) & (d < depth), sem="relaxed",
+                    )  # fmt: skip
 
-    split = tl.program_id(1).to(tl.int64) * batch
-    at += split * (rows * width * parents)
-    if agreement == "gaussian":
-        grad_target *= precision_
-        tl.store(grad_precisions + at, -0.5 * grad_precision, mask=inside)
-        tl.store(grad_priors + at_score + split * parents, grad_prior, mask=scores)
-    if grad_targets is not None:
-        tl.store(grad_targets + at, grad_target, mask=inside)
+        if parts is not None:
+            part = samples.to(tl.int64) * parents * (rows * width)
+            all_parts = 2 * part + samples.to(tl.int64) * parents if agreement == "gaussian" else part
+            score = sample * parents + j
+            at = tl.program_id(1) * all_parts + score * (rows * width) + r * width + h
+            inside = present & real & (r < rows) & (h < width)
+            if agreement == "gaussian":
+                grad_target *= precision_
+                tl.store(parts + part + at, -0.5 * grad_precision, mask=inside)
+                here = parts + 2 * part + tl.program_id(1) * all_parts + score
+                tl.store(here, grad_prior, mask=present & real)
+            tl.store(parts + at, grad_target, mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "children", "per_split"])
-def _weight_grads(
-    grad_weight, grad_bias, grad_betas, grad_offset, grad_gates, norms, lse,
-    slope, curve, mean, base, grad_benefit, per_group, per_split,
-    poses, weight, bias, gates, betas, offset, target, precision, prior,
-    batch, children, parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    per_weight, per_bias, per_beta, per_offset, shared_bias: tl.constexpr, shared_betas: tl.constexpr,
-    agreement: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_n: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, block_j: tl.constexpr,
+@triton.jit(do_not_specialize=SIZES)
+def weight_grads(
+    grad_weight, grad_bias, grad_betas, grad_offset, add: tl.constexpr, norms, pack,
+    whole_d: tl.constexpr, by_row: tl.constexpr, own_weight: tl.constexpr, one_child: tl.constexpr,
+    per_group, per_split,
+    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
+    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
+    size: tl.constexpr,
+    poses, weight, bias, gates, betas, offset, samples, children,
+    n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+    pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    per_weight, per_bias, per_beta, per_offset,
+    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
+    shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
+    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what the children of a group share, over one split of these children and the samples."""
-    group, block = tl.program_id(0), tl.program_id(1)
-    column = tl.arange(0, block_d)[None, :, None, None]
-    weights = tl.zeros([block_n, block_d, block_h, block_j], dtype)
-    biases = tl.zeros([block_n, block_r, block_h, block_j], dtype)
-    shares = tl.zeros([block_n, 1, 1, block_j], dtype)
-    logits = tl.zeros([block_n, 1, 1, block_j], dtype)
+    row, block = tl.program_id(0), tl.program_id(1)
+    weights = tl.zeros([block_n, whole_d, 1, block_h, block_j], dtype)
+    biases = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
+    shares = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
+    logits = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
+    stride = samples.to(tl.int64) * children
+    # Child after child for the same samples, whose parents are read once.
     first = tl.program_id(2) * per_split
-    for t in _range(first, tl.minimum(first + per_split, per_group * tl.cdiv(batch, block_n))):
-        # Child after child for the same samples, whose parents then stay in the cache.
-        i = group * per_group + t % per_group
-        n, r, h, j = _axes(t // per_group * block_n, block * block_j, block_n, block_r, block_h, block_j)
-        at, inside, at_score, scores = _parents(n, r, h, j, batch, parents, rows, width)
-        target_ = _load(target, at, inside, dtype)
-        precision_ = _load(precision, at, inside, dtype)
-        prior_ = _load(prior, at_score, scores, dtype)
-        slope_ = _load(slope, at, inside, dtype)
-        curve_ = _load(curve, at, inside, dtype)
-        mean_ = _load(mean, at, inside, dtype)
-        base_ = _load(base, at_score, scores, dtype)
-        grad_benefit_ = _load(grad_benefit, at_score, scores, dtype)
-
-        v, logit, gate = _child(
-            poses, weight, bias, gates, offset, target_, precision_, prior_, i, n, r, h, j,
-            batch, children, parents, per_weight, per_bias, per_offset, rows, depth, width,
-            shared_bias, agreement, dtype,
+    last = tl.minimum(first + per_split, per_group * tl.cdiv(n_samples, block_n))
+    for block_of_samples in number_range(
+        first if one_child else first // per_group, last if one_child else tl.cdiv(last, per_group)
+    ):
+        n, r, h, j, present, real = tile_axes(
+            block_of_samples * block_n, block * block_j, n_samples, parents,
+            block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
-        beta = _row(betas, i, n, j, parents, per_beta, shared_betas, dtype)
-        grad_share = _share_grad(v, slope_, curve_, mean_, base_, beta, grad_benefit_)
-        if over_children:
-            c = _over_children(logit, gate, _load(lse, at_score, scores, dtype), scores)
-        else:
-            c, _, _ = _over_parents(logit, norms, i, n, j, batch, children, parents, False, False, dtype)
-            grad_share -= tl.load(grad_gates + n * children + i, mask=n < batch, other=0.0)
-        share = gate * c
-        grad_vote = _vote_grad(
-            v, share, share * grad_share, slope_, curve_, mean_, target_, precision_, agreement
+        sample, corner = find_windows(
+            n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+            pose_0, pose_down, pose_across, pose_image, rows * depth,
         )  # fmt: skip
+        target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, lse_ = load_parents(
+            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
+            size, rows, width, parents, agreement, dtype,
+        )  # fmt: skip
+        of_block = block_of_samples * per_group
+        for m in number_range(
+            0 if one_child else tl.maximum(first - of_block, 0),
+            1 if one_child else tl.minimum(last - of_block, per_group),
+        ):
+            kind, place, i, _, pose = find_child(
+                row * per_group + m, per_group, not one_child, places, kernel_across, map_size,
+                place_down, place_across, rows * depth,
+            )  # fmt: skip
+            group = row if own_weight else kind // per_weight * places + place
+            matrix = None
+            if held:
+                matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+            v = make_votes(
+                poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
+                parents, rows, depth, width, shared_bias, block_d, held, dtype,
+            )  # fmt: skip
+            offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
+            logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
+            gate = load_gate(gates, sample, i, children, present, dtype)
+            beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
+            grad_share = share_gradient(
+                v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+            )  # fmt: skip
+            if agreement == "uniform":
+                coefficient = tl.where(real, 1.0, 0.0).to(dtype)
+            elif over_children:
+                coefficient = coefficients_over_children(logit, gate, lse_, real)
+            else:
+                coefficient, _, _ = over_parents(
+                    logit, norms, i, sample, real, samples, children, leaky, False, dtype
+                )  # fmt: skip
+                grad_share -= tl.load(norms + 2 * stride + sample * children + i)
+            share = gate * coefficient
+            grad_vote = vote_gradient(
+                v, share, share * grad_share, slope_, curve_, center_, target_, precision_, k_curve, agreement
+            )  # fmt: skip
 
-        if grad_weight is not None:
-            pose = poses + ((n * children + i) * rows + r) * depth
-            for d in tl.static_range(depth):
-                p = tl.load(pose + d, mask=(n < batch) & (r < rows), other=0.0).to(dtype)
-                weights += tl.where(column == d, tl.sum(p * grad_vote, 1, keep_dims=True), 0.0)
-        if grad_bias is not None:
-            biases += grad_vote
-        if grad_betas is not None:
-            shares += grad_benefit_ * share
-        if grad_offset is not None:
-            logits += share * grad_share
+            if grad_weight is not None:
+                p = load_poses(poses, corner + pose, 0, r, rows, depth, whole_d, by_row, dtype)
+                weights += tl.sum(p * grad_vote, 2, keep_dims=True)
+            if grad_bias is not None:
+                biases += grad_vote
+            if grad_betas is not None:
+                shares += grad_benefit_ * share
+            if grad_offset is not None:
+                logits += share * grad_share
 
-    _, r, h, j = _axes(0, block * block_j, block_n, block_r, block_h, block_j)
-    part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + group
-    inside = (h < width) & (j < parents)
+    _, r, h, j, _, real = tile_axes(
+        0, block * block_j, n_samples, parents, block_r, block_h, block_n, block_j, per_lane
+    )  # fmt: skip
+    part = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + row
+    inside = real & (h < width)
     if grad_weight is not None:
-        at = ((part * depth + column) * width + h) * parents + j
-        tl.store(grad_weight + at, tl.sum(weights, 0, keep_dims=True), mask=inside & (column < depth))
+        d = tl.arange(0, weights.shape[1])[None, :, None, None, None]
+        here = grad_weight + ((part * depth + d) * width + h) * parents + j
+        _give(here, tl.sum(weights, 0, keep_dims=True), inside & (d < depth), add)
     if grad_bias is not None:
         biases = tl.sum(biases, 0, keep_dims=True)
         at = (part * rows + r) * width + h
         if shared_bias:
-            at = at * tl.num_programs(1) + block
-            tl.store(grad_bias + at, tl.sum(biases, 3, keep_dims=True), mask=(r < rows) & (h < width))
+            here = grad_bias + at * tl.num_programs(1) + block
+            _give(here, sum_parents(biases), (r < rows) & (h < width), add)
         else:
-            tl.store(grad_bias + at * parents + j, biases, mask=(r < rows) & inside)
+            _give(grad_bias + at * parents + j, biases, inside & (r < rows), add)
     if grad_betas is not None:
+        shares = tl.sum(shares, 0, keep_dims=True)
         if shared_betas:
-            tl.store(grad_betas + part * tl.num_programs(1) + block, tl.sum(shares))
+            at = part * tl.num_programs(1) + block + tl.zeros([1, 1, 1, 1, 1], tl.int32)
+            _give(grad_betas + at, sum_parents(shares), at >= 0, add)
         else:
-            shares = tl.sum(shares, 0, keep_dims=True)
-            tl.store(grad_betas + part * parents + j, shares, mask=j < parents)
+            _give(grad_betas + part * parents + j, shares, real, add)
     if grad_offset is not None:
-        tl.store(grad_offset + part * parents + j, tl.sum(logits, 0, keep_dims=True), mask=j < parents)
+        _give(grad_offset + part * parents + j, tl.sum(logits, 0, keep_dims=True), real, add)
+
+
+@triton.jit
+def _give(here, x, inside, add: tl.constexpr):
+    """One program writes a number, or adds it to what is there."""
+    if add:
+        tl.atomic_add(here, x, mask=inside, sem="relaxed")
+    else:
+        tl.store(here, x, mask=inside)

@@ -1,6 +1,10 @@
 """How the kernels divide the work, and the reductions that they make."""
 
 import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,23 +13,25 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcaps.ops.backend import INTERPRETED
-from torchcaps.ops.children import Children, Options
-from torchcaps.ops.numerics import contract, nonzero
-from torchcaps.ops.triton import kernels
+from torchcaps.ops.children import Children, Gradients, Options, grid_of
+from torchcaps.ops.numerics import at_least_float32
+from torchcaps.ops.triton import kernels, pairs
+from torchcaps.ops.triton.sizes import MOST_FEATURES, MOST_WEIGHTS, Layer, Tile, choose_tile, too_large
 
-NO_GRADS: dict[str, Any] = dict.fromkeys(("slope", "curve", "mean", "base", "grad_benefit"))
+NO_PACK = dict.fromkeys(
+    ("k_target", "k_precision", "k_prior", "k_slope", "k_curve", "k_center", "k_base", "k_benefit", "k_lse"), -1
+)
 
 
 class Problem:
     """What the kernels read, and how each of them divides the work.
 
     Args:
-        children: without a grid: poses `(batch, children, rows, d)`, weight `(groups, parents, d, h)`, bias
-            `(groups, parents or 1, rows, h)` and gates `(batch, children)`.
-        target: `(batch, parents, features)`, a Gaussian's mean or a query, or None.
-        precision, prior: `(batch, parents, features)` and `(batch, parents)`, or None.
-        offset: `(groups, parents)`, with groups of its own, or None.
-        betas: `(groups, parents or 1)`, with groups of their own, or None.
+        target: `(samples, parents, features)`, a Gaussian's mean or a query, or None.
+        precision, prior: `(samples, parents, features)` and `(samples, parents)`, or None.
+        offset: `(groups, kernel, kernel, parents)`, with groups of its own, or None.
+        betas: `(groups, kernel, kernel, parents or 1)`, with groups of their own, or None.
+        moments: are mass, mean and variance computed, or weighted sums?
     """
 
     def __init__(
@@ -37,234 +43,412 @@ class Problem:
         prior: Tensor | None = None,
         offset: Tensor | None = None,
         betas: Tensor | None = None,
+        moments: bool = False,
     ):
-        poses, weight, bias, gates = children
-        self.inputs = poses, weight, bias, gates, target, precision, prior, offset, betas
-        for x in self.inputs:
-            if x is not None and x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-                raise ValueError(f"the triton backend takes float16, bfloat16, float32 and float64, got {x.dtype}")
-        self.batch, self.children, self.rows, self.depth = poses.shape
-        self.groups, self.parents, _, self.width = weight.shape
+        for x in (*children, target, precision, prior, offset, betas):
+            if x is not None and not x.is_floating_point():
+                raise ValueError(f"the triton backend takes floating-point numbers, got {x.dtype}")
+        poses, weight = at_least_float32(children.poses), at_least_float32(children.weight)
+        bias, gates, *about, self.offset, self.betas = (
+            None if x is None else at_least_float32(x)
+            for x in (children.bias, children.gates, target, precision, prior, offset, betas)
+        )
+        self.options, self.about = options, about
+        target, precision, _ = about
+        offset, betas = self.offset, self.betas
+        self.images, self.types, self.height, self.across, self.rows, self.depth = poses.shape
+        self.groups, _, _, self.parents, _, self.width = weight.shape
         self.features = self.rows * self.width
-        self.over_children = options.softmax == "children"
+        if too_large(self.rows, self.depth, self.width):
+            raise ValueError(
+                f"the triton backend takes votes of at most {MOST_FEATURES} numbers and weights of at most "
+                f"{MOST_WEIGHTS} for each, got {self.rows} rows of {self.depth} -> {self.width}: use backend='tiled'"
+            )
+        self.kernel, self.grid = children.kernel, grid_of(children, options)
+        self.places = math.prod(self.kernel)
+        self.samples, self.children = self.images * math.prod(self.grid), self.types * self.places
+        self.moments, self.over_children = moments, options.softmax == "children"
         self.agreement = "none" if target is None else "gaussian" if precision is not None else "dot"
         if self.agreement == "dot" and options.unit:
             self.agreement = "unit"
-        self.empty = poses.numel() == 0
+        self.uniform = self.agreement == "none" and not moments  # all coefficients are 1
+        self.empty = poses.numel() == 0 or self.samples == 0
         self.device = poses.device
         self.dtype = torch.float64 if poses.dtype == torch.float64 else torch.float32
-        block_r, block_h = triton.next_power_of_2(self.rows), triton.next_power_of_2(self.width)
-        self.block_features, self.block_d = block_r * block_h, triton.next_power_of_2(self.depth)
-        self.shared_bias = bias is not None and bias.shape[1] != self.parents
-        self.shared_betas = betas is not None and betas.shape[1] != self.parents
+        self.shared_bias = bias is not None and bias.shape[3] != self.parents
+        self.shared_betas = betas is not None and betas.shape[3] != self.parents
         self.arguments: dict[str, Any] = {
             "poses": poses.contiguous(),
             "weight": _parents_last(weight),
             "bias": _parents_last(bias),
-            "gates": None if gates is None else gates.contiguous(),
+            "gates": _contiguous(gates),
             "betas": _parents_last(betas),
             "offset": _parents_last(offset),
-            "target": _parents_last(target),
-            "precision": _parents_last(precision),
-            "prior": _parents_last(prior),
-            "batch": self.batch,
+            "samples": self.samples,
             "children": self.children,
+            "map_size": self.height * self.across,
+            "place_down": options.dilation[0] * self.across,
+            "place_across": options.dilation[1],
+            "per_weight": self.types // self.groups,
+            "per_bias": self._types_per_row(bias),
+            "per_beta": self._types_per_row(betas),
+            "per_offset": self._types_per_row(offset),
             "parents": self.parents,
-            "per_weight": self.children // self.groups,
-            "per_bias": None if bias is None else self.children // bias.shape[0],
             "rows": self.rows,
             "depth": self.depth,
             "width": self.width,
-            "per_beta": None if betas is None else self.children // betas.shape[0],
-            "per_offset": None if offset is None else self.children // offset.shape[0],
+            "on_grid": (self.height, self.across) != (1, 1),
+            "places": self.places,
+            "kernel_across": self.kernel[1],
+            "shared_weight": self.types > self.groups,
             "shared_bias": self.shared_bias,
             "shared_betas": self.shared_betas,
-            "agreement": self.agreement,
+            "agreement": "uniform" if self.uniform else self.agreement,
             "over_children": self.over_children,
             "leaky": options.leaky,
-            "dtype": tl.float64 if self.dtype == torch.float64 else tl.float32,
-            "block_r": block_r,
-            "block_h": block_h,
-            "block_d": self.block_d,
+            "dtype": self.kernel_dtype,
+            "block_r": triton.next_power_of_2(self.rows),
+            "block_h": triton.next_power_of_2(self.width),
         }
+
+    @property
+    def kernel_dtype(self) -> Any:
+        return tl.float64 if self.dtype == torch.float64 else tl.float32
+
+    def _types_per_row(self, x: Tensor | None) -> int:
+        return 1 if x is None else self.types // x.shape[0]
+
+    # ------------------------------------------------------------ how the work is divided
+
+    def tile(self, kernel: str) -> Tile:
+        layer = Layer(
+            kernel, self.agreement, self.moments, self.over_children, self.parents, self.rows, self.depth, self.width
+        )
+        return choose_tile(layer, architecture(self.device))
+
+    def sizes(self, tile: Tile, samples: int) -> dict[str, Any]:
+        """The tile as a kernel's arguments."""
+        block_n = min(tile.samples, triton.next_power_of_2(samples))
+        most = tile.weights // (self.arguments["block_h"] * tile.per_lane)
+        block_d = min(4, triton.next_power_of_2(self.depth), tile.loads // block_n, most)
+        return {
+            "block_n": block_n,
+            "block_j": tile.parents,
+            "per_lane": tile.per_lane,
+            "block_d": max(1, block_d),
+            "held": self.depth
+            <= max(1, block_d),  # a child's weights stay in registers from its votes to their gradients
+            **({} if INTERPRETED else {"num_warps": tile.warps}),
+        }
+
+    def split(self, items: int, programs: int, tile: Tile) -> tuple[int, int]:
+        """How many splits of how many items fill the device."""
+        wanted = 8 if INTERPRETED else tile.programs * multiprocessors(self.device)
+        per_split = triton.cdiv(items, min(items, max(1, wanted // programs)))
+        return triton.cdiv(items, per_split), per_split
+
+    def windows(self, apart: bool) -> list[dict[str, int]]:
+        """The samples of one launch or, `apart`, of several launches in each of which no two have a pose in common."""
+        down, across = self.grid
+        steps = [
+            _step_apart(*of_side) if apart else 1
+            for of_side in zip(self.kernel, self.options.stride, self.options.dilation, strict=True)
+        ]
+        stride = self.options.stride
+        launches = []
+        for y, x in itertools.product(range(min(steps[0], down)), range(min(steps[1], across))):
+            windows = triton.cdiv(down - y, steps[0]), triton.cdiv(across - x, steps[1])
+            launches.append(
+                {
+                    "n_samples": self.images * math.prod(windows),
+                    "windows_down": windows[0],
+                    "windows_across": windows[1],
+                    "sample_0": y * across + x,
+                    "sample_down": steps[0] * across,
+                    "sample_across": steps[1],
+                    "sample_image": down * across,
+                    "pose_0": y * stride[0] * self.across + x * stride[1],
+                    "pose_down": steps[0] * stride[0] * self.across,
+                    "pose_across": steps[1] * stride[1],
+                    "pose_image": self.types * self.height * self.across,
+                }
+            )
+        return launches
 
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def blocks(self, registers: int | None = None, most_warps: int = 4) -> dict[str, int]:
-        """A tile of so many numbers per thread (a vote, but 16 at least, and 32 at most since a dozen tiles are in
-        use), with all parents if they fit into few warps: within a warp, sums over the parents are quick."""
-        if INTERPRETED:
-            return {"block_n": 2, "block_j": min(triton.next_power_of_2(self.parents), 4)}
-        registers = registers or min(max(self.block_features, 16), 32)
-        most = max(1, 32 * most_warps * registers // self.block_features)
-        block_j = min(triton.next_power_of_2(self.parents), 32 * most_warps, most)
-        warps = min(most_warps, max(1, block_j * self.block_features // (32 * registers)))
-        block_n = max(1, 32 * warps * registers // (block_j * self.block_features))
-        return {"block_n": min(triton.next_power_of_2(self.batch), block_n), "block_j": block_j, "num_warps": warps}
-
-    def split(self, items: int, programs: int) -> tuple[int, int]:
-        """How many splits of how many items fill the device."""
-        wanted = 8 if INTERPRETED else 32 * torch.cuda.get_device_properties(self.device).multi_processor_count
-        per_split = triton.cdiv(items, min(items, max(1, wanted // programs)))
-        return triton.cdiv(items, per_split), per_split
-
     def launch(self, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            kernel[grid](**self.arguments, **arguments)
+        run(self.device, kernel, grid, **self.arguments, **arguments)
 
-    def normalize(self, blocks: dict[str, int], grads: dict[str, Any] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Peaks and masses of the softmax over the parents, `(2, batch, children)`, and the gates' gradients."""
-        n_blocks = triton.cdiv(self.batch, blocks["block_n"])
-        splits, per_split = self.split(self.children, n_blocks)
-        old_norms = old_grad_gates = None
-        for parent in range(0, self.parents, blocks["block_j"]):
-            # Not in place: several threads of a program read a number that one of them writes.
-            norms = self.new(2, self.batch, self.children)
-            grad_gates = None if grads is None else self.new(self.batch, self.children)
-            self.launch(
-                kernels._normalize, (n_blocks, splits), old_norms=old_norms, norms=norms, old_grad_gates=old_grad_gates,
-                grad_gates=grad_gates, parent=parent, per_split=per_split, **(grads or NO_GRADS), **blocks,
-            )  # fmt: skip
-            old_norms, old_grad_gates = norms, grad_gates
-        return norms, grad_gates
+    def launch_pairs(self, kernel: Any, **arguments: Any) -> None:
+        """A kernel of the parents' size."""
+        block_f = triton.next_power_of_2(self.features)
+        scores, block = self.samples * self.parents, 4 if INTERPRETED else max(1, 1024 // block_f)
+        run(
+            self.device, kernel, (triton.cdiv(scores, block),), scores=scores, parents=self.parents,
+            features=self.features, dtype=self.kernel_dtype, block=block, block_f=block_f, eps=self.options.eps,
+            **arguments,
+        )  # fmt: skip
 
-    def sums(self, moments: bool = False, origin: Tensor | None = None) -> tuple[Tensor, Any, Any, Any, Any]:
-        """For each split of the children: totals, masses, squares, benefits and peaks, or None."""
-        blocks = self.blocks()
-        one_block = blocks["block_j"] >= self.parents
-        norms = None if one_block or self.over_children else self.normalize(blocks)[0]
-        n_blocks, j_blocks = triton.cdiv(self.batch, blocks["block_n"]), triton.cdiv(self.parents, blocks["block_j"])
-        splits, per_split = self.split(self.children, n_blocks * j_blocks)
+    # ------------------------------------------------------------ forward
+
+    def sums(self) -> dict[str, Tensor | None]:
+        """For each split of the children: totals, masses, squares, benefits and peaks, and the origins of the means,
+        or None."""
+        (windows,), tile = self.windows(apart=False), self.tile("sums")
+        target, precision, prior = (_contiguous(x) for x in self.about)
+        one_block = tile.parents >= self.parents
+        norms = None
+        if not one_block and not self.over_children and not self.uniform:
+            norms = self.normalize(self.pack(target=target, precision=precision, prior=prior), with_grads=False)
+        sizes = self.sizes(tile, self.samples)
+        blocks = triton.cdiv(self.samples, sizes["block_n"]), triton.cdiv(self.parents, tile.parents)
+        splits, per_split = self.split(self.children, math.prod(blocks), tile)
+
+        def features(wanted: bool, splits: int = splits) -> Tensor | None:
+            return self.new(splits, self.samples, self.parents, self.features) if wanted else None
 
         def scores(wanted: bool) -> Tensor | None:
-            return self.new(splits, self.batch, self.parents) if wanted else None
+            return self.new(splits, self.samples, self.parents) if wanted else None
 
-        totals = self.new(splits, self.batch, self.features, self.parents)
-        squares = torch.empty_like(totals) if moments else None
-        masses, peaks = scores(moments or self.over_children), scores(self.over_children)
-        benefits = scores(self.arguments["betas"] is not None)
-        self.launch(
-            kernels._sums, (n_blocks, j_blocks, splits), totals=totals, masses=masses, squares=squares,
-            benefits=benefits, peaks=peaks, norms=norms, origin=origin, one_block=one_block, per_split=per_split,
-            **blocks,
-        )  # fmt: skip
-        return totals, masses, squares, benefits, peaks
-
-    def grads(self, lse: Tensor | None, **gradients: Tensor | None) -> list[Tensor | None]:
-        """Gradients of poses, weight, bias, gates, target, precision, prior, offset and betas."""
-        if self.empty:
-            return [None if x is None else self.new(*x.shape).zero_() for x in self.inputs]
-        lse = None if lse is None else lse.contiguous()
-        grads = NO_GRADS | {name: _parents_last(x) for name, x in gradients.items()}
-        blocks = self.blocks()
-        one_block = blocks["block_j"] >= self.parents
-        n_blocks = triton.cdiv(self.batch, blocks["block_n"])
-        splits, per_split = self.split(self.children, n_blocks)
-        shape = splits, self.batch, self.features, self.parents
-        grad_targets = None if self.agreement == "none" else self.new(*shape)
-        grad_precisions = self.new(*shape) if self.agreement == "gaussian" else None
-        grad_priors = self.new(splits, self.batch, self.parents) if self.agreement == "gaussian" else None
-        norms = grad_gates = grad_poses = None
-        if not self.over_children and not one_block:
-            norms, grad_gates = self.normalize(blocks, grads)
-        elif not self.over_children:
-            norms = self.new(2, self.batch, self.children)
-        for parent in range(0, self.parents, blocks["block_j"]):
-            old_grad_poses, grad_poses = grad_poses, self.new(self.batch, self.children, self.rows, self.depth)
-            old_grad_gates = grad_gates
-            if self.over_children or one_block:
-                grad_gates = self.new(self.batch, self.children)
-            self.launch(
-                kernels._grads, (n_blocks, splits), old_grad_poses=old_grad_poses, grad_poses=grad_poses,
-                old_grad_gates=old_grad_gates, grad_gates=grad_gates, norms=norms, lse=lse, grad_targets=grad_targets,
-                grad_precisions=grad_precisions, grad_priors=grad_priors, one_block=one_block, parent=parent,
-                per_split=per_split, **grads, **blocks,
-            )  # fmt: skip
-        shared = self.weight_grads({"norms": norms, "grad_gates": grad_gates, "lse": lse, **grads})
-        of_agreement = (_parents_first(_total(x)) for x in (grad_targets, grad_precisions, grad_priors))
-        gates = None if self.arguments["gates"] is None else grad_gates
-        of_children = grad_poses, shared["grad_weight"], shared["grad_bias"], gates
-        return [*of_children, *of_agreement, shared["grad_offset"], shared["grad_betas"]]
-
-    def weight_grads(self, arguments: dict[str, Any]) -> dict[str, Tensor | None]:
-        """Gradients of weight, bias, betas and offset, in one launch if these have the same groups of children."""
-        # A thread has at most 64 sums. Softmax is done, so the parents may well be in several blocks.
-        blocks = self.blocks(max(1, 1024 // max(64, self.block_d * self.arguments["block_h"])), most_warps=1)
-        n_blocks, j_blocks = triton.cdiv(self.batch, blocks["block_n"]), triton.cdiv(self.parents, blocks["block_j"])
-        bias, offset, betas = self.inputs[2], self.inputs[7], self.inputs[8]
-        wanted: dict[str, tuple[int, tuple[int, ...]]] = {
-            "grad_weight": (self.groups, (self.depth, self.width, self.parents))
+        found = {
+            "totals": features(True),
+            "masses": scores(self.moments or self.over_children),
+            "squares": features(self.moments),
+            "benefits": scores(self.betas is not None),
+            "peaks": scores(self.over_children),
+            "origins": features(self.moments and precision is None, 1),
         }
-        if bias is not None:
-            last = j_blocks if self.shared_bias else self.parents
-            wanted["grad_bias"] = bias.shape[0], (self.rows, self.width, last)
-        if betas is not None:
-            wanted["grad_betas"] = betas.shape[0], (j_blocks if self.shared_betas else self.parents,)
-        if offset is not None:
-            wanted["grad_offset"] = offset.shape[0], (self.parents,)
-        found: dict[str, Any] = dict.fromkeys(("grad_weight", "grad_bias", "grad_betas", "grad_offset"))
-        for groups in sorted({groups for groups, _ in wanted.values()}):
-            per_group = self.children // groups
-            splits, per_split = self.split(per_group * n_blocks, groups * j_blocks)
-            parts = {name: self.new(splits, groups, *shape) for name, (of, shape) in wanted.items() if of == groups}
+        self.launch(
+            kernels.sums, (*blocks, splits), norms=norms, target=target, precision=precision, prior=prior,
+            one_block=one_block, per_split=per_split, **found, **windows, **sizes,
+        )  # fmt: skip
+        return found
+
+    def weighted_sum(self) -> tuple[Tensor, Tensor]:
+        """The sums, and the logarithms of the denominators of a softmax over the children."""
+        sums = self.new(self.samples, self.parents, self.features)
+        lse = self.new(self.samples, self.parents) if self.over_children else self.new(0)
+        if self.empty:
+            return sums.zero_(), lse.fill_(torch.inf)
+        parts = self.sums()
+        totals = parts["totals"]
+        if self.over_children:
+            self.merge(parts, result=sums, lse=lse)
+        elif totals is not None and len(totals) == 1:
+            return totals[0], lse
+        else:
+            self.merge(parts, result=sums)
+        return sums, lse
+
+    def merge(self, parts: dict[str, Tensor | None], center: Tensor | None = None, **results: Tensor | None) -> None:
+        """Joins the splits' parts."""
+        nothing = dict.fromkeys(("result", "variance", "mass", "benefit", "lse"))
+        parts = {name: parts[name] for name in ("totals", "squares", "masses", "benefits", "peaks")}
+        totals = parts["totals"]
+        assert totals is not None
+        self.launch_pairs(pairs.merge, splits=len(totals), center=center, **parts, **(nothing | results))
+
+    # ------------------------------------------------------------ backward
+
+    def pack(
+        self,
+        target: Tensor | None = None,
+        precision: Tensor | None = None,
+        prior: Tensor | None = None,
+        lse: Tensor | None = None,
+        grad: Tensor | None = None,
+        grad_mass: Tensor | None = None,
+        grad_variance: Tensor | None = None,
+        grad_benefit: Tensor | None = None,
+        **results: Tensor | None,
+    ) -> dict[str, Any]:
+        """What a kernel must know of each parent, in one tensor `(samples, size, parents)`, and where in it."""
+        wide = {
+            "k_target": target, "k_precision": precision, "k_slope": grad, "k_curve": grad_variance,
+            "k_center": grad_variance if precision is None else None,
+        }  # fmt: skip
+        narrow = {
+            "k_prior": prior, "k_benefit": grad_benefit, "k_lse": lse,
+            "k_base": grad if self.over_children or self.moments else None,
+        }  # fmt: skip
+        places, size = dict(NO_PACK), 0
+        for names, width in ((wide, self.features), (narrow, 1)):
+            for name, x in names.items():
+                if x is not None:
+                    places[name], size = size, size + width
+        pack = self.new(self.samples, size, self.parents)
+        inputs = {
+            "target": target, "precision": precision, "prior": prior, "lse": lse, "grad": grad,
+            "grad_mass": grad_mass, "grad_variance": grad_variance, "grad_benefit": grad_benefit,
+            "sums": None, "mass": None, "variance": None,
+        } | results  # fmt: skip
+        inputs = {name: _contiguous(x) for name, x in inputs.items()}
+        self.launch_pairs(pairs.pack, packed=pack, size=size, **places, **inputs)
+        return {"pack": pack, "size": size, **places}
+
+    def normalize(self, pack: dict[str, Any], with_grads: bool) -> Tensor:
+        """Peaks, masses and the gates' gradients of the softmax over the parents, `(3, samples, children)`."""
+        (windows,), tile = self.windows(apart=False), self.tile("normalize")
+        sizes = self.sizes(tile, self.samples)
+        blocks = triton.cdiv(self.samples, sizes["block_n"])
+        splits, per_split = self.split(self.children, blocks, tile)
+        norms = self.new(2, 3, self.samples, self.children)
+        self.launch(
+            kernels.normalize, (blocks, splits), norms=norms, with_grads=with_grads, per_split=per_split,
+            **pack, **windows, **sizes,
+        )  # fmt: skip
+        return norms[(triton.cdiv(self.parents, tile.parents) - 1) % 2]
+
+    def grads(self, into: Gradients, **packed: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Adds the gradients of the children; those of target, precision, prior, offset and betas."""
+        if self.empty:
+            return tuple(None if x is None else torch.zeros_like(x) for x in (*self.about, self.offset, self.betas))
+        target, precision, prior = self.about
+        pack = self.pack(target, precision, prior, **packed)
+        tile = self.tile("grads")
+        one_block = tile.parents >= self.parents
+        launches = self.windows(apart=True)
+        sizes = self.sizes(tile, launches[0]["n_samples"])
+        splits, per_split = self.split(self.children, triton.cdiv(launches[0]["n_samples"], sizes["block_n"]), tile)
+        like = [x for x in self.about if x is not None]
+        parts = self.new(splits, sum(x.numel() for x in like)) if like else None
+        norms = None
+        if not self.over_children and not self.uniform:
+            norms = self.new(3, self.samples, self.children) if one_block else self.normalize(pack, with_grads=True)
+        with _in_place(into.poses) as grad_poses, _in_place(into.gates) as grad_gates:
+            for windows in launches:
+                self.launch(
+                    kernels.grads, (triton.cdiv(windows["n_samples"], sizes["block_n"]), splits),
+                    grad_poses=grad_poses, grad_gates=grad_gates, norms=norms, parts=parts, one_block=one_block,
+                    per_split=per_split, **pack, **windows, **sizes,
+                )  # fmt: skip
+        of_rows = self.weight_grads(into, norms, pack)
+        return *self._of_parents(parts), *of_rows
+
+    def _of_parents(self, parts: Tensor | None) -> Iterator[Tensor | None]:
+        """Gradients of target, precision and prior."""
+        whole, first = None if parts is None else _total(parts), 0
+        for x in self.about:
+            if x is None or whole is None:
+                yield None
+            else:
+                yield whole[first : first + x.numel()].view(x.shape)
+                first += x.numel()
+
+    def weight_grads(self, into: Gradients, norms: Tensor | None, pack: dict[str, Any]) -> tuple[Tensor | None, ...]:
+        """Adds gradients of weight and bias; those of offset and betas. One launch if these have the same groups."""
+        (windows,), tile = self.windows(apart=False), self.tile("weight_grads")
+        sizes = self.sizes(tile, self.samples)
+        n_blocks, j_blocks = triton.cdiv(self.samples, sizes["block_n"]), triton.cdiv(self.parents, tile.parents)
+        whole_d = triton.next_power_of_2(self.depth)
+        grad_offset, grad_betas = (None if x is None else torch.zeros_like(x) for x in (self.offset, self.betas))
+        wanted = {"grad_weight": into.weight, "grad_bias": into.bias, "grad_betas": grad_betas}
+        wanted["grad_offset"] = grad_offset
+        shared = {"grad_bias": self.shared_bias, "grad_betas": self.shared_betas}
+        wanted_groups = sorted({x.shape[0] for x in wanted.values() if x is not None})
+        for groups in wanted_groups:
+            rows, per_group = groups * self.places, self.types // groups
+            splits, per_split = self.split(per_group * n_blocks, rows * j_blocks, tile)
+            own = {name: x for name, x in wanted.items() if x is not None and x.shape[0] == groups}
+            views = {name: _view_parents_last(x) for name, x in own.items()}
+            # A number that one program alone adds to is added to in place.
+            add = splits == 1 and all(
+                x.is_contiguous() and not (shared.get(name) and j_blocks > 1) for name, x in views.items()
+            )
+            parts = views if add else {
+                name: self.new(splits, *x.shape[:-1], j_blocks if shared.get(name) else x.shape[-1])
+                for name, x in views.items()
+            }  # fmt: skip
             self.launch(
-                kernels._weight_grads, (groups, j_blocks, splits), per_group=per_group, per_split=per_split,
-                **(dict.fromkeys(found) | parts), **arguments, **blocks,
+                kernels.weight_grads, (rows, j_blocks, splits), add=add, norms=norms, whole_d=whole_d,
+                by_row=whole_d * sizes["block_n"] <= tile.loads, own_weight=groups == self.groups,
+                one_child=per_group == 1, per_group=per_group, per_split=per_split,
+                **(dict.fromkeys(wanted) | parts), **pack, **windows, **sizes,
             )  # fmt: skip
-            found |= {name: _total(x) for name, x in parts.items()}
-        for name, shared in (("grad_bias", self.shared_bias), ("grad_betas", self.shared_betas)):
-            if shared:
-                found[name] = found[name].sum(-1, keepdim=True)
-        return {name: _parents_first(x) for name, x in found.items()}
+            if not add:
+                for name, x in views.items():
+                    total = _total(parts[name])
+                    x += total.sum(-1, keepdim=True) if shared.get(name) else total
+        return grad_offset, grad_betas
+
+
+def run(device: torch.device, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+    """Starts a kernel. Tests replace this function to see what would be started."""
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernel[grid](**arguments)
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "interpreter"
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _step_apart(kernel: int, stride: int, dilation: int) -> int:
+    """The least number m such that windows whose positions differ by multiples of m have no place in common."""
+    distances = {dilation * k for k in range(1, kernel)}
+    return next(
+        m
+        for m in itertools.count(1)
+        if not distances & set(range(m * stride, max(distances, default=0) + 1, m * stride))
+    )
+
+
+def _contiguous(x: Tensor | None) -> Any:
+    return None if x is None else x.contiguous()
+
+
+def _view_parents_last(x: Tensor) -> Tensor:
+    """`(groups, kernel, kernel, parents, ...)` with the parents last."""
+    return x.movedim(3, -1)
 
 
 def _parents_last(x: Tensor | None) -> Any:
-    return None if x is None else x.movedim(1, -1).contiguous()
+    return None if x is None else _view_parents_last(x).contiguous()
 
 
-def _parents_first(x: Tensor | None) -> Any:
-    return None if x is None else x.movedim(-1, 1).contiguous()
+@contextlib.contextmanager
+def _in_place(x: Tensor | None) -> Iterator[Tensor | None]:
+    """What a kernel can add to: x itself, or what is added to x afterwards."""
+    if x is None or x.is_contiguous():
+        yield x
+    else:
+        buffer = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+        yield buffer
+        x += buffer
 
 
-def _total(parts: Tensor | None) -> Any:
+def _total(parts: Tensor) -> Tensor:
     """The sum over splits."""
-    return parts if parts is None else parts[0] if len(parts) == 1 else parts.sum(0)
+    return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
 def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
-    p = Problem(children, options, query, offset=offset)
-    if p.empty:
-        lse = p.new(p.batch, p.parents).fill_(torch.inf) if p.over_children else p.new(0)
-        return p.new(p.batch, p.parents, p.features).zero_(), lse
-    totals, masses, _, _, peaks = p.sums()
-    if not p.over_children:
-        return _parents_first(_total(totals)), p.new(0)
-    peak = peaks.amax(0)
-    scale = (peaks - peak.masked_fill(peak.isinf(), 0)).exp()
-    mass = (masses * scale).sum(0)
-    total = (totals * scale.unsqueeze(2)).sum(0) / nonzero(mass).unsqueeze(1)
-    return _parents_first(total), torch.where(mass < 1e-30, torch.inf, peak + mass.log())
+    return Problem(children, options, query, offset=offset).weighted_sum()
 
 
 def weighted_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[Tensor, Tensor],
+    grads: Sequence[Tensor],
+    results: Sequence[Tensor],
     children: Children,
     query: Tensor,
     offset: Tensor | None,
     options: Options,
+    into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of poses, weight, bias, gates, query and offset.
-
-    The gradient of a share is `e = grad . V`, and that of a logit is the share times what e exceeds its mean under the
-    softmax by. Over the parents this mean is the gradient of the child's gate. Over the children it is `grad . sum`.
-    """
+    """Adds the gradients of the children; those of query and offset."""
     (grad,), (sums, lse) = grads, results
     p = Problem(children, options, query, offset=offset)
-    base = -(grad * sums).sum(-1) if p.over_children else None
-    found = p.grads(lse if p.over_children else None, slope=grad, base=base)
-    return *found[:5], found[7]
+    found = p.grads(into, grad=grad, sums=sums, lse=lse if p.over_children else None)
+    return found[0], found[3]
 
 
 def moments(
@@ -275,28 +459,21 @@ def moments(
     offset: Tensor | None,
     betas: Tensor | None,
     options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    p = Problem(children, options, target, precision, prior, offset, betas)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    p = Problem(children, options, target, precision, prior, offset, betas, moments=True)
+    mass, mean = p.new(p.samples, p.parents), p.new(p.samples, p.parents, p.features)
+    variance, benefit = torch.empty_like(mean), p.new(0) if betas is None else torch.empty_like(mass)
     if p.empty:
-        mass, mean = p.new(p.batch, p.parents).zero_(), p.new(p.batch, p.parents, p.features).zero_()
-        return mass, mean, mean.clone(), None if betas is None else mass.clone()
-    # Offsets are reckoned from a number near the votes: the Gaussian's mean, or the votes of the first child.
-    origin = _parents_last(_first_votes(children)) if precision is None else None
-    distances, masses, squares, benefits, _ = p.sums(moments=True, origin=origin)
-    mass, parts = masses.sum(0), masses.unsqueeze(2)
-    distance = (parts * distances).sum(0) / nonzero(mass).unsqueeze(1)
-    square = (squares + parts * (distances - distance).square()).sum(0)  # Chan's formula for the splits
-    center = (p.arguments["target"] if origin is None else origin) + distance
-    divisor = nonzero(mass + options.eps).unsqueeze(1)
-    share = mass.unsqueeze(1) / divisor
-    # Deviations are from the mean that is returned, which eps draws to 0.
-    variance = square / divisor + share * (center * (1 - share)).square()
-    return mass, _parents_first(center * share), _parents_first(variance), _total(benefits)
+        return mass.zero_(), mean.zero_(), variance.zero_(), benefit.zero_()
+    parts = p.sums()
+    center = parts["origins"] if precision is None else _contiguous(p.about[0])
+    p.merge(parts, center, result=mean, variance=variance, mass=mass, benefit=benefit)
+    return mass, mean, variance, benefit
 
 
 def moments_backward(
-    grads: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
+    grads: Sequence[Tensor],
+    results: Sequence[Tensor],
     children: Children,
     target: Tensor | None,
     precision: Tensor | None,
@@ -304,26 +481,13 @@ def moments_backward(
     offset: Tensor | None,
     betas: Tensor | None,
     options: Options,
+    into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of poses, weight, bias, gates, target, precision, prior, offset and betas.
-
-    With `q = 1 / (mass + eps)` and `d = V - mean`, the gradient of a share is `grad_mass + beta grad_benefit +
-    slope . d + curve . (d^2 - variance)`, where `curve = q grad_variance` and
-    `slope = q (grad_mean - 2 eps mean curve)`.
-    """
+    """Adds the gradients of the children; those of target, precision, prior, offset and betas."""
     grad_mass, grad_mean, grad_variance, grad_benefit = grads
     mass, mean, variance = results
-    p = Problem(children, options, target, precision, prior, offset, betas)
-    q = 1 / nonzero(mass + options.eps).unsqueeze(-1)
-    curve = q * grad_variance
-    slope = q * (grad_mean - 2 * options.eps * mean * curve)
-    base = grad_mass - (curve * variance).sum(-1)
-    benefit = None if betas is None else grad_benefit
-    return tuple(p.grads(None, slope=slope, curve=curve, mean=mean, base=base, grad_benefit=benefit))
-
-
-def _first_votes(children: Children) -> Tensor:
-    poses, weight, bias, _ = children
-    dtype = torch.float64 if poses.dtype == torch.float64 else torch.float32
-    votes = contract("nrd,jdh->njrh", poses[:, 0].to(dtype), weight[0].to(dtype))
-    return (votes if bias is None else votes + bias[0].to(dtype)).flatten(2)
+    p = Problem(children, options, target, precision, prior, offset, betas, moments=True)
+    return p.grads(
+        into, grad=grad_mean, grad_mass=grad_mass, grad_variance=grad_variance,
+        grad_benefit=None if betas is None else grad_benefit, mass=mass, sums=mean, variance=variance,
+    )  # fmt: skip

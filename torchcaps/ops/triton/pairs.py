@@ -1,0 +1,138 @@
+# mypy: allow-untyped-defs
+"""Kernels of the parents' size: what is prepared for the reductions over votes, and what joins their parts."""
+
+import triton
+import triton.language as tl
+
+from torchcaps.ops.triton.tiles import nonzero, number_range
+
+
+@triton.jit
+def _pairs(scores, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
+    """A block of `(samples, parents)`, counted from the first, and their features: which, where, whether they exist."""
+    score = (tl.program_id(0) * block + tl.arange(0, block)).to(tl.int64)[:, None]
+    f = tl.arange(0, block_f)[None, :]
+    return score, f, score * width + f, score < scores, (score < scores) & (f < width)
+
+
+@triton.jit
+def _optional(pointer, at, inside, dtype: tl.constexpr):
+    if pointer is None:
+        x = None
+    else:
+        x = tl.load(pointer + at, mask=inside, other=0.0).to(dtype)
+    return x
+
+
+@triton.jit(do_not_specialize=["scores", "eps"])
+def pack(
+    packed, target, precision, prior, grad, grad_mass, grad_variance, grad_benefit, sums, lse, mass, variance,
+    eps, scores,
+    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
+    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
+    size: tl.constexpr,
+    parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
+):  # fmt: skip
+    """What the backward kernels must know of each parent, as `(samples, size, parents)`, so that neighboring lanes
+    read neighboring numbers.
+
+    Of a weighted sum: the gradient of a share is `e = grad . V`, and that of a logit is the share times what e exceeds
+    its mean under the softmax by. Over the parents this mean is the gradient of the child's gate; over the children it
+    is `grad . sum`, so -base. Of moments, with `q = 1 / (mass + eps)` and `d = V - mean`, the gradient of a share is
+    `grad_mass + beta grad_benefit + slope . d + curve . (d^2 - variance)`, where `curve = q grad_variance` and `slope =
+    q (grad_mean - 2 eps mean curve)`. Under a Gaussian d is counted from the Gaussian's mean, and slope and base are
+    such that the values are the same: the kernels then need one deviation, and not two. `sums` are the weighted sums or
+    the means, `grad` is their gradient."""
+    score, f, at, is_pair, inside = _pairs(scores, parents, features, block, block_f)
+    to = score // parents * (size * parents) + score % parents
+    to_feature = to + f * parents
+    if k_target >= 0:
+        tl.store(packed + k_target * parents + to_feature, _optional(target, at, inside, dtype), mask=inside)
+    if k_precision >= 0:
+        tl.store(packed + k_precision * parents + to_feature, _optional(precision, at, inside, dtype), mask=inside)
+    if k_prior >= 0:
+        tl.store(packed + k_prior * parents + to, _optional(prior, score, is_pair, dtype), mask=is_pair)
+    if k_lse >= 0:
+        tl.store(packed + k_lse * parents + to, _optional(lse, score, is_pair, dtype), mask=is_pair)
+    if k_benefit >= 0:
+        tl.store(packed + k_benefit * parents + to, _optional(grad_benefit, score, is_pair, dtype), mask=is_pair)
+    if k_slope >= 0:
+        slope = _optional(grad, at, inside, dtype)
+        if k_curve >= 0:
+            mean = _optional(sums, at, inside, dtype)
+            q = 1.0 / nonzero(_optional(mass, score, is_pair, dtype) + eps)
+            curve = q * _optional(grad_variance, at, inside, dtype)
+            slope = q * (slope - 2.0 * eps * mean * curve)
+            of_variance = tl.sum(curve * _optional(variance, at, inside, dtype), 1, keep_dims=True)
+            base = _optional(grad_mass, score, is_pair, dtype) - of_variance
+            if k_precision >= 0:  # a Gaussian: from its mean
+                off = mean - _optional(target, at, inside, dtype)
+                base += tl.sum((curve * off - slope) * off, 1, keep_dims=True)
+                slope -= 2.0 * curve * off
+            else:
+                tl.store(packed + k_center * parents + to_feature, mean, mask=inside)
+            tl.store(packed + k_curve * parents + to_feature, curve, mask=inside)
+            tl.store(packed + k_base * parents + to, base, mask=is_pair)
+        elif k_base >= 0:
+            base = -tl.sum(slope * _optional(sums, at, inside, dtype), 1, keep_dims=True)
+            tl.store(packed + k_base * parents + to, base, mask=is_pair)
+        tl.store(packed + k_slope * parents + to_feature, slope, mask=inside)
+
+
+@triton.jit(do_not_specialize=["splits", "scores", "eps"])
+def merge(
+    result, variance, mass, benefit, lse, totals, squares, masses, benefits, peaks, center, eps, splits, scores,
+    parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
+):  # fmt: skip
+    """Joins the parts of `sums`. Weighted sums over the children: the sums and the logarithms of the softmax's
+    denominators. Moments: mass, mean, variance and benefit, by Chan's formula for what the parts' means differ by.
+    Deviations are from the mean that is returned, which eps draws to 0."""
+    score, _, at, is_pair, inside = _pairs(scores, parents, features, block, block_f)
+    total = tl.zeros([block, block_f], dtype)
+    whole = tl.zeros([block, 1], dtype)
+    if peaks is not None:
+        peak = tl.full([block, 1], float("-inf"), dtype)
+        for split in number_range(0, splits):
+            # Parts lie so far apart that their distance may need 64 bits.
+            peak = tl.maximum(peak, _part(peaks, split, scores, 1, score, is_pair, float("-inf"), dtype))
+        zero = tl.where(peak == float("-inf"), 0.0, peak)
+        for split in number_range(0, splits):
+            scale = tl.exp(_part(peaks, split, scores, 1, score, is_pair, float("-inf"), dtype) - zero)
+            whole += scale * _part(masses, split, scores, 1, score, is_pair, 0.0, dtype)
+            total += scale * _part(totals, split, scores, features, at, inside, 0.0, dtype)
+        tl.store(result + at, total / nonzero(whole), mask=inside)
+        nobody = whole < 1e-30
+        found = tl.where(nobody, float("inf"), zero + tl.log(tl.where(nobody, 1.0, whole)))
+        tl.store(lse + score, found, mask=is_pair)
+    elif squares is not None:
+        for split in number_range(0, splits):
+            own = _part(masses, split, scores, 1, score, is_pair, 0.0, dtype)
+            whole += own
+            total += own * _part(totals, split, scores, features, at, inside, 0.0, dtype)
+        distance = total / nonzero(whole)
+        square = tl.zeros([block, block_f], dtype)
+        for split in number_range(0, splits):
+            own = _part(masses, split, scores, 1, score, is_pair, 0.0, dtype)
+            off = _part(totals, split, scores, features, at, inside, 0.0, dtype) - distance
+            square += _part(squares, split, scores, features, at, inside, 0.0, dtype) + own * off * off
+        divisor = nonzero(whole + eps)
+        share = whole / divisor
+        from_origin = _optional(center, at, inside, dtype) + distance
+        drawn = from_origin * (1.0 - share)
+        tl.store(mass + score, whole, mask=is_pair)
+        tl.store(result + at, from_origin * share, mask=inside)
+        tl.store(variance + at, square / divisor + share * drawn * drawn, mask=inside)
+        if benefits is not None:
+            got = tl.zeros([block, 1], dtype)
+            for split in number_range(0, splits):
+                got += _part(benefits, split, scores, 1, score, is_pair, 0.0, dtype)
+            tl.store(benefit + score, got, mask=is_pair)
+    else:
+        for split in number_range(0, splits):
+            total += _part(totals, split, scores, features, at, inside, 0.0, dtype)
+        tl.store(result + at, total, mask=inside)
+
+
+@triton.jit
+def _part(parts, split, scores, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
+    return tl.load(parts + tl.cast(split, tl.int64) * scores * width + at, mask=inside, other=other).to(dtype)

@@ -1,0 +1,367 @@
+# mypy: allow-untyped-defs
+"""What the Triton kernels are made of: where the numbers of a tile are, its votes, and their gradients.
+
+A tile is `(samples, depth, rows, columns, parents)`. Triton gives the lanes of a warp the parents first, `per_lane`
+neighbors to each, and then the samples. So a lane has all features of its votes: sums over features stay in a thread,
+and those over the parents take few steps between lanes.
+"""
+
+import triton
+import triton.language as tl
+
+from torchcaps.ops.backend import INTERPRETED
+
+if INTERPRETED:
+
+    def number_range(first, last):
+        # The interpreter's numbers are arrays of one element, which NumPy 2.4 no longer takes for an int.
+        return range(*(x.handle.data.item() if isinstance(x, tl.tensor) else x for x in (first, last)))
+
+else:
+    number_range = tl.range
+
+
+# ---------------------------------------------------------------- where things are
+
+
+@triton.jit
+def tile_axes(
+    sample, parent, samples, parents: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr,
+    block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
+):  # fmt: skip
+    """The tile's samples, rows, columns and parents, and which samples and parents exist. Those that do not are
+    replaced by the last that do: what is read is always there, and needs no mask."""
+    n = (sample + tl.arange(0, block_n)).to(tl.int64)[:, None, None, None, None]
+    r = tl.arange(0, block_r)[None, None, :, None, None]
+    h = tl.arange(0, block_h)[None, None, None, :, None]
+    j = (parent + tl.arange(0, block_j))[None, None, None, None, :]
+    present, real = n < samples, j < parents
+    # Triton gives neighboring parents to a lane as far as it is told that they lie side by side and aligned.
+    if per_lane > 1:
+        j = tl.minimum(j // per_lane, parents // per_lane - 1) * per_lane + j % per_lane
+        j = tl.max_contiguous(tl.multiple_of(j, [1, 1, 1, 1, per_lane]), [1, 1, 1, 1, per_lane])
+    else:
+        j = tl.minimum(j, parents - 1)
+        j = tl.max_contiguous(tl.multiple_of(j, [1, 1, 1, 1, 1]), [1, 1, 1, 1, block_j])
+    return tl.minimum(n, samples - 1), r, h, j, present, real
+
+
+@triton.jit
+def find_windows(
+    n, on_grid: tl.constexpr, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
+    pose_0, pose_down, pose_across, pose_image, pose_size: tl.constexpr,
+):  # fmt: skip
+    """The samples that a launch counts as n, and where the poses of their windows begin."""
+    if on_grid:
+        n = n.to(tl.uint32)  # divisions of 64 bits, and of numbers with a sign, take far longer
+        image = n // (windows_down * windows_across).to(tl.uint32)
+        of_image = n - image * (windows_down * windows_across).to(tl.uint32)
+        down = of_image // windows_across.to(tl.uint32)
+        across = (of_image - down * windows_across.to(tl.uint32)).to(tl.int32)
+        image, down = image.to(tl.int64), down.to(tl.int32)
+        sample = image * sample_image + (sample_0 + down * sample_down + across * sample_across)
+        corner = image * pose_image + (pose_0 + down * pose_down + across * pose_across)
+    else:
+        sample, corner = n, n * pose_image
+    return sample, corner * pose_size
+
+
+@triton.jit
+def find_child(
+    c, per_row, shared: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr, map_size, place_down,
+    place_across, pose_size: tl.constexpr,
+):  # fmt: skip
+    """Child c, counted so that those that share a row (weights, say) follow each other: its type and place, its number
+    in the order of types and places, its row, and where its pose is, seen from where the window begins."""
+    if shared:
+        row = c // per_row
+        kind = row // places * per_row + c % per_row
+    else:
+        row = c
+        kind = c // places
+    place = row % places
+    pose = kind * map_size
+    if places > 1:
+        pose += place // kernel_across * place_down + place % kernel_across * place_across
+    return kind, place, kind * places + place, row, pose.to(tl.int64) * pose_size
+
+
+@triton.jit
+def load_features(
+    pointer, sample, r, h, j, features: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    parents: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """The tile of `(samples, parents, features)`, zeros where features are padded. None stays None."""
+    if pointer is None:
+        x = None
+    else:
+        at = (sample * parents + j) * features + r * width + h
+        x = read(pointer + at, (r < rows) & (h < width), r.shape[2] != rows or h.shape[3] != width, dtype)
+    return x
+
+
+@triton.jit
+def load_scores(pointer, sample, j, parents: tl.constexpr, dtype: tl.constexpr):
+    """The tile of `(samples, parents)`. None stays None."""
+    if pointer is None:
+        x = None
+    else:
+        x = tl.load(pointer + sample * parents + j).to(dtype)
+    return x
+
+
+@triton.jit
+def load_packed_features(
+    pack, k: tl.constexpr, sample, r, h, j, size: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    parents: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """The tile from row k on of `(samples, size, parents)`; a zero that nobody uses if there is no such row."""
+    if k < 0:
+        x = tl.zeros([1, 1, 1, 1, 1], dtype)
+    else:
+        at = (sample * size + k + r * width + h) * parents + j
+        x = read(pack + at, (r < rows) & (h < width), r.shape[2] != rows or h.shape[3] != width, dtype)
+    return x
+
+
+@triton.jit
+def load_packed_scores(
+    pack, k: tl.constexpr, sample, j, size: tl.constexpr, parents: tl.constexpr, dtype: tl.constexpr
+):
+    if k < 0:
+        x = tl.zeros([1, 1, 1, 1, 1], dtype)
+    else:
+        x = tl.load(pack + (sample * size + k) * parents + j).to(dtype)
+    return x
+
+
+@triton.jit
+def load_parents(
+    pack, sample, r, h, j,
+    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
+    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
+    size: tl.constexpr,
+    rows: tl.constexpr, width: tl.constexpr, parents: tl.constexpr, agreement: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """All that a backward kernel knows of the tile's parents; see `pairs.pack`."""
+    target = load_packed_features(pack, k_target, sample, r, h, j, size, rows, width, parents, dtype)
+    precision = load_packed_features(pack, k_precision, sample, r, h, j, size, rows, width, parents, dtype)
+    slope = load_packed_features(pack, k_slope, sample, r, h, j, size, rows, width, parents, dtype)
+    curve = load_packed_features(pack, k_curve, sample, r, h, j, size, rows, width, parents, dtype)
+    if agreement == "gaussian":
+        center = target
+    else:
+        center = load_packed_features(pack, k_center, sample, r, h, j, size, rows, width, parents, dtype)
+    prior = load_packed_scores(pack, k_prior, sample, j, size, parents, dtype)
+    base = load_packed_scores(pack, k_base, sample, j, size, parents, dtype)
+    grad_benefit = load_packed_scores(pack, k_benefit, sample, j, size, parents, dtype)
+    lse = load_packed_scores(pack, k_lse, sample, j, size, parents, dtype)
+    return target, precision, prior, slope, curve, center, base, grad_benefit, lse
+
+
+@triton.jit
+def read(pointer, inside, padded: tl.constexpr, dtype: tl.constexpr):
+    if padded:
+        x = tl.load(pointer, mask=inside, other=0.0).to(dtype)
+    else:
+        x = tl.load(pointer).to(dtype)
+    return x
+
+
+# ---------------------------------------------------------------- votes and logits
+
+
+@triton.jit
+def sum_features(x):
+    return tl.sum(tl.sum(x, 3, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def sum_parents(x):
+    return tl.sum(x, 4, keep_dims=True)
+
+
+@triton.jit
+def nonzero(x):
+    return tl.where(tl.abs(x) < 1e-30, 1.0, x)
+
+
+@triton.jit
+def norm_of(v):
+    return nonzero(tl.sqrt(sum_features(v * v)))
+
+
+@triton.jit
+def load_poses(
+    poses, pose, first: tl.constexpr, r,
+    rows: tl.constexpr, depth: tl.constexpr, block_d: tl.constexpr, by_row: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """`block_d` numbers of each row of poses, read row by row or number by number: of what is smaller than a warp each
+    lane reads what it needs, where larger loads would be shared out among the lanes and have to be handed on."""
+    d = tl.arange(0, block_d)[None, :, None, None, None]
+    here = poses + pose + first
+    p = tl.zeros([pose.shape[0], block_d, r.shape[2], 1, 1], dtype)
+    if by_row:
+        for row in tl.static_range(rows):
+            own = read(here + row * depth + d, first + d < depth, first + block_d > depth, dtype)
+            p = tl.where(r == row, own, p)
+    else:
+        for column in tl.static_range(block_d):
+            if first + column < depth:
+                own = read(here + r * depth + column, r < rows, r.shape[2] != rows, dtype)
+                p = tl.where(d == column, own, p)
+    return p
+
+
+@triton.jit
+def load_matrix(
+    weight, group, first: tl.constexpr, h, sample, j, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    block_d: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """`block_d` rows of a group's weights. All samples have the same, but the lanes of each load their own, so that
+    none has to be handed from lane to lane."""
+    d = first + tl.arange(0, block_d)[None, :, None, None, None]
+    here = weight + tl.cast(group, tl.int64) * (depth * width * parents) + (d * width + h) * parents + j
+    here = tl.broadcast_to(here, [sample.shape[0], block_d, 1, h.shape[3], j.shape[4]])
+    padded: tl.constexpr = h.shape[3] != width or first + block_d > depth
+    return read(here, (h < width) & (d < depth), padded, dtype)
+
+
+@triton.jit
+def load_row(rows, row, sample, j, parents: tl.constexpr, shared: tl.constexpr, dtype: tl.constexpr):
+    """What the parents have for a child in `(rows, parents)`, or `(rows, 1)` if they share it. None stays None."""
+    if rows is None:
+        x = None
+    else:
+        row = tl.cast(row, tl.int64)
+        here = rows + (row if shared else row * parents + j)
+        x = tl.load(tl.broadcast_to(here, [sample.shape[0], 1, 1, 1, j.shape[4]])).to(dtype)
+    return x
+
+
+@triton.jit
+def make_votes(
+    poses, weight, bias, matrix, pose, group, bias_row, sample, r, h, j,
+    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, shared_bias: tl.constexpr,
+    block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Votes of the child at `pose`. `matrix` has its weights if they are `held` in registers."""
+    for first in tl.static_range(0, depth, block_d):
+        p = load_poses(poses, pose, first, r, rows, depth, block_d, True, dtype)
+        if held:
+            w = matrix
+        else:
+            w = load_matrix(weight, group, first, h, sample, j, parents, depth, width, block_d, dtype)
+        if first == 0:
+            v = tl.sum(p * w, 1, keep_dims=True)
+        else:
+            v += tl.sum(p * w, 1, keep_dims=True)
+    if bias is not None:
+        at = (tl.cast(bias_row, tl.int64) * rows + r) * width + h
+        here = tl.broadcast_to(bias + (at if shared_bias else at * parents + j), v.shape)
+        v += read(here, (r < rows) & (h < width), r.shape[2] != rows or h.shape[3] != width, dtype)
+    return v
+
+
+@triton.jit
+def make_logits(v, target, precision, prior, offset, agreement: tl.constexpr):
+    """`target` is what votes are compared with: the query of a dot product, the mean of a Gaussian."""
+    if agreement == "dot":
+        logit = sum_features(v * target)
+    elif agreement == "unit":
+        logit = sum_features(v * target) / norm_of(v)
+    elif agreement == "gaussian":
+        logit = prior - 0.5 * sum_features(precision * ((v - target) * (v - target)))
+    else:
+        logit = sum_features(v) * 0.0
+    if offset is not None:
+        logit += offset
+    return logit
+
+
+@triton.jit
+def load_gate(gates, sample, i, children, present, dtype: tl.constexpr):
+    """How present child i is: 0 for samples that are no samples."""
+    if gates is None:
+        gate = tl.where(present, 1.0, 0.0).to(dtype)
+    else:
+        gate = tl.where(present, tl.load(gates + sample * children + i).to(dtype), 0.0)
+    return gate
+
+
+# ---------------------------------------------------------------- softmax and gradients
+
+
+@triton.jit
+def no_parents(sample, leaky: tl.constexpr, dtype: tl.constexpr):
+    """The peak (largest logit) and mass (sum relative to the peak) of a softmax that has no parent but the leak."""
+    peak = tl.full([sample.shape[0], 1, 1, 1, 1], 0.0 if leaky else float("-inf"), dtype)
+    mass = tl.full([sample.shape[0], 1, 1, 1, 1], 1.0 if leaky else 0.0, dtype)
+    return peak, mass
+
+
+@triton.jit
+def softmax_step(logit, real, peak, mass):
+    """Takes a block of parents into a softmax over the parents: their parts in the mass, that of the parents before,
+    the new peak and mass."""
+    logit = tl.where(real, logit, float("-inf"))
+    top = tl.maximum(peak, tl.max(logit, 4, keep_dims=True))
+    origin = tl.where(top == float("-inf"), 0.0, top)
+    part = tl.exp(logit - origin)
+    before = mass * tl.exp(peak - origin)
+    return part, before, top, before + sum_parents(part)
+
+
+@triton.jit
+def over_parents(
+    logit, norms, i, sample, real, samples, children, leaky: tl.constexpr, one_block: tl.constexpr, dtype: tl.constexpr
+):
+    """Coefficients, peak and mass of the softmax over the parents, which are all in the tile or in `norms`."""
+    if one_block:
+        peak, mass = no_parents(sample, leaky, dtype)
+        part, _, peak, mass = softmax_step(logit, real, peak, mass)
+    else:
+        peak = tl.load(norms + sample * children + i)
+        mass = tl.load(norms + (samples + sample) * children + i)
+        logit = tl.where(real, logit, float("-inf"))
+        part = tl.exp(logit - tl.where(peak == float("-inf"), 0.0, peak))
+    return part / nonzero(mass), peak, mass
+
+
+@triton.jit
+def coefficients_over_children(logit, gate, lse, real):
+    """Coefficients of the softmax over the children, before the gates. Where a gate is 0, so are they, and have no
+    gradient."""
+    return tl.exp(tl.where(real & (gate != 0), logit - lse, float("-inf")))
+
+
+@triton.jit
+def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve: tl.constexpr, k_base: tl.constexpr):
+    """The gradient of a share, which is gate times coefficient, from all that it weighs; see `pairs.pack`."""
+    if k_curve < 0:
+        grad = sum_features(slope * v)
+    else:
+        grad = sum_features((slope + curve * (v - center)) * (v - center))
+    if k_base >= 0:
+        grad += base
+    if beta is not None:
+        grad += beta * grad_benefit
+    return grad
+
+
+@triton.jit
+def vote_gradient(
+    v, share, grad_logit, slope, curve, center, target, precision, k_curve: tl.constexpr, agreement: tl.constexpr
+):
+    if k_curve < 0:
+        grad = share * slope
+    else:
+        grad = share * (slope + 2.0 * curve * (v - center))
+    if agreement == "dot":
+        grad += grad_logit * target
+    elif agreement == "unit":
+        norm = norm_of(v)
+        grad += grad_logit * ((target - v / norm * sum_features(v / norm * target)) / norm)
+    elif agreement == "gaussian":
+        grad -= grad_logit * precision * (v - target)
+    return grad
