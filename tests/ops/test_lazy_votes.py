@@ -1,5 +1,7 @@
 """The reductions over votes, stored and not, against their definitions: values and every gradient."""
 
+import warnings
+
 import pytest
 import torch
 from problems import (
@@ -406,10 +408,42 @@ class TestBackends:
         for missing, expected in ((None, "native"), ("there is no compiler", "tiled")):
             monkeypatch.setattr(backend, "NATIVE_MISSING", missing)
             assert backend.choose_backend("auto", torch.device("cpu")) == expected
-        for installed, expected in ((True, "triton"), (False, "tiled")):
-            monkeypatch.setattr(backend, "HAS_TRITON", installed)
-            assert backend.choose_backend("auto", torch.device("cuda")) == expected
+        monkeypatch.setattr(backend, "HAS_TRITON", True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        assert backend.choose_backend("auto", torch.device("cuda"), (4, 4, 4)) == "triton"
         assert backend.choose_backend("auto", torch.device("meta")) == "tiled"
+
+    @pytest.mark.parametrize(
+        ("installed", "capability", "sizes", "reason"),
+        [
+            (False, (9, 0), (4, 4, 4), "triton is not installed"),
+            (True, (7, 5), (4, 4, 4), r"capability 8\.0, this device has 7\.5"),
+            (True, (9, 0), (16, 2, 16), "at most 64 numbers, these have 256"),
+            (True, (9, 0), (1, 64, 64), "at most 512 weights .* 4096"),
+        ],
+    )
+    def test_auto_says_once_why_it_is_tiled_on_a_gpu(self, monkeypatch, installed, capability, sizes, reason):
+        monkeypatch.setattr(backend, "HAS_TRITON", installed)
+        monkeypatch.setattr(backend, "_warned", set())
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        device = torch.device("cuda")
+        with pytest.warns(UserWarning, match=f"{reason}.*'auto' uses 'tiled'"):
+            assert backend.choose_backend("auto", device, sizes) == "tiled"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert backend.choose_backend("auto", device, sizes) == "tiled"
+        with pytest.raises(ValueError, match=f"'triton' cannot be used, .*{reason}.*'tiled'"):
+            backend.choose_backend("triton", device, sizes)
+
+    def test_a_compiler_takes_the_reason_as_it_is(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        monkeypatch.setattr(backend, "_warned", {"told before"})
+
+        def f(x):
+            return x + (1 if backend.choose_backend("auto", torch.device("cuda")) == "tiled" else 2)
+
+        with pytest.warns(UserWarning, match="'tiled'"):
+            assert torch.compile(f, backend="eager", fullgraph=True)(torch.zeros(1)) == 1
 
     def test_what_there_is_and_why_not(self, monkeypatch):
         monkeypatch.setattr(backend, "NATIVE_MISSING", "there is no compiler")
@@ -437,9 +471,12 @@ class TestBackends:
         monkeypatch.setattr(backend, "HAS_TRITON", False)
         with pytest.raises(ValueError, match="package triton.*'tiled'"):
             backend.choose_backend("triton", torch.device("cuda"))
+        with pytest.raises(ValueError, match="package triton.*'tiled'"):
+            backend.choose_backend("triton", torch.device("cpu"))
         monkeypatch.setattr(backend, "HAS_TRITON", True)
+        with pytest.raises(ValueError, match="at most 64 numbers.*'tiled'"):
+            backend.choose_backend("triton", torch.device("cpu"), (16, 16, 16))
         monkeypatch.setattr(backend, "INTERPRETED", False)
-        assert backend.choose_backend("triton", torch.device("cuda")) == "triton"
         with pytest.raises(ValueError, match="CUDA device, got cpu.*'tiled'"):
             backend.choose_backend("triton", torch.device("cpu"))
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
@@ -18,6 +19,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Asked once, and not while torch.compile looks.
 NATIVE_MISSING = native.why_not()
 
+OLDEST = (8, 0)  # compute capability that the kernels are compiled and tuned for
+# Of a vote, and of a child's weights for one parent: more would not stay in registers, and take minutes to compile.
+MOST_FEATURES, MOST_WEIGHTS = 64, 512
+
+_warned: set[str] = set()
 _preferred: Backend = "auto"  # no ContextVar: torch.compile cannot read one
 
 
@@ -29,7 +35,8 @@ def use_backend(backend: Backend) -> Iterator[None]:
     - "tiled" computes the votes block by block, twice, and stores none. Any device.
     - "native" does so in C++ on the CPU, if it was built, see :func:`torchcaps.ops.backends`.
     - "triton" does so in kernels for CUDA devices.
-    - "auto" is "triton" on a CUDA device, "native" on the CPU, and "tiled" where these are not to be had.
+    - "auto" is "triton" on a CUDA device, "native" on the CPU, and "tiled" where these are not to be had; on a CUDA
+      device a warning says why.
 
     A layer that was given a backend of its own keeps it.
     """
@@ -46,7 +53,9 @@ def backends() -> dict[str, str | None]:
     triton = None
     if not HAS_TRITON:
         triton = "the package triton is not installed"
-    elif not torch.cuda.is_available() and not INTERPRETED:
+    elif torch.cuda.is_available():
+        triton = why_no_triton(torch.device("cuda"))
+    elif not INTERPRETED:
         triton = "there is no CUDA device"
     return {"reference": None, "tiled": None, "native": NATIVE_MISSING, "triton": triton}
 
@@ -57,19 +66,67 @@ def check_backend(backend: Backend) -> Backend:
     return backend
 
 
-def choose_backend(backend: Backend, device: torch.device) -> Literal["reference", "tiled", "native", "triton"]:
-    """The backend that "auto" stands for, or the one that was asked for if it can run there."""
+@torch.compiler.assume_constant_result
+def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = None) -> str | None:
+    """Why the kernels cannot run on a CUDA device, with poses of so many rows and columns and votes of so many columns
+    in `sizes`; None if they can."""
+    if not HAS_TRITON:
+        return "the package triton is not installed"
+    if torch.version.hip is not None:
+        return "the kernels are for NVIDIA's devices"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        return "the kernels need compute capability {}.{}, this device has {}.{}".format(*OLDEST, *capability)
+    return None if sizes is None else too_large(*sizes)
+
+
+def too_large(rows: int, depth: int, width: int) -> str | None:
+    """Why the kernels do not take poses of `rows` of `depth` numbers and votes of `width` columns; None if they do."""
+    if rows * width > MOST_FEATURES:
+        return f"the kernels take votes of at most {MOST_FEATURES} numbers, these have {rows * width}"
+    if depth * width > MOST_WEIGHTS:
+        return f"the kernels take at most {MOST_WEIGHTS} weights for each vote, these have {depth * width}"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=2)
+
+
+def choose_backend(
+    backend: Backend, device: torch.device, sizes: tuple[int, int, int] | None = None
+) -> Literal["reference", "tiled", "native", "triton"]:
+    """The backend that "auto" stands for, or the one that was asked for if it can run there.
+
+    Args:
+        sizes: rows and columns of the children's poses, and columns of the votes, if there are votes.
+    """
     if backend == "auto":
         backend = _preferred
     if backend == "auto":
         if device.type == "cpu" and NATIVE_MISSING is None:
             return "native"
-        return "triton" if device.type == "cuda" and HAS_TRITON else "tiled"
+        if device.type != "cuda":
+            return "tiled"
+        reason = why_no_triton(device, sizes)
+        if reason is None:
+            return "triton"
+        _warn_once(f"{reason}: backend='auto' uses 'tiled'")
+        return "tiled"
     if backend == "triton":
-        if not HAS_TRITON:
-            raise ValueError("backend='triton' needs the package triton, which is not installed: use backend='tiled'")
-        if device.type != "cuda" and not INTERPRETED:
+        if device.type != "cuda" and not INTERPRETED and HAS_TRITON:
             raise ValueError(f"backend='triton' needs tensors on a CUDA device, got {device.type}: use backend='tiled'")
+        if device.type == "cuda":
+            reason = why_no_triton(device, sizes)
+        elif HAS_TRITON:
+            reason = None if sizes is None else too_large(*sizes)
+        else:
+            reason = "the package triton is not installed"
+        if reason is not None:
+            raise ValueError(f"backend='triton' cannot be used, {reason}: use backend='tiled'")
     if backend == "native":
         if NATIVE_MISSING is not None:
             raise ValueError(f"backend='native' cannot be used, {NATIVE_MISSING}: use backend='tiled'")

@@ -80,7 +80,8 @@ class LazyVotes(Votes):
         self.grid = (poses.shape[0], *grid_of(children, self.windows)) if on_grid else ()
         self.children, self.parents = poses.shape[1] * math.prod(self.kernel), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
-        self.backend = choose_backend(backend, poses.device)
+        self.backend_asked = backend
+        self.backend = choose_backend(backend, poses.device, self._sizes())
         self.logit_columns = 0  # columns of logits among the features, see with_logits
         self.logit_offset: Tensor | None = None
         self.cache = Cache()
@@ -114,6 +115,7 @@ class LazyVotes(Votes):
         votes.weight = torch.cat([self.weight, columns.expand(*self.weight.shape[:-1], rows)], dim=-1)
         votes.bias = None if self.bias is None else F.pad(self.bias, (0, rows))
         votes.logit_columns, votes.logit_offset = rows, None if offset is None else offset.expand(-1, self.parents)
+        votes.backend = choose_backend(self.backend_asked, self.device, votes._sizes())
         votes.cache = Cache()
         return votes
 
@@ -191,6 +193,11 @@ class LazyVotes(Votes):
         return x.squeeze(2) if self.line else x
 
     # ------------------------------------------------------------ ways to the reductions
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Rows and columns of a child's pose, and columns of a vote."""
+        rows, columns = self.poses.shape[-2:]
+        return rows, columns, self.weight.shape[-1]
 
     def _widened(self, agreement: Agreement | None) -> Agreement | None:
         """The agreement with the votes of `with_logits`."""

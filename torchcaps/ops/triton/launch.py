@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcaps.ops.backend import INTERPRETED
+from torchcaps.ops.backend import INTERPRETED, too_large
 from torchcaps.ops.children import Children, Gradients, Options, grid_of
 from torchcaps.ops.numerics import at_least_float32
 from torchcaps.ops.triton import kernels, pairs
-from torchcaps.ops.triton.sizes import MOST_FEATURES, MOST_WEIGHTS, Layer, Tile, choose_tile, too_large
+from torchcaps.ops.triton.sizes import Layer, Tile, choose_tile
 
 NO_PACK = dict.fromkeys(
     ("k_target", "k_precision", "k_prior", "k_slope", "k_curve", "k_center", "k_base", "k_benefit", "k_lse"), -1
@@ -59,11 +59,9 @@ class Problem:
         self.images, self.types, self.height, self.across, self.rows, self.depth = poses.shape
         self.groups, _, _, self.parents, _, self.width = weight.shape
         self.features = self.rows * self.width
-        if too_large(self.rows, self.depth, self.width):
-            raise ValueError(
-                f"the triton backend takes votes of at most {MOST_FEATURES} numbers and weights of at most "
-                f"{MOST_WEIGHTS} for each, got {self.rows} rows of {self.depth} -> {self.width}: use backend='tiled'"
-            )
+        reason = too_large(self.rows, self.depth, self.width)
+        if reason is not None:
+            raise ValueError(f"backend='triton' cannot be used, {reason}: use backend='tiled'")
         self.kernel, self.grid = children.kernel, grid_of(children, options)
         self.places = math.prod(self.kernel)
         self.samples, self.children = self.images * math.prod(self.grid), self.types * self.places

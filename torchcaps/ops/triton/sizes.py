@@ -13,10 +13,6 @@ REGISTERS = 2**16  # of a multiprocessor
 MOST_REGISTERS = 196  # for the numbers of a tile, of a lane's 255
 
 
-# Of a vote, and of a child's weights for one parent: more would not stay in registers, and take minutes to compile.
-MOST_FEATURES, MOST_WEIGHTS = 64, 512
-
-
 class Layer(NamedTuple):
     """What the sizes of a kernel's tiles depend on.
 
@@ -67,11 +63,6 @@ class Tile(NamedTuple):
     def loads(self) -> int:
         """As many numbers as Triton lets all lanes load alike."""
         return LANES * self.warps // 2
-
-
-def too_large(rows: int, depth: int, width: int) -> bool:
-    """Are poses of `rows` of `depth` numbers, and votes of `width` columns, too large for the kernels?"""
-    return rows * _power_of_2(width) > MOST_FEATURES or _power_of_2(depth) * _power_of_2(width) > MOST_WEIGHTS
 
 
 def choose_tile(layer: Layer, architecture: str) -> Tile:
