@@ -108,7 +108,7 @@ from torchcaps.bench.items import Item, Ledger, work_through
 from pathlib import Path
 items = [
     Item("first", {{"name": "first"}}, [sys.executable, "-I", "-c", {code!r}], seconds=0),
-    Item("second", {{"name": "second"}}, [sys.executable, "-I", "-c", "import time; time.sleep(60)"], seconds=0),
+    Item("second", {{"name": "second"}}, [sys.executable, "-I", "-c", "import time; time.sleep(5)"], seconds=0),
 ]
 work_through(items, Ledger(Path({str(tmp_path / "some.json")!r}), {STAMP!r}), os.environ, 1, False, lambda text: None)
 """
