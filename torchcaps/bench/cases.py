@@ -1,9 +1,10 @@
 """What a layer and a whole network have in common where they are measured."""
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -56,10 +57,12 @@ class Case(ABC):
     Attributes:
         results: names of what comes out; there may be fewer.
         differentiated: names of the inputs that have gradients, beside the parameters.
+        autocast: the precision that PyTorch chooses operators for, or None.
     """
 
     module: Any
     inputs: dict[str, Tensor]
+    autocast: torch.dtype | None = field(default=None, kw_only=True)
 
     results: ClassVar[tuple[str, ...]]
     differentiated: ClassVar[tuple[str, ...]] = ()
@@ -107,9 +110,22 @@ class Case(ABC):
     def bytes_needed(self, baseline: bool) -> int:
         """About how many the baseline, or our reference, needs at once for the votes, forward and backward."""
 
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """What the results are computed in."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(next(iter(self.inputs.values())).device.type, self.autocast)
+
+    def mixed(self, dtype: torch.dtype) -> Self:
+        """Under autocast: inputs as a convolution would have made them, parameters in float32."""
+        return replace(
+            self.to(next(self.module.parameters()).device, dtype), module=self.module.float(), autocast=dtype
+        )
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
+        """All in one precision."""
         module = copy.deepcopy(self.module).to(device, dtype)
-        return replace(self, module=module, inputs=tensors_to(self.inputs, device, dtype))
+        return replace(self, module=module, inputs=tensors_to(self.inputs, device, dtype), autocast=None)
 
 
 def tensors_to(tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:

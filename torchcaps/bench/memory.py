@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,14 +56,24 @@ def measure_peak(request: Request, way: str, backward: bool) -> int:
     if request.device == "cuda":
         torch.cuda.empty_cache()  # leave the device to it
     run = subprocess.run([sys.executable, "-c", code, task], capture_output=True, text=True)
+    return answer_of(run)["bytes"]
+
+
+def answer_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The last line of JSON that a process has printed.
+
+    Raises:
+        NoNumber: it failed; the message is a line that says how.
+    """
     if run.returncode < 0:
         raise NoNumber(f"killed by signal {-run.returncode} (9: out of memory)")
-    if run.returncode > 0:
-        raise NoNumber(run.stderr.strip().rpartition("\n")[2])
-    answer = json.loads(run.stdout.splitlines()[-1])
+    said = [line for line in run.stdout.splitlines() if line.startswith("{")]  # tools around it may speak later
+    if run.returncode > 0 or not said:
+        raise NoNumber(run.stderr.strip().rpartition("\n")[2] or f"status {run.returncode}, and no answer")
+    answer = json.loads(said[-1])
     if "error" in answer:
         raise NoNumber(answer["error"])
-    return answer["bytes"]
+    return answer
 
 
 def main() -> None:

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcaps.bench.cases import Case
 from torchcaps.ops import use_backend
+
+T = TypeVar("T")
 
 # By way: the backend of our layer. The baseline is no layer of ours.
 WAYS = {
@@ -18,12 +21,16 @@ WAYS = {
     "native": "native",
     "triton": "triton",
 }
+GRAPH = "-graph"  # behind the name of a way: its pass as a CUDA graph that is replayed
 STORES_VOTES = ("baseline", "reference", "compiled-reference")
+WARM_UP = 3  # runs before a graph is captured
 FLOOR = 4  # roundings: an error that is none, see `tolerances`
 
 
 def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tensor]]:
     """A pass, to be run many times. It returns the results and, backward, the gradients of inputs and parameters."""
+    if way.endswith(GRAPH):
+        return capture(prepare(way.removesuffix(GRAPH), case, backward))
     module, optimizer = case.start()
     compiled = case.compile(module) if way == "compiled-reference" else module
     inputs = {
@@ -33,7 +40,8 @@ def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tens
 
     def run() -> dict[str, Tensor]:
         with use_backend(WAYS[way]), torch.set_grad_enabled(backward):  # type: ignore[arg-type]
-            outputs = case.compute(compiled, inputs, way == "baseline")
+            with case.precision():
+                outputs = case.compute(compiled, inputs, way == "baseline")
             results = {name: x.detach() for name, x in zip(case.results, outputs, strict=False)}
             if backward:
                 gradients = case.gradients(outputs, list(leaves.values()))
@@ -45,6 +53,29 @@ def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tens
             return results
 
     return run
+
+
+def capture(run: Callable[[], T]) -> Callable[[], T]:
+    """What runs, as a CUDA graph, after WARM_UP runs. It reads and writes the same memory each time: a replay
+    overwrites what the one before has returned."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what is made once (kernels, workspaces) must be there before
+        for _ in range(WARM_UP):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            results = run()
+    except RuntimeError as error:
+        raise error.__context__ or error from None  # the end of a broken capture fails too, and does not say why
+
+    def replay() -> T:
+        graph.replay()
+        return results
+
+    return replay
 
 
 def by_samples(case: Case) -> dict[str, Tensor]:
@@ -73,6 +104,12 @@ def tolerances(eager: dict[str, float], dtype: torch.dtype) -> dict[str, float]:
     small as one rounding, neither is the better."""
     floor = FLOOR * torch.finfo(dtype).eps
     return {name: 2 * error + floor for name, error in eager.items()}
+
+
+def check_values(errors: dict[str, float], allowed: dict[str, float]) -> None:
+    worst = max(errors, key=lambda name: errors[name] / allowed[name])
+    if not errors[worst] <= allowed[worst] < math.inf:
+        raise NoNumber(f"values disagree: {worst} is off by {errors[worst]:.1e}, allowed {allowed[worst]:.1e}")
 
 
 class NoNumber(Exception):

@@ -46,6 +46,15 @@ COLORS = {  # that colour-blind readers can tell apart
 
 def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
     """What the numbers depend on."""
+    return {
+        **software_and_machine(device),
+        "dtype": dtype,
+        "matrix_flops_per_second": rates.matrix,
+        "copy_bytes_per_second": rates.copy,
+    }
+
+
+def software_and_machine(device: str) -> dict[str, Any]:
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -60,10 +69,7 @@ def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "dtype": dtype,
         "opt_einsum": torch.backends.opt_einsum.is_available(),  # which may contract the baselines in another order
-        "matrix_flops_per_second": rates.matrix,
-        "copy_bytes_per_second": rates.copy,
     }
 
 

@@ -22,10 +22,12 @@ class Request:
     smoke: bool = False
     device: str = "cpu"
     dtype: str = "float32"
+    autocast: bool = False  # parameters stay in float32
 
     def build(self) -> Case:
         """Module and inputs: the same numbers at each call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             case = MEASURED[self.layer].build(self.factor, self.batch, self.iterations, self.smoke)
-        return case.to(self.device, getattr(torch, self.dtype))
+        dtype = getattr(torch, self.dtype)
+        return case.to(self.device, torch.float32).mixed(dtype) if self.autocast else case.to(self.device, dtype)
