@@ -1,6 +1,8 @@
 """The kernels against the reference, in Triton's interpreter where there is no GPU."""
 
 import os
+import statistics
+import sys
 
 import pytest
 import torch
@@ -51,8 +53,12 @@ def poison():
     torch.use_deterministic_algorithms(False)
 
 
+DRAW = 0  # another one is other random numbers
+
+
 def normal(*shape: int, seed: int = 0, dtype=torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE, dtype)
+    generator = torch.Generator().manual_seed(seed + 100 * DRAW)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
 def make_children(layout, dtype=torch.float64) -> list[Tensor | None]:
@@ -341,51 +347,66 @@ def double(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.double()
 
 
-def check_error(found, eager, expected, rounding):
-    """At most twice the error of PyTorch in the same precision, where chance makes it no smaller than `rounding`."""
-    for x, y, z in zip(found, eager, expected, strict=True):
-        if x is not None:
-            assert x.dtype == torch.float32
-            assert (x - z).norm() <= 2 * (y - z).norm() + rounding * z.norm() + 1e-7
-
-
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 FEW, LARGER = ((4, 3, 3, 1, 3, 2), 3, 3, False, True), ((12, 6, 4, 2, 4, 2), 6, 6, False, True)
 
 
-@pytest.mark.parametrize(("unit", "softmax"), [(False, "parents"), (True, "children")])
-def test_precision_of_weighted_sums(unit, softmax):
-    check_weighted_sums(unit, softmax, FEW, ROUNDING)
+def check_errors(draws: list[list[tuple[float, float, float]]], rounding: float) -> None:
+    """At most twice the error of PyTorch in the same precision, in the middle of all draws, where chance makes it no
+    smaller than `rounding`."""
+    for of_result in zip(*draws, strict=True):
+        error, eager, size = (statistics.median(x) for x in zip(*of_result, strict=True))
+        assert error <= 2 * eager + rounding * size + 1e-7
 
 
-def check_weighted_sums(unit, softmax, layout, rounding):
+def errors(found, eager, expected) -> list[tuple[float, float, float]]:
+    """Of each result the error, that of PyTorch, and how large it is."""
+    assert all(x is None or x.dtype == torch.float32 for x in found)
+    return [
+        (float((x - z).norm()), float((y - z).norm()), float(z.norm()))
+        for x, y, z in zip(found, eager, expected, strict=True)
+        if x is not None
+    ]
+
+
+def errors_of_sums(unit, softmax, layout) -> list[tuple[float, float, float]]:
     inputs = make_dot(layout, "each", torch.float32)
     grad, options = normal(*inputs[4].shape, seed=9, dtype=torch.float32), Options(softmax, unit)
     expected = weighted_sums([double(x) for x in inputs], grad.double(), options)
-    check_error(kernel_weighted_sums(inputs, grad, options), weighted_sums(inputs, grad, options), expected, rounding)
+    return errors(kernel_weighted_sums(inputs, grad, options), weighted_sums(inputs, grad, options), expected)
 
 
-@pytest.mark.parametrize("agreement", ["dot", "gaussian"])
-def test_precision_of_moments(agreement):
-    check_moments(agreement, FEW, ROUNDING)
-
-
-def check_moments(agreement, layout, rounding):
+def errors_of_moments(agreement, layout) -> list[tuple[float, float, float]]:
     inputs = make_moments(layout, agreement, "each", "each", torch.float32)
     if agreement == "gaussian":
         inputs[5] *= 0.1  # large logits have rounding errors beside which there are no others
         inputs[6].clamp_(min=-3)
     grads = [x.float() for x in moment_grads(inputs)]
     expected = all_moments([double(x) for x in inputs], [double(x) for x in grads], 1e-6)
-    check_error(kernel_moments(inputs, grads, 1e-6), all_moments(inputs, grads, 1e-6), expected, rounding)
+    return errors(kernel_moments(inputs, grads, 1e-6), all_moments(inputs, grads, 1e-6), expected)
+
+
+PRECISION = [
+    (errors_of_sums, (False, "parents")),
+    (errors_of_sums, (True, "children")),
+    (errors_of_moments, ("dot",)),
+    (errors_of_moments, ("gaussian",)),
+]
+
+
+@pytest.mark.parametrize(("of", "arguments"), PRECISION)
+def test_precision(of, arguments):
+    check_errors([of(*arguments, FEW)], ROUNDING)
 
 
 @pytest.mark.slow
-def test_precision_of_many():
-    for unit, softmax in ((False, "parents"), (True, "children")):
-        check_weighted_sums(unit, softmax, LARGER, 0)
-    for agreement in ("dot", "gaussian"):
-        check_moments(agreement, LARGER, 0)
+@pytest.mark.parametrize(("of", "arguments"), PRECISION)
+def test_precision_of_many(monkeypatch, of, arguments):
+    draws = []
+    for draw in range(7):
+        monkeypatch.setattr(sys.modules[__name__], "DRAW", draw)
+        draws.append(of(*arguments, LARGER))
+    check_errors(draws, 0)
 
 
 @pytest.mark.parametrize(

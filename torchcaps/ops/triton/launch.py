@@ -23,6 +23,9 @@ NO_PACK = dict.fromkeys(
 )
 
 
+MOST_PARTS = 2**22  # numbers that the splits of a sum write before they are joined
+
+
 class Problem:
     """What the kernels read, and how each of them divides the work.
 
@@ -139,10 +142,11 @@ class Problem:
             **({} if INTERPRETED else {"num_warps": tile.warps}),
         }
 
-    def split(self, items: int, programs: int, tile: Tile) -> tuple[int, int]:
-        """How many splits of how many items fill the device."""
+    def split(self, items: int, programs: int, tile: Tile, part: int = 1) -> tuple[int, int]:
+        """How many splits of how many items fill the device, if each writes parts of so many numbers."""
         wanted = 8 if INTERPRETED else tile.programs * multiprocessors(self.device)
-        per_split = triton.cdiv(items, min(items, max(1, wanted // programs)))
+        most = max(1, min(items, wanted // programs, MOST_PARTS // part))
+        per_split = triton.cdiv(items, most)
         return triton.cdiv(items, per_split), per_split
 
     def windows(self, apart: bool) -> list[dict[str, int]]:
@@ -202,7 +206,8 @@ class Problem:
             norms = self.normalize(self.pack(target=target, precision=precision, prior=prior), with_grads=False)
         sizes = self.sizes(tile, self.samples)
         blocks = triton.cdiv(self.samples, sizes["block_n"]), triton.cdiv(self.parents, tile.parents)
-        splits, per_split = self.split(self.children, math.prod(blocks), tile)
+        part = self.samples * self.parents * self.features * (1 + self.moments)
+        splits, per_split = self.split(self.children, math.prod(blocks), tile, part)
 
         def features(wanted: bool, splits: int = splits) -> Tensor | None:
             return self.new(splits, self.samples, self.parents, self.features) if wanted else None
@@ -309,9 +314,10 @@ class Problem:
         one_block = tile.parents >= self.parents
         launches = self.windows(apart=True)
         sizes = self.sizes(tile, launches[0]["n_samples"])
-        splits, per_split = self.split(self.children, triton.cdiv(launches[0]["n_samples"], sizes["block_n"]), tile)
-        like = [x for x in self.about if x is not None]
-        parts = self.new(splits, sum(x.numel() for x in like)) if like else None
+        part = sum(x.numel() for x in self.about if x is not None)
+        blocks = triton.cdiv(launches[0]["n_samples"], sizes["block_n"])
+        splits, per_split = self.split(self.children, blocks, tile, max(1, part))
+        parts = self.new(splits, part) if part else None
         norms = None
         if not self.over_children and not self.uniform:
             norms = self.new(3, self.samples, self.children) if one_block else self.normalize(pack, with_grads=True)
@@ -348,7 +354,8 @@ class Problem:
         wanted_groups = sorted({x.shape[0] for x in wanted.values() if x is not None})
         for groups in wanted_groups:
             rows, per_group = groups * self.places, self.types // groups
-            splits, per_split = self.split(per_group * n_blocks, rows * j_blocks, tile)
+            part = rows * self.depth * self.width * self.parents
+            splits, per_split = self.split(per_group * n_blocks, rows * j_blocks, tile, part)
             own = {name: x for name, x in wanted.items() if x is not None and x.shape[0] == groups}
             views = {name: _view_parents_last(x) for name, x in own.items()}
             # A number that one program alone adds to is added to in place.

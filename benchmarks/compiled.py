@@ -1,0 +1,309 @@
+"""What the Triton kernels become on a GPU, which need not be there: registers, spills, instructions of their loops.
+
+    python benchmarks/compiled.py                              # the papers' layers on sm_90
+    python benchmarks/compiled.py --layers heinsen --capability 80
+    python benchmarks/compiled.py --cases all                  # do all kinds of reductions compile? No table
+
+Triton compiles for a device that a driver names; here the driver only says a name. What layers would launch is
+recorded, compiled, and its machine code is taken apart by the tools that Triton brings
+along. The numbers are counts, not times.
+"""
+
+import argparse
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.pop("TRITON_INTERPRET", None)
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from torchcaps.bench.layers import LAYERS
+from torchcaps.bench.passes import prepare
+from torchcaps.ops import backend
+from torchcaps.ops.children import Children, Gradients, Options
+from torchcaps.ops.triton import launch, uniform
+
+CAPABILITIES = {80: 108, 86: 84, 90: 132}  # with the multiprocessors of an A100, an RTX 3090 and an H100
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+BATCHES = {"inverted-attention-conv": 32, "heinsen": 20, "capnet-dynamic": 4, "digit-capsules": 128, "em-conv": 8}
+
+
+class Driver:
+    """All that Triton asks of a device in order to compile for it."""
+
+    capability = 90
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # compiled kernels are kept for each device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+    def compile(self) -> Any:
+        return self.kernel.run(grid=self.grid, warmup=True, **self.arguments)
+
+
+def record(run: Callable[[], object], capability: int) -> list[Launch]:
+    """What would be launched on such a device."""
+    found: list[Launch] = globals().get("COUNT", list)()
+    Driver.capability = capability
+    originals = launch.run, launch.architecture, launch.multiprocessors, backend.INTERPRETED
+    launch.run = lambda device, kernel, grid, **arguments: found.append(Launch(kernel, grid, arguments))
+    launch.architecture = lambda device: f"sm_{capability}"
+    launch.multiprocessors = lambda device: CAPABILITIES[capability]
+    backend.INTERPRETED = True  # as far as the choice of a backend goes: tensors need not be on CUDA
+    try:
+        run()
+    finally:
+        launch.run, launch.architecture, launch.multiprocessors, backend.INTERPRETED = originals
+    return found
+
+
+# ---------------------------------------------------------------- machine code
+
+
+class Code(NamedTuple):
+    """Fields:
+    registers, spilled, shared: of a thread; bytes of a thread; bytes of a program.
+    loop: instructions of the innermost loop over children by name; empty if there is none.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    loop: dict[str, int]
+
+
+def read_code(compiled: Any) -> Code:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _tool("cuobjdump", "-res-usage", file.name)
+        listing = _tool("nvdisasm", "-c", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
+    if found is None:
+        raise SystemExit(f"cuobjdump printed no registers: {usage.strip()}")
+    registers, stack, _, local = map(int, found.groups())
+    return Code(registers, stack + local, compiled.metadata.shared, _loop(listing))
+
+
+def _tool(name: str, *arguments: str) -> str:
+    run = subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True)
+    return run.stdout + run.stderr
+
+
+def _loop(listing: str) -> dict[str, int]:
+    """Instructions of the largest loop that holds no other."""
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    for line in listing.splitlines():
+        label, instruction = re.match(r"\s*(\.L_\w+):", line), re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line)
+        if label:
+            labels[label[1]] = len(code)
+        elif instruction:
+            code.append(instruction[1])
+    loops = []
+    for last, instruction in enumerate(code):
+        jump = re.search(r"BRA.*`\((\.L_\w+)\)", instruction)
+        if jump and labels.get(jump[1], last) < last - 3:  # the last instruction jumps to itself
+            loops.append((labels[jump[1]], last))
+    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    if not inner:
+        return {}
+    first, last = max(inner, key=lambda ends: ends[1] - ends[0])
+    names = (re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0] for instruction in code[first : last + 1])
+    return dict(collections.Counter(name.split(".")[0] for name in names).most_common())
+
+
+# ---------------------------------------------------------------- layers
+
+
+def layer_launches(name: str, capability: int) -> list[Launch]:
+    """Forward and backward of a paper's layer."""
+    case = LAYERS[name].build(1, BATCHES[name], None, False).to("cpu", torch.float32)
+    return record(prepare("triton", case, backward=True), capability)
+
+
+def layer_rows(name: str, capability: int) -> dict[str, dict[str, Any]]:
+    """Each kernel's code, and how many votes its loop makes at a time: of the first of its launches for each tile."""
+    rows: dict[str, dict[str, Any]] = {}
+    for one in layer_launches(name, capability):
+        if one.name in rows or one.name in ("pack", "merge"):
+            continue
+        code = read_code(one.compile())
+        votes = one.arguments["block_n"] * min(one.arguments["block_j"], one.arguments["parents"])
+        rows[one.name] = {**code._asdict(), "votes": votes, "tile": _tile(one)}
+    return rows
+
+
+COLUMNS = (
+    "kernel",
+    "samples x parents",
+    "registers",
+    "spilled bytes",
+    "shared bytes",
+    "instructions for 32 votes",
+    "of these FMA, loads, shuffles",
+)
+
+
+def _tile(one: Launch) -> str:
+    a = one.arguments
+    return f"{a['block_n']} x {a['block_j']}, {a['per_lane']} per lane, {a['num_warps']} warp(s)"
+
+
+# ---------------------------------------------------------------- all kinds of reductions
+
+# rows, d, h of the papers' poses: matrices, vectors, and what is padded
+POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6": (6, 6, 6), "8x8": (8, 8, 8),
+         "64 -> 2": (1, 64, 2), "1 -> 1": (1, 1, 1), "3x2 -> 3x5": (3, 2, 5)}  # fmt: skip
+WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children", "uniform",
+        "moments none", "moments dot", "moments gaussian"]  # fmt: skip
+# Groups of four types: what the children share, whether they have gates, windows.
+LAYOUTS = {"each": (4, False, False), "groups": (2, True, False), "one": (1, True, False), "windows": (4, True, True)}
+PARENTS = [10, 32, 64, 131]
+
+
+def case_launches(way: str, pose: str, layout: str, parents: int, dtype: torch.dtype, capability: int) -> list[Launch]:
+    """Forward and backward of one reduction, with biases, offsets and betas where it takes them."""
+    (rows, d, h), (groups, gated, on_grid) = POSES[pose], LAYOUTS[layout]
+    kernel, grid = ((2, 2), (5, 5)) if on_grid else ((1, 1), (1, 1))
+    images, types = 3, 4
+    samples = images * (16 if on_grid else 1)
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    weight = new(groups, *kernel, d, h, parents).movedim(-1, 3)
+    bias = None if layout == "one" else new(groups, *kernel, 1 if layout == "groups" else parents, rows, h)
+    children = Children(
+        new(images, types, *grid, rows, d), weight, bias, new(samples, types, *kernel) if gated else None
+    )
+    into = Gradients(*(None if x is None else torch.zeros_like(x) for x in children))
+    state, score = new(samples, parents, rows * h), new(samples, parents)
+    kind, _, over = way.partition(" ")
+
+    def run() -> None:
+        if kind == "uniform":
+            options = Options()
+            uniform.vote_sum(children._replace(gates=new(samples, types, *kernel)), options)
+            with_gates = children._replace(gates=new(samples, types, *kernel))
+            uniform.vote_sum_backward((state,), (), with_gates, options, into._replace(gates=with_gates.gates))
+        elif kind == "moments":
+            about: tuple[Tensor | None, ...] = (None, None, None, None)
+            if over == "dot":
+                about = state, None, None, new(groups, *kernel, parents)
+            elif over == "gaussian":
+                about = state, state, score, None
+            betas = None if layout == "each" else new(groups, *kernel, 1 if layout == "groups" else parents)
+            options = Options(eps=0.1)
+            found = launch.moments(children, *about, betas, options)
+            grads = score, state, state, score
+            launch.moments_backward(grads, found[:3], children, *about, betas, options, into)
+        else:
+            options = Options("children" if over == "children" else "parents", kind == "unit", over == "leaky")
+            offset = new(groups, *kernel, parents) if layout in ("each", "groups") else None
+            found_sums = launch.weighted_sum(children, state, offset, options)
+            launch.weighted_sum_backward((state,), found_sums, children, state, offset, options, into)
+
+    return record(run, capability)
+
+
+def cases(which: str, capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """All, or few in which each value occurs."""
+    dtypes = [torch.float32, torch.float64]
+    if which == "all":
+        for capability in capabilities:
+            for way in WAYS:
+                for pose in POSES:
+                    for layout in LAYOUTS:
+                        for i, parents in enumerate(PARENTS):
+                            yield {"way": way, "pose": pose, "layout": layout, "parents": parents,
+                                   "dtype": dtypes[i == 0 and layout == "each"], "capability": capability}  # fmt: skip
+        return
+    for i, way in enumerate(WAYS):
+        capability = list(CAPABILITIES)[i % 3]
+        if capability in capabilities:
+            yield {"way": way, "pose": list(POSES)[i % len(POSES)], "layout": list(LAYOUTS)[i % 4],
+                   "parents": PARENTS[(i + i // 4) % 4], "dtype": dtypes[i % 5 == 4],
+                   "capability": capability}  # fmt: skip
+
+
+def compile_cases(which: str, capabilities: Sequence[int]) -> list[str]:
+    """Compiles what they launch; what does not compile, in words."""
+    failed, done, count = [], set(), 0
+    for case in cases(which, capabilities):
+        for one in case_launches(**case):
+            key = (case["capability"], one.name, *(str(x) for x in one.arguments.values() if not isinstance(x, Tensor)))
+            if key in done:
+                continue
+            done.add(key)
+            try:
+                one.compile()
+                count += 1
+            except Exception as error:
+                cause = error.__cause__ or error
+                failed.append(f"{one.name} of {case}: {str(cause).strip().splitlines()[-1]}")
+                print(failed[-1], file=sys.stderr, flush=True)
+    print(f"{count} kernels compiled, {len(failed)} did not")
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
+    parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=[90])
+    parser.add_argument("--cases", choices=["few", "all"], help="compile all kinds of reductions, and print no table")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    options = parser.parse_args()
+    driver.set_active(Driver())
+    if options.cases:
+        raise SystemExit(1 if compile_cases(options.cases, options.capability) else 0)
+    table = {
+        f"sm_{capability}": {name: layer_rows(name, capability) for name in options.layers}
+        for capability in options.capability
+    }
+    if options.json:
+        print(json.dumps(table, indent=1))
+        return
+    for device, layers in table.items():
+        for name, rows in layers.items():
+            print(f"\n**{name}, {device}**\n")
+            print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+            for kernel, row in rows.items():
+                loop, votes = row["loop"], row["votes"]
+                parts = ", ".join(str(round(32 * loop.get(x, 0) / votes)) for x in ("FFMA", "LDG", "SHFL"))
+                total = round(32 * sum(loop.values()) / votes)
+                cells = kernel, row["tile"], row["registers"], row["spilled"], row["shared"], total, parts
+                print(f"| {' | '.join(map(str, cells))} |")
+
+
+if __name__ == "__main__":
+    main()
