@@ -60,6 +60,7 @@ CASES = (  # layers and batches
 )
 HUGE = Request("heinsen", factor=410, batch=2)  # 2.1 million children: 2.2e9 numbers in the votes of a sample
 PARENTS = (3, 32, 131)  # a part of a block, a block, several blocks
+KERNELS = "sums|normalize|grads|weight_grads|pack|merge"  # Triton calls a kernel as its function is called
 METRICS = (
     "gpu__time_duration.sum",
     "launch__registers_per_thread",
@@ -167,8 +168,15 @@ def profile(out: Path) -> list[Item]:
     items, ncu = [], find_tool("ncu")
     for layer in LAYERS if ncu else ():
         file = out / f"profile-{layer}.csv"
-        # Triton's kernels are called as their functions are, and begin with _.
-        watch = [str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--kernel-name", "regex:^_"]
+        watch = [
+            str(ncu),
+            "--clock-control",
+            "none",
+            "--profile-from-start",
+            "off",
+            "--kernel-name",
+            f"regex:^({KERNELS})$",
+        ]
         watch += ["--csv", "--metrics", ",".join(METRICS), "--page", "raw"]
 
         def read(done: Done, file: Path = file) -> dict[str, Any]:

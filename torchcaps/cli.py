@@ -286,6 +286,7 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     """Measure time and memory of the papers' layers and networks, beside what people copy and the machine's bound."""
     from torchcaps.bench import MEASURED, NETWORKS, WAYS, Request, measure, measure_rates
     from torchcaps.bench.report import TABLE, environment, table_rows, write_figure, write_json
+    from torchcaps.bench.tune import tune
     from torchcaps.ops import backends
 
     with needs("train"):  # now, and not after all has been measured
@@ -312,6 +313,11 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     for name in options.layer or ():
         if name in NETWORKS and factors != [1]:
             raise BadInput(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
+        if name in NETWORKS and options.tune:
+            raise BadInput(f"--tune is for layers, and {name} is a network: give its layers")
+    reason = None if options.tune is None else backends()["triton"]
+    if reason is not None:
+        raise BadInput(f"--tune tries the tiles of the Triton kernels, and they cannot run here: {reason}")
     layers = options.layer or [name for name in MEASURED if name not in NETWORKS or factors == [1]]
     missing = {name: reason for name, reason in backends().items() if reason is not None}
     if device != "cpu":
@@ -328,6 +334,11 @@ def bench(options: argparse.Namespace, overrides: list[str]) -> None:
     def progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    if options.tune:
+        layers = [name for name in layers if options.layer or name not in NETWORKS]
+        requests = [Request(name, 1, options.batch, None, options.smoke, device, options.dtype) for name in layers]
+        print(f"new tiles in {options.tune}: {tune(requests, options.tune, options.rounds, progress)}")
+        return
     for name, why_not in backends().items():
         progress(f"backend {name}: {'there' if why_not is None else why_not}")
     progress("rates of a matrix product and of a copy")
@@ -439,6 +450,13 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: %(default)s"
     )
     command.add_argument("--smoke", action="store_true", help="tiny layers and networks, to see that all runs")
+    command.add_argument(
+        "--tune",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing, but write the fastest tiles of the Triton kernels on this device; they count once the "
+        "file is torchcaps/ops/triton/sizes.json",
+    )
     command.add_argument(
         "--out",
         metavar="FOLDER",

@@ -3,10 +3,11 @@
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, backends, check_backend, choose_backend, use_backend
 from torchcaps.ops.children import Pair, Softmax, positions
-from torchcaps.ops.lazy import LazyVotes, windows
+from torchcaps.ops.lazy import LazyVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
 from torchcaps.ops.reference import StoredVotes, as_votes
 from torchcaps.ops.votes import Moments, Votes
+from torchcaps.ops.windows import windows
 
 __all__ = [
     "Agreement",

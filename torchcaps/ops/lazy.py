@@ -1,7 +1,6 @@
 """Votes that are never stored: computed from poses and weights inside the reductions."""
 
 import copy
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,11 +15,12 @@ from torchcaps.capsules import Capsules
 from torchcaps.ops import library, tiled
 from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.backend import Backend, choose_backend
-from torchcaps.ops.children import Children, Options, Pair, Softmax, count_samples, grid_of, positions
+from torchcaps.ops.children import Children, Options, Pair, Softmax, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero
 from torchcaps.ops.reference import StoredVotes, coefficients_of
 from torchcaps.ops.tiled.blocks import BLOCK
 from torchcaps.ops.votes import Moments, Votes, per_child
+from torchcaps.ops.windows import windows
 
 
 @dataclass
@@ -316,20 +316,3 @@ def _sum_of_rows(a: Tensor, b: Tensor) -> Tensor:
     """The sum of two `(groups, parents)`, of which one has a multiple of the other's groups."""
     groups = max(len(a), len(b))
     return per_child(a, groups) + per_child(b, groups)
-
-
-def windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Tensor:
-    """Windows of a map: `(images, types, height, width, ...)` to `(images * windows, types * kernel * kernel, ...)`.
-
-    From slices and not by `unfold`, whose gradient Inductor gets wrong on several CPU threads (PyTorch 2.13).
-    """
-    sides = zip(x.shape[2:4], kernel, stride, dilation, strict=True)
-    height, width = (positions(*side) for side in sides)
-
-    def at(down: int, across: int) -> Tensor:
-        rows = slice(down, down + stride[0] * (height - 1) + 1, stride[0])
-        return x[:, :, rows, across : across + stride[1] * (width - 1) + 1 : stride[1]]
-
-    places = itertools.product(*(range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True)))
-    shown = torch.stack([at(*place) for place in places], dim=2)
-    return shown.movedim((3, 4), (1, 2)).flatten(3, 4).flatten(0, 2)

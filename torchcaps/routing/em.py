@@ -75,10 +75,11 @@ class EMRouting(Routing):
         m = votes.moments(agreement)  # M-step, lines 2 to 4
         variance = m.variance.clamp_min(self.eps)
         lambda_t = inverse_temperature(t, self.inverse_temperature, self.decay, self.schedule)
-        score = em_score(variance, m.mass, self.beta_a, self.beta_u, lambda_t, self.cost_range)  # lines 5, 6
-        # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2), softmax over the parents.
-        prior = F.logsigmoid(score) - 0.5 * (variance.log() + math.log(2 * math.pi)).sum(-1)
-        return votes.capsules(m.mean, score, variance), Gaussian(m.mean, 1 / variance, prior)
+        log_sigma = 0.5 * variance.log()
+        score = em_score(log_sigma, m.mass, self.beta_a, self.beta_u, lambda_t, self.cost_range)  # lines 5, 6
+        # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2), softmax over the parents; constants do not matter to it.
+        prior = F.logsigmoid(score) - log_sigma.sum(-1)
+        return votes.capsules(m.mean, score, variance), Gaussian(m.mean, variance.reciprocal(), prior)
 
 
 def inverse_temperature(t: float, limit: float = 0.01, decay: float = 0.95, schedule: str = "saturating") -> float:
@@ -87,13 +88,13 @@ def inverse_temperature(t: float, limit: float = 0.01, decay: float = 0.95, sche
 
 
 def em_score(
-    variance: Tensor, mass: Tensor, beta_a: Tensor, beta_u: Tensor, lambda_t: float, cost_range: float | None = None
+    log_sigma: Tensor, mass: Tensor, beta_a: Tensor, beta_u: Tensor, lambda_t: float, cost_range: float | None = None
 ) -> Tensor:
     """The logit of a parent's activation, `(batch, parents)`; lines 5 and 6."""
-    cost = (beta_u.unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
+    cost = (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * mass
     if cost_range is not None:
         least, most = cost.aminmax(dim=1, keepdim=True)
-        noise = 64 * torch.finfo(cost.dtype).eps * (mass + mass * variance.log().abs().sum(-1)).amax(1, keepdim=True)
+        noise = 64 * torch.finfo(cost.dtype).eps * (mass + 2 * mass * log_sigma.abs().sum(-1)).amax(1, keepdim=True)
         spread = torch.where(most - least <= noise.clamp_min(1e-30), torch.inf, most - least)
         cost = cost_range * ((cost - least) / spread - 0.5)
     return lambda_t * (beta_a - cost)

@@ -77,7 +77,7 @@ class HeinsenRouting(Routing):
         variance = m.variance + self.eps
         prior = F.logsigmoid(score)  # lines 7, 8 of the next iteration
         if self.model == "gaussian":
-            prior, precision = prior - 0.5 * variance.log().sum(-1), 1 / variance
+            prior, precision = prior - 0.5 * variance.log().sum(-1), variance.reciprocal()
         else:
             precision = torch.full_like(variance, 2)
         return votes.capsules(m.mean, score, variance), Gaussian(m.mean, precision, prior)

@@ -89,7 +89,7 @@ class InvertedAttentionRouting(Routing):
         if self.activations:
             m = votes.moments(agreement)
             p, variance = m.mean * m.mass.unsqueeze(-1), m.variance.clamp_min(1e-6)
-            score = em_score(variance, m.mass, self.beta_a, self.beta_u, inverse_temperature(t))
+            score = em_score(0.5 * variance.log(), m.mass, self.beta_a, self.beta_u, inverse_temperature(t))
         else:
             p = votes.weighted_sum(agreement)  # lines 3 to 5
         if self.layer_norm and p.shape[-1] > 1:

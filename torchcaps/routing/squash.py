@@ -1,8 +1,12 @@
 """The squash of Sabour et al. 2017."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from torchcaps.ops import at_least_float32, nonzero
+from torchcaps.private import is_traced
 
 
 def squash(s: Tensor, dim: int = -1) -> Tensor:
@@ -20,6 +24,34 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
         Sabour et al. 2017, equation 1.
     """
     x = at_least_float32(s)
+    return (_squash(x, dim) if is_traced() else _Squash.apply(x, dim)).to(s.dtype)
+
+
+def _squash(x: Tensor, dim: int) -> Tensor:
+    """The same for who fuses, traces or differentiates twice."""
     # Not vector_norm, which takes seven times as long where a vector's entries lie a plane apart.
     square = x.square().sum(dim, keepdim=True)
-    return (x * (square / ((1 + square) * nonzero(square).sqrt()))).to(s.dtype)
+    return x * (square / ((1 + square) * nonzero(square).sqrt()))
+
+
+class _Squash(torch.autograd.Function):
+    """In half as many operators, forward and backward: each takes its time, however few parents there are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        square = x.square().sum(dim, keepdim=True)
+        length, divisor = square.sqrt(), 1 + square
+        factor = length / divisor
+        ctx.dim = dim
+        ctx.save_for_backward(x, square, length, divisor, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, square, length, divisor, factor = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return torch.autograd.grad(_squash(x, ctx.dim), x, gradient, create_graph=True)[0], None
+        # ds = f g + f' / l (g . s) s with f = l / (1 + l^2). At 0 the second term is 0, and its divisor must not be.
+        along = (gradient * x).sum(ctx.dim, keepdim=True)
+        curve = (1 - square) / (length * divisor.square()).clamp_min(1e-30)
+        return torch.addcmul(gradient * factor, x, along * curve), None

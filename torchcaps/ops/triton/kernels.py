@@ -395,7 +395,8 @@ def weight_grads(
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what the children of a group share, over one split of these children and the samples."""
+    """Gradients of what the children of a group share, over one split of these children and the samples; those of
+    weight and bias are added to, if there is one split."""
     row, block = tl.program_id(0), tl.program_id(1)
     weights = tl.zeros([block_n, whole_d, 1, block_h, block_j], dtype)
     biases = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
@@ -489,11 +490,11 @@ def weight_grads(
         shares = tl.sum(shares, 0, keep_dims=True)
         if shared_betas:
             at = part * tl.num_programs(1) + block + tl.zeros([1, 1, 1, 1, 1], tl.int32)
-            _give(grad_betas + at, sum_parents(shares), at >= 0, add)
+            tl.store(grad_betas + at, sum_parents(shares), mask=at >= 0)
         else:
-            _give(grad_betas + part * parents + j, shares, real, add)
+            tl.store(grad_betas + part * parents + j, shares, mask=real)
     if grad_offset is not None:
-        _give(grad_offset + part * parents + j, tl.sum(logits, 0, keep_dims=True), real, add)
+        tl.store(grad_offset + part * parents + j, tl.sum(logits, 0, keep_dims=True), mask=real)
 
 
 @triton.jit

@@ -347,36 +347,50 @@ class Problem:
         sizes = self.sizes(tile, self.samples)
         n_blocks, j_blocks = triton.cdiv(self.samples, sizes["block_n"]), triton.cdiv(self.parents, tile.parents)
         whole_d = triton.next_power_of_2(self.depth)
-        grad_offset, grad_betas = (None if x is None else torch.zeros_like(x) for x in (self.offset, self.betas))
-        wanted = {"grad_weight": into.weight, "grad_bias": into.bias, "grad_betas": grad_betas}
-        wanted["grad_offset"] = grad_offset
+        # With the parents last, as a kernel has them; gradients of weight and bias are added to what is there.
+        into_views = {
+            name: None if x is None else _view_parents_last(x)
+            for name, x in (("grad_weight", into.weight), ("grad_bias", into.bias))
+        }
+        given = {"grad_betas": self.betas, "grad_offset": self.offset}
+        wanted = into_views | {name: None if x is None else _view_parents_last(x) for name, x in given.items()}
         shared = {"grad_bias": self.shared_bias, "grad_betas": self.shared_betas}
-        wanted_groups = sorted({x.shape[0] for x in wanted.values() if x is not None})
-        for groups in wanted_groups:
-            rows, per_group = groups * self.places, self.types // groups
-            part = rows * self.depth * self.width * self.parents
-            splits, per_split = self.split(per_group * n_blocks, rows * j_blocks, tile, part)
+        found: dict[str, Tensor] = {}
+        for groups in sorted({x.shape[0] for x in wanted.values() if x is not None}):
             own = {name: x for name, x in wanted.items() if x is not None and x.shape[0] == groups}
-            views = {name: _view_parents_last(x) for name, x in own.items()}
+            rows, per_group = groups * self.places, self.types // groups
+            part = sum(x.numel() for x in own.values())
+            splits, per_split = self.split(per_group * n_blocks, rows * j_blocks, tile, part)
             # A number that one program alone adds to is added to in place.
-            add = splits == 1 and all(
-                x.is_contiguous() and not (shared.get(name) and j_blocks > 1) for name, x in views.items()
-            )
-            parts = views if add else {
-                name: self.new(splits, *x.shape[:-1], j_blocks if shared.get(name) else x.shape[-1])
-                for name, x in views.items()
-            }  # fmt: skip
+            in_place = {
+                name
+                for name, x in own.items()
+                if splits == 1 and name in into_views and x.is_contiguous() and not (shared.get(name) and j_blocks > 1)
+            }
+            add = all(name in in_place for name in own if name in into_views)
+            parts = {
+                name: x
+                if add and name in into_views
+                else self.new(splits, *x.shape[:-1], j_blocks if shared.get(name) else x.shape[-1])
+                for name, x in own.items()
+            }
             self.launch(
                 kernels.weight_grads, (rows, j_blocks, splits), add=add, norms=norms, whole_d=whole_d,
                 by_row=whole_d * sizes["block_n"] <= tile.loads, own_weight=groups == self.groups,
                 one_child=per_group == 1, per_group=per_group, per_split=per_split,
                 **(dict.fromkeys(wanted) | parts), **pack, **windows, **sizes,
             )  # fmt: skip
-            if not add:
-                for name, x in views.items():
+            for name, x in own.items():
+                if parts[name] is not x:
                     total = _total(parts[name])
-                    x += total.sum(-1, keepdim=True) if shared.get(name) else total
-        return grad_offset, grad_betas
+                    found[name] = total.sum(-1, keepdim=True) if shared.get(name) else total
+        for name, view in into_views.items():
+            if view is not None and name in found:
+                view.add_(found[name])
+        return tuple(
+            None if x is None else found[name].movedim(-1, 3).contiguous()
+            for name, x in (("grad_offset", self.offset), ("grad_betas", self.betas))
+        )
 
 
 def run(device: torch.device, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:

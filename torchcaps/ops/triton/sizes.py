@@ -1,6 +1,8 @@
 """How large the tiles of a kernel are: from a table that was measured on devices, or by a rule."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -65,16 +67,35 @@ class Tile(NamedTuple):
         return LANES * self.warps // 2
 
 
+_tried: dict[Layer, Tile] = {}
+
+
+@contextmanager
+def try_tiles(tiles: dict[Layer, Tile]) -> Iterator[None]:
+    """Within this context these kernels have these tiles."""
+    _tried.update(tiles)
+    try:
+        yield
+    finally:
+        _tried.clear()
+
+
 def choose_tile(layer: Layer, architecture: str) -> Tile:
     """The tile that was the fastest on such a device, or what the rule says."""
+    if layer in _tried:
+        return _tried[layer]
     if INTERPRETED:
         return Tile(4, 2 if layer.parents % 2 == 0 else 1, 2, 1, 1, 64)
-    return read_table().get(architecture, {}).get(layer.key) or tile_by_rule(layer)
+    return own_table().get(architecture, {}).get(layer.key) or tile_by_rule(layer)
 
 
 @cache
-def read_table(path: Path = TABLE) -> dict[str, dict[str, Tile]]:
-    """Tiles by architecture ("sm_90") and layer."""
+def own_table() -> dict[str, dict[str, Tile]]:
+    return read_table(TABLE)
+
+
+def read_table(path: Path) -> dict[str, dict[str, Tile]]:
+    """Tiles by architecture ("sm_90") and layer; none if there is no such file."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text(encoding="utf-8"))

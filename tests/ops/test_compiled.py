@@ -1,0 +1,72 @@
+"""The Triton kernels, compiled for GPUs that need not be there: the interpreter takes what a compiler does not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchcaps.ops.backend import HAS_TRITON
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPABILITIES = ["80", "86", "90"]
+# What the kernels of the papers' layers took when somebody last looked: registers of a thread, bytes spilled by it,
+# shared bytes of a program. `--write` of this file's main writes it anew.
+EXPECTED = Path(__file__).with_name("compiled.json")
+LIMITS = ("registers", "spilled", "shared")
+
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON or sys.platform != "linux", reason="needs the package triton, with the compiler for Linux"
+)
+
+
+def run_script(*arguments: str) -> str:
+    """benchmarks/compiled.py, in a process in which nothing is interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
+    command = [sys.executable, str(ROOT / "benchmarks" / "compiled.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_reductions_compile(capability):
+    """Each way to reduce, pose, layout, number of parents and precision once."""
+    assert ", 0 did not" in run_script("--cases", "few", "--capability", capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_all_reductions_compile(capability):
+    assert ", 0 did not" in run_script("--cases", "all", "--capability", capability)
+
+
+def measured(capability: str) -> dict[str, dict[str, dict[str, int]]]:
+    (found,) = json.loads(run_script("--json", "--capability", capability)).values()
+    return {
+        layer: {kernel: {name: row[name] for name in LIMITS} for kernel, row in kernels.items()}
+        for layer, kernels in found.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "capability", [pytest.param(x, marks=[] if x == "90" else pytest.mark.slow) for x in CAPABILITIES]
+)
+def test_the_papers_layers_take_no_more_than_they_did(capability):
+    if not EXPECTED.exists():
+        pytest.fail(f"{EXPECTED.name} is missing: python {__file__} --write")
+    expected, found = json.loads(EXPECTED.read_text())[f"sm_{capability}"], measured(capability)
+    assert found.keys() == expected.keys()
+    for layer, kernels in found.items():
+        assert kernels.keys() == expected[layer].keys()
+        for kernel, row in kernels.items():
+            for name, limit in expected[layer][kernel].items():
+                assert row[name] <= limit, f"{layer}, {kernel}: {name} {row[name]}, {limit} before"
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    table = {f"sm_{capability}": measured(capability) for capability in CAPABILITIES}
+    EXPECTED.write_text(json.dumps(table, indent=1) + "\n")

@@ -1,0 +1,126 @@
+"""The fastest tiles of the Triton kernels on this device, for the table that they are looked up in.
+
+Nothing is tuned while a network runs: the table makes results the same each time, and a graph can be captured.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchcaps.bench.measurement import time_side_by_side
+from torchcaps.bench.passes import (
+    NoNumber,
+    by_samples,
+    check_values,
+    first_line,
+    prepare,
+    relative_errors,
+    tolerances,
+)
+from torchcaps.bench.request import Request
+from torchcaps.files import write_text_whole
+from torchcaps.ops.triton.sizes import Layer, Tile, read_table, tile_by_rule, try_tiles
+
+MARGIN = 0.98  # of the rule's time: a tile that is hardly faster is noise
+
+
+def tune(requests: Sequence[Request], file: Path, rounds: int, progress: Callable[[str], None]) -> int:
+    """Tries tiles for each kernel of the layers, forward and backward, and writes those that are faster than the
+    rule's into `file`, beside what is there. How many these are."""
+    from torchcaps.ops.triton import launch  # Triton may be missing
+
+    device = torch.device(requests[0].device)
+    architecture = launch.architecture(device)
+    table = {name: dict(of) for name, of in read_table(file).items()}
+    found = table.setdefault(architecture, {})
+    before = len(found)
+    for request in requests:
+        for key, tile in tune_layer(request, rounds, progress):
+            found[key] = tile
+        rows = (
+            f"  {json.dumps(name)}: {{\n"
+            + ",\n".join(f"    {json.dumps(key)}: {json.dumps(list(tile))}" for key, tile in sorted(of.items()))
+            + "\n  }"
+            for name, of in sorted(table.items())
+        )
+        write_text_whole(file, "{\n" + ",\n".join(rows) + "\n}\n")  # after each layer: tuning may be cut short
+    return len(found) - before
+
+
+def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Tile]]:
+    """Key and tile of each kernel of a layer for which another tile than the rule's is faster; values must agree."""
+    case = request.build()
+    run = prepare("triton", case, True)
+    layers = dict.fromkeys(_layers_of(run))
+    exact = by_samples(case.to(request.device, torch.float64))
+    eager = relative_errors(prepare("reference", case, True)(), exact)
+    allowed = tolerances(eager, getattr(torch, request.dtype))
+    best: dict[Layer, Tile] = {}
+    for layer in layers:
+        rule = tile_by_rule(layer)
+        runs: dict[Tile, Callable[[], dict[str, Tensor]]] = {}
+        for tile in [rule, *candidates(layer)]:
+
+            def with_tile(tile: Tile = tile, layer: Layer = layer) -> dict[str, Tensor]:
+                with try_tiles({**best, layer: tile}):
+                    return run()
+
+            try:
+                check_values(relative_errors(with_tile(), exact), allowed)
+                runs[tile] = with_tile
+            except (NoNumber, RuntimeError) as error:  # a tile that does not compile, or needs too much of the device
+                progress(f"{request.layer}, {layer.key}, {tuple(tile)}: {first_line(error)}")
+        if not runs:
+            raise NoNumber(f"{request.layer}, {layer.key}: no tile is right")
+        taken = time_side_by_side({str(tuple(tile)): of for tile, of in runs.items()}, rounds, request.device)
+        seconds = {tile: statistics.median(taken[str(tuple(tile))]) for tile in runs}
+        fastest = min(seconds, key=lambda tile: seconds[tile])
+        of_rule = seconds.get(rule)
+        if of_rule is None or seconds[fastest] < MARGIN * of_rule:
+            best[layer] = fastest
+            yield layer.key, fastest
+        gain = "" if of_rule is None else f", {seconds[best.get(layer, rule)] / of_rule:.2f} of the rule's time"
+        progress(f"{request.layer}, {layer.key}: {tuple(best.get(layer, rule))}{gain}")
+
+
+def candidates(layer: Layer) -> list[Tile]:
+    """Tiles around the rule's: more or fewer parents for a lane, warps, samples and programs."""
+    rule, found = tile_by_rule(layer), dict[Tile, None]()
+    for per_lane in (1, 2, 4):
+        if layer.parents % per_lane == 0:
+            parents = max(per_lane, rule.parents // rule.per_lane * per_lane)
+            found[rule._replace(per_lane=per_lane, parents=parents)] = None
+            found[rule._replace(per_lane=per_lane)] = None
+    for warps in (1, 2, 4):
+        scale = warps / rule.warps
+        found[rule._replace(warps=warps, samples=max(1, int(rule.samples * scale)))] = None
+        found[rule._replace(warps=warps, parents=max(rule.per_lane, int(rule.parents * scale)))] = None
+    for programs in (rule.programs // 2, rule.programs * 2, rule.programs * 4):
+        found[rule._replace(programs=max(1, programs))] = None
+    for weights in (32, 64, 128):
+        found[rule._replace(weights=weights)] = None
+    found.pop(rule, None)
+    return [tile for tile in found if tile.per_lane <= tile.parents]
+
+
+def _layers_of(run: Callable[[], object]) -> list[Layer]:
+    """What kernels a pass starts, in order."""
+    from torchcaps.ops.triton import launch
+
+    asked: list[Layer] = []
+    choose = launch.choose_tile
+
+    def note(layer: Layer, architecture: str) -> Tile:
+        asked.append(layer)
+        return choose(layer, architecture)
+
+    launch.choose_tile = note
+    try:
+        run()
+    finally:
+        launch.choose_tile = choose
+    return asked
