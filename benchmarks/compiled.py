@@ -2,6 +2,7 @@
 
     python benchmarks/compiled.py                              # the papers' layers on sm_90
     python benchmarks/compiled.py --layers heinsen --capability 80
+    python benchmarks/compiled.py --host                       # their launches and memory in place of their code
     python benchmarks/compiled.py --cases all                  # do all kinds of reductions compile? No table
 
 Triton compiles for a device that a driver names; here the driver only says a name. What layers would launch is
@@ -11,6 +12,8 @@ along. The numbers are counts, not times.
 
 import argparse
 import collections
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -72,18 +75,25 @@ class Launch(NamedTuple):
 
 def record(run: Callable[[], object], capability: int) -> list[Launch]:
     """What would be launched on such a device."""
-    found: list[Launch] = globals().get("COUNT", list)()
+    found: list[Launch] = []
+    with launches_to(lambda *one: found.append(Launch(*one)), capability):
+        run()
+    return found
+
+
+@contextlib.contextmanager
+def launches_to(note: Callable[[Any, tuple[int, ...], dict[str, Any]], object], capability: int) -> Iterator[None]:
+    """Within this context nothing is launched, but noted."""
     Driver.capability = capability
     originals = launch.run, launch.architecture, launch.multiprocessors, backend.INTERPRETED
-    launch.run = lambda device, kernel, grid, **arguments: found.append(Launch(kernel, grid, arguments))
+    launch.run = lambda device, kernel, grid, **arguments: note(kernel, grid, arguments)
     launch.architecture = lambda device: f"sm_{capability}"
     launch.multiprocessors = lambda device: CAPABILITIES[capability]
     backend.INTERPRETED = True  # as far as the choice of a backend goes: tensors need not be on CUDA
     try:
-        run()
+        yield
     finally:
         launch.run, launch.architecture, launch.multiprocessors, backend.INTERPRETED = originals
-    return found
 
 
 # ---------------------------------------------------------------- machine code
@@ -179,6 +189,72 @@ def _tile(one: Launch) -> str:
     return f"{a['block_n']} x {a['block_j']}, {a['per_lane']} per lane, {a['num_warps']} warp(s)"
 
 
+# ---------------------------------------------------------------- the host
+
+# Operators that start nothing on a device.
+NOTHING = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "as_strided", "view", "_unsafe_view",
+    "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "slice", "select", "unsqueeze", "squeeze", "detach",
+    "alias", "reshape", "_reshape_alias", "unflatten", "flatten", "movedim", "resolve_conj", "resolve_neg",
+    "lift_fresh", "contiguous", "to", "_to_copy", "narrow", "unbind", "split", "view_as", "result_type", "resize_",
+    "as_strided_", "einsum", "matmul", "linear", "chunk", "swapaxes",
+}  # fmt: skip
+
+
+class Host(NamedTuple):
+    """Forward and backward of a layer, without what its kernels do.
+
+    Fields:
+        iterations: of the routing.
+        kernels, operators: ours, and PyTorch's that would start a kernel.
+        peak: bytes that are held at once beyond children and weights.
+        tiled: the peak of the tiled backend.
+    """
+
+    iterations: int
+    kernels: int
+    operators: int
+    peak: int
+    tiled: int | None
+
+
+def host(name: str, with_tiled: bool) -> Host:
+    case = LAYERS[name].build(1, BATCHES[name], None, False).to("cpu", torch.float32)
+    started: list[str] = []
+    with launches_to(lambda kernel, *rest: started.append(kernel.__name__), 90):  # and no tensor is held
+        found = _profile(prepare("triton", case, backward=True), started.clear)
+    tiled = _peak(_profile(prepare("tiled", case, backward=True))) if with_tiled else None
+    return Host(LAYERS[name].iterations, len(started), sum(map(_operators, _roots(found))), _peak(found), tiled)
+
+
+def _profile(run: Callable[[], object], before: Callable[[], object] = int) -> Any:
+    run()
+    before()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+        run()
+    return found
+
+
+def _roots(found: Any) -> list[Any]:
+    return [event for event in found.events() if event.cpu_parent is None]
+
+
+def _operators(event: Any) -> int:
+    """Operators that call no others and would start a kernel; on the CPU some do more than on a device."""
+    inner = sum(map(_operators, event.cpu_children))
+    name = event.name.removeprefix("aten::")
+    if inner or name == event.name or name in NOTHING:
+        return inner
+    above = event.cpu_parent.name.removeprefix("aten::") if event.cpu_parent else ""
+    number = name == "copy_" and above == "_to_copy"  # a Python number becomes a tensor
+    return int(not number and (name != "fill_" or above != "sum"))
+
+
+def _peak(found: Any) -> int:
+    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
 # ---------------------------------------------------------------- all kinds of reductions
 
 # rows, d, h of the papers' poses: matrices, vectors, and what is padded
@@ -237,16 +313,13 @@ def case_launches(way: str, pose: str, layout: str, parents: int, dtype: torch.d
 
 
 def cases(which: str, capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """All, or few in which each value occurs."""
+    """All ways, poses and layouts, the rest in turns; or few in which each value occurs."""
     dtypes = [torch.float32, torch.float64]
     if which == "all":
-        for capability in capabilities:
-            for way in WAYS:
-                for pose in POSES:
-                    for layout in LAYOUTS:
-                        for i, parents in enumerate(PARENTS):
-                            yield {"way": way, "pose": pose, "layout": layout, "parents": parents,
-                                   "dtype": dtypes[i == 0 and layout == "each"], "capability": capability}  # fmt: skip
+        products = itertools.product(capabilities, WAYS, POSES, LAYOUTS)
+        for i, (capability, way, pose, layout) in enumerate(products):
+            yield {"way": way, "pose": pose, "layout": layout, "parents": PARENTS[i % 4],
+                   "dtype": dtypes[i % 7 == 6], "capability": capability}  # fmt: skip
         return
     for i, way in enumerate(WAYS):
         capability = list(CAPABILITIES)[i % 3]
@@ -276,16 +349,34 @@ def compile_cases(which: str, capabilities: Sequence[int]) -> list[str]:
     return failed
 
 
+def print_host(found: dict[str, Host], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({name: of._asdict() for name, of in found.items()}))
+        return
+    columns = "layer", "iterations", "our kernels", "PyTorch's", "both, per iteration", "peak", "of tiled"
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for name, of in found.items():
+        each = (of.kernels + of.operators) / of.iterations
+        peaks = f"{of.peak / 1e6:.0f} MB | {(of.tiled or 0) / 1e6:.0f} MB"
+        print(f"| {name} | {of.iterations} | {of.kernels} | {of.operators} | {each:.0f} | {peaks} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
     parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=[90])
     parser.add_argument("--cases", choices=["few", "all"], help="compile all kinds of reductions, and print no table")
+    parser.add_argument(
+        "--host", action="store_true", help="count launches and memory, with those of tiled beside them"
+    )
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     options = parser.parse_args()
     driver.set_active(Driver())
     if options.cases:
         raise SystemExit(1 if compile_cases(options.cases, options.capability) else 0)
+    if options.host:
+        print_host({name: host(name, not options.json) for name in options.layers}, options.json)
+        return
     table = {
         f"sm_{capability}": {name: layer_rows(name, capability) for name in options.layers}
         for capability in options.capability

@@ -13,7 +13,7 @@ from torchcaps.ops.backend import HAS_TRITON
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = ["80", "86", "90"]
 # What the kernels of the papers' layers took when somebody last looked: registers of a thread, bytes spilled by it,
-# shared bytes of a program. `--write` of this file's main writes it anew.
+# shared bytes of a program; and launches and memory of the layers. This file writes it anew with --write.
 EXPECTED = Path(__file__).with_name("compiled.json")
 LIMITS = ("registers", "spilled", "shared")
 
@@ -67,6 +67,20 @@ def test_the_papers_layers_take_no_more_than_they_did(capability):
                 assert row[name] <= limit, f"{layer}, {kernel}: {name} {row[name]}, {limit} before"
 
 
+def test_no_more_launches_and_memory_than_before():
+    """Of a layer's training pass: our kernels and PyTorch's, and the most bytes held at once."""
+    expected = json.loads(EXPECTED.read_text())["host"]
+    for layer, found in json.loads(run_script("--host", "--json").splitlines()[-1]).items():
+        before = expected[layer]
+        assert found["kernels"] + found["operators"] <= before["launches"], layer
+        assert found["peak"] <= 1.02 * before["peak"], layer
+
+
+def measured_host() -> dict[str, dict[str, int]]:
+    found = json.loads(run_script("--host", "--json").splitlines()[-1])
+    return {name: {"launches": row["kernels"] + row["operators"], "peak": row["peak"]} for name, row in found.items()}
+
+
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    table = {f"sm_{capability}": measured(capability) for capability in CAPABILITIES}
+    table = {f"sm_{capability}": measured(capability) for capability in CAPABILITIES} | {"host": measured_host()}
     EXPECTED.write_text(json.dumps(table, indent=1) + "\n")
