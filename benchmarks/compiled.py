@@ -318,7 +318,7 @@ def cases(which: str, capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
     if which == "all":
         products = itertools.product(capabilities, WAYS, POSES, LAYOUTS)
         for i, (capability, way, pose, layout) in enumerate(products):
-            yield {"way": way, "pose": pose, "layout": layout, "parents": PARENTS[i % 4],
+            yield {"way": way, "pose": pose, "layout": layout, "parents": PARENTS[(i + i // 4) % 4],
                    "dtype": dtypes[i % 7 == 6], "capability": capability}  # fmt: skip
         return
     for i, way in enumerate(WAYS):
