@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from torchcaps.ops import native
+from torchcaps.private import constant_when_compiled
 
 Backend = Literal["auto", "reference", "tiled", "native", "triton"]
 
@@ -66,7 +67,7 @@ def check_backend(backend: Backend) -> Backend:
     return backend
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = None) -> str | None:
     """Why the kernels cannot run on a CUDA device, with poses of so many rows and columns and votes of so many columns
     in `sizes`; None if they can."""
@@ -89,7 +90,7 @@ def too_large(rows: int, depth: int, width: int) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
