@@ -162,14 +162,17 @@ def layer_launches(name: str, capability: int) -> list[Launch]:
 
 
 def layer_rows(name: str, capability: int) -> dict[str, dict[str, Any]]:
-    """Each kernel's code, and how many votes its loop makes at a time: of the first of its launches for each tile."""
+    """The code of each kernel and agreement, and how many votes a loop makes at a time."""
     rows: dict[str, dict[str, Any]] = {}
     for one in layer_launches(name, capability):
-        if one.name in rows or one.name in ("pack", "merge"):
+        if one.name in ("pack", "merge"):
+            continue
+        row = f"{one.name}, {one.arguments['agreement']}"
+        if row in rows:
             continue
         code = read_code(one.compile())
         votes = one.arguments["block_n"] * min(one.arguments["block_j"], one.arguments["parents"])
-        rows[one.name] = {**code._asdict(), "votes": votes, "tile": _tile(one)}
+        rows[row] = {**code._asdict(), "votes": votes, "tile": _tile(one)}
     return rows
 
 
