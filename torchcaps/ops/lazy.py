@@ -258,7 +258,7 @@ class LazyVotes(Votes):
         # Half precision would be no faster here, and the gradients that iterations share are sums.
         poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)
-        gates = None if self.gates is None else self.gates.unflatten(1, (-1, *self.kernel))
+        gates = None if self.gates is None else at_least_float32(self.gates).unflatten(1, (-1, *self.kernel))
         if self.backend == "native":  # once for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
         elif self.backend == "triton":  # which reads weights with the parents innermost

@@ -18,12 +18,10 @@ from torchcaps.ops.numerics import at_least_float32
 from torchcaps.ops.triton import kernels, pairs
 from torchcaps.ops.triton.sizes import Layer, Tile, choose_tile
 
+MOST_PARTS = 2**22  # numbers that the splits of a sum write before they are joined
 NO_PACK = dict.fromkeys(
     ("k_target", "k_precision", "k_prior", "k_slope", "k_curve", "k_center", "k_base", "k_benefit", "k_lse"), -1
 )
-
-
-MOST_PARTS = 2**22  # numbers that the splits of a sum write before they are joined
 
 
 class Problem:
@@ -131,16 +129,10 @@ class Problem:
         """The tile as a kernel's arguments."""
         block_n = min(tile.samples, triton.next_power_of_2(samples))
         most = tile.weights // (self.arguments["block_h"] * tile.per_lane)
-        block_d = min(4, triton.next_power_of_2(self.depth), tile.loads // block_n, most)
-        return {
-            "block_n": block_n,
-            "block_j": tile.parents,
-            "per_lane": tile.per_lane,
-            "block_d": max(1, block_d),
-            "held": self.depth
-            <= max(1, block_d),  # a child's weights stay in registers from its votes to their gradients
-            **({} if INTERPRETED else {"num_warps": tile.warps}),
-        }
+        block_d = max(1, min(4, triton.next_power_of_2(self.depth), tile.loads // block_n, most))
+        held = self.depth <= block_d  # a child's weights stay in registers from its votes to their gradients
+        sizes = {"block_n": block_n, "block_j": tile.parents, "per_lane": tile.per_lane, "block_d": block_d}
+        return sizes | {"held": held} | ({} if INTERPRETED else {"num_warps": tile.warps})
 
     def split(self, items: int, programs: int, tile: Tile, part: int = 1) -> tuple[int, int]:
         """How many splits of how many items fill the device, if each writes parts of so many numbers."""
@@ -322,7 +314,8 @@ class Problem:
         if not self.over_children and not self.uniform:
             norms = self.new(3, self.samples, self.children) if one_block else self.normalize(pack, with_grads=True)
         with _in_place(into.poses) as grad_poses, _in_place(into.gates) as grad_gates:
-            for windows in launches:
+            wanted = any(x is not None for x in (grad_poses, grad_gates, norms, parts))
+            for windows in launches if wanted else ():
                 self.launch(
                     kernels.grads, (triton.cdiv(windows["n_samples"], sizes["block_n"]), splits),
                     grad_poses=grad_poses, grad_gates=grad_gates, norms=norms, parts=parts, one_block=one_block,

@@ -24,10 +24,10 @@ def _optional(pointer, at, inside, dtype: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=["scores", "eps"])
+@triton.jit(do_not_specialize=["scores"])
 def pack(
     packed, target, precision, prior, grad, grad_mass, grad_variance, grad_benefit, sums, lse, mass, variance,
-    eps, scores,
+    eps: tl.constexpr, scores,
     k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
     k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
     size: tl.constexpr,
@@ -79,9 +79,10 @@ def pack(
         tl.store(packed + k_slope * parents + to_feature, slope, mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits", "scores", "eps"])
+@triton.jit(do_not_specialize=["splits", "scores"])
 def merge(
-    result, variance, mass, benefit, lse, totals, squares, masses, benefits, peaks, center, eps, splits, scores,
+    result, variance, mass, benefit, lse, totals, squares, masses, benefits, peaks, center,
+    eps: tl.constexpr, splits, scores,
     parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """Joins the parts of `sums`. Weighted sums over the children: the sums and the logarithms of the softmax's
