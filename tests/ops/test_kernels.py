@@ -322,6 +322,14 @@ def test_gradients_that_nobody_sends():
         compare(kernel_moments(inputs, some, 0.1), all_moments(inputs, some, 0.1))
 
 
+def test_gradients_share_no_memory():
+    """As an operator's results must not."""
+    inputs = make_moments(LAYOUTS["per child"], "gaussian", "each")
+    found = kernel_moments(inputs, moment_grads(inputs), 0.1)
+    memory = [x.untyped_storage().data_ptr() for x in found[-5:] if x is not None]
+    assert len(set(memory)) == len(memory) == 4
+
+
 def strided(x: Tensor | None) -> Tensor | None:
     """The same numbers, with the first dimension innermost and gaps."""
     return None if x is None else torch.stack([x, x + 1], -1).movedim(0, -1).contiguous().movedim(-1, 0)[..., 0]
@@ -492,6 +500,18 @@ class TestLazyVotes:
         for softmax in ("parents", "leaky") if geometry == "groups" else ("leaky",):
             expected = p.weighted_sum(p.logits(None), softmax)
             assert_same([expected], [p.lazy("triton").weighted_sum(None, **options_of(softmax))], p.leaves)
+
+    @pytest.mark.parametrize("gates", [False, True])
+    @pytest.mark.parametrize("poses", [(0, 2, 1, 1, 1, 2), (0, 2, 3, 3, 1, 2)])
+    def test_an_empty_batch(self, poses, gates):
+        p = Problem(Geometry(poses, (1, 1, 1, 3, 2, 2), 1), "each", gates=False, device=DEVICE)
+        votes = p.lazy("triton").gated(torch.ones(p.samples, 2, dtype=torch.float64) if gates else None)
+        s = votes.weighted_sum(None)
+        s = s + votes.weighted_sum(Dot(s), "children") + votes.moments(Dot(s)).variance
+        assert s.shape == (0, 3, 2)
+        for gradient, leaf in zip(torch.autograd.grad(s.sum(), [p.poses, p.weight]), [p.poses, p.weight], strict=True):
+            assert gradient.shape == leaf.shape
+            assert not gradient.any()
 
     @pytest.mark.parametrize(
         ("geometry", "offset", "betas"), [("windows", "each", "each"), ("groups", "shared", "groups")]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import GEOMETRIES, UNSTORED, Problem, assert_same, set_sizes
+from problems import GEOMETRIES, UNSTORED, Geometry, Problem, assert_same, set_sizes
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -199,3 +199,14 @@ def test_operators_of_triton(index):
     )
     name, children, *rest = calls(p)[index]
     check_operators(library.TRITON[name], children, rest, UTILITIES[:3])
+
+
+@pytest.mark.parametrize("backend", [*UNSTORED, *(["triton"] if HAS_TRITON else [])])
+@pytest.mark.parametrize("index", [2, 4])
+def test_what_is_told_of_the_parents_in_any_order_of_memory(backend, index):
+    """A compiler must be told how the gradients lie in memory."""
+    device = "cuda" if torch.cuda.is_available() and backend == "triton" else "cpu"
+    p = Problem(Geometry((2, 2, 1, 1, 1, 2), (1, 1, 1, 3, 2, 2), 1), "each", True, device)
+    name, children, *about, options = calls(p)[index]
+    permuted = [x.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(x, Tensor) else x for x in about]
+    check_operators(library.BACKENDS[backend][name], children, [*permuted, options], UTILITIES[:3])

@@ -111,11 +111,11 @@ def _operators(
         children, parents, options = split(rest)
         with autocast_off(children.poses.device.type):
             found = backward(grads, results, children, *parents, options, into)
-        return _flat(tuple(children.poses.new_empty(0) if x is None else x for x in found))
+        return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in found))
 
     def fake_backward(*flat: Any) -> Any:
         children, parents, _ = split(parts(flat)[2])
-        return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x) for x in parents))
+        return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x, *x.shape) for x in parents))
 
     forward_op = _operator(name, f"({arguments}) -> {_tensors(count)}", run, fake)
     before = [f"Tensor {what}_{i}" for what in ("grad", "result") for i in range(getattr(reduction, NUMBERS[what]))]

@@ -53,7 +53,7 @@ SIZES = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def sums(
     totals, masses, squares, benefits, peaks, origins, norms, target, precision, prior,
     one_block: tl.constexpr, per_split,
@@ -163,7 +163,7 @@ def sums(
             tl.store(origins + at, origin_, mask=inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def normalize(
     norms, with_grads: tl.constexpr, pack, per_split,
     k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
@@ -241,7 +241,7 @@ def normalize(
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def grads(
     grad_poses, grad_gates, norms, parts, pack, one_block: tl.constexpr, per_split,
     k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
@@ -376,7 +376,7 @@ def grads(
             tl.store(parts + at, grad_target, mask=inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def weight_grads(
     grad_weight, grad_bias, grad_betas, grad_offset, add: tl.constexpr, norms, pack,
     whole_d: tl.constexpr, by_row: tl.constexpr, own_weight: tl.constexpr, one_child: tl.constexpr,
@@ -404,8 +404,8 @@ def weight_grads(
     logits = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
     stride = samples.to(tl.int64) * children
     # Child after child for the same samples, whose parents are read once.
-    first = tl.program_id(2) * per_split
-    last = tl.minimum(first + per_split, per_group * tl.cdiv(n_samples, block_n))
+    first = tl.program_id(2).to(tl.int64) * per_split
+    last = tl.minimum(first + per_split, per_group.to(tl.int64) * tl.cdiv(n_samples, block_n))
     for block_of_samples in number_range(
         first if one_child else first // per_group, last if one_child else tl.cdiv(last, per_group)
     ):

@@ -18,6 +18,7 @@ from torchcaps.ops.numerics import at_least_float32
 from torchcaps.ops.triton import kernels, pairs
 from torchcaps.ops.triton.sizes import Layer, Tile, choose_tile
 
+MOST_SPLITS = 2**16 - 1  # CUDA has no more blocks along the second and third side of a grid
 MOST_PARTS = 2**22  # numbers that the splits of a sum write before they are joined
 NO_PACK = dict.fromkeys(
     ("k_target", "k_precision", "k_prior", "k_slope", "k_curve", "k_center", "k_base", "k_benefit", "k_lse"), -1
@@ -137,7 +138,7 @@ class Problem:
     def split(self, items: int, programs: int, tile: Tile, part: int = 1) -> tuple[int, int]:
         """How many splits of how many items fill the device, if each writes parts of so many numbers."""
         wanted = 8 if INTERPRETED else tile.programs * multiprocessors(self.device)
-        most = max(1, min(items, wanted // programs, MOST_PARTS // part))
+        most = max(1, min(items, wanted // programs, MOST_PARTS // part, MOST_SPLITS))
         per_split = triton.cdiv(items, most)
         return triton.cdiv(items, per_split), per_split
 
@@ -331,7 +332,8 @@ class Problem:
             if x is None or whole is None:
                 yield None
             else:
-                yield whole[first : first + x.numel()].view(x.shape)
+                own = whole[first : first + x.numel()].view(x.shape)
+                yield own.clone() if first else own  # an operator's results share no memory, and are aligned
                 first += x.numel()
 
     def weight_grads(self, into: Gradients, norms: Tensor | None, pack: dict[str, Any]) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ from torchcaps.ops.triton.tiles import nonzero, number_range
 @triton.jit
 def _pairs(scores, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
     """A block of `(samples, parents)`, counted from the first, and their features: which, where, whether they exist."""
-    score = (tl.program_id(0) * block + tl.arange(0, block)).to(tl.int64)[:, None]
+    score = (tl.program_id(0).to(tl.int64) * block + tl.arange(0, block))[:, None]
     f = tl.arange(0, block_f)[None, :]
     return score, f, score * width + f, score < scores, (score < scores) & (f < width)
 

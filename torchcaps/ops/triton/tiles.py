@@ -42,6 +42,7 @@ def tile_axes(
         j = tl.max_contiguous(tl.multiple_of(j, [1, 1, 1, 1, per_lane]), [1, 1, 1, 1, per_lane])
     else:
         j = tl.minimum(j, parents - 1)
+    if per_lane == 1 and block_j > 1:  # of one parent Triton's compiler takes no hint
         j = tl.max_contiguous(tl.multiple_of(j, [1, 1, 1, 1, 1]), [1, 1, 1, 1, block_j])
     return tl.minimum(n, samples - 1), r, h, j, present, real
 

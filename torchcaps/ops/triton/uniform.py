@@ -11,9 +11,10 @@ from torchcaps.ops.triton.launch import Problem
 def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
     if not _is_product(children):
         return (Problem(children, options, None).weighted_sum()[0],)
-    rows, parents = children.poses.shape[4], children.parents
+    samples, rows = children.poses.shape[0], children.poses.shape[4]
+    parents, width = children.parents, children.weight.shape[5]
     total = _group_sums(children) @ _matrix(children.weight)  # (samples * rows, h * parents)
-    total = total.unflatten(0, (-1, rows)).unflatten(2, (-1, parents)).permute(0, 3, 1, 2)
+    total = total.unflatten(0, (samples, rows)).unflatten(2, (width, parents)).permute(0, 3, 1, 2)
     if children.bias is not None:
         types, groups = children.poses.shape[1], children.bias.shape[0]
         total = total + children.bias.sum((0, 1, 2)) * (types // groups)
@@ -27,13 +28,15 @@ def vote_sum_backward(
         Problem(children, options, None).grads(into, grad=grads[0])
         return ()
     (samples, types, *_, rows, d), groups = children.poses.shape, children.weight.shape[0]
-    of_parents = at_least_float32(grads[0]).unflatten(2, (rows, -1))  # (samples, parents, rows, h)
-    grad = of_parents.permute(0, 2, 3, 1).reshape(samples * rows, -1)
+    of_parents = at_least_float32(grads[0]).unflatten(
+        2, (rows, children.weight.shape[5])
+    )  # (samples, parents, rows, h)
+    grad = of_parents.permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
     if into.poses is not None:
         own = (grad @ _matrix(children.weight).T).view(samples, rows, groups, 1, d)
-        into.poses.view(samples, groups, -1, rows, d).add_(own.permute(0, 2, 3, 1, 4))
+        into.poses.view(samples, groups, types // groups, rows, d).add_(own.permute(0, 2, 3, 1, 4))
     if into.weight is not None:
-        own = (_group_sums(children).T @ grad).view(groups, d, -1, children.parents)
+        own = (_group_sums(children).T @ grad).view(groups, d, children.weight.shape[5], children.parents)
         into.weight.add_(own.permute(0, 3, 1, 2)[:, None, None])
     if into.bias is not None and children.bias is not None:
         own = of_parents.sum(0) * (types // children.bias.shape[0])
