@@ -407,7 +407,8 @@ def weight_grads(
     first = tl.program_id(2).to(tl.int64) * per_split
     last = tl.minimum(first + per_split, per_group.to(tl.int64) * tl.cdiv(n_samples, block_n))
     for block_of_samples in number_range(
-        first if one_child else first // per_group, last if one_child else tl.cdiv(last, per_group)
+        (first if one_child else first // per_group).to(tl.int32),
+        (last if one_child else tl.cdiv(last, per_group)).to(tl.int32),
     ):
         n, r, h, j, present, real = tile_axes(
             block_of_samples * block_n, block * block_j, n_samples, parents,
@@ -421,10 +422,10 @@ def weight_grads(
             pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
             size, rows, width, parents, agreement, dtype,
         )  # fmt: skip
-        of_block = block_of_samples * per_group
+        of_block = block_of_samples * per_group.to(tl.int64)
         for m in number_range(
-            0 if one_child else tl.maximum(first - of_block, 0),
-            1 if one_child else tl.minimum(last - of_block, per_group),
+            0 if one_child else tl.maximum(first - of_block, 0).to(tl.int32),
+            1 if one_child else tl.minimum(last - of_block, per_group).to(tl.int32),
         ):
             kind, place, i, _, pose = find_child(
                 row * per_group + m, per_group, not one_child, places, kernel_across, map_size,
