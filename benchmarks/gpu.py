@@ -323,7 +323,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mode == "selftest":
         return selftest()
     if options.mode == "rows":
-        print(rows(out), end="")
+        text = rows(out)
+        if not text.strip():
+            print(f"gpu.py: there are no measurements in {out}: --out names their folder", file=sys.stderr)
+            return 2
+        print(text, end="")
         return 0
     if not torch.cuda.is_available():
         print("gpu.py: there is no CUDA device; the modes selftest and rows run without one", file=sys.stderr)

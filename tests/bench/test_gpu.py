@@ -88,8 +88,11 @@ def test_a_mode_from_end_to_end(tmp_path, capsys, monkeypatch):
 
 
 def test_rows_of_nothing(tmp_path, capsys):
-    assert gpu.main(["rows", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.strip() == ""
+    assert gpu.main(["rows", "--out", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no measurements" in err
+    assert str(tmp_path) in err
 
 
 class TestItems:
