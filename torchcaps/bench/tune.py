@@ -41,26 +41,24 @@ def tune(requests: Sequence[Request], file: Path, rounds: int, progress: Callabl
     for request in requests:
         for key, tile in tune_layer(request, rounds, progress):
             found[key] = tile
-        rows = (
-            f"  {json.dumps(name)}: {{\n"
-            + ",\n".join(f"    {json.dumps(key)}: {json.dumps(list(tile))}" for key, tile in sorted(of.items()))
-            + "\n  }"
-            for name, of in sorted(table.items())
-        )
-        write_text_whole(file, "{\n" + ",\n".join(rows) + "\n}\n")  # after each layer: tuning may be cut short
+        # After each layer: tuning may be cut short.
+        write_text_whole(file, json.dumps(table, indent=1, sort_keys=True) + "\n")
     return len(found) - before
 
 
 def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Tile]]:
     """Key and tile of each kernel of a layer for which another tile than the rule's is faster; values must agree."""
+    from triton.errors import TritonError  # Triton may be missing
+
     case = request.build()
     run = prepare("triton", case, True)
-    layers = dict.fromkeys(_layers_of(run))
+    with try_tiles({}) as trial:
+        run()
     exact = by_samples(case.to(request.device, torch.float64))
     eager = relative_errors(prepare("reference", case, True)(), exact)
     allowed = tolerances(eager, getattr(torch, request.dtype))
     best: dict[Layer, Tile] = {}
-    for layer in layers:
+    for layer in trial.asked:
         rule = tile_by_rule(layer)
         runs: dict[Tile, Callable[[], dict[str, Tensor]]] = {}
         for tile in [rule, *candidates(layer)]:
@@ -72,7 +70,7 @@ def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -
             try:
                 check_values(relative_errors(with_tile(), exact), allowed)
                 runs[tile] = with_tile
-            except (NoNumber, RuntimeError) as error:  # a tile that does not compile, or needs too much of the device
+            except (NoNumber, RuntimeError, TritonError) as error:  # it does not compile, or the device is too small
                 progress(f"{request.layer}, {layer.key}, {tuple(tile)}: {first_line(error)}")
         if not runs:
             raise NoNumber(f"{request.layer}, {layer.key}: no tile is right")
@@ -105,22 +103,3 @@ def candidates(layer: Layer) -> list[Tile]:
         found[rule._replace(weights=weights)] = None
     found.pop(rule, None)
     return [tile for tile in found if tile.per_lane <= tile.parents]
-
-
-def _layers_of(run: Callable[[], object]) -> list[Layer]:
-    """What kernels a pass starts, in order."""
-    from torchcaps.ops.triton import launch
-
-    asked: list[Layer] = []
-    choose = launch.choose_tile
-
-    def note(layer: Layer, architecture: str) -> Tile:
-        asked.append(layer)
-        return choose(layer, architecture)
-
-    launch.choose_tile = note
-    try:
-        run()
-    finally:
-        launch.choose_tile = choose
-    return asked

@@ -51,12 +51,9 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 def backends() -> dict[str, str | None]:
     """Why each backend cannot be used on this machine; None where it can."""
-    triton = None
-    if not HAS_TRITON:
-        triton = "the package triton is not installed"
-    elif torch.cuda.is_available():
-        triton = why_no_triton(torch.device("cuda"))
-    elif not INTERPRETED:
+    there_is = torch.cuda.is_available()
+    triton = why_no_triton(torch.device("cuda" if there_is else "cpu"))
+    if HAS_TRITON and not there_is and not INTERPRETED:
         triton = "there is no CUDA device"
     return {"reference": None, "tiled": None, "native": NATIVE_MISSING, "triton": triton}
 
@@ -69,15 +66,19 @@ def check_backend(backend: Backend) -> Backend:
 
 @constant_when_compiled
 def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = None) -> str | None:
-    """Why the kernels cannot run on a CUDA device, with poses of so many rows and columns and votes of so many columns
-    in `sizes`; None if they can."""
+    """Why the kernels cannot run on a device, with poses of so many rows and columns and votes of so many columns in
+    `sizes`; None if they can."""
     if not HAS_TRITON:
         return "the package triton is not installed"
-    if torch.version.hip is not None:
+    if device.type != "cuda":
+        if not INTERPRETED:
+            return f"it needs tensors on a CUDA device, got {device.type}"
+    elif torch.version.hip is not None:
         return "the kernels are for NVIDIA's devices"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST:
-        return "the kernels need compute capability {}.{}, this device has {}.{}".format(*OLDEST, *capability)
+    else:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < OLDEST:
+            return "the kernels need compute capability {}.{}, this device has {}.{}".format(*OLDEST, *capability)
     return None if sizes is None else too_large(*sizes)
 
 
@@ -118,14 +119,7 @@ def choose_backend(
         _warn_once(f"{reason}: backend='auto' uses 'tiled'")
         return "tiled"
     if backend == "triton":
-        if device.type != "cuda" and not INTERPRETED and HAS_TRITON:
-            raise ValueError(f"backend='triton' needs tensors on a CUDA device, got {device.type}: use backend='tiled'")
-        if device.type == "cuda":
-            reason = why_no_triton(device, sizes)
-        elif HAS_TRITON:
-            reason = None if sizes is None else too_large(*sizes)
-        else:
-            reason = "the package triton is not installed"
+        reason = why_no_triton(device, sizes)
         if reason is not None:
             raise ValueError(f"backend='triton' cannot be used, {reason}: use backend='tiled'")
     if backend == "native":

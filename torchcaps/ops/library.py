@@ -15,7 +15,7 @@ from torch.library import Library
 
 from torchcaps.ops import native, tiled, triton
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
-from torchcaps.ops.numerics import HALF, accumulator, autocast_off
+from torchcaps.ops.numerics import accumulator, autocast_off
 
 Parents = tuple[Tensor | None, ...]
 Tensors = tuple[Tensor, ...]
@@ -180,9 +180,8 @@ BACKENDS: dict[str, dict[str, Operators]] = {"reference": {}, "tiled": TILED, "n
 
 def reduce(operators: Operators, children: Children, parents: Parents, options: Options) -> tuple[Tensors, Children]:
     """The results, and the children to give to the next reduction of the same votes."""
-    half = any(x is not None and x.dtype in HALF for x in children)  # they would sum in it
     flat = (*children, *parents, *options)
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or half:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _as_tuple(operators.forward(*flat)), children
     results = _SharedGradients.apply(operators, *flat)
     handed_on: Any = (x if y is None else y for x, y in zip(children, results[-4:], strict=True))

@@ -24,6 +24,7 @@ from torchcaps.ops.triton.tiles import (
     coefficients_over_children,
     find_child,
     find_windows,
+    first_matrix,
     load_features,
     load_gate,
     load_matrix,
@@ -33,6 +34,7 @@ from torchcaps.ops.triton.tiles import (
     load_scores,
     make_logits,
     make_votes,
+    next_child,
     no_parents,
     nonzero,
     norm_of,
@@ -86,9 +88,9 @@ def sums(
     if agreement == "gaussian":
         origin_ = target_
     elif squares is not None:
-        first_matrix = load_matrix(weight, 0, 0, h, sample, j, parents, depth, width, block_d, dtype)
+        origin_matrix = load_matrix(weight, 0, 0, h, sample, j, parents, depth, width, block_d, dtype)
         origin_ = make_votes(
-            poses, weight, bias, first_matrix, corner, 0, 0, sample, r, h, j,
+            poses, weight, bias, origin_matrix, corner, 0, 0, sample, r, h, j,
             parents, rows, depth, width, shared_bias, block_d, held, dtype,
         )  # fmt: skip
 
@@ -99,25 +101,15 @@ def sums(
     peak = tl.full([block_n, 1, 1, 1, block_j], float("-inf"), dtype)
     first = tl.program_id(2) * per_split
     last = tl.minimum(first + per_split, children)
-    if held and shared_weight:
-        group_matrix = load_matrix(weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype)
+    matrix = first_matrix(
+        weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, held, dtype
+    )  # fmt: skip
     for c in number_range(first, last):
-        kind, place, i, group, pose = find_child(
-            c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+        kind, place, i, _group, _pose, matrix, v, logit = next_child(
+            c, matrix, poses, weight, bias, offset, target_, precision_, prior_, corner, sample, r, h, j,
+            per_weight, per_bias, per_offset, map_size, place_down, place_across, parents, rows, depth, width,
+            places, kernel_across, shared_weight, shared_bias, agreement, block_d, held, dtype,
         )  # fmt: skip
-        matrix = None
-        if held and shared_weight:
-            if c % per_weight == 0:
-                group_matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-            matrix = group_matrix
-        elif held:
-            matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-        v = make_votes(
-            poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
-            parents, rows, depth, width, shared_bias, block_d, held, dtype,
-        )  # fmt: skip
-        offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
-        logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
         gate = load_gate(gates, sample, i, children, present, dtype)
         if agreement == "uniform":
             total += gate * v
@@ -195,38 +187,26 @@ def normalize(
             n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
             pose_0, pose_down, pose_across, pose_image, rows * depth,
         )  # fmt: skip
-        target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, _ = load_parents(
+        target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, _lse = load_parents(
             pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
             size, rows, width, parents, agreement, dtype,
         )  # fmt: skip
         own = norms + parent // block_j % 2 * 3 * stride
         other = norms + (parent // block_j + 1) % 2 * 3 * stride
-        if held and shared_weight:
-            group_matrix = load_matrix(
-                weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype
-            )
+        matrix = first_matrix(
+            weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, held, dtype
+        )  # fmt: skip
         for c in number_range(first, last):
-            kind, place, i, group, pose = find_child(
-                c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+            kind, place, i, _group, _pose, matrix, v, logit = next_child(
+                c, matrix, poses, weight, bias, offset, target_, precision_, prior_, corner, sample, r, h, j,
+                per_weight, per_bias, per_offset, map_size, place_down, place_across, parents, rows, depth, width,
+                places, kernel_across, shared_weight, shared_bias, agreement, block_d, held, dtype,
             )  # fmt: skip
-            matrix = None
-            if held and shared_weight:
-                if c % per_weight == 0:
-                    group_matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-                matrix = group_matrix
-            elif held:
-                matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-            v = make_votes(
-                poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
-                parents, rows, depth, width, shared_bias, block_d, held, dtype,
-            )  # fmt: skip
-            offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
-            logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
             at = sample * children + i
             before = (sample >= 0) & (parent > 0)
             no_peak, no_mass = no_parents(sample, leaky, dtype)
-            peak = tl.where(before, tl.load(other + at, mask=before, other=0.0), no_peak)
-            mass = tl.where(before, tl.load(other + stride + at, mask=before, other=0.0), no_mass)
+            peak = tl.load(other + at, mask=before, other=no_peak)
+            mass = tl.load(other + stride + at, mask=before, other=no_mass)
             part, kept, peak, mass = softmax_step(logit, real, peak, mass)
             tl.store(own + at, peak, mask=present)
             tl.store(own + stride + at, mass, mask=present)
@@ -280,41 +260,26 @@ def grads(
         grad_target = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
         grad_precision = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
         grad_prior = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
-        if held and shared_weight:
-            group_matrix = load_matrix(
-                weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype
-            )
+        matrix = first_matrix(
+            weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, held, dtype
+        )  # fmt: skip
         for c in number_range(first, last):
-            kind, place, i, group, pose = find_child(
-                c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+            kind, place, i, group, pose, matrix, v, logit = next_child(
+                c, matrix, poses, weight, bias, offset, target_, precision_, prior_, corner, sample, r, h, j,
+                per_weight, per_bias, per_offset, map_size, place_down, place_across, parents, rows, depth, width,
+                places, kernel_across, shared_weight, shared_bias, agreement, block_d, held, dtype,
             )  # fmt: skip
-            matrix = None
-            if held and shared_weight:
-                if c % per_weight == 0:
-                    group_matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-                matrix = group_matrix
-            elif held:
-                matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-            v = make_votes(
-                poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
-                parents, rows, depth, width, shared_bias, block_d, held, dtype,
-            )  # fmt: skip
-            offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
-            logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
             gate = load_gate(gates, sample, i, children, present, dtype)
             beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
             grad_share = share_gradient(
                 v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
             )  # fmt: skip
             at = sample * children + i
-            if agreement == "uniform":
-                coefficient = tl.where(real, 1.0, 0.0).to(dtype)
-                if grad_gates is not None:
-                    tl.atomic_add(
-                        grad_gates + at, sum_parents(coefficient * grad_share), mask=present, sem="relaxed"
-                    )  # fmt: skip
-            elif over_children:
-                coefficient = coefficients_over_children(logit, gate, lse_, real)
+            if agreement == "uniform" or over_children:
+                if agreement == "uniform":
+                    coefficient = tl.where(real, 1.0, 0.0).to(dtype)
+                else:
+                    coefficient = coefficients_over_children(logit, gate, lse_, real)
                 if grad_gates is not None:
                     tl.atomic_add(
                         grad_gates + at, sum_parents(coefficient * grad_share), mask=present, sem="relaxed"

@@ -94,7 +94,6 @@ def merge(
     if peaks is not None:
         peak = tl.full([block, 1], float("-inf"), dtype)
         for split in number_range(0, splits):
-            # Parts lie so far apart that their distance may need 64 bits.
             peak = tl.maximum(peak, _part(peaks, split, scores, 1, score, is_pair, float("-inf"), dtype))
         zero = tl.where(peak == float("-inf"), 0.0, peak)
         for split in number_range(0, splits):
@@ -136,4 +135,5 @@ def merge(
 
 @triton.jit
 def _part(parts, split, scores, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
+    # Parts lie so far apart that their distance may need 64 bits.
     return tl.load(parts + tl.cast(split, tl.int64) * scores * width + at, mask=inside, other=other).to(dtype)

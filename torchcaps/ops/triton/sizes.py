@@ -67,23 +67,32 @@ class Tile(NamedTuple):
         return LANES * self.warps // 2
 
 
-_tried: dict[Layer, Tile] = {}
+class Trial(NamedTuple):
+    """Tiles that are tried, and the kernels that were asked about meanwhile, in order."""
+
+    tiles: dict[Layer, Tile]
+    asked: dict[Layer, None]
+
+
+_trials: list[Trial] = []
 
 
 @contextmanager
-def try_tiles(tiles: dict[Layer, Tile]) -> Iterator[None]:
+def try_tiles(tiles: dict[Layer, Tile]) -> Iterator[Trial]:
     """Within this context these kernels have these tiles."""
-    _tried.update(tiles)
+    _trials.append(Trial(tiles, {}))
     try:
-        yield
+        yield _trials[-1]
     finally:
-        _tried.clear()
+        _trials.pop()
 
 
 def choose_tile(layer: Layer, architecture: str) -> Tile:
     """The tile that was the fastest on such a device, or what the rule says."""
-    if layer in _tried:
-        return _tried[layer]
+    for trial in _trials:
+        trial.asked[layer] = None
+        if layer in trial.tiles:
+            return trial.tiles[layer]
     if INTERPRETED:
         return Tile(4, 2 if layer.parents % 2 == 0 else 1, 2, 1, 1, 64)
     return own_table().get(architecture, {}).get(layer.key) or tile_by_rule(layer)
@@ -102,6 +111,7 @@ def read_table(path: Path) -> dict[str, dict[str, Tile]]:
     return {device: {layer: Tile(*sizes) for layer, sizes in of.items()} for device, of in found.items()}
 
 
+@cache
 def tile_by_rule(layer: Layer) -> Tile:
     """One warp, which needs no barrier to sum up, and two parents for each lane if registers allow: sums over the
     parents are shorter then, and samples share loads. Only the sums of many parents take more warps, and all parents in

@@ -281,6 +281,48 @@ def make_logits(v, target, precision, prior, offset, agreement: tl.constexpr):
 
 
 @triton.jit
+def first_matrix(
+    weight, first, per_weight, h, sample, j, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    shared_weight: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """The weights with which a loop over the children begins: those of the first child, if it may not be the first
+    of its group; where each child loads its own, zeros in their place."""
+    if held and shared_weight:
+        matrix = load_matrix(weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype)
+    elif held:
+        matrix = tl.zeros([sample.shape[0], block_d, 1, h.shape[3], j.shape[4]], dtype)
+    else:
+        matrix = tl.zeros([1, 1, 1, 1, 1], dtype)
+    return matrix
+
+
+@triton.jit
+def next_child(
+    c, matrix, poses, weight, bias, offset, target, precision, prior, corner, sample, r, h, j,
+    per_weight, per_bias, per_offset, map_size, place_down, place_across,
+    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
+    places: tl.constexpr, kernel_across: tl.constexpr, shared_weight: tl.constexpr, shared_bias: tl.constexpr,
+    agreement: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Child c of a loop (see `find_child`), its weights, its votes and their logits. Children that share weights load
+    them once: `matrix` is what the child before had."""
+    kind, place, i, group, pose = find_child(
+        c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
+    )  # fmt: skip
+    if held and shared_weight:
+        if c % per_weight == 0:
+            matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+    elif held:
+        matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
+    v = make_votes(
+        poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
+        parents, rows, depth, width, shared_bias, block_d, held, dtype,
+    )  # fmt: skip
+    offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
+    return kind, place, i, group, pose, matrix, v, make_logits(v, target, precision, prior, offset_, agreement)
+
+
+@triton.jit
 def load_gate(gates, sample, i, children, present, dtype: tl.constexpr):
     """How present child i is: 0 for samples that are no samples."""
     if gates is None:
