@@ -1,7 +1,8 @@
-"""The routing algorithms under test. One entry brings every law, every backend, padding, gradients, compile and export.
+"""The routing algorithms under test. Each entry is tested for every law, on every backend, with padding, gradients,
+compiling and export.
 
-An entry's oracle is written from the paper in plain loops. It takes the routing's own numbers, so that it sees what a
-layer sees: the children's poses, the votes, the gates and what was learned, all as nested lists.
+An entry's oracle is written from the paper in plain loops. It gets the numbers of a layer as nested lists: the
+children's poses, the votes, the gates and the learned parameters.
 """
 
 import inspect
@@ -26,13 +27,13 @@ from torchcaps import (
 
 
 class Numbers(NamedTuple):
-    """What an oracle is given, in nested lists of floats.
+    """Input of an oracle, in nested lists of floats.
 
     Fields:
-        votes: `[b][i][j][k]`.
-        poses: `[b][i][r][d]`.
-        gates: `[b][i]`, or None.
-        learned: by name; rows of groups are repeated, so that each child has its own.
+        votes: votes `[b][i][j][k]`.
+        poses: poses of the children, `[b][i][r][d]`.
+        gates: gates of the children, `[b][i]`, or None.
+        learned: learned parameters by name; rows of groups are repeated, so that each child has its own.
     """
 
     votes: list
@@ -45,9 +46,9 @@ class Algorithm(NamedTuple):
     """An algorithm under test.
 
     Fields:
-        make: the routing, given its `iterations` and `gradient` if its class takes them.
-        oracle: the same in plain loops, given the routing and the numbers.
-        stable: whether there are first weights by which its poses keep their scale through many layers.
+        make: function that builds the routing; it takes `iterations` and `gradient` if the routing's class does.
+        oracle: function that computes the same in plain loops from the routing and the numbers.
+        stable: whether the initial weights can keep the scale of the poses through many layers.
     """
 
     make: Callable[..., Routing]
@@ -119,7 +120,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "inverted attention": Algorithm(InvertedAttentionRouting, inverted_attention),
     "inverted attention, no norm": Algorithm(
-        # Its logits grow with the square of the poses: these explode or vanish.
+        # Its logits grow with the square of the poses, which therefore explode or vanish.
         lambda **kw: InvertedAttentionRouting(layer_norm=False, **kw),
         inverted_attention,
         stable=False,
@@ -132,7 +133,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         lambda **kw: EMRouting(inverse_temperature=1.0, schedule="linear", cost_range=10, **kw), em
     ),
     "heinsen": Algorithm(HeinsenRouting, heinsen),
-    # As with inverted attention without a norm.
+    # Unstable for the same reason as inverted attention without a norm.
     "heinsen, k-means": Algorithm(
         lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen, stable=False
     ),
@@ -141,7 +142,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def make(name: str, iterations: int | None = None, gradient: str = "unrolled") -> Routing:
-    """The routing of an entry, with these options if it has them."""
+    """Build the routing of an entry, with these options if its class takes them."""
     routing = ALGORITHMS[name].make()
     options = {"gradient": gradient} if iterations is None else {"iterations": iterations, "gradient": gradient}
     own = inspect.signature(type(routing)).parameters
@@ -149,19 +150,19 @@ def make(name: str, iterations: int | None = None, gradient: str = "unrolled") -
 
 
 def randomize(module: torch.nn.Module) -> torch.nn.Module:
-    """As after some training: no parameter is zero, none is like another."""
+    """Draw all parameters at random, as after some training, so that none is zero."""
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return module
 
 
 def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor | None = None) -> oracles.Routed:
-    """What an entry's oracle makes of a layer's children."""
+    """Run an entry's oracle on a layer's children."""
     rows = poses.unsqueeze(2) if poses.dim() == 3 else poses
     votes = oracles.votes_from_poses(
         rows.tolist(), layer.weight.tolist(), None if layer.bias is None else layer.bias.tolist()
     )
-    # What groups of children learn, for each child. The shape says which values belong to groups.
+    # Repeat the parameters of groups for each child. They are those whose shape changes with the number of groups.
     shape, children = layer.layer_shape, poses.shape[1]
     other = layer.routing.learned(shape._replace(groups=shape.groups + 1))
     learned = {
@@ -174,7 +175,7 @@ def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor |
 
 
 def loss_of(results: Iterable[Tensor]) -> Tensor:
-    """In which every entry counts, with a weight of its own."""
+    """Return a loss in which every entry has a weight of its own."""
     return sum(
         (torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x) * (x + x.square())).sum() for x in results
     )

@@ -1,4 +1,4 @@
-"""Encoders of a few hundred random weights, as folders that Hugging Face reads."""
+"""Text encoders with a few hundred random weights, in folders that Hugging Face reads."""
 
 from pathlib import Path
 
@@ -12,8 +12,14 @@ WORDS = ["a", "good", "bad", "film", "is", "not", "very", ",", "."]
 
 
 def make_encoder(folder: Path, kind: str = "bert", seed: int = 0) -> Path:
-    """Two layers of 8: "bert", an encoder whose tokenizer adds [CLS] and [SEP]; "gpt2", a decoder whose tokenizer adds
-    nothing; "t5", an encoder and a decoder."""
+    """Write an encoder with two layers of width 8 and return its folder.
+
+    Args:
+        folder: folder to create.
+        kind: "bert", an encoder whose tokenizer adds [CLS] and [SEP]; "gpt2", a decoder whose tokenizer adds nothing;
+            or "t5", an encoder and a decoder.
+        seed: seed of the weights.
+    """
     torch.manual_seed(seed)
     small = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
     if kind == "bert":

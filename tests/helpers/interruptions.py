@@ -1,4 +1,4 @@
-"""A callback that interrupts a training."""
+"""A Lightning callback that interrupts a training."""
 
 import signal
 
@@ -6,15 +6,17 @@ from lightning import Callback
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing handles it."""
+    """Stands for SIGKILL: no code handles this exception."""
 
 
 class Interrupt(Callback):
-    """In step `step`, after its gradients: send the process a signal, or with SIGKILL end it in its tracks.
+    """Send the process a signal in a given training step, after its backward pass.
 
     Args:
-        rank: of the process that gets it; None: each does.
-        real: SIGKILL is one, for processes that are not the tests' own.
+        step: global step in which the signal is sent.
+        by: name of the signal.
+        rank: rank of the process that gets the signal; None for all processes.
+        real: send a real SIGKILL, in processes other than the tests' own; otherwise SIGKILL raises `Killed`.
     """
 
     def __init__(self, step: int, by: str = "SIGTERM", rank: int | None = None, real: bool = False):
@@ -23,7 +25,7 @@ class Interrupt(Callback):
 
     def on_after_backward(self, trainer, pl_module):
         if trainer.global_step == self.step and self.rank in (None, trainer.global_rank) and not self.done:
-            self.done = True  # a step may be of several batches
+            self.done = True  # with gradient accumulation, a step has several backward passes
             if self.by == "SIGKILL" and not self.real:
                 raise Killed
-            signal.raise_signal(getattr(signal, self.by))  # here and now: another thread would take its time
+            signal.raise_signal(getattr(signal, self.by))  # handled at once, in this thread

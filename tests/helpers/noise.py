@@ -1,4 +1,4 @@
-"""Noise in the formats of the data sets' files."""
+"""Files of noise in the formats of the data sets."""
 
 import gzip
 import pickle
@@ -12,7 +12,7 @@ from scipy.io import savemat
 
 
 def write_all(root: Path) -> None:
-    """A few samples of every data set that comes in files, but MNIST."""
+    """Write a few samples of every data set that is read from files, except MNIST."""
     write_idx_files(root / "fashion-mnist")
     generator = torch.Generator().manual_seed(0)
     for folder, batches, key, classes in (
@@ -42,6 +42,7 @@ def write_all(root: Path) -> None:
 
 
 def write_idx_files(folder: Path) -> None:
+    """Write sixteen images in the format of MNIST."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
     for part in ("train", "t10k"):
@@ -53,7 +54,7 @@ def write_idx_files(folder: Path) -> None:
 
 
 def write_photographs(folder: Path) -> None:
-    """Ten classes of two training and two test photographs of noise, and a list of four of the classes."""
+    """Write two training and two validation images of noise for each of ten classes, and a list of four classes."""
     generator = torch.Generator().manual_seed(0)
     for part in ("train", "val"):
         for label in range(10):

@@ -1,4 +1,4 @@
-"""Noise in the format of smallNORB's files."""
+"""Files of noise in the format of smallNORB."""
 
 import gzip
 import struct
@@ -9,7 +9,8 @@ import numpy as np
 BYTES, INTEGERS = 0x1E3D4C55, 0x1E3D4C54
 TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
 
-# Two toys of each class in two poses, in an order of their own: instance, elevation, azimuth, lighting.
+# Unsorted rows (instance, elevation, azimuth, lighting): two toys of each category in two poses. Each row is used for
+# all five categories.
 INFO = {
     TRAIN: [(4, 0, 0, 5), (9, 8, 34, 0), (9, 3, 2, 1), (4, 0, 20, 1)],
     TEST: [(0, 1, 4, 2), (5, 1, 4, 3), (5, 7, 6, 2), (0, 7, 6, 2)],
@@ -17,6 +18,7 @@ INFO = {
 
 
 def matrix(values: np.ndarray, magic: int | None = None) -> bytes:
+    """Encode an array in smallNORB's matrix format."""
     sizes = [*values.shape, *[1] * (3 - values.ndim)]
     if magic is None:
         magic = BYTES if values.dtype == np.uint8 else INTEGERS
@@ -25,7 +27,8 @@ def matrix(values: np.ndarray, magic: int | None = None) -> bytes:
 
 
 def small_norb() -> dict[str, np.ndarray]:
-    """Twenty training and twenty test pairs, by name; the category changes fastest, as in the original."""
+    """Return twenty training and twenty test pairs of images, by file name. The category changes fastest, as in the
+    original."""
     files = {}
     for part, info in INFO.items():
         pixels = np.random.default_rng(len(part)).integers(0, 256, (20, 2, 96, 96), np.uint8)
@@ -34,6 +37,7 @@ def small_norb() -> dict[str, np.ndarray]:
 
 
 def write(folder: Path, zipped: bool, files: dict[str, np.ndarray]) -> None:
+    """Write arrays as smallNORB's files, compressed or not."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in files.items():
         raw = matrix(values)

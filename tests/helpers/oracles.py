@@ -5,7 +5,7 @@ Only lists of floats and explicit indices, so that every axis is named where it 
 Letters: b batch, i child, j parent, k entry of a flattened pose, t iteration; for transforms also
 r row of a pose, d contracted feature, h produced feature (k = r * H + h).
 `votes[b][i][j][k]` is child i's vote for parent j; `gates[b][i]` in [0, 1] says how present child i is
-(None: all are), and a child whose gate is 0 changes nothing.
+(None if all are present), and a child whose gate is 0 changes nothing.
 
 Every routing returns `poses[b][j][k]`, `scores[b][j]` or None, `variances[b][j][k]` or None, and
 `coefficients[b][i][j]`, those of the last weighted sum: without the gates where the softmax is over
@@ -147,7 +147,7 @@ def weighted_sum(votes: Tensor3, weights: Matrix, j: int) -> Vector:
 
 
 def times_gates(coefficients: Matrix, gates: Vector) -> Matrix:
-    """gate[i] * c[i][j]: what a child really gives once it has shared itself among the parents."""
+    """share[i][j] = gate[i] * c[i][j]."""
     out = []
     for i in range(len(coefficients)):
         out.append([gates[i] * coefficients[i][j] for j in range(len(coefficients[i]))])
@@ -155,7 +155,7 @@ def times_gates(coefficients: Matrix, gates: Vector) -> Matrix:
 
 
 def gates_of(gates: Matrix | None, b: int, children: int) -> Vector:
-    """The gates of sample b, all ones where there are none."""
+    """The gates of sample b; all ones if gates is None."""
     if gates is None:
         return [1.0 for _ in range(children)]
     assert len(gates[b]) == children
@@ -179,7 +179,7 @@ def at(table: Matrix, row: int, column: int) -> float:
 def votes_from_poses(poses: Tensor4, weight: Tensor4, bias: Tensor4 | None = None) -> Tensor4:
     """votes[b][i][j][r*H+h] = sum_d poses[b][i][r][d] * weight[g(i)][j][d][h] + bias[gb(i)][m(j)][r][h].
 
-    `weight` has g groups and n, the number of children, is a multiple of g: neighbours share, so
+    `weight` has g groups and n, the number of children, is a multiple of g: neighbors share, so
     g(i) = i // (n // g). `bias` has its own number of groups and one entry per parent, or one for all.
     """
     groups, parents = len(weight), len(weight[0])
@@ -250,14 +250,13 @@ def dynamic_routing(
 ) -> Routed:
     """Sabour et al. 2017, Procedure 1, with the authors' options: `bias[j][k]` and leaky routing.
 
-    `start[i][j]` are the first logits (Li et al. 2018, Table 5).
-
-    softmax="children" is the variant of Li et al. 2018 (CapNet). Needs at least one iteration.
+    `start[i][j]` are the first logits (Li et al. 2018, Table 5). softmax="children" is the variant of Li et al. 2018
+    (CapNet). Needs at least one iteration.
     """
     if iterations < 1:
         raise ValueError("dynamic routing has no output before its first iteration")
     if softmax not in ("parents", "children"):
-        raise ValueError(f"softmax over {softmax!r}?")
+        raise ValueError(f"softmax must be one of 'parents', 'children', got {softmax!r}")
     if leaky and softmax != "parents":
         raise ValueError("the leak is a parent: it can only join a softmax over parents")
     all_poses, all_coefficients = [], []
@@ -299,8 +298,8 @@ def vector_norm_routing(
 ) -> Routed:
     """Zhao & Huang 2019, Algorithm 1; `sharpness` is their lambda.
 
-    Softmax over children. Unit votes meet unit parents in the agreement, raw votes make every weighted
-    sum; after the iterations one more sum is taken. No iterations: the mean over the present children.
+    Softmax over children. The agreement is between unit votes and unit parents; every weighted sum is of raw
+    votes. After the iterations follows one more sum. Without iterations, it is the mean over the present children.
     """
     all_poses, all_coefficients = [], []
     for b in range(len(votes)):
@@ -342,12 +341,13 @@ def inverted_attention_routing(
     """Tsai et al. 2020, Procedure 1, repeated on one layer, with the authors' scaled agreement.
 
     `start` are the parents' first poses, in place of zeros. `betas` are EM routing's beta_a and beta_u: with them
-    the parents get scores from the votes' weighted variances, as after Hinton et al. 2018's M-step.
+    the parents get scores from the votes' weighted variances, as after Hinton et al. 2018's M-step. `weight` and
+    `bias` belong to LayerNorm.
 
-    Parents start at zero, so the first pass is uniform over parents; without iterations they stay
-    there, and nothing was summed: the coefficients are None. `weight` and `bias` belong to LayerNorm.
+    Parents start at zero, so the first coefficients are uniform over parents. Without iterations the poses stay
+    as they start, and the coefficients are None.
     """
-    normalise = _layer_norm_or_not(layer_norm, weight, bias, eps)
+    normalize = _layer_norm_or_not(layer_norm, weight, bias, eps)
     all_poses, all_coefficients, all_scores = [], [], []
     for b in range(len(votes)):
         children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
@@ -373,7 +373,7 @@ def inverted_attention_routing(
                         squares = [weights[i][j] * (votes[b][i][j][h] - sums[h] / mass) ** 2 for i in range(children)]
                         cost += (betas[1][j] + 0.5 * math.log(max(sum(squares) / mass, 1e-6))) * mass
                     scores.append(0.01 * (1 - 0.95 ** (t + 1)) * (betas[0][j] - cost))
-            poses = [normalise(weighted_sum(votes[b], weights, j)) for j in range(parents)]
+            poses = [normalize(weighted_sum(votes[b], weights, j)) for j in range(parents)]
         all_poses.append(poses)
         all_coefficients.append(coefficients)
         all_scores.append(scores)
@@ -384,7 +384,7 @@ def inverted_attention_routing(
 def _layer_norm_or_not(
     wanted: bool, weight: Vector | None, bias: Vector | None, eps: float
 ) -> Callable[[Vector], Vector]:
-    """LayerNorm, or the identity; apart because the routing's argument hides the function's name."""
+    """LayerNorm, or the identity. A function of its own, because the routing's argument hides the name layer_norm."""
     if not wanted:
         return lambda x: x
     return lambda x: layer_norm(x, weight, bias, eps)
@@ -404,7 +404,7 @@ def em_routing(
 ) -> Routed:
     """Hinton, Sabour & Frosst 2018, Procedure 1, diagonal Gaussians: M first, E between the M steps.
 
-    Li et al. 2018 have schedule="linear" and stretch the costs of the parents to run over `cost_range`, around 0.
+    Li et al. 2018 have schedule="linear" and rescale the costs of the parents to [-cost_range/2, cost_range/2].
 
     `activations[b][i]` are probabilities and act as gates; the scores returned are the logits of the
     parents' activations. A variance is never below `eps`; a parent without mass has mean 0 and
@@ -467,14 +467,14 @@ def heinsen_routing(
 ) -> Routed:
     """Heinsen 2019, Algorithm 1 (E, D, M), with the eps of the authors' code.
 
-    `scores[b][i]` and the scores returned are pre-activation, from -inf (absent) to inf (present).
-    Betas are [i or 1][j or 1]; no `beta_ignore`: `beta_use` serves for both. model="kmeans" replaces the
+    `scores[b][i]` and the scores returned are logits, from -inf (absent) to inf (present). Betas are
+    [i or 1][j or 1]; without `beta_ignore`, `beta_use` serves for both. model="kmeans" replaces the
     Gaussian by minus the squared distance; its variances are still returned.
     """
     if iterations < 1:
         raise ValueError("this routing has no output before its first M step")
     if model not in ("gaussian", "kmeans"):
-        raise ValueError(f"no model {model!r}")
+        raise ValueError(f"model must be one of 'gaussian', 'kmeans', got {model!r}")
     beta_ign = beta_use if beta_ignore is None else beta_ignore
     routed: Routed = {"poses": [], "scores": [], "variances": [], "coefficients": []}
     for b in range(len(votes)):
@@ -520,7 +520,8 @@ def heinsen_routing(
 
 
 def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, gates: Matrix | None = None) -> Routed:
-    """Hahn et al. 2019: `poses[b][i][r][d]` of the children, `weight[i][j][r][d]` and `bias[i][j]` of their logits."""
+    """Hahn et al. 2019, with `poses[b][i][r][d]` of the children, and `weight[i][j][r][d]` and `bias[i][j]` that turn
+    them into logits."""
     all_poses, all_scores, all_coefficients = [], [], []
     for b in range(len(votes)):
         children, parents = len(votes[b]), len(votes[b][0])

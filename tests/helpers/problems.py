@@ -1,5 +1,5 @@
-"""Random children, and what the reductions over their votes are by definition: by indices and sums that know no blocks,
-no kernels and no tricks against overflow."""
+"""Random children, and the reductions over their votes computed by definition: by indices and sums, without blocks,
+kernels or protection against overflow."""
 
 import itertools
 import math
@@ -14,18 +14,20 @@ from torch.testing import assert_close
 from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, backends, lazy
 from torchcaps.ops.tiled import blocks, tiles
 
-# Those that this machine's CPU can run; the kernels of the third have tests of their own.
+# The backends that run on this machine's CPU. Triton's kernels have tests of their own.
 BACKENDS = [name for name in ("reference", "tiled", "native") if backends()[name] is None]
 UNSTORED = BACKENDS[1:]
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 
 class Geometry(NamedTuple):
-    """Fields:
-    poses: `(images, types, height, width, rows, d)`.
-    weight: `(groups, kernel, kernel, parents, d, h)`.
-    groups: of biases; of offsets and betas too, where there are no windows.
-    stride, dilation: of the windows.
+    """Sizes of children and windows.
+
+    Fields:
+        poses: shape of the poses, `(images, types, height, width, rows, d)`.
+        weight: shape of the weights, `(groups, kernel, kernel, parents, d, h)`.
+        groups: number of groups of biases; without windows, of offsets and betas too.
+        stride, dilation: stride and dilation of the windows, (down, across) each.
     """
 
     poses: tuple[int, ...]
@@ -46,17 +48,17 @@ GEOMETRIES = {
     "one parent": Geometry((3, 2, 3, 3, 1, 2), (2, 2, 2, 1, 2, 3), 2),
     "one of everything": Geometry((1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1), 1),
 }
-# Entries in a block, samples in a block, and the parents from which on they are innermost: the first has several blocks
-# along every axis and the parents innermost, the second has the samples innermost, the third has one block.
+# (entries in a block, samples in a block, least number of parents to lie innermost). The first gives several blocks
+# along every axis and parents innermost, the second samples innermost, the third one block.
 SIZES = [(30, 2, 2), (300, 4, 99), (2**19, 64, 16)]
 BIASES = ["none", "each", "one"]  # none, one per parent, one for all parents
 SOFTMAX = ["parents", "leaky", "children"]
-ROWS = ["none", "shared", "groups", "each"]  # of what children have in groups: no row, one row, some, one per child
+ROWS = ["none", "shared", "groups", "each"]  # rows of a parameter of groups: none, one for all, some, one per child
 
 
 def covering(**parameters: Iterable[Any]) -> list[dict[str, Any]]:
-    """Few combinations in which any two values of two parameters occur together."""
-    values = {name: list(of) for name, of in parameters.items()}
+    """Return few combinations in which any two values of any two parameters occur together."""
+    values = {name: list(choices) for name, choices in parameters.items()}
     missing = {
         frozenset([(a, i), (b, j)])
         for a, b in itertools.combinations(values, 2)
@@ -84,16 +86,18 @@ def covering(**parameters: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def label(case: Any) -> str | None:
+    """Return the test id of a combination."""
     return ", ".join(map(str, case.values())) if isinstance(case, dict) else None
 
 
 def draw(*shape: int, low: float | None = None) -> Tensor:
-    """Normal numbers, or uniform ones from `low` to one more."""
+    """Draw normal numbers, or uniform ones in [low, low + 1]."""
     x = torch.randn(shape, dtype=torch.float64) if low is None else torch.rand(shape, dtype=torch.float64) + low
     return x.requires_grad_()
 
 
 def set_sizes(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]) -> None:
+    """Set the block sizes to an entry of SIZES."""
     monkeypatch.setattr(blocks, "BLOCK", sizes[0])
     monkeypatch.setattr(lazy, "BLOCK", sizes[0])
     monkeypatch.setattr(blocks, "SAMPLES", sizes[1])
@@ -104,8 +108,8 @@ class Problem:
     """Random children of a geometry, with gradients.
 
     Attributes:
-        leaves: whatever was drawn.
-        all_votes: `(samples, children, parents, features)`.
+        leaves: all tensors that were drawn.
+        all_votes: votes `(samples, children, parents, features)`.
     """
 
     def __init__(self, geometry: str, bias: str = "none", gates: bool = False, device: str = "cpu"):
@@ -140,7 +144,7 @@ class Problem:
         return x
 
     def count(self, rows: str) -> int:
-        """How many rows of what children share."""
+        """Return the number of rows of a parameter of groups, see ROWS."""
         some = self.geometry.groups if math.prod(self.kernel) == 1 else self.children
         return {"shared": 1, "groups": some, "each": self.children}[rows]
 
@@ -168,7 +172,7 @@ class Problem:
     # ------------------------------------------------------------ by definition
 
     def child_poses(self) -> Tensor:
-        """`(samples, children, rows, d)`."""
+        """Return the poses of each sample's children, `(samples, children, rows, d)`."""
         images, _, _, stride, dilation = self.poses.shape[0], *self.geometry[1:]
         sizes = images, *self.grid, self.types, *self.kernel
         image, row, column, kind, down, across = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
@@ -176,11 +180,11 @@ class Problem:
         return here.flatten(3, 5).flatten(0, 2)
 
     def per_child(self, x: Tensor) -> Tensor:
-        """`(children, ...)` of `(groups, kernel, kernel, ...)`."""
+        """Expand `(groups, kernel, kernel, ...)` to `(children, ...)`."""
         return x.repeat_interleave(self.types // x.shape[0], 0).flatten(0, 2)
 
     def per_row(self, x: Tensor) -> Tensor:
-        """`(children, parents or 1)` of `(groups, parents or 1)`."""
+        """Expand `(groups, parents or 1)` to `(children, parents or 1)`."""
         return x.repeat_interleave(self.children // x.shape[0], 0)
 
     def _all_votes(self) -> Tensor:
@@ -200,11 +204,11 @@ class Problem:
         return logits if agreement.offset is None else logits + self.per_row(agreement.offset)
 
     def coefficients(self, logits: Tensor, softmax: str) -> Tensor:
-        """`softmax` may be "leaky", too."""
+        """Return the coefficients; `softmax` is an entry of SOFTMAX."""
         weights = logits.exp()
         if softmax != "children":
             return weights / (weights.sum(2, keepdim=True) + (softmax == "leaky"))
-        if self.gates is not None:  # whoever is not there has no gradient
+        if self.gates is not None:  # absent children get no gradient
             weights = torch.where(self.gates.unsqueeze(2) == 0, 0, self.gates.unsqueeze(2) * weights)
         total = weights.sum(1, keepdim=True)
         return weights / torch.where(total == 0, 1, total)
@@ -227,12 +231,12 @@ class Problem:
 
 
 def options_of(softmax: str) -> dict[str, Any]:
-    """Arguments of a weighted sum."""
+    """Return the arguments of a weighted sum for an entry of SOFTMAX."""
     return {"softmax": "parents", "leaky": True} if softmax == "leaky" else {"softmax": softmax}
 
 
 def assert_same(expected: list[Tensor], actual: list[Tensor], leaves: Iterable[Tensor], **tolerance: float) -> None:
-    """Same values, and same gradients of a random function of them."""
+    """Assert that values are the same, and the gradients of a random function of them too."""
     tolerance, leaves = tolerance or EXACT, list(leaves)
     assert len(expected) == len(actual)
     for e, a in zip(expected, actual, strict=True):
@@ -258,6 +262,7 @@ WAYS = [*SOFTMAX, "moments", "coefficients", "coefficients over children"]
 
 
 def agreement_of(p: Problem, kind: str) -> Dot | None:
+    """Return an agreement of one of the kinds in AGREEMENTS."""
     return {
         "none": lambda: None,
         "dot": p.dot,
@@ -267,7 +272,8 @@ def agreement_of(p: Problem, kind: str) -> Dot | None:
 
 
 def compare_with_logits(p: Problem, kinds: list[str], agreement: Dot | None, offset: bool, way: str, **tolerance):
-    """Votes of children that prefer parents by their own poses, against logits that are added up."""
+    """Compare votes with logits of the children's own poses (`with_logits`) with the definition, for each backend in
+    `kinds`."""
     groups = p.groups * math.prod(p.kernel)
     weight = p.draw(groups, p.parents, p.rows, p.d)
     rows = p.draw(groups, p.parents) if offset else None

@@ -1,9 +1,6 @@
-"""The networks of Heinsen 2019 and the author's weights, against the paper's algorithm on the weights as published."""
+"""The networks of Heinsen 2019: parameter counts, masks and padding, initial values, compiling, errors, baselines."""
 
 import math
-import os
-import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,303 +16,8 @@ from torchcaps import (
     VectorNormRouting,
     create_model,
 )
-from torchcaps.models import EmbeddingCapsNet, StereoCapsNet, heinsen_smallnorb, heinsen_sst, load_authors_weights
+from torchcaps.models import heinsen_smallnorb, heinsen_sst
 from torchcaps.models.heinsen2019 import with_coordinates
-
-WEIGHTS = Path(os.environ.get("TORCHCAPS_WEIGHTS") or Path(__file__).parents[3] / "shared" / "weights")
-FILES = {name: f"{name}_pretrained_model_state_dict.pt" for name in ("smallNORB", "SST2R", "SST5R")}
-PARAMETERS = {"smallNORB": 271_688, "SST2R": 138_944, "SST5R": 140_480}
-
-needs_weights = pytest.mark.skipif(
-    not all((WEIGHTS / name).is_file() for name in FILES.values()),
-    reason=f"no weights of Heinsen's at {WEIGHTS} (set TORCHCAPS_WEIGHTS to their folder)",
-)
-published_or_alike = pytest.mark.parametrize("published", [pytest.param(True, marks=needs_weights), False])
-
-
-# The author's files
-
-
-def shapes_of(name):
-    """Keys and shapes as published."""
-    shapes = {}
-
-    def routing(k, children, parents, rows, d, h):
-        shapes.update({f"routings.{k}.W": (children, parents, d, h), f"routings.{k}.B": (children, parents, rows, h)})
-        shapes.update({f"routings.{k}.beta_{which}": (children, parents) for which in ("use", "ign")})
-        shapes[f"routings.{k}.CONST_one"] = ()
-
-    def norm_and_conv(norm, conv, before, after, kernel):
-        shapes.update({f"{norm}.{key}": (before,) for key in ("weight", "bias", "running_mean", "running_var")})
-        shapes[f"{norm}.num_batches_tracked"] = ()
-        shapes.update({f"{conv}.weight": (after, before, kernel, kernel), f"{conv}.bias": (after,)})
-
-    if name == "smallNORB":
-        for k in range(6):
-            norm_and_conv(f"convolve.{3 * k}", f"convolve.{3 * k + 1}", 64 if k else 4, 64, 3)
-        norm_and_conv("compute_a.0", "compute_a.1", 64, 64, 1)
-        norm_and_conv("compute_mu.0", "compute_mu.1", 64, 1024, 1)
-        routing(0, 1, 64, 4, 4, 4)
-        routing(1, 64, 5, 4, 4, 4)
-    else:
-        shapes.update({"depth_emb": (37, 1280), "detect_parts.0.weight": (64, 1280)})
-        shapes.update({f"detect_parts.{key}": (64,) for key in ("0.bias", "2.weight", "2.bias")})
-        routing(0, 1, 64, 1, 64, 2)
-        routing(1, 64, 2 if name == "SST2R" else 5, 1, 2, 2)
-    return shapes
-
-
-def alike(name):
-    """A state dict with the keys and shapes of a published one, every value its own."""
-    generator = torch.Generator().manual_seed(len(name))
-    state = {}
-    for key, shape in shapes_of(name).items():
-        scale = 0.5 if len(shape) < 2 else (2 * max(shape) / math.prod(shape)) ** 0.5
-        state[key] = scale * torch.randn(shape, generator=generator)
-        if key.endswith("running_var"):
-            state[key] = 0.5 + torch.rand(shape, generator=generator)
-        if key.endswith("num_batches_tracked"):
-            state[key] = torch.tensor(7)
-        if key.endswith("CONST_one"):
-            state[key] = torch.tensor(1.0)
-        if "beta" in key:
-            state[key] = 0.1 * torch.randn(shape, generator=generator)
-    return state
-
-
-@pytest.fixture
-def file(tmp_path):
-    """A function: the path of a published file, or of one like it."""
-
-    def place(name, published):
-        if published:
-            return WEIGHTS / FILES[name]
-        torch.save(alike(name), tmp_path / FILES[name])
-        return tmp_path / FILES[name]
-
-    return place
-
-
-def raw(path):
-    return {key: x.double() for key, x in torch.load(path, map_location="cpu", weights_only=True).items()}
-
-
-# The networks once more, from the paper and in plain operations
-
-
-def route(w, k, gates, poses):
-    """Algorithm 1 on gates f(a_i), `(batch, children)`, and poses, `(batch, children, rows, features)`."""
-    weight, bias, use, ignore = (w[f"routings.{k}.{name}"] for name in ("W", "B", "beta_use", "beta_ign"))
-    votes = torch.einsum("bicd,ijdh->bijch", poses, weight.expand(poses.shape[1], -1, -1, -1)) + bias  # line 1
-    gates, mu, var, a = gates.unsqueeze(-1), None, None, None
-    for _ in range(3):
-        if mu is None:
-            r = torch.full(votes.shape[:3], 1 / votes.shape[2], dtype=votes.dtype)  # line 5
-        else:
-            log_p = -((votes - mu[:, None]) ** 2 / (2 * var[:, None]) + var[:, None].log() / 2).sum((-2, -1))  # line 7
-            joint = a.sigmoid().log()[:, None] + log_p
-            joint = (joint - joint.amax(2, keepdim=True)).exp()
-            r = joint / joint.sum(2, keepdim=True)  # line 8
-        used = gates * r  # line 12
-        ignored = gates - used  # line 13
-        a = (use * used).sum(1) - (ignore * ignored).sum(1)  # line 16
-        total = used.sum(1)[..., None, None] + 1e-5
-        mu = (used[..., None, None] * votes).sum(1) / total  # line 17
-        var = (used[..., None, None] * (votes - mu[:, None]) ** 2).sum(1) / total + 1e-5  # line 18
-    return a, mu, var
-
-
-def two_layers(w, gates, poses):
-    a, mu, _ = route(w, 0, gates, poses)
-    return route(w, 1, a.sigmoid(), mu)
-
-
-def batch_norm(w, name, x):
-    mean, var, scale, shift = (
-        w[f"{name}.{key}"].view(-1, 1, 1) for key in ("running_mean", "running_var", "weight", "bias")
-    )
-    return (x - mean) / (var + 1e-5).sqrt() * scale + shift
-
-
-def smallnorb_by_hand(w, images):
-    height, width = images.shape[2:]
-    x = torch.zeros(len(images), 4, height, width, dtype=images.dtype)
-    x[:, :2] = images
-    x[:, 2] = torch.linspace(-1, 1, height, dtype=images.dtype).view(-1, 1)
-    x[:, 3] = torch.linspace(-1, 1, width, dtype=images.dtype)
-    for k in range(6):
-        x = batch_norm(w, f"convolve.{3 * k}", x)
-        x = F.conv2d(x, w[f"convolve.{3 * k + 1}.weight"], w[f"convolve.{3 * k + 1}.bias"], stride=1 + k % 2)
-        x = x * x.sigmoid()
-    scores = F.conv2d(batch_norm(w, "compute_a.0", x), w["compute_a.1.weight"], w["compute_a.1.bias"])
-    poses = F.conv2d(batch_norm(w, "compute_mu.0", x), w["compute_mu.1.weight"], w["compute_mu.1.bias"])
-    # Children in another order than the library's, place by place: it must not matter.
-    scores = scores.permute(0, 2, 3, 1).flatten(1)
-    poses = poses.permute(0, 2, 3, 1).reshape(len(images), -1, 4, 4)
-    return two_layers(w, scores.sigmoid(), poses)
-
-
-def sst_by_hand(w, embeddings, mask):
-    x = (embeddings + w["depth_emb"]) @ w["detect_parts.0.weight"].T + w["detect_parts.0.bias"]
-    x = x * x.sigmoid()
-    x = x - x.mean(-1, keepdim=True)
-    x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w["detect_parts.2.weight"] + w["detect_parts.2.bias"]
-    gates = mask.repeat_interleave(37, dim=1)
-    return two_layers(w, gates, x.flatten(1, 2).unsqueeze(2))
-
-
-def check(prediction, expected):
-    scores, poses, variances = expected
-    capsules = prediction.capsules
-    assert scores.std() > 1e-3
-    torch.testing.assert_close(prediction.scores, scores, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(capsules.poses, poses.view_as(capsules.poses), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(capsules.variances, variances.view_as(capsules.poses), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("published", "size"), [pytest.param(True, (96, 96), marks=needs_weights), (False, (29, 61)), (False, (52, 37))]
-)
-@torch.no_grad()
-def test_smallnorb_by_hand(file, published, size):
-    path = file("smallNORB", published)
-    images = torch.rand(2, 2, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    check(load_authors_weights(path).double()(images), smallnorb_by_hand(raw(path), images))
-
-
-@pytest.mark.parametrize(
-    ("published", "name", "tokens"),
-    [
-        *((False, "SST2R", 1), (False, "SST5R", 3), (False, "SST2R", 11)),
-        *(pytest.param(True, *case, marks=needs_weights) for case in (("SST2R", 3), ("SST5R", 11))),
-    ],
-)
-@torch.no_grad()
-def test_sst_by_hand(file, published, name, tokens):
-    path = file(name, published)
-    generator = torch.Generator().manual_seed(tokens)
-    embeddings = torch.randn(3, tokens, 37, 1280, generator=generator, dtype=torch.float64)
-    lengths = torch.tensor([tokens, (tokens + 1) // 2, 1])
-    mask = (torch.arange(tokens) < lengths[:, None]).double()
-    model, weights = load_authors_weights(path).double(), raw(path)
-    check(model(embeddings, mask), sst_by_hand(weights, embeddings, mask))
-    soft = torch.rand(3, tokens, generator=generator, dtype=torch.float64)
-    check(model(embeddings, soft), sst_by_hand(weights, embeddings, soft))
-    check(model(embeddings), sst_by_hand(weights, embeddings, torch.ones_like(mask)))
-
-
-# Loading
-
-
-@published_or_alike
-@pytest.mark.parametrize("name", FILES)
-def test_every_value_is_loaded(file, published, name):
-    path = file(name, published)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    assert {key: tuple(x.shape) for key, x in state.items()} == shapes_of(name)
-    model = load_authors_weights(path)
-    assert type(model) is (StereoCapsNet if name == "smallNORB" else EmbeddingCapsNet)
-    assert not model.training
-    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
-    loaded = [x for key, x in state.items() if not key.endswith("CONST_one")]
-    own = list(model.state_dict().values())
-    # In whatever order: what is in the file is in the network, once, and nothing else is.
-    assert sorted((x.shape, x.double().sum().item()) for x in own) == sorted(
-        (x.shape, x.double().sum().item()) for x in loaded
-    )
-
-
-def test_loads_into_a_given_model(file):
-    path = file("SST2R", False)
-    model = heinsen_sst(classes=2, routing=HeinsenRouting(1)).double()
-    assert load_authors_weights(str(path), model) is model
-    assert model.depth.dtype == torch.float64
-    torch.testing.assert_close(model.depth, raw(path)["depth_emb"])
-
-
-def error_of(path, *model):
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        load_authors_weights(path, *model)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert str(path) in message
-    return message
-
-
-def edited(path, **changes):
-    """The file with some keys changed; None takes one away."""
-    state = torch.load(path, weights_only=True) | {key.replace("__", "."): x for key, x in changes.items()}
-    torch.save({key: x for key, x in state.items() if x is not None}, path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("SST2R", {"depth_emb2": torch.ones(1)}, "does not fit EmbeddingCapsNet: it has depth_emb2, which that does"),
-        ("SST2R", {"detect_parts__2__bias": None}, "does not fit EmbeddingCapsNet: it has no detect_parts.2.bias;"),
-        ("SST2R", {"routings__0__W": None, "routings__0__B": None}, "it has no routings.0.B and 1 more;"),
-        ("smallNORB", {"routings__1__CONST_one": None}, "it has no routings.1.CONST_one"),
-        ("smallNORB", {"compute_a__0__running_var": None}, "it has no compute_a.0.running_var"),
-        ("smallNORB", {"depth_emb": torch.ones(37, 1280)}, "it has depth_emb, which that does not"),
-        (
-            "SST5R",
-            {"depth_emb": torch.ones(37, 1281)},
-            r"CapsNet: depth_emb has shape \(37, 1281\), expected \(37, 1280\);",
-        ),
-        ("SST5R", {"routings__1__B": torch.ones(64, 4, 1, 2)}, r"routings.1.B has shape .*, expected \(64, 5, 1, 2\)"),
-        ("SST5R", {"routings__0__CONST_one": torch.tensor(2.0)}, "routings.0.CONST_one is 2.0, expected 1"),
-        ("SST5R", {"routings__0__CONST_one": torch.ones(1)}, r"has shape \(1,\), expected \(\)"),
-        ("SST5R", {"depth_emb": None}, "is of no network of the author's, which have routings.1.W and"),
-        ("SST5R", {"routings__1__W": None}, "is of no network of the author's"),
-        ("SST5R", {"routings__1__W": torch.ones(3)}, "is of no network of the author's"),
-        ("SST5R", {"depth_emb": "a string"}, "is not a state dict, keys and tensors: give a file of github.com/"),
-    ],
-)
-def test_files_that_do_not_fit(file, name, changes, message):
-    path = edited(file(name, False), **changes)
-    with pytest.raises(ValueError, match=message):
-        load_authors_weights(path)
-    error_of(path)
-
-
-class Opened(Exception):
-    pass
-
-
-class Trap:
-    def __reduce__(self):
-        return Opened, ()
-
-
-def test_files_that_are_no_state_dicts(tmp_path):
-    assert "no file" in error_of(tmp_path / "absent.pt")
-    assert "no file" in error_of(tmp_path)
-    path = tmp_path / "x.pt"
-    for content in (b"", b"hello", bytes(range(256)), pickle.dumps(Trap())):
-        path.write_bytes(content)
-        assert "cannot be read safely as a state dict" in error_of(path)
-    for value in ([torch.ones(1)], torch.ones(1), {"routings.1.W": 1}, {1: torch.ones(1)}):
-        torch.save(value, path)
-        assert "is not a state dict, keys and tensors" in error_of(path)
-    torch.save(nn.Linear(1, 1).state_dict(), path)
-    assert "is of no network of the author's" in error_of(path)
-    torch.save(Trap(), path)
-    assert "cannot be read safely as a state dict (UnpicklingError)" in error_of(path)
-
-
-def test_a_model_that_does_not_fit_stays_as_it_was(file):
-    path = file("SST2R", False)
-    one_beta = heinsen_sst(classes=2, routing=HeinsenRouting(single_beta=True))
-    for model in (heinsen_smallnorb(), heinsen_sst(classes=5), one_beta):
-        before = {key: x.clone() for key, x in model.state_dict().items()}
-        assert f"does not fit {type(model).__name__}" in error_of(path, model)
-        assert model.training
-        for key, x in model.state_dict().items():
-            assert torch.equal(x, before[key])
-
-
-# The networks
 
 
 def count(name, **arguments):
@@ -329,7 +31,7 @@ def count(name, **arguments):
         ("heinsen_smallnorb", {}, 271_688),
         ("heinsen_sst", {}, 140_480),
         ("heinsen_sst", {"classes": 2}, 138_944),
-        # Of MiniLM: 30 * 1280 + 7 * 384 embeddings less, 64 * 896 weights less.
+        # With MiniLM's embeddings the depth parameter and the first linear layer are smaller.
         ("heinsen_sst", {"layers": 7, "width": 384}, 140_480 - 37 * 1280 + 7 * 384 - 64 * (1280 - 384)),
     ],
 )
@@ -338,7 +40,7 @@ def test_parameter_counts(name, arguments, parameters):
 
 
 def networks(**arguments):
-    """Small ones and their input, with values everywhere: as they start, all betas and all scores are zero."""
+    """Small networks and their inputs, with random parameters: initially all betas and all scores are zero."""
     torch.manual_seed(0)
     images = heinsen_smallnorb(classes=3, parts=4, channels=6, **arguments), (torch.rand(2, 2, 45, 50),)
     mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
@@ -443,7 +145,7 @@ def test_padding_changes_nothing(place, garbage):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(padded.grad[:, places], embeddings.grad, rtol=1e-12, atol=1e-12)
     assert not padded.grad[~padded_mask].any()
-    # The same sentence alone, and without a mask.
+    # The first sentence alone, without its padding and without a mask.
     torch.testing.assert_close(model(embeddings[:1, :3]).scores, results[1][1][:1], rtol=1e-12, atol=1e-12)
 
 
@@ -457,7 +159,7 @@ def test_masks():
     assert not torch.allclose(model(embeddings).scores[0], expected.scores[0])
     scores = model.primary_capsules(embeddings, mask).scores
     assert scores.tolist() == [[math.inf] * 6 + [-math.inf] * 2, [math.inf] * 8]
-    nothing = model(embeddings, torch.zeros(2, 4)).scores  # what no children make of it
+    nothing = model(embeddings, torch.zeros(2, 4)).scores  # all children absent
     assert nothing.isfinite().all()
     torch.testing.assert_close(nothing[0], nothing[1])
     assert model(embeddings[:0], mask[:0]).scores.shape == (0, 3)
@@ -473,7 +175,7 @@ def test_soft_masks():
     mask = torch.tensor([[1, 0.5, 0.01, 0], [0.9, 0.8, 0.3, 1]], dtype=torch.float64)
     children = model.primary_capsules(embeddings, mask)
     torch.testing.assert_close(children.scores.sigmoid(), mask.repeat_interleave(2, dim=1))
-    # A token that is there by 0.3 and again by 0.7 of its mask is there by all of it.
+    # A token that occurs twice, with 0.3 and 0.7 of its mask, counts as once with its whole mask.
     twice = model(torch.cat([embeddings, embeddings], 1), torch.cat([0.3 * mask, 0.7 * mask], 1))
     torch.testing.assert_close(twice.scores, model(embeddings, mask).scores, rtol=1e-10, atol=1e-10)
 
@@ -494,7 +196,7 @@ def test_embeddings_in_half_precision():
     torch.testing.assert_close(scores.float(), model(half, mask).scores, rtol=0.05, atol=0.05)
 
 
-# Compilation, and what is not taken
+# Compilation and errors
 
 
 def test_compile():
@@ -540,7 +242,7 @@ def test_bad_input():
             words(embeddings, bad)
 
 
-# What capsules are measured against
+# Baselines
 
 
 def test_the_mean_of_embeddings():
@@ -560,7 +262,7 @@ def test_the_mean_of_embeddings():
     half, large = network.half(), torch.full((1, 30, 2, 5), 3000.0, dtype=torch.float16)
     torch.testing.assert_close(half(large, torch.ones(1, 30)).scores, half(large).scores, rtol=1e-2, atol=1)
     network.double()
-    with pytest.raises(ValueError, match="layers and width those of the encoder"):
+    with pytest.raises(ValueError, match="with the encoder's layers and width"):
         network(embeddings[:, :, :1])
 
 

@@ -1,4 +1,4 @@
-"""The networks of Li et al. 2018, counted and run."""
+"""The networks of Li et al. 2018: parameter counts, options and forward passes."""
 
 from functools import cache
 
@@ -18,13 +18,13 @@ def count(model: nn.Module) -> int:
 
 @cache
 def shapes_of(name: str) -> nn.Module:
-    """Without its numbers."""
+    """A model on the meta device: shapes without values."""
     with torch.device("meta"):
         return create_model(name)
 
 
 def by_hand(types: int, poses: tuple[int, ...], depths: tuple[int, ...], aides: tuple[bool, ...], grid: int) -> int:
-    """Parameters of an EncapNet for three channels and ten classes."""
+    """Number of parameters of an EncapNet for three channels and ten classes."""
     total, before = 27 * types + 2 * types, 1
     for pose, depth, aide in zip(poses, depths, aides, strict=True):
         total += 9 * before * pose * types**2  # the shortcut of type I
@@ -71,7 +71,7 @@ def test_parameter_counts(name, arguments, parameters):
 
 
 def test_published_megabytes():
-    """Three of Table 1's numbers come out at 16 bytes per parameter, to their rounding and a hundredth."""
+    """At 16 bytes per parameter, three numbers of Table 1 come out to within 0.03."""
     with torch.device("meta"):
         assert 16 * count(create_model("capnet_dynamic")) / 2**20 == pytest.approx(151.24, abs=0.03)
         assert 16 * count(create_model("capnet_em")) / 2**20 == pytest.approx(152.44, abs=0.03)
@@ -79,7 +79,7 @@ def test_published_megabytes():
 
 
 def test_depths():
-    """A layer is a stem, a capConv or capFC, as the paper counts them."""
+    """The paper counts the stem, each capConv and capFC as layers."""
     from torchcaps import CapsuleBlock2d
 
     for name, layers in (("encapnet_v1", 18), ("encapnet_v2", 101), ("encapnet_v3", 101)):
@@ -87,7 +87,7 @@ def test_depths():
 
 
 @pytest.mark.parametrize(
-    ("coefficients", "skips"),  # each with each where both are there, and each alone
+    ("coefficients", "skips"),  # each value of one occurs with at least two of the other
     [
         *(("own", "type1"), ("other", "type2"), ("both", "both"), ("both", None), (None, "both"), (None, None)),
         *(("own", "type2"), ("other", "type1")),
@@ -116,7 +116,7 @@ def test_sizes(name, size):
 
 
 def test_skips_over_layers_of_type_two():
-    """With a span of all layers the input of the first joins the last, and nothing else; of one, each joins its own."""
+    """A span of all layers adds the input of the first to the last alone; a span of one adds each layer's own input."""
     x, seen = torch.rand(2, 2, 4, 4, 2), []
     for span, starts in ((None, [None, None, 0]), (1, [0, 1, 2]), (2, [None, 0, 2])):
         module = EncapsulatedModule2d(2, 2, 2, depth=3, stride=1, coefficients=None, skips="type2", skip_span=span)
@@ -187,7 +187,7 @@ def test_capnet_of_bad_arguments():
 
     with pytest.raises(ValueError, match=r"routing .*heinsen\b"):
         CapNet("heinsen")
-    with pytest.raises(ValueError, match="start='learned' is one of dynamic routing"):
+    with pytest.raises(ValueError, match="start='learned' needs routing='dynamic'"):
         CapNet("em", start="learned")
     with pytest.raises(ValueError, match=r"start .*ones\b"):
         create_model("capnet_dynamic", start="ones")

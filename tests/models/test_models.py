@@ -1,4 +1,4 @@
-"""Published models, counted; any image size; the registry."""
+"""CapsNet and its baseline: parameter counts and image sizes; the registry of models."""
 
 import importlib
 import re
@@ -135,7 +135,7 @@ def test_registry():
 
 @pytest.fixture
 def own_registry(monkeypatch):
-    """What a test registers is forgotten."""
+    """A copy of the registry, so that models registered by a test are forgotten."""
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
 

@@ -1,4 +1,4 @@
-"""The networks of Tsai et al. 2020: counted, run, and in all their options."""
+"""The networks of Tsai et al. 2020: parameter counts, training steps and options."""
 
 import pytest
 import torch

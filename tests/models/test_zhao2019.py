@@ -1,4 +1,4 @@
-"""The networks of Zhao & Huang 2019, counted and run."""
+"""The networks of Zhao & Huang 2019: parameter counts, options and forward passes."""
 
 import pytest
 import torch
@@ -68,15 +68,15 @@ def test_arguments_reach_the_routing():
     assert create_model("capsnet_affnist", iterations=2, decoder=False).class_capsules.routing.iterations == 2
 
 
-@pytest.mark.parametrize(("channels", "standardised"), [(1, False), (3, True)])
-def test_colour_images_are_standardised(channels, standardised):
+@pytest.mark.parametrize(("channels", "standardized"), [(1, False), (3, True)])
+def test_color_images_are_standardized(channels, standardized):
     for model in (
         create_model("pooling_cnn", in_channels=channels, channels=4, features=2),
         create_model("pooling_resnet", depth=8, in_channels=channels).eval(),
     ):
         images = torch.rand(2, channels, 20, 20)
         same = torch.allclose(model(images).scores, model(0.5 * images + 0.3).scores, atol=1e-5)
-        assert same == standardised
+        assert same == standardized
 
 
 def test_shortcut_of_option_a():
@@ -93,7 +93,7 @@ def test_shortcut_of_option_a():
     assert isinstance(BasicBlock(4, 4, shortcut="padding").shortcut, nn.Identity)
 
 
-def test_each_image_is_standardised_on_its_own():
+def test_each_image_is_standardized_on_its_own():
     images = torch.rand(3, 3, 4, 5)
     out = StandardizeEach()(images * torch.tensor([1.0, 0.1, 0.5]).view(3, 1, 1, 1) + 0.2)
     torch.testing.assert_close(out.mean((1, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)

@@ -26,7 +26,7 @@ EXACT = {"rtol": 0, "atol": 1e-10}
 
 
 def covering(**parameters: list) -> list[dict]:
-    """Cases in which every two values of every two parameters occur together, few of them."""
+    """Return few cases in which any two values of any two parameters occur together."""
     names, cases = list(parameters), []
     missing = {
         frozenset([(a, x), (b, y)])
@@ -54,8 +54,8 @@ def on_sides(value: int | tuple[int, ...], sides: int) -> tuple[int, ...]:
 def case_of(
     kernel_size, stride, padding, dilation, pose, bias, scores, backend, name
 ) -> tuple[CapsuleConv1d | CapsuleConv2d, Capsules]:
-    """A layer after some training and children for three or so of its windows along each side."""
-    line = isinstance(kernel_size, list)  # a list of one: along a line
+    """A layer with random parameters, and children for about three windows along each side."""
+    line = isinstance(kernel_size, list)  # a list of one number stands for a sequence
     sides, (kernel_size,) = (1, kernel_size) if line else (2, [kernel_size])
     poses = (3, 2) if pose == "vector" else ((2, 3), (2, 2))
     layer = (CapsuleConv1d if line else CapsuleConv2d)(
@@ -79,7 +79,7 @@ def case_of(
 
 
 def windows_of(layer, children: Capsules) -> tuple[tuple[int, ...], list[tuple[Tensor, Tensor]]]:
-    """How many windows there are along each side, and the poses and scores in each, one place at a time."""
+    """Return the number of windows along each side, and the poses and scores of each, gathered place by place."""
     sides, pose = len(layer.sides), layer.in_pose
     kernel, stride, padding, dilation = (
         on_sides(x, sides) for x in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
@@ -107,7 +107,7 @@ def windows_of(layer, children: Capsules) -> tuple[tuple[int, ...], list[tuple[T
 
 
 def on_a_list(layer) -> CapsuleLinear:
-    """A linear layer that routes the children of one window, in the order of the weights."""
+    """Return a linear layer that routes the children of one window, in the order of the convolution's weights."""
     children = layer.layer_shape.children
     linear = CapsuleLinear(children, 3, layer.in_pose, layer.out_pose, layer.routing, bias=layer.bias is not None)
     own = dict(layer.named_parameters())
@@ -185,7 +185,7 @@ def test_gradients_are_those_of_the_windows(kernel_size, backend):
 
 
 def test_padding_is_no_child_of_zeros():
-    """The corner parent is routed from the children that are there, with and without scores of their own."""
+    """The parent in the corner follows from the children inside the grid, with and without scores of their own."""
     conv, corner = (CapsuleConv2d(2, 3, 4, 5, kernel, EMRouting(2), padding=p) for kernel, p in ((3, 1), (2, 0)))
     corner.weight.data = conv.weight.data[:, 1:, 1:]
     x = torch.randn(2, 2, 4, 4, 4)
@@ -255,7 +255,7 @@ def test_sides_of_length_1_stay():
 
 @pytest.mark.parametrize("pose", [(3, 2, 4), ((2, 3), (2, 2), (2, 1))], ids=str)
 def test_sequences_feed_other_layers(pose):
-    """Another convolution, and linear layers that share their weights over positions, or do not."""
+    """The next layer is another convolution, or a linear layer with or without shared weights over positions."""
     one, two, three = pose
     first = CapsuleConv1d(2, 3, one, two, 2, HeinsenRouting(2))
     second = CapsuleConv1d(3, 2, two, two, 3, HeinsenRouting(2), padding=1)
@@ -367,7 +367,7 @@ def test_bad_input(make, message):
 
 
 def test_the_smallest_grid_has_one_window():
-    """What is one smaller is too small, see above."""
+    """A grid that is smaller by one is an error, see above."""
     assert conv2d()(torch.randn(2, 2, 3, 3, 4)).poses.shape == (2, 2, 1, 1, 4)
     dilated = conv2d(kernel_size=(1, 3), dilation=(1, 3), padding=(0, 1))
     assert dilated(torch.randn(2, 2, 5, 5, 4)).poses.shape == (2, 2, 5, 1, 4)

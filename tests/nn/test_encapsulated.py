@@ -1,4 +1,4 @@
-"""Master and aide branches, and the fully connected layer of capsules, against their formulas written out."""
+"""CapsuleBlock2d, with its master and aide branches, and CapsuleFC against their formulas written out."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torchcaps.nn.encapsulated import as_map, as_poses
 
 TYPES = 3
 COEFFICIENTS = ["own", "other", "both", None]
-# (in_pose, out_pose, kernel_size, stride): the paper's types I and II, type I without a stride, and with equal poses.
+# (in_pose, out_pose, kernel_size, stride): the paper's types I and II, type I without a stride and with equal poses.
 KINDS = [(2, 4, 3, 2), (4, 4, 1, 1), (1, 2, 3, 1), (2, 2, 3, 2)]
 
 
@@ -20,10 +20,10 @@ def poses(in_pose: int, size: int = 6, batch: int = 2) -> Tensor:
 
 
 def per_type(x: Tensor, conv: nn.Conv2d, stride: int, padding: int) -> Tensor:
-    """A convolution of each type on its own, written out."""
+    """Convolve each type on its own."""
     maps, weights = x.chunk(TYPES, dim=1), conv.weight.chunk(TYPES)
     biases = (None,) * TYPES if conv.bias is None else conv.bias.chunk(TYPES)
-    return torch.cat([F.conv2d(*of, stride, padding) for of in zip(maps, weights, biases, strict=True)], dim=1)
+    return torch.cat([F.conv2d(*own, stride, padding) for own in zip(maps, weights, biases, strict=True)], dim=1)
 
 
 def activate(x: Tensor, features: int) -> Tensor:
@@ -34,20 +34,20 @@ def activate(x: Tensor, features: int) -> Tensor:
 
 
 def expected(block: CapsuleBlock2d, x: Tensor, skip: Tensor | None) -> Tensor:
-    """The formula of the layer, type by type; x is a map."""
+    """The layer's formula, type by type; x is a map."""
     stride, padding, features = block.stride, block.padding, block.out_pose
     if block.coefficients is None:
         y = per_type(x, block.conv, stride, padding)
     else:
         master = activate(per_type(x, block.master[0], stride, padding), features)
         aide = activate(F.conv2d(x, block.aide[0].weight, None, stride, padding + 2), features)
-        of_master, of_aide = per_type(master, block.from_master, 1, 1), per_type(aide, block.from_aide, 1, 1)
+        c_master, c_aide = per_type(master, block.from_master, 1, 1), per_type(aide, block.from_aide, 1, 1)
         if block.coefficients == "both":
-            together = of_master + of_aide
-            of_master, of_aide = together[:, 0::2], together[:, 1::2]
+            together = c_master + c_aide
+            c_master, c_aide = together[:, 0::2], together[:, 1::2]
         elif block.coefficients == "other":
-            of_master, of_aide = of_aide, of_master
-        y = master * of_master.repeat_interleave(features, 1) + aide * of_aide.repeat_interleave(features, 1)
+            c_master, c_aide = c_aide, c_master
+        y = master * c_master.repeat_interleave(features, 1) + aide * c_aide.repeat_interleave(features, 1)
     if block.shortcut is not None:
         y = y + (x if isinstance(block.shortcut, nn.Identity) else F.conv2d(x, block.shortcut.weight, None, stride, 1))
     return activate(y if skip is None else y + skip, features)
@@ -91,19 +91,19 @@ def test_types_meet_in_the_aide_alone(coefficients):
 
 
 def test_what_coefficients_read():
-    """Silence one branch: its own coefficient changes with "own", the other one's with "other", both with "both"."""
+    """A branch influences its own coefficient with "own", that of the other branch with "other", both with "both"."""
     for coefficients, moved in (("own", (True, False)), ("other", (False, True)), ("both", (True, True))):
         block = CapsuleBlock2d(1, 2, 2, 1, coefficients=coefficients)
         master, aide = torch.rand(1, 2, 4, 4), torch.rand(1, 2, 4, 4)
-        # With one branch at zero only the other one's coefficient times itself is left.
-        of_master = block._mixed(master, torch.zeros(1, 2, 4, 4)) / master
-        of_aide = block._mixed(torch.zeros(1, 2, 4, 4), aide) / aide
+        # With one branch at zero only the other branch times its coefficient is left.
+        c_master = block._mixed(master, torch.zeros(1, 2, 4, 4)) / master
+        c_aide = block._mixed(torch.zeros(1, 2, 4, 4), aide) / aide
         other = torch.rand(1, 2, 4, 4)
-        assert torch.allclose(of_master[:, 0], of_master[:, 1]), "one coefficient per type and position"
-        changes_with_own = not torch.allclose(of_master, block._mixed(other, torch.zeros(1, 2, 4, 4)) / other)
-        mixed = block._mixed(master, aide) - of_aide * aide  # the master's part, plus what the aide's coefficient moved
+        assert torch.allclose(c_master[:, 0], c_master[:, 1]), "one coefficient per type and position"
+        changes_with_own = not torch.allclose(c_master, block._mixed(other, torch.zeros(1, 2, 4, 4)) / other)
+        mixed = block._mixed(master, aide) - c_aide * aide  # the master's part, plus changes of the coefficients
         assert changes_with_own == moved[0], coefficients
-        assert (not torch.allclose(mixed, of_master * master)) == moved[1], coefficients
+        assert (not torch.allclose(mixed, c_master * master)) == moved[1], coefficients
 
 
 def test_blocks_pass_maps_on_without_a_copy():
@@ -111,7 +111,7 @@ def test_blocks_pass_maps_on_without_a_copy():
     capsules = first(poses(2)).poses
     assert as_map(capsules).data_ptr() == capsules.data_ptr()
     torch.testing.assert_close(as_poses(as_map(capsules), 4), capsules)
-    # Made in the usual order of memory, they are worth the same.
+    # Contiguous poses give the same values.
     torch.testing.assert_close(second.eval()(capsules.contiguous()).poses, second(capsules).poses)
 
 
@@ -133,9 +133,9 @@ def test_first_values():
 
 
 def test_block_of_bad_input():
-    with pytest.raises(ValueError, match="coefficients must be 'own', 'other', 'both' or None, got 'v3'"):
+    with pytest.raises(ValueError, match="coefficients must be one of 'own', 'other', 'both', None, got 'v3'"):
         CapsuleBlock2d(2, 2, 2, coefficients="v3")
-    with pytest.raises(ValueError, match="skip=True needs the padding 1 of kernel_size=3, got 0"):
+    with pytest.raises(ValueError, match="skip=True needs .*got kernel_size=3 and padding=0"):
         CapsuleBlock2d(2, 2, 2, 3, padding=0, skip=True)
     with pytest.raises(ValueError, match="must be at least 1, got 4, 2, 4, 0 and 1"):
         CapsuleBlock2d(4, 2, 4, 0)
@@ -166,5 +166,7 @@ def test_fully_connected():
 def test_fully_connected_of_bad_input():
     layer = CapsuleFC(12, 5, 2)
     for bad in (torch.rand(2, 12, 3), torch.rand(2, 11, 2), torch.rand(2, 12), torch.rand(2, 3, 2, 3, 2)):
-        with pytest.raises(ValueError, match=r"expected poses of shape \(batch, 12, 2\), or so many on a grid, got"):
+        with pytest.raises(
+            ValueError, match=r"expected poses of shape \(batch, 12, 2\), or as many capsules on a grid, got"
+        ):
             layer(bad)

@@ -1,4 +1,4 @@
-"""Feedback agreement: one unit step by step, what it attaches to, and that it leaves nothing there."""
+"""Feedback agreement: one unit step by step, the layers it attaches to, and that the network stays unchanged."""
 
 import copy
 
@@ -9,14 +9,14 @@ from torch import nn
 from torch.testing import assert_close
 
 from torchcaps import CapsuleConv2d, Capsules, DynamicRouting, FeedbackAgreement, Prediction, create_model
-from torchcaps.functional import feature_kl, sinkhorn_divergence
+from torchcaps.functional import sinkhorn_divergence
 from torchcaps.nn import AgreementUnit, CapsuleLinear, MapShape, PrimaryCapsules
 
 PAIR = [("lower", "higher")]
 
 
 class Net(nn.Module):
-    """A stem, a lower and a higher layer, and a classifier."""
+    """Network of a stem, a lower and a higher layer, and a classifier."""
 
     def __init__(self, lower: nn.Module, higher: nn.Module, stem: nn.Module | None = None):
         super().__init__()
@@ -67,7 +67,7 @@ def batch_norm(x, module):
 
 
 def transported(x, y, cost, eps=1.0, iterations=10):
-    """W(x, y), not in logarithms."""
+    """W(x, y), computed without logarithms."""
     c = torch.stack(
         [torch.stack([1 - F.cosine_similarity(a, b, 0) if cost == "cosine" else (a - b).norm() for b in y]) for a in x]
     )
@@ -120,49 +120,6 @@ def test_capsules_step_by_step(debias, cost):
     assert_close(ours, theirs)
 
 
-def test_the_divergence_is_of_the_generated_and_the_lower_maps():
-    """With the arguments as they are: KL has two sides."""
-    lower, higher = torch.rand(5, 8, 8, 8), torch.rand(5, 6, 4, 4)
-    shapes = MapShape(8, 8, 8), MapShape(6, 4, 4)
-    unit = AgreementUnit(*shapes, divergence="kl", critic=False)
-    assert_close(unit(lower, higher), feature_kl(unit.generate(higher), lower))
-    unit = AgreementUnit(*shapes, critic=False, eps=0.2, iterations=1, cost="l2")
-    assert_close(unit(lower, higher), sinkhorn_divergence(unit.generate(higher), lower, 0.2, 1, "l2"))
-    assert not torch.isclose(unit(lower, higher), sinkhorn_divergence(unit.generate(higher), lower, 0.2, 2, "l2"))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "kernel", "stride", "padding"),
-    [
-        ((8, 8), (8, 8), 3, 1, 1),
-        ((8, 8), (4, 4), 3, 2, 1),
-        ((7, 8), (4, 4), 3, 2, 1),
-        ((1, 1), (1, 1), 3, 1, 1),
-        ((9, 8), (3, 3), 3, 3, (0, 1)),
-        ((7, 7), (3, 3), 3, 3, 1),
-        ((12, 6), (3, 3), (5, 3), (4, 2), 1),
-        ((13, 16), (4, 16), (5, 3), (4, 1), (2, 1)),
-        ((8, 5), (1, 1), (9, 5), (8, 5), (1, 0)),
-    ],
-)
-def test_sizes(low, high, kernel, stride, padding):
-    unit = AgreementUnit(MapShape(4, *low), MapShape(2, *high), critic=False)
-    conv, pairs = unit.generator[0], lambda x: x if isinstance(x, tuple) else (x, x)
-    assert (conv.kernel_size, conv.stride, conv.padding) == (pairs(kernel), pairs(stride), pairs(padding))
-    generated = conv(torch.ones(2, 2, *high))
-    assert generated.shape == (2, 4, *low)
-    assert generated.all()  # each position gets something
-    lower = torch.rand(3, 4, *low)
-    assert unit(lower, torch.rand(3, 2, *high)).shape == ()
-
-
-@pytest.mark.parametrize(("low", "high"), [((5, 5), (4, 4)), ((8, 5), (4, 4)), ((4, 4), (8, 8)), ((4, 4), (4, 5))])
-def test_sizes_that_cannot_match(low, high):
-    message = f"4x{low[0]}x{low[1]} cannot be generated from 2x{high[0]}x{high[1]}: the higher sizes must be"
-    with pytest.raises(ValueError, match=message):
-        AgreementUnit(MapShape(4, *low), MapShape(2, *high))
-
-
 # The layers of a pair
 
 
@@ -177,7 +134,7 @@ def flat(types=None) -> nn.Module:
 
 
 class Rearranged(nn.Module):
-    """A map as capsules on a grid in a plain tensor, or as matrices, or in a Prediction."""
+    """Layer that returns a map as capsules on a grid, with poses of any shape, wrapped or as a plain tensor."""
 
     def __init__(self, types: int, pose: tuple[int, ...], wrap=lambda poses: poses):
         super().__init__()
@@ -229,8 +186,8 @@ class Flattened(nn.Module):
         return x.flatten(1)
 
 
-def test_capsules_are_neighbouring_channels():
-    """In the order in which they were channels, whatever the pose."""
+def test_capsules_are_neighboring_channels():
+    """Capsules become channels in their original order, whatever the pose."""
     x = images()
     for pose in ((4,), (2, 2)):
         model = Net(halved(), Rearranged(3, pose, Capsules))
@@ -358,7 +315,7 @@ def test_generators_of_capsules_and_plain_ones():
     assert not torch.cat([generated[:, :4], generated[:, 8:]], 1).any()
 
 
-# What it does to a network
+# Effects on the network
 
 
 def test_evaluation_adds_nothing():
@@ -519,13 +476,13 @@ class Answer(nn.Module):
             ValueError,
             r"Net has no layer 'lower.2'; the nearest are lower",
         ),
-        (lambda: attach(plain(), []), ValueError, "names of a lower and a higher layer each, got \\[\\]"),
-        (lambda: attach(plain(), ("lower", "higher")), ValueError, "names of a lower and a higher layer each"),
-        (lambda: attach(plain(), [("lower",)]), ValueError, "names of a lower and a higher layer each"),
+        (lambda: attach(plain(), []), ValueError, "pairs of names, a lower and a higher layer each, got \\[\\]"),
+        (lambda: attach(plain(), ("lower", "higher")), ValueError, "pairs of names, a lower and a higher layer each"),
+        (lambda: attach(plain(), [("lower",)]), ValueError, "pairs of names, a lower and a higher layer each"),
         (lambda: attach(plain(), weight=-1.0), ValueError, "weight must be at least 0 and finite, got -1.0"),
-        (lambda: attach(plain(), cost="l1"), ValueError, "layers 'lower' and 'higher': cost must be 'cosine' or 'l2'"),
+        (lambda: attach(plain(), cost="l1"), ValueError, "'lower' and 'higher': cost must be one of 'cosine', 'l2'"),
         (lambda: attach(plain(), eps=0.0), ValueError, "eps must be above 0"),
-        (lambda: attach(plain(), divergence="js"), ValueError, "divergence must be 'sinkhorn' or 'kl', got 'js'"),
+        (lambda: attach(plain(), divergence="js"), ValueError, "divergence must be one of 'sinkhorn', 'kl', got 'js'"),
         (
             lambda: attach(plain(), [("higher", "lower")]),
             ValueError,
@@ -539,7 +496,7 @@ class Answer(nn.Module):
         (
             lambda: attach(capsules(), [("higher", "higher")]),
             ValueError,
-            r"of 6x4x4 \(3 types of capsules\) the critic leaves a single number, whose cosine is 0 or 1: "
+            r"the critic reduces 6x4x4 \(3 types of capsules\) to a single number, whose cosine is 0 or 1: "
             "use critic=False or cost='l2'",
         ),
         (
@@ -547,21 +504,21 @@ class Answer(nn.Module):
             ValueError,
             "a single number, whose softmax is 1: use critic=False or divergence='sinkhorn' with cost='l2'",
         ),
-        (lambda: attach(idle(), [("lower", "spare")]), ValueError, "layer 'spare' did not run: name one that"),
+        (lambda: attach(idle(), [("lower", "spare")]), ValueError, "layer 'spare' did not run: name a layer that"),
         (
             lambda: attach(nn.Sequential(nn.Flatten(2), nn.ReLU()), [("0", "1")]),
             TypeError,
-            r"layer '0' gives a tensor of shape \(2, 3, 64\)",
+            r"layer '0' returns a tensor of shape \(2, 3, 64\)",
         ),
         (
             lambda: attach(nn.Sequential(nn.Flatten(2), nn.LSTM(64, 4)), [("1", "1")]),
             TypeError,
-            "layer '1' gives a tuple; expected a map",
+            "layer '1' returns a tuple; expected a map",
         ),
         (
             lambda: attach(nn.Sequential(Answer()), [("0", "0")]),
             TypeError,
-            "layer '0' gives a Prediction; expected a map",
+            "layer '0' returns a Prediction; expected a map",
         ),
         (
             lambda: attach(two_convolutions(), [("0", "1")])(torch.rand(2, 3, 8, 10)),
@@ -587,7 +544,7 @@ def test_single_numbers_have_distances_and_two_a_cosine():
 
 
 def test_a_compiled_network_is_watched_after_an_evaluation_too():
-    """What was compiled without hooks must not run in their place."""
+    """Code that was compiled without hooks must not run where hooks are needed."""
     model = plain().eval()
     compiled = torch.compile(model, backend="eager")
     feedback = attach(compiled, [("_orig_mod.lower", "_orig_mod.higher")])

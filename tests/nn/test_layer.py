@@ -1,4 +1,4 @@
-"""What all layers have in common: precision, devices, first values, copies, compiling and exporting."""
+"""Tests of every layer: precision, devices, initial values, copies, compiling and exporting."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ from torchcaps.routing.base import CHILDREN
 
 
 class ToCapsules(nn.Module):
-    """What takes capsules, given their poses."""
+    """Wraps a layer that takes Capsules, so that it takes poses."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -41,7 +41,7 @@ class ToCapsules(nn.Module):
         return self.layer(Capsules(poses))
 
 
-LAYERS = {  # and the shape of an input for each
+LAYERS = {  # each with the shape of an input
     "linear": (lambda **kw: CapsuleLinear(4, 3, (2, 2), (2, 3), HeinsenRouting(2), bias=True, **kw), (2, 4, 2, 2)),
     "linear of any number": (
         lambda **kw: CapsuleLinear(
@@ -71,12 +71,12 @@ LAYERS = {  # and the shape of an input for each
     "decoder": (lambda **kw: ToCapsules(MaskedDecoder(3, 4, (1, 5, 5), (6,), **kw)), (2, 3, 4)),
 }
 layers = pytest.mark.parametrize("name", LAYERS)
-# What tests of every algorithm try on linear layers and on convolutions alone.
+# Layers beyond those on which the tests of every algorithm run.
 other_layers = pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("linear", "conv2d")])
 
 
 def make(name: str, **options) -> tuple[nn.Module, Tensor]:
-    """A layer as after some training, and an input."""
+    """A layer with random parameters, and an input."""
     build, shape = LAYERS[name]
     layer = build(**options)
     for parameter in layer.parameters():
@@ -162,7 +162,7 @@ def test_gradients_reach_all_parameters_and_the_input(name):
 
 
 class Images(nn.Module):
-    """All layers that know no routing."""
+    """A network of all layers without routing."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ class Images(nn.Module):
 
 
 class Sequences(nn.Module):
-    """Convolutions along a line, then as many parents as children."""
+    """A network of convolutions of a sequence and a layer with as many parents as children."""
 
     def __init__(self):
         super().__init__()
@@ -245,7 +245,7 @@ def linear(**options):
     return CapsuleLinear(**{"in_capsules": 30, "out_capsules": 20, "in_pose": 16, "out_pose": 24} | options)
 
 
-SIZES = [  # a layer of 20 parents, and for how many children each of them is made
+SIZES = [  # layers of 20 parents, each with its expected number of children
     (lambda r: linear(routing=r), 30),
     (lambda r: linear(routing=r, in_pose=(3, 8), out_pose=(3, 12)), 30),
     (lambda r: linear(routing=r, in_capsules=None), CHILDREN),
@@ -271,7 +271,7 @@ SIZES = [  # a layer of 20 parents, and for how many children each of them is ma
     ids=str,
 )
 def test_first_parents_are_gain_times_as_long_as_children(build, children, routing):
-    """Before a squash, if there is one."""
+    """The length is measured before the squash, if there is one."""
     layer = build(routing)
     x = torch.randn(256, children, *layer.in_pose)
     x = x / x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1)) * children**0.5

@@ -1,4 +1,4 @@
-"""Capsules that are all connected to all: any number of them, on a grid, in a sequence, and what bad input is told."""
+"""CapsuleLinear: any number of children and parents, children on a grid or in a sequence, and errors."""
 
 import doctest
 import math
@@ -70,7 +70,7 @@ def test_any_number_of_children(children, backend):
 
 
 def own_weights(layer: CapsuleLinear, positions: int) -> CapsuleLinear:
-    """A layer in which each child has its own weights, that are those of its type."""
+    """Return a layer in which each child has its own copy of its type's weights."""
     children = layer.in_capsules * positions
     own = CapsuleLinear(
         children, layer.out_capsules, layer.in_pose, layer.out_pose, layer.routing, bias=layer.bias is not None
@@ -104,7 +104,7 @@ def test_a_grid_is_flattened_types_first():
 
 @backends
 def test_coordinate_addition(backend):
-    """With no weights, a vote is the place of its child: (row, column) in the last column, scaled to [0, 1]."""
+    """With zero weights, a vote holds its child's position: (row, column) in the last column, scaled to [0, 1]."""
     options = {"share_positions": True, "coordinates": True, "backend": backend}
     layer = CapsuleLinear(2, 1, (3, 4), (3, 5), EMRouting(1), **options)
     nn.init.zeros_(layer.weight)
@@ -138,7 +138,7 @@ def layer_of(routing: Routing, children: int | None = None, **options) -> Capsul
 
 
 def evidence(out: Capsules, leaves: list[Tensor]) -> list[Tensor]:
-    """What came out, and all gradients of a function of it in which every number counts."""
+    """Return the results, and all gradients of a loss in which every result has its own weight."""
     results = [x for x in out if isinstance(x, Tensor)]
     gradients = torch.autograd.grad(algorithms.loss_of(results), leaves, allow_unused=True, materialize_grads=True)
     return [*results, *gradients]
@@ -150,9 +150,9 @@ def evidence(out: Capsules, leaves: list[Tensor]) -> list[Tensor]:
     [(None, None, "reference"), (5, None, "tiled"), (None, 7, "tiled"), (5, 2, "reference"), (None, 1, "reference")],
 )
 def test_votes_of_all_parents(name, children, asked, backend):
-    """A layer of so many parents that are told apart by their biases, on a line from -1 to 1."""
+    """The layer equals one with as many parents, whose biases differ along a line from -1 to 1."""
     if "linear lambda" in name:
-        pytest.skip("it stretches the differences of costs, and here they are of rounding alone")
+        pytest.skip("it rescales the differences of costs, which are rounding errors here")
     layer, parents = layer_of(ROUTINGS[name](), children, backend=backend), asked or 5
     fixed = CapsuleLinear(children, parents, (2, 3), (2, 2), ROUTINGS[name](), bias=True, backend="reference")
     line = torch.linspace(-1, 1, parents)[:, None, None]
@@ -192,7 +192,7 @@ def test_heinsens_algorithm_in_plain_loops(parents, backend):
 
 @pytest.mark.parametrize(("asked", "backend"), [(5, "tiled"), (None, "reference")])
 def test_padding(asked, backend):
-    """It changes nothing if a number of parents is asked for. Where they are as many as children, it counts as one."""
+    """Padding changes nothing if the number of parents is given. Without a number, each padded child adds a parent."""
     layer = layer_of(HeinsenRouting(2), backend=backend)
     poses, scores = torch.randn(2, 4, 2, 3), torch.randn(2, 4)
     padding = 1e4 * torch.randn(2, 3, 2, 3), torch.full((2, 3), -math.inf)
@@ -200,15 +200,16 @@ def test_padding(asked, backend):
     alone = [x.requires_grad_() for x in (poses, scores)]
     parameters = list(layer.parameters())
     expected = evidence(layer(Capsules(*alone), out_capsules=asked or 7), [*parameters, *alone])
-    *found, of_poses, of_scores = evidence(layer(Capsules(*padded), out_capsules=asked), [*parameters, *padded])
-    assert not of_poses[:, :3].any()
-    assert not of_scores[:, :3].any()
-    assert_close([*found, of_poses[:, 3:], of_scores[:, 3:]], expected, **EXACT)
+    *found, grad_poses, grad_scores = evidence(layer(Capsules(*padded), out_capsules=asked), [*parameters, *padded])
+    assert not grad_poses[:, :3].any()
+    assert not grad_scores[:, :3].any()
+    assert_close([*found, grad_poses[:, 3:], grad_scores[:, 3:]], expected, **EXACT)
 
 
 @routings
 def test_parents_are_told_apart_as_they_start(name):
-    """They would not be without their offsets, nor would these learn to, of a loss that makes no difference."""
+    """Parents differ because of their offsets. With zero offsets they are equal, and the offsets get no gradient from a
+    symmetric loss."""
     layer = CapsuleLinear(None, None, 3, 4, ROUTINGS[name]())
     assert layer.symmetry_breaking.tolist() == [[1, -1, 1, -1]]
     x = torch.randn(2, 5, 3)
@@ -226,9 +227,9 @@ def test_parents_are_told_apart_as_they_start(name):
 def test_types_on_a_grid_for_any_number_of_parents(asked):
     layer = layer_of(HeinsenRouting(), children=2, share_positions=True)
     own = layer_of(HeinsenRouting(), children=12)
-    for name, parameter in layer.named_parameters():  # a row per type, but for the offset of the parents
-        of_each = parameter if name == "symmetry_breaking" else parameter.repeat_interleave(6, 0)
-        own.get_parameter(name).data = of_each.data
+    for name, parameter in layer.named_parameters():  # one row per type, except for the offset of the parents
+        per_child = parameter if name == "symmetry_breaking" else parameter.repeat_interleave(6, 0)
+        own.get_parameter(name).data = per_child.data
     grid = torch.randn(3, 2, 2, 3, 2, 3)
     out = layer(grid, out_capsules=asked)
     assert out.poses.shape == (3, asked or 12, 2, 2)
@@ -289,7 +290,7 @@ ROWS = {"in_pose": (2, 4), "out_pose": (2, 4)}
         (lambda: linear(out_capsules=0), "out_capsules must be at least 1.*got 0"),
         (lambda: linear(in_capsules=None, share_positions=True), "share_positions=True needs in_capsules"),
         (lambda: linear(**ROWS, coordinates=True), "coordinates=True .*needs share_positions=True"),
-        (lambda: linear(share_positions=True, coordinates=True), "adds to two rows"),
+        (lambda: linear(share_positions=True, coordinates=True), "adds to two rows of a pose"),
         (
             lambda: linear(**ROWS, out_capsules=None, share_positions=True, coordinates=True),
             "coordinates=True needs a number of parents",

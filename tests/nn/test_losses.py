@@ -1,4 +1,4 @@
-"""Losses on activations: by hand, in plain loops, and the modules."""
+"""Losses on activations, against numbers worked out by hand and against plain loops."""
 
 import oracles
 import pytest

@@ -1,4 +1,4 @@
-"""ReLU and squash as one function, against the two one after the other."""
+"""ReLU and squash as one function, against the two operators one after the other."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ from torchcaps import (
 )
 from torchcaps.routing.equilibrium import _anderson
 
-# With a first agreement, with votes that are prepared, with steps that know their number, with scores: all there is.
+# All features of a routing that a schedule must handle.
 ROUTINGS = {
     "first agreement": lambda n: DynamicRouting(n, start="learned", learn_bias=True),
     "over children": lambda n: VectorNormRouting(n - 1, sharpness=2.0, activation=squash),
@@ -38,7 +38,7 @@ ROUTINGS = {
     "temperature": lambda n: EMRouting(n, inverse_temperature=1.0),
     "prepared votes": lambda n: SelfRouting(),
 }
-RESTING = {  # routings that can come to rest, the same in every iteration
+RESTING = {  # routings that can reach a fixed point, with the same step in every iteration
     "inverted_attention": InvertedAttentionRouting,
     "em": lambda iterations: EMRouting(iterations, inverse_temperature=0.3, decay=0.0),
     "heinsen": HeinsenRouting,
@@ -97,7 +97,7 @@ def test_with_one_iteration_both_are_the_same(name):
 
 
 def procedure_2(stack, x, iterations):
-    """Line by line, on stored votes; the oracle of one routing step is elsewhere."""
+    """Run Procedure 2 line by line on stored votes, with `torchcaps.functional` for one routing step."""
 
     def route(layer, below, above):
         def attend(votes, start):
@@ -131,7 +131,7 @@ def test_concurrent_is_procedure_2(iterations):
     x = children()
     expected = procedure_2(stack, x, iterations)
     assert_same(stack(x).poses, expected[-1])
-    traced = stack.trace(x)  # which leaves no pass out
+    traced = stack.trace(x)  # a trace leaves no pass out
     for trace, poses in zip(traced, expected, strict=True):
         assert_same(trace.parents.poses, poses.detach())
     wanted = torch.autograd.grad(expected[-1].square().sum(), stack.layers[0].weight)
@@ -144,7 +144,7 @@ def test_concurrent_is_procedure_2(iterations):
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_concurrent_passes_of_every_kind_of_routing(name):
-    """All of them, and each with its number."""
+    """All passes run, and each gets its iteration."""
     stack = three_layers(ROUTINGS[name](3), schedule="concurrent")
     x = children()
 
@@ -276,7 +276,7 @@ def test_a_schedule_may_be_changed_and_is_checked():
     stack.schedule = "concurrent"
     assert (stack(x).poses - sequential).abs().max() > 1e-3
     stack.layers[1].routing.iterations = 3
-    with pytest.raises(ValueError, match=r"these have iterations of \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"the same number of iterations, got \[2, 3\]"):
         stack(x)
     stack.schedule = "concurent"
     with pytest.raises(ValueError, match="got 'concurent'"):
@@ -304,7 +304,7 @@ def test_detached_votes_are_constants(backend):
     children = torch.randn(2, 4, 2, requires_grad=True)
     scores = torch.randn(2, 4, requires_grad=True)
     votes = layer.votes(Capsules(children, scores))
-    _, agreement = layer.routing.step(votes, None, 0)  # which fills the caches
+    _, agreement = layer.routing.step(votes, None, 0)  # fills the caches
     constant = votes.detach()
     for result in constant.moments(None)[:3]:
         assert not result.requires_grad
@@ -332,7 +332,7 @@ def test_scores_flow_between_layers():
 
 
 def test_compiles_whole():
-    """And is exported, of any number of samples."""
+    """The stack compiles without a graph break and exports with any batch size."""
     stack = two_layers(InvertedAttentionRouting(3), schedule="concurrent")
     x = torch.randn(2, 2, 3, 3, 2, 2)
     compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
@@ -355,7 +355,7 @@ def test_half_precision_and_meta_tensors(schedule):
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium()], ids=["s", "c", "e"])
 def test_as_many_capsules_in_every_layer_as_there_are_children(schedule):
-    """And a fixed number at the end."""
+    """All layers but the last take any number of capsules."""
     layers = [CapsuleLinear(None, parents, 3, 3, HeinsenRouting(2), bias=True) for parents in (None, None, 4)]
     stack = CapsuleStack(*layers, schedule=schedule)
     for number in (1, 2, 6):
@@ -420,7 +420,7 @@ def test_anderson_solves_a_linear_map_in_as_many_steps_as_dimensions():
 
 
 def test_anderson_forgets_what_was_before_a_restart():
-    """Two samples with the same past: the one that started anew knows its newest difference only."""
+    """Of two samples with the same past, the one that restarted uses only its newest difference."""
     function, _ = contraction(size=4, samples=1)
     points = [torch.randn(1, 4)]
     for _ in range(3):
@@ -473,7 +473,7 @@ def two_layers(routing, **kw) -> CapsuleStack:
     ("name", "history", "schedule"),
     [
         *itertools.product(["inverted_attention"], [0, 5], ["sequential", "concurrent"]),
-        # Mixtures of Gaussians have several fixed points: the way there decides for one.
+        # Mixtures of Gaussians have several fixed points; the iterations decide which one is found.
         *itertools.product(["em", "heinsen", "heinsen_kmeans"], [0], ["sequential"]),
     ],
 )
@@ -579,16 +579,16 @@ def test_bad_stacks():
         ValueError, match="schedule must be 'sequential', 'concurrent' or an Equilibrium, got 'parallel'"
     ):
         CapsuleStack(layer, schedule="parallel")
-    with pytest.raises(ValueError, match=r"iterate together, and these have iterations of \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"need the same number of iterations, got \[2, 3\]"):
         CapsuleStack(layer, CapsuleLinear(3, 3, 2, 2, InvertedAttentionRouting(3)), schedule="concurrent")
     last = InvertedAttentionRouting(2, gradient="last")
-    with pytest.raises(ValueError, match="gradient='last' would cut"):
+    with pytest.raises(ValueError, match="gradient='last' would cut off"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule="concurrent")
-    with pytest.raises(ValueError, match="DynamicRouting.* never comes to rest"):
+    with pytest.raises(ValueError, match="DynamicRouting.* never reaches a fixed point"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, DynamicRouting(3)), schedule=Equilibrium())
     with pytest.raises(ValueError, match="needs gradient='unrolled', got 'last'"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule=Equilibrium())
-    with pytest.raises(ValueError, match="EMRouting.*linear.* never comes to rest"):
+    with pytest.raises(ValueError, match="EMRouting.*linear.* never reaches a fixed point"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, EMRouting(schedule="linear")), schedule=Equilibrium())
     with pytest.raises(ValueError, match="SelfRouting has no iterations"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, SelfRouting()), schedule=Equilibrium())

@@ -113,7 +113,7 @@ def test_plain_loops(cost, eps, iterations):
 @pytest.mark.parametrize("eps", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("cost", COSTS)
 def test_pot_after_as_many_iterations(cost, eps, iterations):
-    """POT updates v first, and we u: it has the transposed problem."""
+    """POT updates v first and we update u first, so POT gets the transposed problem."""
     costs = transport_cost(*batches(), cost)
     rows, columns = np.full(4, 1 / 4), np.full(6, 1 / 6)
     theirs = ot.sinkhorn(rows, columns, costs.T.numpy(), eps, numItermax=iterations, stopThr=0, warn=False).T
@@ -148,7 +148,7 @@ def test_pot_converged_divergence(cost, eps):
 
 
 def entropic(x, y, eps, cost):
-    """What the plan minimises, and the sums of its potentials f_i + g_j."""
+    """Return the objective that the plan minimizes, and the sums of its potentials f_i + g_j."""
     costs = transport_cost(x, y, cost)
     plan = transport_plan(costs, eps, 2000)
     surprise = eps * (plan * plan.numel()).log()  # of P against the product of the marginals
@@ -157,7 +157,7 @@ def entropic(x, y, eps, cost):
 
 @pytest.mark.parametrize(("cost", "eps"), [("cosine", 0.3), ("l2", 1.0)])
 def test_geomloss_converged(cost, eps):
-    """geomloss gives the entropic objective, which its potentials attain, and halves of W(x, x) and W(y, y)."""
+    """geomloss returns the entropic objective, with half the weight for W(x, x) and W(y, y)."""
     x, y = batches()
     (value, potentials), (of_x, _), (of_y, _) = (entropic(a, b, eps, cost) for a, b in ((x, y), (x, x), (y, y)))
 
@@ -165,7 +165,8 @@ def test_geomloss_converged(cost, eps):
         def costs(a, b):
             return torch.stack([transport_cost(p, q, cost) for p, q in zip(a, b, strict=True)])
 
-        # Its epsilon goes from the diameter to blur in steps of `scaling`: 1000 iterations of nearly the same.
+        # Its epsilon goes from the diameter to blur in steps of `scaling`: about 1000 iterations with nearly the same
+        # epsilon.
         steps = {"blur": eps, "diameter": 1.1 * eps, "scaling": 0.9999}
         return geomloss.SamplesLoss(p=1, **steps, cost=costs, backend="tensorized", **kw)(x, y)
 
@@ -192,7 +193,7 @@ def test_any_epsilon_is_finite_with_right_sums(scale, dtype, eps):
 
 @pytest.mark.parametrize(("least", "most"), [(0, 2), (100, 101), (0, 1e4)])
 def test_float32_is_right_where_the_kernel_is_tiny(least, most):
-    """exp(-1e7) has no float, and log u + log v - C/eps would keep one digit of it."""
+    """exp(-1e7) underflows, and log u + log v - C/eps would keep only one digit."""
     costs = (torch.rand(16, 12) * (most - least) + least).float()
     for eps in (1e-3, 1e-2, 0.1, 1.0):
         expected = transport_plan(costs.double(), eps)
@@ -332,7 +333,7 @@ def test_kl_by_hand_and_in_plain_loops():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x: transport_cost(x, x, "l1"), "cost must be 'cosine' or 'l2', got 'l1'"),
+        (lambda x: transport_cost(x, x, "l1"), "cost must be one of 'cosine', 'l2', got 'l1'"),
         (lambda x: transport_cost(x, x[:, :2]), r"\(n, features\) and \(m, features\), got \(4, 3\) and \(4, 2\)"),
         (lambda x: transport_cost(x, x[0]), r"got \(4, 3\) and \(3,\)"),
         (lambda x: transport_plan(x, 0.0), "eps must be above 0 and finite, got 0.0"),
@@ -340,11 +341,11 @@ def test_kl_by_hand_and_in_plain_loops():
         (lambda x: transport_plan(x, 1.0, 0), "iterations must be at least 1, got 0"),
         (lambda x: transport_plan(x[0]), r"shape \(n, m\) with at least one sample each, got \(3,\)"),
         (lambda x: transport_plan(x[:0]), r"got \(0, 3\)"),
-        (lambda x: sinkhorn_divergence(x, x[:, :2]), r"equally many features, got shapes \(4, 3\) and \(4, 2\)"),
+        (lambda x: sinkhorn_divergence(x, x[:, :2]), r"the same number of features, got shapes \(4, 3\) and \(4, 2\)"),
         (lambda x: sinkhorn_divergence(x[0], x[0]), r"got shapes \(3,\) and \(3,\)"),
         (lambda x: sinkhorn_divergence(x, x[:0]), r"got shapes \(4, 3\) and \(0, 3\)"),
         (lambda x: sinkhorn_divergence(x, x, cost="l1"), "cost must be"),
-        (lambda x: feature_kl(x, x[:2]), "as many samples as counterparts, got 4 and 2"),
+        (lambda x: feature_kl(x, x[:2]), "the same number of samples in both batches, got 4 and 2"),
     ],
 )
 def test_bad_input(make, message):

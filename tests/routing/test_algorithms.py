@@ -1,4 +1,4 @@
-"""What every routing algorithm must do, for every entry of `helpers/algorithms.py`."""
+"""Tests of every routing algorithm: every entry of `helpers/algorithms.py` must pass them."""
 
 import copy
 import math
@@ -22,8 +22,8 @@ from torchcaps.testing import (
 
 names = pytest.mark.parametrize("name", ALGORITHMS)
 
-# Children, parents, poses before and after, sets of weights ("each" child's or "all" children's), iterations, scores:
-# every value meets every other of its neighbors, with poses of one entry, one child, one parent and one sample.
+# (batch, children, parents, in_pose, out_pose, weights of "each" child or one set for "all", iterations, with scores).
+# They include poses of one entry, one child, one parent and one sample.
 CASES = [
     (2, 5, 3, 3, 4, "each", 3, True),
     (1, 7, 2, (2, 3), (2, 3), "all", 4, True),
@@ -90,7 +90,7 @@ def test_a_stack_that_dies():
 @names
 @pytest.mark.parametrize("gradient", ["unrolled", "last"])
 def test_backends_agree(name, gradient, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 60)  # several blocks even of few children
+    monkeypatch.setattr(blocks, "BLOCK", 60)  # several blocks even for few children
     assert_backends_agree(make(name, gradient=gradient))
 
 
@@ -103,7 +103,7 @@ def test_padding_in_blocks_of_its_own(name, backend, monkeypatch):
 
 @names
 def test_gradients(name):
-    """Of children, weights and all that is learned, numerically."""
+    """Gradients of children, weights and all learned parameters agree with finite differences."""
     layer = randomize(CapsuleLinear(None, 3, (2, 2), (2, 2), make(name, 2), bias=True))
     poses, scores = torch.randn(2, 3, 2, 2, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     parameters = dict(layer.named_parameters())
@@ -143,7 +143,7 @@ def test_gradients_reach_all_parameters_through_the_last_iteration(name):
 
 
 def layers(name):
-    """A layer of each kind with an entry's routing, and its children."""
+    """Yield a layer of each kind with an entry's routing, and its children."""
     yield randomize(CapsuleLinear(None, 3, (2, 2), (2, 3), make(name), bias=True)), torch.randn(2, 4, 2, 2)
     conv = CapsuleConv2d(2, 3, (2, 2), (2, 2), (2, 3), make(name), stride=2, padding=1)
     yield randomize(conv), torch.randn(2, 2, 4, 5, 2, 2)
@@ -186,7 +186,7 @@ def test_export_with_any_batch_and_any_number_of_children(name):
 @names
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_autocast(name, dtype):
-    """Sums run in float32: the error is that of the inputs' rounding."""
+    """Sums run in float32, so the error is that of rounding the inputs."""
     layer = CapsuleLinear(6, 3, 4, 5, make(name)).float()
     poses = torch.randn(2, 6, 4).to(dtype)
     half = copy.deepcopy(layer).to(dtype)
@@ -207,7 +207,7 @@ def test_half_precision_and_autocast(name, dtype):
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e3])
 @pytest.mark.parametrize("children", [1, 4])
 def test_votes_that_agree(name, value, children):
-    """Zero poses and zero variances, in float32: where published code gives NaN."""
+    """Zero poses and zero variances in float32, where published code gives NaN."""
     layer = CapsuleLinear(None, 3, 4, 4, make(name)).float()
     nn.init.constant_(layer.weight, 0.5)
     poses = torch.full((2, children, 4), value, dtype=torch.float32, requires_grad=True)
@@ -239,7 +239,7 @@ def test_an_empty_batch(name):
 
 @names
 def test_first_values_and_state(name):
-    """What is learned is reset to its first values, copied with the layer, and loaded from another one."""
+    """Learned parameters are reset to their initial values, copied with the layer, and loaded from another one."""
     layer = CapsuleLinear(6, 3, 4, 5, make(name))
     first = {key: value.clone() for key, value in layer.routing.named_parameters()}
     randomize(layer)

@@ -1,4 +1,4 @@
-"""What every routing gets from its base class, and how the loop runs."""
+"""The base class of the routings: parameters, initial values, options, errors, watchers, and the loop."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ from torchcaps.routing import Agreement, Dot, Iteration, LayerShape, Routing, Vo
 
 
 class ScaledAttention(Routing):
-    """As a plug-in author would write it: dot agreement with a learned temperature."""
+    """A routing as a user would write it: dot agreement with a learned temperature."""
 
     def __init__(self, iterations: int = 2, temperature: float = 1.0):
         super().__init__(iterations)
@@ -198,12 +198,12 @@ def test_first_vote_weights(routing, sizes, std):
     routing.reset_weight(weight, shape_of(**sizes))
     assert weight.std().item() == pytest.approx(std, rel=0.03)
     assert abs(weight.mean().item()) < 0.1 * std
-    own = (weight - weight.mean(1, keepdim=True)).square().mean().item() * 3 / 2  # of three parents' means
+    own = (weight - weight.mean(1, keepdim=True)).square().mean().item() * 3 / 2  # unbiased variance over 3 parents
     assert own == pytest.approx((1 - routing.alike) * std**2 if routing.init == "fan_in" else std**2, rel=0.1)
 
 
 def test_fan_in_keeps_the_length_of_uniform_sums():
-    """As its formula says: the parents of uniform coefficients are `gain` times as long as their children."""
+    """Parents with uniform coefficients are `gain` times as long as their children."""
     for routing in (SelfRouting(), InvertedAttentionRouting(layer_norm=False)):
         layer = CapsuleLinear(200, 10, (2, 8), (2, 4), routing)
         poses = torch.randn(50, 200, 2, 8)
@@ -216,7 +216,7 @@ def test_the_authors_dynamic_weights():
     weight = torch.empty(400, 3, 4, 5)
     DynamicRouting(init="paper").reset_weight(weight, shape_of())
     assert weight.abs().max() <= 0.2
-    assert weight.std().item() == pytest.approx(0.088, rel=0.03)  # of a normal of 0.1, cut at twice that
+    assert weight.std().item() == pytest.approx(0.088, rel=0.03)  # a normal with 0.1, cut at 0.2
 
 
 @pytest.mark.parametrize(

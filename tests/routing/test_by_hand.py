@@ -1,4 +1,4 @@
-"""Cases small enough to work out on paper; every number below was."""
+"""Routings and losses on cases that are small enough to work out on paper."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_dynamic_routing_twice():
 
 
 def test_dynamic_routing_over_children():
-    # The same logits, but each parent shares itself out among the children.
+    # The same logits, but each parent's coefficients sum to one over the children.
     root5 = math.sqrt(5)
     # Over children the first pass is s_0 = (1/2, 1), s_1 = (0, 1/2) too: there are as many children as parents.
     c00 = 1 / (1 + math.exp(15 / 9 / root5))
@@ -80,7 +80,7 @@ def test_inverted_attention_routing():
 
 
 def test_em_routing_once():
-    # One entry per pose. Parent 0 hears 1 and 3, parent 1 hears 0 and 4, both children half active: R = 1/4.
+    # One entry per pose. Parent 0 gets the votes 1 and 3, parent 1 gets 0 and 4. Both gates are 1/2, so R = 1/4.
     votes = tensor([[[[1], [0]], [[3], [4]]]])
     activations = tensor([[0.5, 0.5]])
     out = F.em_routing(
@@ -126,7 +126,7 @@ def test_heinsen_routing_twice(model):
     use, ignore = tensor([[1, 2], [4, 0]]), tensor([[0, 1], [8, 4]])
     out = F.heinsen_routing(votes, scores, beta_use=use, beta_ignore=ignore, iterations=2, model=model, eps=0.0)
     torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64))
-    # Move child 0's vote for parent 1 so that it lies 2 off there: it prefers parent 0.
+    # Move child 0's vote for parent 1 away from the mean, so that the child prefers parent 0.
     votes = tensor([[[[1], [-1]], [[4], [3.5]]]])  # mu_1 = (-1/2 + 3.5/4)/(3/4) = 1/2
     out = F.heinsen_routing(votes, scores, beta_use=use, beta_ignore=ignore, iterations=2, model=model, eps=0.0)
     variance = ((1.5**2) / 2 + 3**2 / 4) / 0.75  # of parent 1
@@ -149,7 +149,7 @@ def test_spread_loss():
 
 
 def test_self_routing():
-    # Two children of one entry, 1 and 2, half and fully present; logits are x ln 2 and 0.
+    # Two children with one entry, 1 and 2, and gates 1/2 and 1; their logits are x ln 2 and 0.
     layer = CapsuleLinear(2, 2, 1, 1, SelfRouting()).double()
     layer.weight.data = tensor([[[[1]], [[3]]], [[[1]], [[1]]]])
     layer.routing.route_weight.data[:, 0] = math.log(2)

@@ -1,6 +1,6 @@
-"""A child with score -inf changes nothing: in networks of several layers, and in stacks of any schedule.
+"""A child with score -inf changes nothing in networks of several layers, and in stacks of any schedule.
 
-Single layers and both backends are a law, which `test_algorithms.py` has.
+`test_algorithms.py` tests single layers on all backends.
 """
 
 import math
@@ -36,8 +36,8 @@ def randn(*shape: int) -> Tensor:
 def assert_padding_is_nothing(
     run: Callable[..., Capsules], children: list[Tensor], padding: list[Tensor], parameters: list[Tensor], **tolerance
 ) -> None:
-    """`run` gives the same for children alone and among padding, and no gradient goes to the padding, or comes from
-    it."""
+    """Assert that `run` gives the same results and gradients for children alone and among padding, and that padding
+    gets no gradient."""
     results = []
     padded = [x.clone() for x in padding]
     for x, own in zip(padded, children, strict=True):
@@ -64,7 +64,7 @@ def assert_padding_is_nothing(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_networks(name):
-    """What a mask hides is nothing to a network of two layers, be it NaN."""
+    """Masked inputs change nothing in a network of two layers, even if they are NaN."""
     sizes = {"classes": 3, "layers": 2, "width": 5, "features": 4, "pose": 3, "parts": 4}
     model = randomize(create_model("heinsen_sst", routing=make(name), **sizes).double())
 

@@ -1,4 +1,4 @@
-"""Routing of children with their own poses as votes, in one operator, against the same votes stored."""
+"""Pooling by agreement as one autograd function, against vector-normed routing of stored votes."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_gradcheck(iterations, masked):
 
 
 def test_in_a_larger_graph():
-    """Gradients are added to in place, and nobody else may see it."""
+    """The backward pass adds to gradients in place, which must not change gradients of other operators."""
     poses = make_poses(3, 4, 5)
     results = []
     for route in (
@@ -86,7 +86,7 @@ def test_poses_that_cancel_or_are_zero_have_finite_gradients():
 def test_no_second_derivatives():
     poses = make_poses(2, 3, 4)
     total = pool_by_agreement(poses, 1, 2.0, None).sum()
-    with pytest.raises(RuntimeError, match="no second derivatives .* but with backend='reference'"):
+    with pytest.raises(RuntimeError, match="no second derivatives .*: use backend='reference'"):
         torch.autograd.grad(total, poses, create_graph=True)
 
 

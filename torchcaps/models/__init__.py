@@ -1,4 +1,4 @@
-"""Models of the papers, one file per paper, and their registry."""
+"""The networks of the papers, one file per paper, and the registry that builds them by name."""
 
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
@@ -8,9 +8,9 @@ from torchcaps.models.heinsen2019 import (
     average_pooled_smallnorb,
     heinsen_smallnorb,
     heinsen_sst,
-    load_authors_weights,
     mean_pooled_sst,
 )
+from torchcaps.models.heinsen2019_weights import load_authors_weights
 from torchcaps.models.li2018 import (
     CapNet,
     EncapNet,

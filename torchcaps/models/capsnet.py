@@ -1,4 +1,4 @@
-"""What networks have in common that classify by capsules and draw their input again."""
+"""Base class of networks that classify by class capsules and reconstruct their input from them."""
 
 from torch import Tensor, nn
 
@@ -8,14 +8,14 @@ from torchcaps.routing import Routing
 
 
 class ReconstructingCapsNet(nn.Module):
-    """Primary capsules, class capsules, and a decoder that redraws the input from one of these.
+    """Network of primary capsules, class capsules, and a decoder that reconstructs the input from one class capsule.
 
-    A subclass makes the parts and `primary_capsules`.
+    A subclass creates the parts and defines `primary_capsules`.
 
     Attributes:
-        image_shape: `(channels, height, width)`.
-        class_capsules: from the primary capsules to a capsule per class.
-        decoder: or None.
+        image_shape: shape of an image, `(channels, height, width)`.
+        class_capsules: layer from the primary capsules to one capsule per class.
+        decoder: decoder of the class capsules, or None.
     """
 
     image_shape: tuple[int, int, int]
@@ -27,25 +27,26 @@ class ReconstructingCapsNet(nn.Module):
         return Prediction(capsules.activations, capsules)
 
     def primary_capsules(self, images: Tensor) -> Capsules:
-        """The children of the class capsules, on a grid `(batch, types, rows, columns, features)`."""
+        """Return the children of the class capsules, on a grid `(batch, types, rows, columns, features)`."""
         raise NotImplementedError
 
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
-        """Draw the image again from the class capsule of each label, or from the most active one."""
+        """Reconstruct the images from the class capsule of each label, or from the most active one."""
         if self.decoder is None:
             raise RuntimeError(f"this {type(self).__name__} has no decoder: build it with decoder=(512, 1024)")
         return self.decoder(capsules, labels)
 
     def check_images(self, images: Tensor) -> None:
+        """Check the shape of the images."""
         if tuple(images.shape[1:]) != self.image_shape:
             shape = ", ".join(map(str, self.image_shape))
             raise ValueError(f"expected images of shape (batch, {shape}), got {tuple(images.shape)}")
 
 
 def check_presence(routing: Routing) -> None:
-    """A CapsNet's scores are the activations of its class capsules."""
+    """Check that the activations of class capsules say how present the classes are: a CapsNet classifies by them."""
     if not routing.measures_presence:
         raise ValueError(
-            f"{type(routing).__name__} does not say how present a class is, by which a CapsNet classifies: use "
+            f"{type(routing).__name__} does not say how present a class is, and a CapsNet classifies by that: use "
             "DynamicRouting, EMRouting, HeinsenRouting or VectorNormRouting(activation=squash)"
         )

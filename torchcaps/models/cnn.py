@@ -1,8 +1,8 @@
-"""Networks without capsules, to compare with and to stand on.
+"""Networks without capsules, used as baselines and as backbones.
 
-Residual networks: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2016): basic blocks of two 3x3
-convolutions; where the shape changes, the shortcut has a 1x1 convolution (option B, "projection") or channels of zeros
-(option A, "padding").
+The residual networks are those of He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2016), with basic
+blocks of two 3x3 convolutions. Where the shape changes, the shortcut is a 1x1 convolution (option B, "projection") or
+adds channels of zeros (option A, "padding").
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ Shortcut = Literal["projection", "padding"]
 
 
 class Standardize(nn.Module):
-    """`(images - mean) / std` per channel, so that a network takes images in [0, 1] as they are.
+    """Standardize each channel by `(images - mean) / std`, so that a network takes images in [0, 1].
 
     Args:
-        mean, std: of each channel over a training set.
+        mean, std: mean and standard deviation of each channel over a training set.
     """
 
     mean: Tensor
@@ -37,7 +37,7 @@ class Standardize(nn.Module):
 
 
 class StandardizeEach(nn.Module):
-    """Each image less its mean, divided by its standard deviation, or by that of noise of one grey level."""
+    """Subtract each image's mean, and divide by its standard deviation or by one gray level, 1/255, if that is more."""
 
     def forward(self, images: Tensor) -> Tensor:
         std, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
@@ -45,7 +45,7 @@ class StandardizeEach(nn.Module):
 
 
 class Zeros(nn.Module):
-    """Every `stride`-th row and column, and as many channels of zeros before as after the given ones."""
+    """Keep every `stride`-th row and column, and add channels of zeros, half before and half after the given ones."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
@@ -58,7 +58,10 @@ class Zeros(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    r"""`relu(x' + bn(conv(relu(bn(conv(x))))))`, where x' is x or, in another shape, `bn(conv1x1(x))` or x with zeros.
+    r"""Basic block `relu(x' + bn(conv(relu(bn(conv(x))))))`.
+
+    x' is x or, where the shape changes, `bn(conv1x1(x))` (shortcut="projection") or x with channels of zeros
+    (shortcut="padding").
 
     Shape:
         - Input: `(batch, in_channels, height, width)`; output: `(batch, channels, height / stride, width / stride)`.
@@ -90,13 +93,14 @@ def residual_features(
     strides: Sequence[int],
     shortcut: Shortcut = "projection",
 ) -> nn.Sequential:
-    """A 3x3 convolution with batch normalisation and ReLU, then stages of basic blocks.
+    """Build a residual network without pool and classifier: a 3x3 convolution with batch normalization and ReLU, then
+    stages of basic blocks.
 
     Args:
-        in_channels: of the images.
-        channels, blocks, strides: of each stage; the first block of a stage has its stride. The first convolution
-            has the channels of the first stage.
-        shortcut: of blocks that change the shape.
+        in_channels: number of channels of the images.
+        channels, blocks, strides: number of channels, number of blocks and stride of each stage; only the first block
+            of a stage has the stride. The first convolution has the channels of the first stage.
+        shortcut: kind of shortcut in blocks that change the shape.
     """
     layers: list[nn.Module] = [
         nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False),
@@ -112,7 +116,7 @@ def residual_features(
 
 
 class FeatureClassifier(nn.Module):
-    """Features of images, and a classifier of them.
+    """Network of two parts: features of images, and a classifier of the features.
 
     Shape:
         - Input: `(batch, channels, height, width)`; output: a Prediction with logits `(batch, classes)`.

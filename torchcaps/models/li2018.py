@@ -1,18 +1,19 @@
 """The networks of Li, Guo, Dai, Ouyang, Wang: Neural Network Encapsulation (2018).
 
-Formulas and tables' entries are lost in the text at hand; what is here follows from its words, its arithmetic and the
-authors' code (github.com/hli2020/nn_encapsulation):
+Formulas and table entries are lost in the text at hand. The networks follow its words, its arithmetic and the authors'
+code (github.com/hli2020/nn_encapsulation):
 
-- EncapNet's 18 layers are a stem, four modules of one layer of type I and three of type II, and capFC (the code's
-  default has two). How 101 layers divide is not said: as in ResNet-101.
-- capConv and capFC start as in the code. What is not theirs starts as PyTorch's and this library's layers do: there,
-  convolutions are Xavier's, CapNet's votes have weights of a hundredth and biases of normal size, and EM's betas are
-  uniform. With such biases all classes were as long as can be for the first hundred steps.
-- CapNet's 2048 children route to 512 parents in the code (a grid of 4x4), and to 2048 in the paper's arithmetic (8x8:
-  1,048,576 channels of votes, 4,194,304 coefficients). With the latter, 16 bytes per parameter make 151.26 and 152.45
-  MB where Table 1 has 151.24 and 152.44 "Mb", and 25.76 for the EncapNet without aide, as published, if it has the skip
-  over its layer. At 4 bytes per parameter they are a fourth of it. The other rows do not follow: 24.03 for 24.44,
-  149.72 for 146.88 (the width is a choice of ours), 124.08 for 60.68 (with the aide's 7x7 kernel of the code).
+- EncapNet has 18 layers: a stem, four modules with one layer of type I and three of type II each (two by default in the
+  code), and capFC. The paper does not say how 101 layers divide; here they divide as in ResNet-101.
+- capConv and capFC are initialized as in the code, all other layers as in PyTorch and this library. The code differs
+  for those: Xavier convolutions, vote weights of the order of 0.01 and normal vote biases in CapNet, uniform betas in
+  EM routing. With such biases the lengths of all class capsules were saturated for the first hundred steps.
+- CapNet's 2048 children route to 512 parents in the code (a 4x4 grid) and to 2048 in the paper's arithmetic (an 8x8
+  grid: 1,048,576 channels of votes, 4,194,304 coefficients). With 2048 parents and 16 bytes per parameter, the two
+  CapNets take 151.26 and 152.45 MB, where Table 1 has 151.24 and 152.44 "Mb". The EncapNet without aide takes the
+  published 25.76 if its layer has a skip. (With 4 bytes per parameter, all take a fourth.) The other rows do not come
+  out: 24.03 instead of 24.44, 149.72 instead of 146.88 (the width is our choice), and 124.08 instead of 60.68 (with the
+  7x7 kernel of the code's aide).
 """
 
 from typing import Literal
@@ -20,6 +21,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.checks import check_choice
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleBlock2d, CapsuleFC, CapsuleLinear
@@ -31,16 +33,16 @@ Skips = Literal["type1", "type2", "both"]
 
 
 class EncapsulatedModule2d(nn.Module):
-    """A layer of type I, which makes capsules larger, and layers of type II, which keep them.
+    """Module of one layer of type I, which makes capsules larger, and layers of type II, which keep their size.
 
     Args:
-        capsules: types.
-        in_pose, out_pose: features of a capsule, a vector.
-        depth: layers of type II.
-        stride: of type I.
-        coefficients: see :class:`torchcaps.CapsuleBlock2d`.
-        skips: over the layer of "type1", the layers of "type2", or "both"; None: no skip.
-        skip_span: layers of type II that one skip spans; None is all of them, as in the authors' code.
+        capsules: number of capsule types.
+        in_pose, out_pose: number of features of a child and of a parent; both are vectors.
+        depth: number of layers of type II.
+        stride: stride of the layer of type I.
+        coefficients: source of the branches' coefficients, see :class:`torchcaps.CapsuleBlock2d`.
+        skips: skips over the layer of "type1", over the layers of "type2", or over "both"; None for no skip.
+        skip_span: number of layers of type II that one skip spans; None for all of them, as in the authors' code.
 
     Shape:
         - Input: `(batch, capsules, height, width, in_pose)`; output: `(batch, capsules, height / stride, width /
@@ -62,8 +64,7 @@ class EncapsulatedModule2d(nn.Module):
         skip_span: int | None = None,
     ):
         super().__init__()
-        if skips not in ("type1", "type2", "both", None):
-            raise ValueError(f"skips must be 'type1', 'type2', 'both' or None, got {skips!r}")
+        check_choice("skips", skips, ("type1", "type2", "both", None))
         self.type1 = CapsuleBlock2d(
             capsules, in_pose, out_pose, 3, stride, coefficients=coefficients, skip=skips in ("type1", "both")
         )
@@ -85,17 +86,18 @@ class EncapsulatedModule2d(nn.Module):
 
 
 class EncapNet(nn.Module):
-    """Convolutions, encapsulated layers, a capsule per class.
+    """The paper's EncapNet: convolutions, encapsulated layers, and one capsule per class.
 
     Args:
-        stem: images to a map whose channels are capsules of `stem_pose` features.
-        layers: from there to the children of the class capsules.
-        class_capsules: from these to the classes.
-        stem_pose: features of the stem's capsules.
+        stem: network from images to a map whose channels are capsules of `stem_pose` features.
+        layers: layers from the stem's capsules to the children of the class capsules.
+        class_capsules: layer from these children to the class capsules.
+        stem_pose: number of features of the stem's capsules.
 
     Shape:
-        - Input: `(batch, channels, height, width)`, values in [0, 1], of the size that `class_capsules` is made for.
-        - Output: a Prediction: scores `(batch, classes)`, the lengths of the class capsules, and these.
+        - Input: `(batch, channels, height, width)`, values in [0, 1], of the size for which `class_capsules` was made.
+        - Output: a Prediction: scores `(batch, classes)`, which are the lengths of the class capsules, and the class
+          capsules.
 
     Reference:
         Li et al. 2018, Table 2.
@@ -109,8 +111,8 @@ class EncapNet(nn.Module):
         children = self.layers(as_poses(self.stem(images), self.stem_pose)).poses
         if children.shape[1:4].numel() != self.class_capsules.in_capsules:
             raise ValueError(
-                f"images of {images.shape[2]}x{images.shape[3]} end in {children.shape[1:4].numel()} capsules, and the "
-                f"classes take {self.class_capsules.in_capsules}: give the model the image_size of the images"
+                f"images of {images.shape[2]}x{images.shape[3]} give {children.shape[1:4].numel()} capsules, and the "
+                f"class layer takes {self.class_capsules.in_capsules}: build the model with the images' image_size"
             )
         capsules = self.class_capsules(children)
         return Prediction(capsules.activations, capsules)
@@ -125,7 +127,7 @@ def encapnet_v1(
     capsules: int = 32,
     depth: int = 3,
 ) -> EncapNet:
-    """EncapNet of 18 layers, Table 2: 34,466,400 parameters; without aide 1,738,848."""
+    """EncapNet of 18 layers, Table 2: 34,466,400 parameters; without aide: 1,738,848."""
     return _encapnet(classes, image_size, coefficients, skips, capsules, (depth,) * 4)
 
 
@@ -162,8 +164,11 @@ def _encapnet(
     depths: tuple[int, ...],
     skip_span: int | None = None,
 ) -> EncapNet:
-    """Four modules, the two shallow ones without aide. Grids from 32 pixels to 4; larger images take two strides more,
-    for the same grids from 128."""
+    """Build an EncapNet of four modules, the first two without aide.
+
+    Grids shrink from 32x32 to 4x4. For images larger than 64 pixels, two more strides of 2 give 128x128 images the same
+    grids.
+    """
     first_stride = 1 if image_size <= 64 else 2
     size, before, modules = -(-image_size // first_stride), 1, []
     for depth, pose, stride in zip(depths, (2, 4, 8, 16), (first_stride, 2, 2, 2), strict=True):
@@ -175,24 +180,27 @@ def _encapnet(
 
 
 class CapNet(nn.Module):
-    """Four convolutions, capsules on a grid, and two layers of capsules that route.
+    """The paper's CapNet: four convolutions, capsules on a grid, and two capsule layers that route.
+
+    Two points follow the authors' code for EM routing: the score of a class is the length of its mean, as with dynamic
+    routing, and a convolution with BN and ReLU computes the activities of the children.
 
     Args:
-        routing: "dynamic" with the softmax over children, or "em".
-        in_channels: channels of an image.
+        routing: "dynamic", with the softmax over children, or "em".
+        in_channels: number of channels of an image.
         classes: number of class capsules.
-        types: of capsules, children and parents alike.
-        grid: height and width of the grid that the parents of the first routing are put on.
-        iterations: of both routings.
-        start: of the coefficients of dynamic routing, see :class:`torchcaps.DynamicRouting`.
+        types: number of capsule types, the same for children and parents.
+        grid: height and width of the grid on which the parents of the first routing lie.
+        iterations: number of iterations of both routings.
+        start: initial logits of dynamic routing, see :class:`torchcaps.DynamicRouting`.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`, values in [0, 1].
-        - Output: a Prediction: scores `(batch, classes)`, the lengths of the class capsules' poses, and these.
+        - Output: a Prediction: scores `(batch, classes)`, which are the lengths of the class capsules' poses, and the
+          class capsules.
 
     Reference:
-        Li et al. 2018, section 2.2 and appendix A.1. With EM routing too a class is scored by the length of its mean,
-        as in the authors' code, and children are as active as a convolution of their own, with BN and ReLU, says.
+        Li et al. 2018, section 2.2 and appendix A.1.
     """
 
     def __init__(
@@ -206,10 +214,9 @@ class CapNet(nn.Module):
         start: Start = "zero",
     ):
         super().__init__()
-        if routing not in ("dynamic", "em"):
-            raise ValueError(f"routing must be 'dynamic' or 'em', got {routing!r}")
+        check_choice("routing", routing, ("dynamic", "em"))
         if routing == "em" and start != "zero":
-            raise ValueError(f"start={start!r} is one of dynamic routing; EM routing starts from uniform coefficients")
+            raise ValueError(f"start={start!r} needs routing='dynamic': EM routing starts from uniform coefficients")
         algorithm: DynamicRouting | EMRouting
         if routing == "dynamic":
             algorithm = DynamicRouting(iterations, softmax="children", start=start, init="paper")
@@ -226,7 +233,7 @@ class CapNet(nn.Module):
         children = as_poses(features, 8)
         if self.activity is None:
             parents = self.capsules(children)
-        else:  # activities of a ReLU are no scores: they may be larger than 1
+        else:  # activities are gates directly, not by a sigmoid of scores: ReLU's output can be larger than 1
             parents = self.capsules.routing(self.capsules.votes(children).gated(self.activity(features).flatten(1)))
         places = (self.types, self.grid, self.grid)
         scores = None if parents.scores is None else parents.scores.unflatten(1, places)
@@ -271,7 +278,7 @@ def shallow_cnn(classes: int = 10, in_channels: int = 3, channels: int = 32) -> 
 
 
 def _stem(in_channels: int, channels: int) -> nn.Sequential:
-    """Four convolutions to a fourth of the size, and 8 times `channels`."""
+    """Build four convolutions that reduce each side to a fourth and give 8 times `channels`."""
     return nn.Sequential(
         _conv(in_channels, channels),
         _conv(channels, 2 * channels),

@@ -11,25 +11,26 @@ from torchcaps.routing import DynamicRouting, Routing
 
 
 class CapsNet(ReconstructingCapsNet):
-    """Convolution, primary capsules, class capsules, and a decoder that redraws the input.
+    """The paper's CapsNet: a convolution, primary capsules, class capsules, and a decoder that reconstructs the input.
 
     Args:
-        in_channels: channels of an image.
+        in_channels: number of channels of an image.
         image_size: height and width of an image, or one number for both.
         classes: number of class capsules.
-        routing: between primary and class capsules; None is `DynamicRouting(iterations=3)`.
-        channels, kernel_size: of the first convolution.
-        primary_types, primary_pose, primary_kernel_size, primary_stride: of the primary capsules.
-        class_pose: features of a class capsule.
+        routing: routing between primary and class capsules; None for `DynamicRouting(iterations=3, init="paper")`.
+        channels, kernel_size: options of the first convolution.
+        primary_types, primary_pose: number of primary capsule types, and number of features of a primary capsule.
+        primary_kernel_size, primary_stride: options of the convolution that makes the primary capsules.
+        class_pose: number of features of a class capsule.
         decoder: widths of the decoder's hidden layers; None for no decoder.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`, values in [0, 1].
-        - Output: a Prediction: scores `(batch, classes)`, the activations of the class capsules (with dynamic
+        - Output: a Prediction: scores `(batch, classes)`, which are the activations of the class capsules (with dynamic
           routing their lengths), and the class capsules themselves.
 
     Reference:
-        Sabour et al. 2017, section 4 and 4.1.
+        Sabour et al. 2017, sections 4 and 4.1.
     """
 
     def __init__(
@@ -79,20 +80,20 @@ class ConvNet(nn.Module):
     """The paper's baseline: three 5x5 convolutions, two hidden layers, dropout.
 
     Args:
-        in_channels: channels of an image.
+        in_channels: number of channels of an image.
         image_size: height and width of an image, or one number for both.
         classes: number of classes.
-        channels: of the three convolutions.
+        channels: numbers of channels of the three convolutions.
         hidden: widths of the fully connected layers.
-        dropout: before the last layer.
+        dropout: dropout probability before the last layer.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`.
         - Output: a Prediction with logits `(batch, classes)`.
 
     Reference:
-        Sabour et al. 2017, section 5: 256, 256, 128 channels, 328 and 192 units, 35.4M parameters, which is
-        the count with zero padding.
+        Sabour et al. 2017, section 5: 256, 256, 128 channels, 328 and 192 units. Their count of 35.4M parameters
+        implies zero padding.
     """
 
     def __init__(

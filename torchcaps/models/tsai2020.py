@@ -1,7 +1,7 @@
 """The networks of Tsai, Srivastava, Goh, Salakhutdinov: Capsules with Inverted Dot-Product Attention Routing (2020).
 
-Numbers of parameters are those of Table 1 and Figure 5. What the text leaves out follows from them, or from the
-authors' code: the primary convolutions of inverted attention have no bias, images of DiverseMultiMNIST have one
+The numbers of parameters are those of Table 1 and Figure 5. What the text leaves out follows from these numbers or from
+the authors' code: the primary convolutions of inverted attention have no bias, images of DiverseMultiMNIST have one
 channel, and the last EM layer shares its weights over positions (with coordinates added, as in Hinton et al. 2018).
 """
 
@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.checks import check_choice
 from torchcaps.models.cnn import FeatureClassifier, Standardize, residual_features
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack, PrimaryCapsules
@@ -21,19 +22,19 @@ from torchcaps.routing.base import Start
 
 Backbone = Literal["simple", "resnet"]
 
-# Of CIFAR's channels; the authors' code has these for both sets.
+# Mean and standard deviation of CIFAR's channels; the authors' code uses these numbers for CIFAR-10 and CIFAR-100.
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
 class CapsuleClassifier(nn.Module):
-    """A backbone, primary capsules, capsule layers, a class per capsule of the last one.
+    """Network of a backbone, primary capsules and capsule layers, with one capsule of the last layer per class.
 
     Args:
-        backbone: images to a feature map.
-        primary: the feature map to capsules on a grid.
-        capsules: from there to the class capsules.
-        classifier: a class capsule's pose, flattened, to its logit, shared by the classes; None: the score of a class
-            is the activation of its capsule.
+        backbone: network from images to a feature map.
+        primary: layer from the feature map to capsules on a grid.
+        capsules: stack from the primary capsules to the class capsules.
+        classifier: layer from a class capsule's flattened pose to its logit, shared by the classes; None makes the
+            activation of a class capsule the score of its class.
 
     Shape:
         - Input: `(batch, channels, height, width)`.
@@ -61,7 +62,7 @@ class CapsuleClassifier(nn.Module):
         return Prediction(self.classifier(capsules.poses.flatten(2)).squeeze(-1), capsules)
 
     def primary_capsules(self, images: Tensor) -> Capsules:
-        """The children of the first capsule layer."""
+        """Return the children of the first capsule layer."""
         return self.primary(self.backbone(images))
 
 
@@ -76,9 +77,8 @@ def inverted_attention_cifar10(
 ) -> CapsuleClassifier:
     """Inverted attention on 32x32 images, Table 8: 561,297 parameters; backbone="resnet": 1,828,817."""
     routing = InvertedAttentionRouting(iterations, layer_norm, activations, start, init="paper")
-    last = InvertedAttentionRouting(
-        iterations, layer_norm, start=start, init="paper"
-    )  # whose activations nobody would read
+    # Without activations, because the classifier does not read them.
+    last = InvertedAttentionRouting(iterations, layer_norm, start=start, init="paper")
     features, channels = _backbone(backbone, nn.Conv2d(3, 256, 3, stride=2, padding=1))
     return CapsuleClassifier(
         features,
@@ -104,9 +104,8 @@ def inverted_attention_cifar100(
 ) -> CapsuleClassifier:
     """Inverted attention for 100 classes, Table 9: 1,462,989 parameters; backbone="resnet": 2,799,629."""
     routing = InvertedAttentionRouting(iterations, layer_norm, activations, start, init="paper")
-    last = InvertedAttentionRouting(
-        iterations, layer_norm, start=start, init="paper"
-    )  # whose activations nobody would read
+    # Without activations, because the classifier does not read them.
+    last = InvertedAttentionRouting(iterations, layer_norm, start=start, init="paper")
     features, channels = _backbone(backbone, nn.Conv2d(3, 128, 3, stride=2, padding=1))
     return CapsuleClassifier(
         features,
@@ -126,9 +125,9 @@ def inverted_attention_cifar100(
 def dynamic_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: int = 3) -> CapsuleClassifier:
     """Dynamic routing on 32x32 images, Tables 4 and 5: 7,992,576 parameters; 100 classes: 31,585,536.
 
-    With backbone="resnet" 6,616,128 and 30,209,088, where the paper has 12.45M and 36.04M: its text does not lead
-    there. The 9x9 primary convolution reads the 16x16x128 features and is padded by 4, so that there are as many
-    children (2048) as the difference between the published counts implies.
+    With backbone="resnet" there are 6,616,128 and 30,209,088 parameters. The paper has 12.45M and 36.04M, which do not
+    follow from its text. The 9x9 primary convolution reads the 16x16x128 features and is padded by 4, because the
+    difference between the two published counts implies 2048 children.
     """
     features, channels = _backbone(backbone, nn.Conv2d(3, 256, 9))
     padding = 0 if backbone == "simple" else 4
@@ -162,12 +161,17 @@ def em_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: int =
 
 @register_model
 def narrow_cifar10(
-    routing: Routing | None = None, types: int = 8, channels: int = 128, schedule: Schedule = "concurrent"
+    routing: Routing | None = None,
+    types: int = 8,
+    channels: int = 128,
+    schedule: Schedule = "concurrent",
+    classes: int = 10,
 ) -> nn.Module:
     """Table 8 with 8 types and 128 channels, for comparisons on small machines: any routing, or none and pooling.
 
-    With `routing=None` it is a CNN with the same layers and the same neurons per layer, as the paper compares them on
-    digits: convolutions, batch normalisation and ReLU in place of capsule layers, and average pooling.
+    With `routing=None` it is a CNN with the same layers and the same number of neurons per layer, as in the paper's
+    comparison on digits. Convolutions, batch normalization and ReLU replace the capsule layers, and average pooling
+    follows.
     """
     backbone, _ = _backbone("simple", nn.Conv2d(3, channels, 3, stride=2, padding=1))
     width = 16 * types
@@ -176,7 +180,7 @@ def narrow_cifar10(
         for stride in (2, 1):
             layers += [nn.Conv2d(width, width, 3, stride, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
         return FeatureClassifier(
-            nn.Sequential(backbone, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(width, 10)
+            nn.Sequential(backbone, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(width, classes)
         )
     return CapsuleClassifier(
         backbone,
@@ -184,7 +188,7 @@ def narrow_cifar10(
         CapsuleStack(
             CapsuleConv2d(types, types, (4, 4), (4, 4), kernel_size=3, stride=2, routing=routing),
             CapsuleConv2d(types, types, (4, 4), (4, 4), kernel_size=3, routing=routing),
-            CapsuleLinear(types * 5 * 5, 10, (4, 4), (4, 4), routing=routing),
+            CapsuleLinear(types * 5 * 5, classes, (4, 4), (4, 4), routing=routing),
             schedule=schedule,
         ),
         classifier=nn.Linear(16, 1),
@@ -241,6 +245,7 @@ def cnn_multimnist(
     channels: int = 1024, hidden: int = 640, pooling: Literal["average", "linear"] = "average"
 ) -> FeatureClassifier:
     """The CNN baseline on 36x36 digits, Table 12: 19,553,162 parameters; pooling="linear": 42,490,762."""
+    check_choice("pooling", pooling, ("average", "linear"))
     layers: list[nn.Module] = [
         nn.Conv2d(1, channels, 3, stride=2, padding=1),
         nn.ReLU(),
@@ -252,19 +257,18 @@ def cnn_multimnist(
         nn.BatchNorm2d(channels),
     ]
     if pooling == "average":
-        # The table has the linear layer before the average; it is the same after it, and cheaper.
+        # The table has the linear layer before the average. The result is the same in this order, which is cheaper.
         layers += [nn.AvgPool2d(6), nn.Flatten(), nn.Linear(channels, hidden)]
-    elif pooling == "linear":
-        layers += [nn.Flatten(), nn.Linear(channels * 6 * 6, hidden)]
     else:
-        raise ValueError(f"pooling must be 'average' or 'linear', got {pooling!r}")
+        layers += [nn.Flatten(), nn.Linear(channels * 6 * 6, hidden)]
     return FeatureClassifier(nn.Sequential(*layers), nn.Linear(hidden, 10))
 
 
 def _multimnist(
     types: int, pose: tuple[int, ...], routing: Routing, normalization: Callable[[Tensor], Tensor], schedule: Schedule
 ) -> CapsuleClassifier:
-    """As many neurons per layer as the CNN has: 18x18 and 8x8 maps of `types * features` channels, 6x6 maps of them."""
+    """Build a capsule network with as many neurons per layer as the CNN: 18x18, 8x8 and 6x6 maps of `types * features`
+    channels."""
     features = math.prod(pose)
     channels = types * features
     return CapsuleClassifier(
@@ -280,13 +284,14 @@ def _multimnist(
 
 
 def _backbone(name: str, simple: nn.Conv2d | None = None) -> tuple[nn.Module, int]:
-    """A feature map and its channels: one convolution and a ReLU, or the residual blocks of appendix A.1."""
-    if name == "simple" and simple is not None:
+    """Build a backbone and return it with its number of channels: the convolution `simple` and a ReLU, or the residual
+    blocks of appendix A.1."""
+    check_choice("backbone", name, ("simple", "resnet"))
+    if name == "simple":
+        assert simple is not None
         return nn.Sequential(Standardize(MEAN, STD), simple, nn.ReLU()), simple.out_channels
-    if name == "resnet":
-        features = residual_features(3, channels=(64, 128), blocks=(3, 4), strides=(1, 2))
-        return nn.Sequential(Standardize(MEAN, STD), features), 128
-    raise ValueError(f"backbone must be 'simple' or 'resnet', got {name!r}")
+    features = residual_features(3, channels=(64, 128), blocks=(3, 4), strides=(1, 2))
+    return nn.Sequential(Standardize(MEAN, STD), features), 128
 
 
 def _primary(channels: int, types: int, pose: tuple[int, int], scores: bool) -> PrimaryCapsules:

@@ -1,8 +1,8 @@
 """The networks of Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019).
 
-What the text leaves out, and what is here: one iteration of routing (the paper's sharpness is to take the place of
-more, section 3.2), as in later code of an author (github.com/bhneo/SparsePooling); colour images are standardised one
-by one, as there; the four convolutions have neither padding nor strides.
+The text leaves three points open. Routing has one iteration here, because the paper's sharpness is meant to replace
+further ones (section 3.2). Each color image is standardized on its own. Both are as in later code of one author
+(github.com/bhneo/SparsePooling). The four convolutions have neither padding nor strides.
 """
 
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.models.capsnet import ReconstructingCapsNet, check_presence
 from torchcaps.models.cnn import FeatureClassifier, StandardizeEach, residual_features
 from torchcaps.models.registry import register_model
@@ -56,22 +57,25 @@ def pooling_resnet(
 
 
 class ResNetCapsNet(ReconstructingCapsNet):
-    """A ResNet without its pool and its last layer, whose channels are primary capsules; class capsules; a decoder.
+    """ResNet without its pool and its last layer, whose channels are primary capsules, then class capsules and a
+    decoder.
 
     Args:
-        in_channels: channels of an image.
+        in_channels: number of channels of an image.
         image_size: height and width of an image.
         classes: number of class capsules.
-        routing: between primary and class capsules; None is `VectorNormRouting(1, sharpness=1.0, activation=squash)`.
-        depth: layers of the ResNet.
-        primary_pose: features of a primary capsule: of the 64 channels every so many are one, and their vote weights
-            are shared over positions.
-        class_pose: features of a class capsule.
+        routing: routing between primary and class capsules; None for `VectorNormRouting(1, sharpness=1.0,
+            activation=squash, init="paper")`.
+        depth: number of layers of the ResNet.
+        primary_pose: number of features of a primary capsule, which must divide the 64 channels. The vote weights are
+            shared over positions.
+        class_pose: number of features of a class capsule.
         decoder: widths of the decoder's hidden layers; None for no decoder.
 
     Shape:
         - Input: `(batch, in_channels, image_size, image_size)`, values in [0, 1].
-        - Output: a Prediction: scores `(batch, classes)`, the lengths of the class capsules, and these.
+        - Output: a Prediction: scores `(batch, classes)`, which are the lengths of the class capsules, and the class
+          capsules.
 
     Reference:
         Zhao & Huang 2019, section 4.3 and Figure 2.
@@ -90,7 +94,7 @@ class ResNetCapsNet(ReconstructingCapsNet):
     ):
         super().__init__()
         if 64 % primary_pose:
-            raise ValueError(f"primary_pose must divide the 64 channels of the ResNet, got {primary_pose}")
+            raise ValueError(f"primary_pose must divide the ResNet's 64 channels, got {primary_pose}")
         routing = VectorNormRouting(1, sharpness=1.0, activation=squash, init="paper") if routing is None else routing
         check_presence(routing)
         self.image_shape = (in_channels, image_size, image_size)
@@ -124,15 +128,14 @@ def resnet_capsnet(
 
 
 def _resnet(in_channels: int, depth: int) -> nn.Sequential:
-    """Stages of 16, 32 and 64 channels (He et al. 2016, section 4.2)."""
+    """Build a ResNet with stages of 16, 32 and 64 channels (He et al. 2016, section 4.2)."""
     return residual_features(in_channels, (16, 32, 64), ((depth - 2) // 6,) * 3, strides=(1, 2, 2), shortcut="padding")
 
 
 def _pool(pooling: str, features: int, sharpness: float, iterations: int) -> nn.Module:
-    if pooling == "routing":
-        return RoutingPool2d(features, sharpness, iterations)
-    if pooling == "average":
-        return nn.AdaptiveAvgPool2d(1)
+    check_choice("pooling", pooling, ("max", "average", "routing"))
     if pooling == "max":
         return nn.AdaptiveMaxPool2d(1)
-    raise ValueError(f"pooling must be 'max', 'average' or 'routing', got {pooling!r}")
+    if pooling == "average":
+        return nn.AdaptiveAvgPool2d(1)
+    return RoutingPool2d(features, sharpness, iterations)

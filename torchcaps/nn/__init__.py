@@ -1,15 +1,17 @@
-"""Capsule layers, decoder and losses."""
+"""Capsule layers, routing pools, the decoder, losses and the feedback regularizer."""
 
+from torchcaps.nn.agreement_unit import AgreementUnit, MapShape
 from torchcaps.nn.conv import CapsuleConv1d, CapsuleConv2d
 from torchcaps.nn.decoder import MaskedDecoder
 from torchcaps.nn.encapsulated import CapsuleBlock2d, CapsuleFC
-from torchcaps.nn.feedback import AgreementUnit, FeedbackAgreement, MapShape
+from torchcaps.nn.feedback import FeedbackAgreement
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
-from torchcaps.nn.pooling import RoutingPool2d, replace_pooling
+from torchcaps.nn.pooling import RoutingPool2d
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.stack import CapsuleStack, Trace
+from torchcaps.nn.surgery import replace_pooling
 
 __all__ = [
     "AgreementUnit",

@@ -1,4 +1,4 @@
-"""Capsules on a grid or in a sequence, each parent seeing a window of children."""
+"""Convolutions of capsules on a grid or in a sequence: each parent sees a window of children."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ Size = int | tuple[int, ...]
 
 
 class _CapsuleConv(CapsuleLayer):
-    """A convolution of capsules along one side or two; a sequence is a grid of height 1."""
+    """Convolution of capsules along one or two sides; a sequence is computed as a grid of height 1."""
 
     sides: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class _CapsuleConv(CapsuleLayer):
         self.reset_parameters()
 
     def votes(self, capsules: Capsules | Tensor) -> LazyVotes:
-        """The votes of the children of each window for the parents at its position."""
+        """Return the votes of the children of each window for the parents at its position."""
         capsules = as_capsules(capsules)
         poses, scores = capsules.poses, capsules.scores
         self._check(poses, scores)
@@ -80,7 +80,7 @@ class _CapsuleConv(CapsuleLayer):
         return votes.gated(None if scores is None else presence(windows(scores, (kernel[0], kernel[1]), *pairs)))
 
     def _sizes(self, name: str, size: Size, least: int = 1) -> tuple[int, ...]:
-        """One number for each side."""
+        """Return one size for each side."""
         sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,) * len(self.sides)
         if len(sizes) != len(self.sides) or not all(isinstance(n, int) and n >= least for n in sizes):
             pair = " or a pair" if len(self.sides) == 2 else ""
@@ -119,7 +119,7 @@ def _show(size: tuple[int, ...]) -> int | tuple[int, ...]:
 
 
 class CapsuleConv2d(_CapsuleConv):
-    r"""A convolution of capsules: at each position, all children of a window vote for all parents there.
+    r"""Convolution of capsules on a grid: at each position, all children of a window vote for all parents there.
 
     .. math:: V_{(c,k,l),j} = \text{pose}_{c,\, s y + \delta k,\, s x + \delta l} \, W_{c,k,l,j} + B_{c,k,l,j}
 
@@ -127,21 +127,23 @@ class CapsuleConv2d(_CapsuleConv):
     compete for its children.
 
     Args:
-        in_capsules: child types.
-        out_capsules: parent types.
-        in_pose, out_pose: an int (a vector) or (rows, features) (a matrix); their rows must be equal.
-        kernel_size, stride, dilation: of the window, an int or a pair (down, across).
-        routing: the algorithm; the layer keeps a copy with parameters of its own, shared over positions.
-        padding: positions added on each side, an int or a pair. They hold no capsule and change nothing.
-        bias: learn the B of the votes, starting at zero.
-        backend: what computes the reductions over votes, see :func:`torchcaps.use_backend`.
-        device, dtype: of the parameters.
+        in_capsules: number of child types.
+        out_capsules: number of parent types.
+        in_pose, out_pose: poses of children and of parents, an int (a vector) or (rows, features) (a matrix) each;
+            their numbers of rows must be equal.
+        kernel_size, stride, dilation: size, stride and dilation of the windows, an int or a pair (down, across) each.
+        routing: routing algorithm; the layer keeps a copy with parameters of its own, shared over positions.
+        padding: number of positions added on each side, an int or a pair. They hold no capsule and change nothing.
+        bias: learn the B of the votes, initially zero.
+        backend: implementation of the reductions over votes, see :func:`torchcaps.use_backend`.
+        device, dtype: device and dtype of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, height, width, *in_pose)`.
         - Output: poses `(batch, out_capsules, height_out, width_out, *out_pose)` with
-          `height_out = (height + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1`; coefficients, if asked
-          for, `(batch, height_out, width_out, in_capsules, kernel_size, kernel_size, out_capsules)`.
+          `height_out = (height + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1`. With
+          `return_coefficients=True` also coefficients `(batch, height_out, width_out, in_capsules, kernel_size,
+          kernel_size, out_capsules)`.
         - `weight`: `(in_capsules, kernel_size, kernel_size, out_capsules, d, h)`.
     """
 
@@ -149,17 +151,17 @@ class CapsuleConv2d(_CapsuleConv):
 
 
 class CapsuleConv1d(_CapsuleConv):
-    r"""A convolution of capsules in a sequence: at each position, all children of a window vote for all parents there.
+    r"""Convolution of capsules in a sequence: at each position, all children of a window vote for all parents there.
 
     .. math:: V_{(c,k),j} = \text{pose}_{c,\, s x + \delta k} \, W_{c,k,j} + B_{c,k,j}
 
-    Args: as for :class:`CapsuleConv2d`, with one int for kernel_size, stride, padding and dilation.
+    The arguments are those of :class:`CapsuleConv2d`, with one int each for kernel_size, stride, padding and dilation.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, length, *in_pose)`.
         - Output: poses `(batch, out_capsules, length_out, *out_pose)` with
-          `length_out = (length + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1`; coefficients, if asked
-          for, `(batch, length_out, in_capsules, kernel_size, out_capsules)`.
+          `length_out = (length + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1`. With
+          `return_coefficients=True` also coefficients `(batch, length_out, in_capsules, kernel_size, out_capsules)`.
         - `weight`: `(in_capsules, kernel_size, out_capsules, d, h)`.
     """
 

@@ -11,17 +11,17 @@ from torchcaps.capsules import Capsules
 
 
 class MaskedDecoder(nn.Module):
-    """Draw an image from the pose of one class, all others masked with zeros.
+    """Draw an image from the pose of one class; the poses of all other classes are set to zero.
 
     Args:
         classes: number of class capsules.
-        features: entries of a class capsule's pose.
-        image_shape: `(channels, height, width)`.
+        features: number of entries in a class capsule's pose.
+        image_shape: shape of an image, `(channels, height, width)`.
         hidden: widths of the hidden layers.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Shape:
-        - Input: capsules with poses `(batch, classes, *pose)`; labels `(batch,)`, or None for the most active.
+        - Input: capsules with poses `(batch, classes, *pose)`; labels `(batch,)`, or None for the most active class.
         - Output: `(batch, channels, height, width)`, in [0, 1].
 
     Reference:
@@ -42,8 +42,8 @@ class MaskedDecoder(nn.Module):
         layers: list[nn.Module] = []
         for width, wider in itertools.pairwise(widths):
             layers += [nn.Linear(width, wider, device=device, dtype=dtype), nn.ReLU()]
-        drawn = nn.Linear(widths[-1], math.prod(image_shape), device=device, dtype=dtype)
-        self.layers = nn.Sequential(*layers, drawn, nn.Sigmoid())
+        pixels = nn.Linear(widths[-1], math.prod(image_shape), device=device, dtype=dtype)
+        self.layers = nn.Sequential(*layers, pixels, nn.Sigmoid())
         self.image_shape = tuple(image_shape)
 
     def forward(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:

@@ -1,4 +1,8 @@
-"""Capsule layers without iterations: a master branch and an aide branch in the place of routing."""
+"""Capsule layers without iterations: a master branch and an aide branch in place of routing.
+
+Li, Guo, Dai, Ouyang, Wang: Neural Network Encapsulation (2018), section 3.1. What the paper leaves out follows the
+authors' code (github.com/hli2020/nn_encapsulation).
+"""
 
 from typing import Any, Literal
 
@@ -6,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.nn.pose import as_capsules
 from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.routing import squash
@@ -14,10 +19,11 @@ Coefficients = Literal["own", "other", "both"]
 
 
 class CapsuleBlock2d(nn.Module):
-    r"""Capsules on a grid from those of the same type (master) and of all types (aide): capConv.
+    r"""The paper's capConv: capsules on a grid from children of the same type (master) and of all types (aide).
 
-    With conv the convolution of one type alone, conv' that of all types together, kernel 4 larger, and c, c' one number
-    per type and position, from 3x3 convolutions of each type's capsules in one branch or in both,
+    Let conv be a convolution of each type alone and conv' a convolution of all types together, whose kernel is larger
+    by 4. The coefficients c and c' are one number each per type and position. They come from 3x3 convolutions of each
+    type's capsules in one branch or in both. Then
 
     .. math::
         m = f(\text{conv}(x)), \quad a = f(\text{conv}'(x)), \quad
@@ -25,28 +31,29 @@ class CapsuleBlock2d(nn.Module):
 
     where squash shrinks each capsule. Without the aide, :math:`y = f(\text{conv}(x) + \text{shortcut})`.
 
-    The paper's type I makes capsules larger and grids smaller (kernel_size=3, stride=2, padding=1), its type II keeps
-    both (kernel_size=1).
+    The paper's type I makes capsules larger and grids smaller (kernel_size=3, stride=2, padding=1). Its type II keeps
+    both sizes (kernel_size=1).
 
     Args:
-        capsules: their types, the same before and after.
-        in_pose, out_pose: features of a capsule, a vector.
-        kernel_size, stride, padding: of the master's convolution. The aide's has kernel_size + 4 and padding + 2.
-        coefficients: which branch the coefficients of a branch are computed from: its "own" (the paper's v1), the
-            "other" (v2) or "both" (v3); None: no aide, and no coefficients.
+        capsules: number of capsule types, the same in input and output.
+        in_pose, out_pose: number of features of a child and of a parent; both are vectors.
+        kernel_size, stride, padding: options of the master's convolution. The aide's convolution has kernel_size + 4
+            and padding + 2. padding=None is kernel_size // 2.
+        coefficients: branch from which a branch's coefficients are computed: its "own" (the paper's v1), the "other"
+            (v2) or "both" (v3). None leaves out the aide and the coefficients.
         skip: add the input before the last f, through a 3x3 convolution of the same stride where the shape changes.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, capsules, height, width, in_pose)`; scores are not used.
-        - Output: poses `(batch, capsules, height_out, width_out, out_pose)`; a pose's length, in [0, 1), is its
-          presence. In memory a position's features lie apart, as in a map `(batch, channels, height, width)`: between
-          such blocks nothing is copied.
+        - Output: poses `(batch, capsules, height_out, width_out, out_pose)`, which lie in memory like a map `(batch,
+          channels, height, width)`, so that consecutive blocks copy nothing. A pose's length, in [0, 1), says how
+          present the capsule is.
 
     Reference:
-        Li et al. 2018, section 3.1, equation 6 and Figure 3. That both branches end in BN, ReLU and squash, and how
-        large their kernels are, is from the authors' code (github.com/hli2020/nn_encapsulation), as are the first
-        values: normal coefficients' biases, and Xavier's normal for all convolutions.
+        Li et al. 2018, section 3.1, equation 6 and Figure 3. Four points are from the authors' code: both branches end
+        in BN, ReLU and squash; the sizes of their kernels; the initial biases of the coefficients are normal; all
+        convolutions start from Xavier's normal initialization.
     """
 
     def __init__(
@@ -63,8 +70,7 @@ class CapsuleBlock2d(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if coefficients not in ("own", "other", "both", None):
-            raise ValueError(f"coefficients must be 'own', 'other', 'both' or None, got {coefficients!r}")
+        check_choice("coefficients", coefficients, ("own", "other", "both", None))
         if min(capsules, in_pose, out_pose, kernel_size, stride) < 1:
             raise ValueError(
                 "capsules, in_pose, out_pose, kernel_size and stride must be at least 1, got "
@@ -73,8 +79,8 @@ class CapsuleBlock2d(nn.Module):
         padding = kernel_size // 2 if padding is None else padding
         if skip and 2 * padding != kernel_size - 1:
             raise ValueError(
-                f"skip=True needs the padding {(kernel_size - 1) / 2:g} of kernel_size={kernel_size}, "
-                f"got {padding}: else the grids differ"
+                "skip=True needs an odd kernel_size and padding=(kernel_size - 1) / 2, so that the skip has the same "
+                f"grid, got kernel_size={kernel_size} and padding={padding}"
             )
         self.capsules, self.in_pose, self.out_pose = capsules, in_pose, out_pose
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
@@ -91,7 +97,8 @@ class CapsuleBlock2d(nn.Module):
             self.master = nn.Sequential(master(), BNReLUSquash(capsules, out_pose, **factory))
             aide = nn.Conv2d(before, channels, kernel_size + 4, stride, padding + 2, bias=False, **factory)
             self.aide = nn.Sequential(aide, BNReLUSquash(capsules, out_pose, **factory))
-            # Two convolutions that are added are one of both branches, without putting these together.
+            # For "both", the sum of the two convolutions is one convolution of both branches, without concatenating
+            # them; one bias is enough.
             out = capsules * (2 if coefficients == "both" else 1)
             self.from_master = nn.Conv2d(channels, out, 3, padding=1, groups=capsules, **factory)
             one_bias = coefficients == "both"
@@ -105,7 +112,7 @@ class CapsuleBlock2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all convolutions anew."""
+        """Draw the weights of all convolutions anew and reset the batch normalization."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_normal_(module.weight)
@@ -115,11 +122,11 @@ class CapsuleBlock2d(nn.Module):
                 module.reset_parameters()
 
     def forward(self, capsules: Capsules | Tensor, shortcut: Capsules | Tensor | None = None) -> Capsules:
-        """One layer.
+        """Compute the parents.
 
         Args:
             capsules: the children.
-            shortcut: capsules of the shape of the output, to be added before the last BN: a skip over several layers.
+            shortcut: capsules in the shape of the output, added before the last BN as a skip over several layers.
         """
         x = self._map(capsules)
         y = self.conv(x) if self.coefficients is None else self._mixed(self.master(x), self.aide(x))
@@ -130,13 +137,14 @@ class CapsuleBlock2d(nn.Module):
         return Capsules(as_poses(self.activation(y), self.out_pose))
 
     def _mixed(self, master: Tensor, aide: Tensor) -> Tensor:
-        of_master, of_aide = self.from_master(master), self.from_aide(aide)
+        """Return c master + c' aide."""
+        c_master, c_aide = self.from_master(master), self.from_aide(aide)
         if self.coefficients == "both":
-            of_master, of_aide = (of_master + of_aide).unflatten(1, (self.capsules, 2)).unbind(2)
+            c_master, c_aide = (c_master + c_aide).unflatten(1, (self.capsules, 2)).unbind(2)
         elif self.coefficients == "other":
-            of_master, of_aide = of_aide, of_master
+            c_master, c_aide = c_aide, c_master
         master, aide = (branch.unflatten(1, (self.capsules, self.out_pose)) for branch in (master, aide))
-        return torch.addcmul(master * of_master.unsqueeze(2), aide, of_aide.unsqueeze(2)).flatten(1, 2)
+        return torch.addcmul(master * c_master.unsqueeze(2), aide, c_aide.unsqueeze(2)).flatten(1, 2)
 
     def _map(self, capsules: Capsules | Tensor) -> Tensor:
         poses = as_capsules(capsules).poses
@@ -155,7 +163,7 @@ class CapsuleBlock2d(nn.Module):
 
 
 class BNReLUSquash(nn.Module):
-    """Batch normalisation and ReLU of a map, squash of each capsule in it."""
+    """Batch normalization and ReLU of a map, then squash of each capsule in it."""
 
     def __init__(
         self, capsules: int, pose: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -169,34 +177,35 @@ class BNReLUSquash(nn.Module):
 
 
 def as_map(poses: Tensor) -> Tensor:
-    """Poses on a grid `(batch, types, height, width, features)` as channels, `(batch, types * features, h, w)`."""
+    """View poses `(batch, types, height, width, features)` as a map `(batch, types * features, height, width)`."""
     return poses.movedim(-1, 2).flatten(1, 2)
 
 
 def as_poses(x: Tensor, features: int) -> Tensor:
-    """A map `(batch, types * features, height, width)` as poses `(batch, types, height, width, features)`."""
+    """View a map `(batch, types * features, height, width)` as poses `(batch, types, height, width, features)`."""
     return x.unflatten(1, (-1, features)).movedim(2, -1)
 
 
 class CapsuleFC(nn.Module):
-    r"""Every feature of a parent is a sum of the same feature of all children: capFC.
+    r"""The paper's capFC: every feature of a parent is a weighted sum of the same feature of all children, squashed.
 
     .. math:: v_j = \text{squash}(s_j), \quad s_j^h = \sum_i W^h_{ij} \, u_i^h
 
     Args:
         in_capsules: number of children.
         out_capsules: number of parents.
-        pose: features of a capsule, a vector.
-        device, dtype: of the parameters.
+        pose: number of features of a capsule, child or parent; both are vectors.
+        device, dtype: device and dtype of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, pose)`, or on a grid `(batch, types, height,
           width, pose)`, which is flattened in this order; scores are not used.
-        - Output: poses `(batch, out_capsules, pose)`; a pose's length, in [0, 1), is its presence.
+        - Output: poses `(batch, out_capsules, pose)`; a pose's length, in [0, 1), says how present the capsule is.
         - `weight`: `(pose, in_capsules, out_capsules)`.
 
     Reference:
-        Li et al. 2018, section 3.1, and the authors' code: weights start uniform within 1 / sqrt(in_capsules).
+        Li et al. 2018, section 3.1. As in the authors' code, the weights are initially uniform between
+        -1 / sqrt(in_capsules) and 1 / sqrt(in_capsules).
     """
 
     def __init__(
@@ -221,7 +230,7 @@ class CapsuleFC(nn.Module):
         children = poses.flatten(1, -2) if poses.dim() in (3, 5) else poses
         if children.shape[1:] != (self.in_capsules, self.pose):
             raise ValueError(
-                f"expected poses of shape (batch, {self.in_capsules}, {self.pose}), or so many on a grid, "
+                f"expected poses of shape (batch, {self.in_capsules}, {self.pose}), or as many capsules on a grid, "
                 f"got {tuple(poses.shape)}"
             )
         return Capsules(squash(torch.einsum("bih,hij->bjh", children, self.weight)))

@@ -1,4 +1,4 @@
-"""What all capsule layers share."""
+"""Base class of the capsule layers that route."""
 
 from abc import ABC, abstractmethod
 
@@ -10,13 +10,13 @@ from torchcaps.routing import LayerShape, Routing
 
 
 class CapsuleLayer(nn.Module, ABC):
-    """Children vote for parents, and a routing algorithm decides which votes count.
+    """Layer in which children vote for parents and a routing algorithm decides which votes count.
 
     Attributes:
-        weight: of the votes.
-        bias: of the votes, or None.
-        layer_shape: what the routing knows of the layer.
-        routing: the algorithm, with parameters of its own.
+        weight: weights of the votes.
+        bias: biases of the votes, or None.
+        layer_shape: shape of the layer, as its routing sees it.
+        routing: routing algorithm, with parameters of its own.
     """
 
     weight: nn.Parameter
@@ -26,15 +26,20 @@ class CapsuleLayer(nn.Module, ABC):
 
     @abstractmethod
     def votes(self, capsules: Capsules | Tensor) -> Votes:
-        """The votes of these children, as present as their scores say: what `routing` takes."""
+        """Return the votes of these children, gated by their scores: the input of `routing`."""
 
     def reset_parameters(self) -> None:
-        """Draw new vote weights as the routing does; all else starts anew too."""
+        """Draw new vote weights as the routing does, and reset all other parameters."""
         self.routing.reset_weight(self.weight.data, self.layer_shape)
         self.routing.reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
-        """Route children to parents."""
+        """Route children to parents.
+
+        Args:
+            capsules: the children, as Capsules or as a tensor of poses.
+            return_coefficients: also return the coefficients that the parents follow from.
+        """
         return self.routing(self.votes(capsules), return_coefficients=return_coefficients)

@@ -1,4 +1,4 @@
-"""Capsules that are all connected to all."""
+"""Fully connected capsules: every child votes for every parent."""
 
 import math
 from typing import Any
@@ -19,33 +19,35 @@ class CapsuleLinear(CapsuleLayer):
     .. math:: V_{ij} = \text{pose}_i \, W_{ij} + B_{ij}, \quad \text{parents} = \text{routing}(V)
 
     Args:
-        in_capsules: number of children; None takes any number and lets them share their weights. With
-            `share_positions`, the number of types.
-        out_capsules: number of parents; None makes as many as `forward` is asked for, or else as there are children.
-            They share their weights too and are told apart by a learned offset along a line from -1 to 1 (Heinsen
-            2019, section 2.1.1).
-        in_pose, out_pose: an int (a vector) or (rows, features) (a matrix); their rows must be equal.
-        routing: the algorithm; the layer keeps a copy with parameters of its own.
-        bias: learn the B of the votes (Heinsen 2019), starting at zero.
-        share_positions: children on a grid share their weights over positions, one set per type, so that the
-            grid may have any size (the last layer of Hinton et al. 2018).
+        in_capsules: number of children; None takes any number of children, which share their weights. With
+            `share_positions`, the number of child types.
+        out_capsules: number of parents. With None the caller of `forward` chooses it, and by default there are as many
+            parents as children. These parents share their weights too. A learned offset, times a number that runs from
+            -1 for the first to 1 for the last parent, tells them apart (Heinsen 2019, section 2.1.1).
+        in_pose, out_pose: poses of children and of parents, an int (a vector) or (rows, features) (a matrix) each;
+            their numbers of rows must be equal.
+        routing: routing algorithm; the layer keeps a copy with parameters of its own.
+        bias: learn the B of the votes (Heinsen 2019), initially zero.
+        share_positions: share the weights of children on a grid over positions, one set per type. The grid can then
+            have any size (the last layer of Hinton et al. 2018).
         coordinates: coordinate addition (Hinton et al. 2018, section 4): add each child's row and column,
             scaled to [0, 1], to the first two entries of the right-hand column of its votes.
-        expected_children: how many children there usually are, where their number is free (in_capsules=None, or
-            positions that share weights): the first vote weights depend on it. None: 16.
-        backend: what computes the reductions over votes, see :func:`torchcaps.use_backend`.
-        device, dtype: of the parameters.
+        expected_children: usual number of children where the layer takes any number (in_capsules=None or
+            share_positions=True); the initial vote weights depend on it. None assumes 16.
+        backend: implementation of the reductions over votes, see :func:`torchcaps.use_backend`.
+        device, dtype: device and dtype of the parameters.
 
     Shape:
         - Input: Capsules or a tensor of poses, `(batch, in_capsules, *in_pose)`, or on a grid
           `(batch, types, height, width, *in_pose)`, or in a sequence `(batch, types, length, *in_pose)`, which are
           flattened in this order.
-        - Output: poses `(batch, out_capsules, *out_pose)`, and what else the routing gives.
+        - Output: poses `(batch, out_capsules, *out_pose)`, and the scores and variances that the routing gives.
         - `weight`: `(in_capsules or 1, out_capsules or 1, d, h)`; `bias`: `(in_capsules or 1, out_capsules or 1,
           rows, h)`.
 
-    A child with score -inf changes nothing, whatever its pose, as long as the square of that is finite: that is how to
-    pad. Only where there are as many parents as children does padding count: there ask for a number.
+    To pad a batch, give the missing children a score of -inf: they change nothing, whatever their poses, as long as
+    the squares of the poses are finite. If there are as many parents as children, padding adds parents: pass
+    `out_capsules` to `forward` in this case.
 
     Example:
         >>> from torchcaps import CapsuleLinear, Capsules, HeinsenRouting
@@ -84,13 +86,13 @@ class CapsuleLinear(CapsuleLayer):
         if share_positions and in_capsules is None:
             raise ValueError("share_positions=True needs in_capsules: the number of types, each with its own weights")
         if coordinates and not share_positions:
-            raise ValueError("coordinates=True tells positions apart that share weights: it needs share_positions=True")
+            raise ValueError("coordinates=True adds the positions on a grid: it needs share_positions=True")
         if coordinates and rows < 2:
-            raise ValueError(f"coordinates=True adds to two rows of a pose, out_pose={out_pose!r} has {rows}")
+            raise ValueError(f"coordinates=True adds to two rows of a pose: out_pose={out_pose!r} has {rows}")
         if coordinates and out_capsules is None:
-            raise ValueError("coordinates=True needs a number of parents: out_capsules=None takes the bias for itself")
+            raise ValueError("coordinates=True needs a number of parents: with out_capsules=None the bias is in use")
         if coordinates and bias:
-            raise ValueError("coordinates=True takes the place of the bias: it needs bias=False")
+            raise ValueError("coordinates=True replaces the bias: it needs bias=False")
 
         counts = {"in_capsules": in_capsules, "out_capsules": out_capsules, "expected_children": expected_children}
         for name, count in counts.items():
@@ -99,7 +101,10 @@ class CapsuleLinear(CapsuleLayer):
 
         fixed = in_capsules is not None and not share_positions
         if fixed and expected_children not in (None, in_capsules):
-            raise ValueError(f"expected_children={expected_children} is for layers that take any number, not this one")
+            raise ValueError(
+                f"expected_children={expected_children} is for layers that take any number of children: this layer "
+                f"has in_capsules={in_capsules}"
+            )
         groups, parents = in_capsules or 1, out_capsules or 1
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(groups, parents, d, h, **factory))
@@ -113,8 +118,8 @@ class CapsuleLinear(CapsuleLayer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         if self.symmetry_breaking is not None:
-            # Not zeros: parents that start alike would get the same gradients forever. Signs alternate, for what is
-            # the same in all entries of a pose, LayerNorm takes away (inverted attention).
+            # Not zeros: identical parents would get identical gradients forever. Signs alternate because the LayerNorm
+            # of inverted attention removes an offset that is the same in all entries of a pose.
             nn.init.ones_(self.symmetry_breaking)
             self.symmetry_breaking.data.flatten()[1::2] *= -1
 
@@ -124,14 +129,14 @@ class CapsuleLinear(CapsuleLayer):
         """Route children to parents.
 
         Args:
-            capsules: the children.
-            out_capsules: number of parents, if the layer was made without one; None is as many as children.
+            capsules: the children, as Capsules or as a tensor of poses.
+            out_capsules: number of parents, if the layer was made with out_capsules=None; None for as many as children.
             return_coefficients: also return the coefficients, `(batch, children, out_capsules)`.
         """
         return self.routing(self.votes(capsules, out_capsules), return_coefficients=return_coefficients)
 
     def votes(self, capsules: Capsules | Tensor, out_capsules: int | None = None) -> LazyVotes:
-        """The votes of all children for all parents."""
+        """Return the votes of all children for all parents."""
         capsules = as_capsules(capsules)
         self._check(capsules)
         rows, d = matrix_shape(self.in_pose)
@@ -143,14 +148,14 @@ class CapsuleLinear(CapsuleLayer):
             if out_capsules is not None and out_capsules < 1:
                 raise ValueError(f"out_capsules must be at least 1, or None for one per child, got {out_capsules}")
             parents = poses.shape[1] if out_capsules is None else out_capsules
-            # From -1 to 1. Not linspace: exporting would fix its length.
+            # From -1 to 1. Not linspace: torch.export would fix its length.
             line = torch.arange(parents, device=weight.device, dtype=weight.dtype)
             line = 2 * line / torch.sym_max(parents - 1, 1) - 1
             offset = line[:, None, None] * self.symmetry_breaking
             weight = weight.expand(-1, parents, -1, -1)
             bias = offset.unsqueeze(0) if bias is None else bias + offset
         elif out_capsules is not None:
-            raise ValueError(f"this layer has out_capsules={self.out_capsules}: forward cannot change it")
+            raise ValueError(f"the layer was made with out_capsules={self.out_capsules}: forward cannot change it")
         if self.coordinates:
             bias = self._coordinates(capsules.poses.shape[2:-2], like=weight)
         votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
@@ -158,7 +163,7 @@ class CapsuleLinear(CapsuleLayer):
         return votes.gated(presence(scores))
 
     def _coordinates(self, grid: torch.Size, like: Tensor) -> Tensor:
-        """`(types * positions, 1, rows, h)`: the center of each position, in the last column."""
+        """Return a bias `(types * positions, 1, rows, h)` with the center of each position in its last column."""
         rows, h = matrix_shape(self.out_pose)
         height, width = grid
         y = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) / height
@@ -169,7 +174,7 @@ class CapsuleLinear(CapsuleLayer):
         return offset.repeat(self.weight.shape[0], 1, 1, 1)
 
     def _check(self, capsules: Capsules) -> None:
-        """Children are what this layer takes."""
+        """Check the shapes of the children."""
         shape, pose = tuple(capsules.poses.shape), self.in_pose
         without_pose = shape[: -len(pose)]
         capsule_dims = without_pose[1:]

@@ -12,17 +12,17 @@ def margin_loss(
     negative_margin: float = 0.1,
     down_weight: float = 0.5,
 ) -> Tensor:
-    r"""Long capsules for classes that are present, short ones for the others.
+    r"""Margin loss: capsules of present classes should be long, those of absent classes short.
 
     .. math:: \sum_k T_k \max(0, m^+ - |v_k|)^2 + \lambda (1 - T_k) \max(0, |v_k| - m^-)^2
 
     Args:
-        lengths: `(batch, classes)`, in [0, 1].
-        targets: class indices `(batch,)`, or the presence of each class `(batch, classes)`, in [0, 1].
+        lengths: lengths of the class capsules, `(batch, classes)`, in [0, 1].
+        targets: class indices `(batch,)`, or T, the presence of each class, `(batch, classes)`, in [0, 1].
         positive_margin, negative_margin, down_weight: m+, m- and lambda.
 
     Returns:
-        The mean over the batch.
+        The mean loss over the batch, a scalar.
 
     Reference:
         Sabour et al. 2017, equation 4.
@@ -34,17 +34,17 @@ def margin_loss(
 
 
 def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
-    r"""Keep the true class's activation ahead of every other.
+    r"""Spread loss: the activation of the true class t should lead every other by a margin.
 
     .. math:: \sum_{i \neq t} \max(0, m - (a_t - a_i))^2
 
     Args:
-        activations: `(batch, classes)`.
+        activations: activations of the classes, `(batch, classes)`.
         targets: class indices `(batch,)`.
         margin: m; the paper raises it from 0.2 to 0.9 during training.
 
     Returns:
-        The mean over the batch.
+        The mean loss over the batch, a scalar.
 
     Reference:
         Hinton et al. 2018, equation 3.
@@ -84,7 +84,7 @@ class SpreadLoss(nn.Module):
     """:func:`torchcaps.functional.spread_loss` as a module.
 
     Attributes:
-        margin: a buffer, so that what `torchcaps.training.SpreadMargin` has made of it is saved.
+        margin: m, a buffer, so that checkpoints keep the value that `torchcaps.training.SpreadMargin` has set.
     """
 
     margin: Tensor

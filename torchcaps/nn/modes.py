@@ -1,4 +1,4 @@
-"""Training and evaluation of networks."""
+"""Training and evaluation modes of networks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this context a network runs as in evaluation; afterwards each of its modules is as it was."""
+    """Put a network into evaluation mode within this context, and restore the mode of each module afterwards."""
     modes = {module: module.training for module in model.modules()}
     try:
-        for module in modes:  # without train(), which a network may have overridden
+        for module in modes:  # not by train(), which a network may have overridden
             module.training = False
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Shapes of poses, and the capsules that layers take."""
+"""Conversions between the forms in which poses and capsules are given."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ Pose = int | tuple[int, ...]
 
 
 def pose_shape(pose: Pose) -> tuple[int, ...]:
-    """A pose as it appears in shapes: `(features,)` or `(rows, features)`."""
+    """Return a pose as it appears in shapes: `(features,)` or `(rows, features)`."""
     shape = (pose,) if isinstance(pose, int) else tuple(pose)
     if len(shape) not in (1, 2) or any(size < 1 for size in shape):
         raise ValueError(f"a pose is an int (a vector) or (rows, features) (a matrix), got {pose!r}")
@@ -16,17 +16,18 @@ def pose_shape(pose: Pose) -> tuple[int, ...]:
 
 
 def matrix_shape(pose: Pose) -> tuple[int, int]:
-    """A pose as (rows, features): a vector has one row."""
+    """Return a pose as (rows, features); a vector has one row."""
     shape = pose_shape(pose)
     return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
 
 
 def show_pose(pose: tuple[int, ...]) -> int | tuple[int, ...]:
-    """A pose as a user writes it."""
+    """Return a pose as users write it, an int for a vector."""
     return pose[0] if len(pose) == 1 else pose
 
 
 def check_rows(in_pose: Pose, out_pose: Pose) -> None:
+    """Check that children and parents have the same number of rows."""
     rows_in, rows_out = matrix_shape(in_pose)[0], matrix_shape(out_pose)[0]
     if rows_in != rows_out:
         raise ValueError(
@@ -36,4 +37,5 @@ def check_rows(in_pose: Pose, out_pose: Pose) -> None:
 
 
 def as_capsules(x: Capsules | Tensor) -> Capsules:
+    """Return Capsules as they are, and a tensor of poses as Capsules without scores."""
     return x if isinstance(x, Capsules) else Capsules(x)

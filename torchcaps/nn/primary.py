@@ -1,4 +1,4 @@
-"""The first capsules: channels of a feature map, grouped into poses."""
+"""Primary capsules, the first of a network: channels of a feature map, grouped into poses."""
 
 import math
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from torchcaps.routing import squash
 
 
 class PrimaryCapsules(nn.Module):
-    r"""Capsules on a grid from a convolution.
+    r"""Capsules on a grid, computed from a feature map by a convolution.
 
-    With f the features of a pose, type t at position (y, x) has
+    With f the number of features of a pose, the capsule of type t at position (y, x) has
 
     .. math:: \text{pose}_{t,y,x} = \text{normalization}(\text{conv}(\text{input})_{tf:(t+1)f,\, y, x})
 
     Args:
-        in_channels: channels of the feature map.
-        out_capsules: capsule types at each position.
-        out_pose: an int (a vector) or (rows, features) (a matrix).
-        kernel_size, stride, padding, bias: of the convolution, as in `nn.Conv2d`.
-        normalization: a function of poses flattened to `(..., features)`: `squash` (Sabour et al. 2017),
+        in_channels: number of channels of the feature map.
+        out_capsules: number of capsule types at each position.
+        out_pose: pose of a capsule, an int (a vector) or (rows, features) (a matrix).
+        kernel_size, stride, padding, bias: options of the convolution, as in `nn.Conv2d`.
+        normalization: function of poses flattened to `(..., features)`: `squash` (Sabour et al. 2017),
             `nn.LayerNorm(features)` (Tsai et al. 2020), or None.
-        scores: also give each capsule a score, a logit from a convolution of its own (Hinton et al. 2018).
-        device, dtype: of the parameters.
+        scores: also give each capsule a score, computed by a second convolution (Hinton et al. 2018).
+        device, dtype: device and dtype of the parameters.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`.
-        - Output: poses `(batch, out_capsules, height_out, width_out, *out_pose)` and, if asked for, scores
+        - Output: poses `(batch, out_capsules, height_out, width_out, *out_pose)` and, with `scores=True`, scores
           `(batch, out_capsules, height_out, width_out)`.
     """
 

@@ -1,4 +1,4 @@
-"""Capsule layers on top of each other, and the order in which they route."""
+"""Stacks of capsule layers, and schedules for the order in which the layers route."""
 
 import itertools
 from typing import Any, Literal, NamedTuple
@@ -17,12 +17,12 @@ Schedule = Literal["sequential", "concurrent"] | Equilibrium
 
 
 class Trace(NamedTuple):
-    """How one layer of a stack routed.
+    """Result of one layer of a stack, and how much its iterations changed it.
 
     Fields:
-        parents: with their coefficients.
-        changes: of the parents' poses from each iteration to the next, the largest `|p_t - p_{t-1}| / |p_t|` of a
-            sample, `(iterations - 1,)`; at an equilibrium the residuals, `(iterations,)`.
+        parents: parents with their coefficients.
+        changes: relative changes of the parents' poses from each iteration to the next, `(iterations - 1,)`: the
+            largest `|p_t - p_{t-1}| / |p_t|` of a sample. At an equilibrium the residuals, `(iterations,)`.
     """
 
     parents: Capsules
@@ -30,27 +30,27 @@ class Trace(NamedTuple):
 
 
 class CapsuleStack(nn.Module):
-    """Capsule layers, each the children of the next.
+    """Stack of capsule layers: the parents of each layer are the children of the next.
 
     Args:
         layers: capsule layers.
-        schedule: the order of the iterations.
+        schedule: order of the iterations.
 
-            - "sequential": each layer routes to its end before the next one starts.
-            - "concurrent": one iteration layer by layer, then all layers at once, each from what its neighbours were
-              an iteration before (Tsai et al. 2020, Procedure 2). The layers' routings have equally many iterations.
-              Passes of lower layers that cannot reach the last one any more are left out.
-            - an :class:`torchcaps.Equilibrium`: each layer to a fixed point, differentiated implicitly. Both
-              schedules above tend to one with more and more iterations, if they converge.
+            - "sequential": each layer finishes its routing before the next one starts.
+            - "concurrent": one iteration layer by layer, then all layers at once, each from the state of its neighbors
+              one iteration before (Tsai et al. 2020, Procedure 2). All routings must have the same number of
+              iterations. Passes of lower layers that come too late to reach the last layer are left out.
+            - an :class:`torchcaps.Equilibrium`: each layer routes to a fixed point, with implicit gradients. With more
+              and more iterations both schedules above tend to a fixed point, if they converge.
 
-            The last two take the layers' votes and routings apart: hooks on a layer's `forward` run with
+            The last two call the votes and the routing of a layer separately, so hooks on a layer's `forward` run with
             "sequential" only.
 
     Shape:
-        - Input: children as the first layer takes them; output: parents of the last layer.
+        - Input: children in the form that the first layer takes; output: parents of the last layer.
 
     Attributes:
-        convergence: of the last call at an equilibrium, for each layer.
+        convergence: convergence of each layer in the last call at an equilibrium.
     """
 
     def __init__(self, *layers: CapsuleLayer, schedule: Schedule = "sequential"):
@@ -58,8 +58,8 @@ class CapsuleStack(nn.Module):
         for layer in layers:
             if not isinstance(layer, CapsuleLayer):
                 raise TypeError(
-                    f"a stack is made of capsule layers, got {type(layer).__name__}: put what comes before into the "
-                    "network around it"
+                    f"a stack is made of capsule layers, got {type(layer).__name__}: call other layers in the network "
+                    "around the stack"
                 )
         if not layers:
             raise ValueError("a stack needs at least one capsule layer")
@@ -69,7 +69,7 @@ class CapsuleStack(nn.Module):
         self._check()
 
     def _check(self) -> None:
-        """Also at each call, for both the schedule and the numbers of iterations may be changed."""
+        """Check the schedule. Called again by `forward`, because users may change the schedule and the routings."""
         routings = [layer.routing for layer in self.layers]
         if isinstance(self.schedule, Equilibrium):
             for routing in routings:
@@ -77,10 +77,11 @@ class CapsuleStack(nn.Module):
         elif self.schedule == "concurrent":
             steps = {routing.steps for routing in routings}
             if len(steps) > 1:
-                raise ValueError(f"concurrent layers iterate together, and these have iterations of {sorted(steps)}")
+                raise ValueError(f"concurrent layers need the same number of iterations, got {sorted(steps)}")
             if any(routing.gradient != "unrolled" for routing in routings):
                 raise ValueError(
-                    "gradient='last' would cut all but the last layer off a concurrent stack: use 'unrolled'"
+                    "gradient='last' would cut off the gradient of all but the last layer of a concurrent stack: use "
+                    "gradient='unrolled'"
                 )
         elif self.schedule != "sequential":
             raise ValueError(f"schedule must be 'sequential', 'concurrent' or an Equilibrium, got {self.schedule!r}")
@@ -89,7 +90,7 @@ class CapsuleStack(nn.Module):
         """Route children through all layers.
 
         Args:
-            capsules: the children of the first layer.
+            capsules: children of the first layer, as Capsules or as a tensor of poses.
             return_coefficients: also return the coefficients of the last layer.
         """
         self._check()
@@ -104,7 +105,7 @@ class CapsuleStack(nn.Module):
 
     @torch.no_grad()
     def trace(self, capsules: Capsules | Tensor) -> list[Trace]:
-        """What each layer makes of these children, to look at: without gradients."""
+        """Return the parents, coefficients and changes of each layer, without gradients."""
         self._check()
         children = as_capsules(capsules)
         if self.schedule == "sequential":
@@ -116,7 +117,7 @@ class CapsuleStack(nn.Module):
         return [Trace(x.with_coefficients(), x.changes) for x in routed]
 
     def _sequential(self, children: Capsules) -> list["_Routed"]:
-        """What `forward` does, with all that there is to see."""
+        """Run the sequential schedule and keep every layer's state."""
         routed: list[_Routed] = []
         for layer in self.layers:
             votes, poses = _votes(layer, children), []
@@ -144,7 +145,7 @@ class CapsuleStack(nn.Module):
         layers = list(self.layers)
         iterations = layers[0].routing.steps
         routed: list[_Routed] = []
-        after: list[Agreement | None] = []  # with the parents of the pass before
+        after: list[Agreement | None] = []  # agreement with the parents of the previous pass
         poses: list[list[Tensor]] = []
         for layer in layers:  # Procedure 2, lines 5, 6
             votes = _votes(layer, children)
@@ -159,7 +160,7 @@ class CapsuleStack(nn.Module):
                 above = len(layers) - 1 - k
                 if t >= iterations - above and not trace:
                     continue  # too late to reach the last layer
-                # In the first pass the layer below was already what it is now.
+                # At t = 1 the votes of the first pass still hold: the parents of the layer below are the same.
                 votes = before[k].votes if t == 1 or k == 0 else _votes(layer, before[k - 1].parents)
                 parents, agreement = layer.routing.advance(votes, after[k], t)
                 routed[k] = _Routed(layer.routing, votes, parents, after[k])
@@ -174,7 +175,7 @@ class CapsuleStack(nn.Module):
 
 
 class _Routed(NamedTuple):
-    """A layer's parents, and what they were computed from."""
+    """Parents of a layer, and the votes and the agreement that they follow from."""
 
     routing: Routing
     votes: Votes
@@ -188,12 +189,12 @@ class _Routed(NamedTuple):
 
 
 def _votes(layer: CapsuleLayer, children: Capsules) -> Votes:
-    """The votes as the layer's routing sees them."""
+    """Return the prepared votes on which the layer's routing iterates."""
     return layer.routing.prepare(layer.votes(children))
 
 
 def _changes(poses: list[Tensor]) -> Tensor:
-    """The largest relative change of a sample, from each iteration to the next."""
+    """Return the largest relative change of a sample from each iteration to the next."""
     changes = [
         (after - before).flatten(1).norm(dim=1) / after.flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
         for before, after in itertools.pairwise(poses)

@@ -1,9 +1,9 @@
-"""How far apart two batches are as distributions, by optimal transport.
+"""Divergences between two batches of samples, by optimal transport or Kullback-Leibler.
 
-The entropic transport of Cuturi: Sinkhorn Distances: Lightspeed Computation of Optimal Transport (2013), and the
-divergence of Genevay, Peyré, Cuturi: Learning Generative Models with Sinkhorn Divergences (2018), as Li, Guo, Dai,
-Ouyang, Wang: Neural Network Encapsulation (2018), section 3.2, use them. Their text has lost the numbers; the
-defaults here are those of the authors' code.
+The entropic transport is that of Cuturi: Sinkhorn Distances: Lightspeed Computation of Optimal Transport (2013), the
+divergence that of Genevay, Peyré, Cuturi: Learning Generative Models with Sinkhorn Divergences (2018). Both are used as
+in Li, Guo, Dai, Ouyang, Wang: Neural Network Encapsulation (2018), section 3.2. The numbers are lost in the text of
+that paper; the defaults here are those of the authors' code.
 """
 
 import math
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.checks import check_choice
 from torchcaps.ops import at_least_float32, normalize
 from torchcaps.ops.numerics import autocast_off
 
@@ -20,18 +21,20 @@ Cost = Literal["cosine", "l2"]
 
 
 def transport_cost(x: Tensor, y: Tensor, cost: Cost = "cosine") -> Tensor:
-    r"""What it costs to move each sample of one batch to each of another.
+    r"""Compute the cost of moving each sample of one batch to each sample of another.
 
     .. math:: C_{ij} = 1 - \frac{x_i \cdot y_j}{|x_i| |y_j|} \quad \text{or} \quad C_{ij} = |x_i - y_j|
 
+    Half-precision inputs are computed in float32.
+
     Args:
-        x: `(n, features)`.
-        y: `(m, features)`.
+        x: samples `(n, features)`.
+        y: samples `(m, features)`.
         cost: "cosine", where a zero vector is at distance 1 from everything and has zero gradients; or "l2", where
-            equal samples have zero gradients. Half precision is computed in float32.
+            equal samples have zero gradients.
 
     Returns:
-        `(n, m)`.
+        The costs C, `(n, m)`.
     """
     check_transport(cost=cost)
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
@@ -42,7 +45,7 @@ def transport_cost(x: Tensor, y: Tensor, cost: Cost = "cosine") -> Tensor:
     with autocast_off(x.device.type):
         if cost == "cosine":
             return 1 - _directions(x) @ _directions(y).T
-        # By matrix products it would lose all digits where samples are near each other.
+        # Not by matrix products, which lose all digits where samples are close to each other.
         return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -51,26 +54,27 @@ def _directions(x: Tensor) -> Tensor:
 
 
 def transport_plan(cost: Tensor, eps: float = 1.0, iterations: int = 10) -> Tensor:
-    r"""How much of each sample to move where: Sinkhorn iterations between two batches of equally heavy samples.
+    r"""Compute how much of each sample is moved where, by Sinkhorn iterations between two batches of equal weights.
 
-    With :math:`v_j = 1/m` at first, in each iteration
+    The iterations start at :math:`v_j = 1/m`. Each one computes
 
     .. math::
         u_i = \frac{1/n}{\sum_j e^{-C_{ij}/\epsilon} v_j}, \quad v_j = \frac{1/m}{\sum_i e^{-C_{ij}/\epsilon} u_i}
 
-    and at last :math:`P_{ij} = u_i e^{-C_{ij}/\epsilon} v_j`, which tends to the plan of least
+    and the result is :math:`P_{ij} = u_i e^{-C_{ij}/\epsilon} v_j`. It converges to the plan that minimizes
 
     .. math:: \langle P, C \rangle + \epsilon \sum_{ij} P_{ij} \log P_{ij}, \quad P 1 = 1/n, \quad P^T 1 = 1/m
 
-    All in logarithms, so that no epsilon is too small. Half precision is computed in float32.
+    The computation is in logarithms, so that no epsilon is too small. Half-precision inputs are computed in float32.
 
     Args:
-        cost: C, `(n, m)`.
-        eps: epsilon, above 0; the smaller, the sharper the plan, and the more iterations it needs.
-        iterations: at least 1. The columns' sums are right after any number, the rows' in the limit.
+        cost: costs C, `(n, m)`.
+        eps: epsilon, above 0; the smaller it is, the sharper the plan, and the more iterations it needs.
+        iterations: number of iterations, at least 1. The sums of the columns are exact after each iteration, those of
+            the rows in the limit.
 
     Returns:
-        The plan `(n, m)`.
+        The plan P, `(n, m)`.
 
     Reference:
         Li et al. 2018, section 3.2 and appendix B.
@@ -79,13 +83,13 @@ def transport_plan(cost: Tensor, eps: float = 1.0, iterations: int = 10) -> Tens
     if cost.dim() != 2 or not cost.numel():
         raise ValueError(f"expected costs of shape (n, m) with at least one sample each, got {tuple(cost.shape)}")
     cost = at_least_float32(cost)
-    # Of u e^{-C/eps} v there is only the product: to update u makes its rows sum to 1/n, to update v its columns to
-    # 1/m. Apart, log u and log v grow like C/eps, and what they leave of the plan's digits is lost; for the same
-    # reason a row's least cost, which the first u takes back, is left out of C.
+    # Only the product u e^{-C/eps} v is kept: updating u makes its rows sum to 1/n, updating v its columns to 1/m.
+    # Kept apart, log u and log v would grow like C/eps, and digits of the plan would be lost. For the same reason each
+    # row's least cost is subtracted from C; the first update of u cancels this.
     log_plan = (cost.detach().amin(1, keepdim=True) - cost) / eps
     for _ in range(iterations):
-        log_plan = log_plan.log_softmax(1)  # u; the 1/n is taken back by v
-        log_plan = log_plan.log_softmax(0)  # v, but for its 1/m
+        log_plan = log_plan.log_softmax(1)  # u, without its 1/n, which the update of v cancels
+        log_plan = log_plan.log_softmax(0)  # v, without its 1/m, which follows below
     return log_plan.exp() / cost.shape[1]
 
 
@@ -98,22 +102,22 @@ def sinkhorn_divergence(
     debias: bool = True,
     plan_gradient: bool = False,
 ) -> Tensor:
-    r"""How much it costs to move one batch onto another, less what each costs onto itself.
+    r"""Compute the cost of moving one batch onto another, minus the cost of moving each onto itself.
 
-    With :math:`W(x, y) = \langle P, C \rangle` of the cost and the plan between them,
+    With :math:`W(x, y) = \langle P, C \rangle`, where C are the costs and P is the plan between x and y,
 
     .. math:: D(x, y) = 2 W(x, y) - W(x, x) - W(y, y)
 
-    Samples are not compared one by one: it does not matter in which order they come.
+    The order of the samples in a batch does not matter.
 
     Args:
-        x: samples `(n, ...)`, flattened each.
-        y: samples `(m, ...)`, with as many features.
-        eps, iterations: of :func:`transport_plan`.
-        cost: of :func:`transport_cost`, "cosine" or "l2".
-        debias: the paper's bias fix, by which equal batches are at distance 0; without it W(x, y).
-        plan_gradient: also differentiate the iterations; else the plan is a constant, with which the paper's networks
-            were better (4.58 % against 4.77 % of errors).
+        x: samples `(n, ...)`; each is flattened.
+        y: samples `(m, ...)` with the same number of features.
+        eps, iterations: options of :func:`transport_plan`.
+        cost: "cosine" or "l2", see :func:`transport_cost`.
+        debias: use the paper's bias fix above, by which equal batches are at distance 0; False gives W(x, y).
+        plan_gradient: also differentiate the iterations. Otherwise the plan is a constant, which gave the paper's
+            networks fewer errors (4.58 % against 4.77 %).
 
     Returns:
         The divergence, a scalar.
@@ -132,15 +136,15 @@ def sinkhorn_divergence(
 
 
 def feature_kl(x: Tensor, y: Tensor) -> Tensor:
-    r"""How far the features of each sample are from those of its counterpart, as distributions.
+    r"""Compute the Kullback-Leibler divergence between the features of each sample and those of its counterpart.
 
     .. math:: \frac{1}{n} \sum_i \text{KL}(\text{softmax}(y_i) \,\|\, \text{softmax}(x_i))
 
-    This reading is ours: the paper names the Kullback-Leibler divergence as an alternative to transport, and not of
-    what distributions.
+    The softmax over the features is our choice: the paper names the Kullback-Leibler divergence as an alternative to
+    transport, but not the distributions. Half-precision inputs are computed in float32.
 
     Args:
-        x, y: samples `(n, ...)`, flattened each. Half precision is computed in float32.
+        x, y: samples `(n, ...)`; each is flattened.
 
     Returns:
         The mean over the batch, a scalar.
@@ -150,14 +154,14 @@ def feature_kl(x: Tensor, y: Tensor) -> Tensor:
     """
     x, y = _samples(x, y)
     if len(x) != len(y):
-        raise ValueError(f"expected as many samples as counterparts, got {len(x)} and {len(y)}")
+        raise ValueError(f"expected the same number of samples in both batches, got {len(x)} and {len(y)}")
     log_x, log_y = (at_least_float32(z).log_softmax(1) for z in (x, y))
     return F.kl_div(log_x, log_y, reduction="batchmean", log_target=True)
 
 
 def check_transport(cost: str = "cosine", eps: float = 1.0, iterations: int = 1) -> None:
-    if cost not in ("cosine", "l2"):
-        raise ValueError(f"cost must be 'cosine' or 'l2', got {cost!r}")
+    """Check the options of the transport."""
+    check_choice("cost", cost, ("cosine", "l2"))
     if not 0 < eps < math.inf:
         raise ValueError(f"eps must be above 0 and finite, got {eps}")
     if iterations < 1:
@@ -167,7 +171,7 @@ def check_transport(cost: str = "cosine", eps: float = 1.0, iterations: int = 1)
 def _samples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if min(x.dim(), y.dim()) < 2 or x.shape[1:].numel() != y.shape[1:].numel() or not x.numel() * y.numel():
         raise ValueError(
-            f"expected two batches of samples with equally many features, got shapes {tuple(x.shape)} and "
+            f"expected two batches of samples with the same number of features, got shapes {tuple(x.shape)} and "
             f"{tuple(y.shape)}"
         )
     return x.flatten(1), y.flatten(1)

@@ -1,5 +1,6 @@
-"""Routing algorithms, one file per paper, and what a new one is made of."""
+"""Routing algorithms, one file per paper, and the parts from which a new one is built."""
 
+from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Gaussian, Moments, Softmax, Votes
 from torchcaps.routing.base import (
     Gradient,
@@ -9,7 +10,6 @@ from torchcaps.routing.base import (
     Routing,
     Start,
     Step,
-    check_choice,
     iterate,
     list_routings,
     presence,

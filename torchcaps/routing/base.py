@@ -1,4 +1,4 @@
-"""What an algorithm defines, and what it gets."""
+"""Base class of all routing algorithms: what a subclass defines, and what it inherits."""
 
 import contextlib
 import copy
@@ -12,28 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Softmax, Votes, as_votes
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
-# What an algorithm knows before its first iteration: nothing, noise, or what it has learned.
+# State before the first iteration: zero, noise, or a learned value.
 Start = Literal["zero", "random", "learned"]
-# From an agreement (None: nothing is known yet) and the iteration, counted from 0, to the parents that follow from it
-# and the agreement with those parents. The iteration is infinite where a routing runs to its end.
+# Maps an agreement (None before the first iteration) and the iteration, counted from 0, to the parents that follow from
+# the agreement and the new agreement with those parents. At an equilibrium the iteration is infinite.
 Step = Callable[[Agreement | None, float], tuple[Capsules, Agreement | None]]
 
-CHILDREN = 16  # that a layer is initialized for if it takes any number
+CHILDREN = 16  # assumed when the vote weights of a layer for any number of children are drawn
 
 
 class LayerShape(NamedTuple):
-    """What a layer tells its routing about itself.
+    """Shape of a capsule layer, as its routing sees it.
 
     Fields:
-        groups: sets of vote weights; children in groups of equal size share a set.
-        children: of a parent, in the layer or in a window; None: any number.
-        parents: their number; 1 if there may be any number.
-        rows: of a pose; a vector has one.
-        in_features, out_features: of each row of a child's pose, and of a parent's.
+        groups: number of sets of vote weights; the children form as many groups of equal size, one set for each.
+        children: number of children per parent, in the layer or in one window; None for any number.
+        parents: number of parents; 1 if the layer takes any number.
+        rows: number of rows of a pose; a vector has one.
+        in_features, out_features: number of features in a row of a child's pose, and of a parent's pose.
     """
 
     groups: int
@@ -45,12 +46,12 @@ class LayerShape(NamedTuple):
 
     @property
     def features(self) -> int:
-        """Entries of a parent's pose."""
+        """Number of entries in a parent's pose."""
         return self.rows * self.out_features
 
 
 class Iteration(NamedTuple):
-    """What a watcher is told: the parents that followed from votes and an agreement, in which iteration."""
+    """One routing iteration as a watcher sees it: the parents that followed from the votes and the agreement at t."""
 
     votes: Votes
     agreement: Agreement | None
@@ -61,31 +62,32 @@ class Iteration(NamedTuple):
 class Routing(nn.Module, ABC):
     """A routing algorithm that plugs into any capsule layer.
 
-    A subclass defines `step`, and where the paper has them `learned`, `prepare`, `first_agreement` and
+    A subclass defines `step` and, where its paper has them, `learned`, `prepare`, `first_agreement`, `scale` and
     `reset_weight_as_in_paper`. A layer keeps `routing.for_layer(...)`, a copy with parameters of its own, so that one
     instance can be given to many layers.
 
     Args:
-        iterations: how often children and parents agree.
-        gradient: "unrolled" differentiates through all iterations; "last" only through the last one, and takes the
-            agreement that enters it as given.
+        iterations: number of routing iterations.
+        gradient: "unrolled" differentiates through all iterations; "last" through the last one only, with the
+            agreement that enters it as a constant.
         init: how a layer draws its vote weights: "fan_in" keeps capsules alive through any number of layers, see
-            `reset_weight`; "paper" does as the paper or its authors' code.
-        least: number of iterations.
+            `reset_weight`; "paper" follows the paper or its authors' code.
+        least: least number of iterations that the algorithm allows.
 
     Attributes:
-        softmax: what the coefficients sum to one over.
-        leaky: whether a parent of logit 0 joins the softmax and is dropped.
-        averages: whether a parent is a mean of its votes, and not their sum.
-        gain: of the fan-in initialization: above 1 where a squash shortens the parents, below 1 where the coefficients
-            favor some votes, whose mean is longer than that of all.
-        alike: the part of a child's first vote weights, in variance, that is the same for all parents.
+        softmax: axis over which the coefficients sum to one.
+        leaky: whether an extra parent of logit 0 joins the softmax and is then dropped.
+        averages: whether a parent is the mean of its votes; otherwise it is their sum.
+        gain: gain of the fan-in initialization: above 1 where a squash shortens the parents, below 1 where the
+            coefficients favor some votes, whose mean is longer than the mean of all.
+        alike: fraction of the variance of a child's first vote weights that all parents share.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
-        comes_to_rest: whether there can be a fixed point; not where each agreement adds to the one before.
-        iterative: whether there are iterations; without, `step` runs once.
-        shape: of the layer that this routing belongs to, or None.
+        comes_to_rest: whether the iterations can reach a fixed point. They cannot where each agreement adds to the
+            previous one.
+        iterative: whether the algorithm iterates; otherwise `step` runs once.
+        shape: shape of the layer that this routing belongs to, or None.
     """
 
     softmax: Softmax = "parents"
@@ -110,78 +112,87 @@ class Routing(nn.Module, ABC):
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any: ...  # what `learned` names
+        def __getattr__(self, name: str) -> Any: ...  # the names that `learned` returns
 
-    # ------------------------------------------------------------ what an algorithm defines
+    # ------------------------------------------------------------ defined by an algorithm
 
     @abstractmethod
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
-        """One iteration: the parents that follow from an agreement, and the agreement with these parents.
+        """Run one iteration.
 
         Args:
-            votes: what `prepare` returned.
-            agreement: what the step before, or `first_agreement`, returned. None: nothing is known.
-            t: the iteration, from 0 on; infinite at an equilibrium.
+            votes: votes that `prepare` returned.
+            agreement: agreement that the previous step or `first_agreement` returned; None if there is none yet.
+            t: iteration, counted from 0; infinite at an equilibrium.
+
+        Returns:
+            The parents that follow from the agreement, and the new agreement with these parents.
         """
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        """What the algorithm learns: first values by name. In `step` they are attributes of that name."""
+        """Return the initial values of the learned parameters by name. `step` reads them as attributes."""
         return {}
 
     def prepare(self, votes: Votes) -> Votes:
-        """The votes as the steps see them; called once, before the first step."""
+        """Return the votes that the steps work on; called once, before the first step."""
         return votes
 
     def first_agreement(self, votes: Votes) -> Agreement | None:
-        """The agreement that the first step starts from; None: all logits are equal."""
+        """Return the agreement that the first step starts from, or None if all logits are equal."""
         return None
 
     def scale(self, features: int) -> float | Tensor | None:
-        """The factor of a dot agreement's logits, given the number of a vote's features: a number, or a tensor that
-        follows from what is learned. None: the agreement's own. It is computed before each step, so that what is
-        learned has a gradient through the last iteration alone, and at an equilibrium."""
+        """Return the factor on the logits of a dot agreement, or None to keep the agreement's own factor.
+
+        The factor may depend on learned parameters. It is computed anew before each step, so that they also get
+        gradients with `gradient="last"` and at an equilibrium.
+
+        Args:
+            features: number of entries in a vote.
+        """
         return None
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
-        """Draw vote weights `(..., parents, d, h)` as the paper does, in place."""
+        """Draw the vote weights `(..., parents, d, h)` as the paper does, in place."""
         nn.init.normal_(weight, std=1 / shape.in_features)
 
-    # ------------------------------------------------------------ what it gets
+    # ------------------------------------------------------------ inherited by an algorithm
 
     @property
     def steps(self) -> int:
-        """How often `step` runs."""
+        """Number of times that `step` runs."""
         return self.iterations
 
     def for_layer(
         self, shape: LayerShape, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """A copy with the parameters that a layer of this shape needs."""
+        """Return a copy with the parameters that a layer of this shape needs."""
         routing = copy.deepcopy(self)
         routing.shape = shape
         for name, value in routing.learned(shape).items():
             if not value.is_floating_point() or name in self.__dict__ or hasattr(type(self), name):
                 raise ValueError(
-                    f"{type(self).__name__}.learned: expected floating-point values under names that are no attributes "
-                    f"yet, got {name!r} of {value.dtype}"
+                    f"{type(self).__name__}.learned must return floating-point values under names that are not yet "
+                    f"attributes, got {name!r} of {value.dtype}"
                 )
             routing.register_parameter(name, nn.Parameter(value.to(device=device, dtype=dtype)))
         return routing
 
     def reset_parameters(self) -> None:
-        """Set what the algorithm learns to its first values."""
+        """Set the learned parameters of the algorithm to their initial values."""
         for name, value in {} if self.shape is None else self.learned(self.shape).items():
             self.get_parameter(name).data.copy_(value)
 
     def reset_weight(self, weight: Tensor, shape: LayerShape) -> None:
         r"""Draw the vote weights `(..., parents, d, h)` of a layer, in place.
 
-        With `init="fan_in"` they are normal, with a standard deviation by which the parents of uniform coefficients
-        c, :math:`s_j = c \sum_i V_{ij}`, are `gain` times as long as children of random directions:
+        With `init="fan_in"` the weights are normal with a standard deviation for which parents with uniform
+        coefficients c, :math:`s_j = c \sum_i V_{ij}`, are `gain` times as long as children of random directions:
 
         .. math:: \sigma = \frac{\text{gain}}{c \sqrt{\text{children} \cdot \text{out\_features}}}
 
-        Parents that begin `alike` have nearly equal logits: the first coefficients are soft, though votes are long.
+        A fraction `alike` of the variance is shared by all parents. Their first logits are then nearly equal, and the
+        first coefficients are soft although the votes are long.
         """
         if self.init == "paper":
             self.reset_weight_as_in_paper(weight, shape)
@@ -195,13 +206,14 @@ class Routing(nn.Module, ABC):
             weight += nn.init.normal_(same, std=std * self.alike**0.5)
 
     def with_values(self, **values: Tensor | None) -> Self:
-        """A copy that uses given tensors in place of what it would learn: the routing as a function."""
+        """Return a copy that uses the given tensors in place of learned parameters, to call the routing as a
+        function."""
         routing = copy.copy(self)
         routing.__dict__.update({name: value for name, value in values.items() if value is not None})
         return routing
 
     def advance(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
-        """`step`, of which the watchers are told. Every schedule goes on by this."""
+        """Run `step` and report it to the watchers. Every schedule iterates by this method."""
         agreement = self.scaled(agreement)
         parents, after = self.step(votes, agreement, t)
         for watcher in self._watchers:
@@ -210,7 +222,7 @@ class Routing(nn.Module, ABC):
 
     @contextlib.contextmanager
     def watched(self, watcher: Callable[[Iteration], None]) -> Iterator[None]:
-        """Within this context, `watcher` is called after every iteration."""
+        """Call `watcher` after every iteration within this context."""
         self._watchers.append(watcher)
         try:
             yield
@@ -218,12 +230,12 @@ class Routing(nn.Module, ABC):
             self._watchers.remove(watcher)
 
     def scaled(self, agreement: Agreement | None) -> Agreement | None:
-        """The agreement with the scale of this algorithm."""
+        """Return the agreement with the scale of this algorithm."""
         scale = self.scale(agreement.query.shape[-1]) if isinstance(agreement, Dot) else None
         return agreement if scale is None else agreement._replace(scale=scale)  # type: ignore[union-attr, call-arg]
 
     def coefficients(self, votes: Votes, agreement: Agreement | None) -> Tensor:
-        """The coefficients that follow from an agreement, `(batch, children, parents)`."""
+        """Return the coefficients that follow from an agreement, `(batch, children, parents)`."""
         return votes.coefficients(self.scaled(agreement), self.softmax, self.leaky)
 
     def forward(
@@ -232,10 +244,13 @@ class Routing(nn.Module, ABC):
         """Route children to parents.
 
         Args:
-            votes: `(batch, children, parents, *pose)`, or votes of a layer.
-            scores: of the children, `(batch, children)` logits; a child counts as much as their sigmoid, at -inf not at
-                all. None: as much as the votes say.
-            return_coefficients: return also the coefficients that the parents follow from.
+            votes: tensor of votes `(batch, children, parents, *pose)`, or the votes of a layer.
+            scores: scores of the children, `(batch, children)`. Their sigmoids are the children's gates; a child of
+                score -inf does not count at all. None keeps the gates of the votes.
+            return_coefficients: also return the coefficients that the parents follow from.
+
+        Raises:
+            RuntimeError: if the routing needs parameters and has none, because it belongs to no layer.
         """
         if self.shape is None:
             self._check_values()
@@ -249,12 +264,12 @@ class Routing(nn.Module, ABC):
         missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]
         if missing:
             raise RuntimeError(
-                f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or give it values "
-                "(with_values, as torchcaps.functional does)"
+                f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by "
+                "with_values, as torchcaps.functional does"
             )
 
     def extra_repr(self) -> str:
-        """The iterations, and what was chosen otherwise than by default."""
+        """Show the iterations, and the options that differ from their defaults."""
         options = [
             (name, getattr(self, name), x.default) for name, x in inspect.signature(type(self)).parameters.items()
         ]
@@ -265,7 +280,7 @@ class Routing(nn.Module, ABC):
 def iterate(
     step: Step, iterations: int, gradient: Gradient = "unrolled", agreement: Agreement | None = None
 ) -> tuple[Capsules, Agreement | None]:
-    """Let children and parents agree, `iterations` times, from `agreement` on.
+    """Run `step` for `iterations` iterations, starting from `agreement`.
 
     Returns:
         The parents of the last step, and the agreement that they follow from.
@@ -278,7 +293,7 @@ def iterate(
 
 
 def list_routings() -> list[str]:
-    """Names of all routing algorithms that have been imported, sorted."""
+    """Return the sorted names of all routing algorithms that have been imported."""
 
     def below(routing: type[Routing]) -> Iterator[type[Routing]]:
         for subclass in routing.__subclasses__():
@@ -289,10 +304,5 @@ def list_routings() -> list[str]:
 
 
 def presence(scores: Tensor | None) -> Tensor | None:
-    """Scores as gates in [0, 1]; no scores, no gates."""
+    """Turn scores into gates in [0, 1]; None stays None."""
     return None if scores is None else scores.sigmoid()
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")

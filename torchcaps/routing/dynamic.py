@@ -2,24 +2,25 @@
 
 Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017), Procedure 1.
 
-Where the texts differ we follow the authors' code: the gradient runs through all iterations; a bias per parent may join
-the weighted sum before the squash; a leak, a parent of logit 0 that is dropped, may join the softmax. Li et al. (2018)
-run the same procedure with the softmax over the children.
+Three points follow the authors' code where it differs from the paper: the gradient runs through all iterations; a bias
+per parent can be added to the weighted sum before the squash; a leak, an extra parent of logit 0 whose coefficients are
+dropped, can join the softmax. Li et al. (2018) run the same procedure with the softmax over the children.
 """
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Softmax, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start, check_choice
+from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start
 from torchcaps.routing.squash import squash
 
 
 class DynamicRouting(Routing):
-    r"""Routing by the agreement of votes with squashed parents.
+    r"""Route by the agreement between votes and squashed parents.
 
-    With :math:`b_{ij} = 0` at first, or as `start` has it, in each iteration
+    The logits start at :math:`b_{ij} = 0`, or as `start` says. Each iteration computes
 
     .. math::
         c_{ij} = \frac{\exp b_{ij}}{\sum_k \exp b_{ik}}, \quad
@@ -27,17 +28,20 @@ class DynamicRouting(Routing):
         v_j = \frac{|s_j|^2}{1 + |s_j|^2} \frac{s_j}{|s_j|}, \quad
         b_{ij} \leftarrow b_{ij} + V_{ij} \cdot v_j
 
-    Args:
-        iterations: at least 1; with 1 the coefficients stay uniform.
-        softmax: "parents" as published (each child's coefficients sum to one), or "children" (Li et al. 2018).
-        learn_bias: learn a bias for each parent, from 0.1 on as in the authors' code.
-        leaky: let children agree with nobody. Only with the softmax over parents.
-        gradient: "unrolled", or "last": through the last iteration only.
-        start: the first b: "zero", "random" (normal, drawn anew at every call) or "learned" (from zero on); one for
-            each set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
-        init: of the vote weights; "paper" draws them as the authors' code, normal with deviation 0.1, cut at 0.2.
+    A parent's length, in [0, 1), says how present it is.
 
-    A parent's length, in [0, 1), is its presence.
+    Args:
+        iterations: number of iterations, at least 1; with 1 the coefficients stay as the first logits make them.
+        softmax: "parents" as published (each child's coefficients sum to one), or "children" (Li et al. 2018: each
+            parent's coefficients sum to one).
+        learn_bias: learn a bias for each parent, initially 0.1 as in the authors' code.
+        leaky: add the leak to the softmax, so that a child need not agree with any parent; only with
+            softmax="parents".
+        gradient: "unrolled" through all iterations, or "last" through the last one only.
+        start: initial logits: "zero", "random" (normal, drawn anew at every call) or "learned" (initially zero). There
+            is one logit for each set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
+            normal with standard deviation 0.1, cut at 0.2.
 
     Reference:
         Sabour et al. 2017, Procedure 1, equations 1 to 3.

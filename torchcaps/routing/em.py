@@ -2,10 +2,10 @@
 
 Hinton, Sabour, Frosst: Matrix Capsules with EM Routing (2018), Procedure 1.
 
-The inverse temperature follows the schedule that the authors gave in the paper's discussion. A variance below `eps`
-counts as `eps`: votes that all agree have none, and the paper's cost would be -inf. In a convolution the parents of one
-window compete for its children; in the paper those of all windows that share a child do. The linear schedule and the
-range of costs are from Li et al. (2018), appendix A.1, and their code.
+The inverse temperature follows the schedule that the authors gave in the paper's discussion. Variances are at least
+`eps`: votes that all agree have variance 0, and the paper's cost would be -inf. In a convolution the parents of one
+window compete for its children; in the paper the parents of all windows that share a child do. The linear schedule and
+the range of costs are from Li et al. (2018), appendix A.1, and their code.
 """
 
 import math
@@ -16,14 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Gaussian, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, check_choice
+from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
 
 
 class EMRouting(Routing):
-    r"""Fit a Gaussian per parent to the votes of the children assigned to it.
+    r"""Route by fitting one Gaussian per parent to the votes of the children assigned to it.
 
-    With :math:`R_{ij} = 1/\text{parents}` at first, in iteration t = 0, 1, ... the M-step
+    The assignments start at :math:`R_{ij} = 1/\text{parents}`. With the gates :math:`a_i` of the children, the M-step
+    of iteration t = 0, 1, ... computes
 
     .. math::
         R_{ij} \leftarrow a_i R_{ij}, \quad
@@ -32,18 +34,24 @@ class EMRouting(Routing):
         \text{cost}_j = \sum_h (\beta_{u,j} + \log \sigma_j^h) \sum_i R_{ij}, \quad
         a_j = \text{sigmoid}(\lambda_t (\beta_{a,j} - \text{cost}_j))
 
-    with :math:`\lambda_t = \text{inverse\_temperature} \cdot (1 - \text{decay}^{t+1})`, and before the next iteration
-    the E-step :math:`R_{ij} = a_j N(V_{ij}; \mu_j, \sigma_j^2) / \sum_k a_k N(V_{ik}; \mu_k, \sigma_k^2)`. Parents have
-    scores, the logits of :math:`a_j`. Learns beta_a and beta_u, one each per parent, from zero on.
+    with :math:`\lambda_t = \text{inverse\_temperature} \cdot (1 - \text{decay}^{t+1})`. Between two M-steps the E-step
+    computes :math:`R_{ij} = a_j N(V_{ij}; \mu_j, \sigma_j^2) / \sum_k a_k N(V_{ik}; \mu_k, \sigma_k^2)`. Parents have
+    scores, the logits of :math:`a_j`, and variances.
+
+    The learned parameters are beta_a and beta_u, `(parents,)` each, initially zero.
 
     Args:
-        iterations: M-steps, at least 1.
-        inverse_temperature, decay: lambda's limit, and how fast it gets there; decay=0 keeps lambda constant.
+        iterations: number of M-steps, at least 1.
+        inverse_temperature, decay: limit of lambda, and how fast lambda approaches it; decay=0 keeps lambda constant.
         eps: least variance.
-        gradient: "unrolled", or "last": through the last M-step.
-        schedule: of lambda: "saturating" as above, or "linear": `inverse_temperature * (t + 1)`.
-        cost_range: r stretches the costs of each sample's parents to run from -r/2 to r/2; None leaves them.
-        init: of the vote weights; "paper" is normal with deviation 1 / in_features.
+        gradient: "unrolled" through all M-steps, or "last" through the last one only.
+        schedule: schedule of lambda: "saturating" as above, or "linear" for `inverse_temperature * (t + 1)`.
+        cost_range: r rescales the costs of each sample's parents to [-r/2, r/2]; None leaves them as they are.
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them normal with standard deviation
+            1 / in_features.
+
+    Reference:
+        Hinton et al. 2018, Procedure 1.
     """
 
     averages = True
@@ -77,22 +85,23 @@ class EMRouting(Routing):
         lambda_t = inverse_temperature(t, self.inverse_temperature, self.decay, self.schedule)
         log_sigma = 0.5 * variance.log()
         score = em_score(log_sigma, m.mass, self.beta_a, self.beta_u, lambda_t, self.cost_range)  # lines 5, 6
-        # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2), softmax over the parents; constants do not matter to it.
+        # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2) without constants, which cancel in the softmax over parents.
         prior = F.logsigmoid(score) - log_sigma.sum(-1)
         return votes.capsules(m.mean, score, variance), Gaussian(m.mean, variance.reciprocal(), prior)
 
 
 def inverse_temperature(t: float, limit: float = 0.01, decay: float = 0.95, schedule: str = "saturating") -> float:
-    """Lambda in iteration t."""
+    """Return lambda in iteration t."""
     return limit * (1 - decay ** (t + 1) if schedule == "saturating" else t + 1)
 
 
 def em_score(
     log_sigma: Tensor, mass: Tensor, beta_a: Tensor, beta_u: Tensor, lambda_t: float, cost_range: float | None = None
 ) -> Tensor:
-    """The logit of a parent's activation, `(batch, parents)`; lines 5 and 6."""
+    """Return the logit of each parent's activation, `(batch, parents)`; lines 5 and 6."""
     cost = (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * mass
     if cost_range is not None:
+        # Costs that differ by rounding errors only must not be rescaled to the whole range.
         least, most = cost.aminmax(dim=1, keepdim=True)
         noise = 64 * torch.finfo(cost.dtype).eps * (mass + 2 * mass * log_sigma.abs().sum(-1)).amax(1, keepdim=True)
         spread = torch.where(most - least <= noise.clamp_min(1e-30), torch.inf, most - least)

@@ -1,7 +1,7 @@
 """Routing to a fixed point, with implicit gradients.
 
-Tsai et al. (2020) name it as future work: infinitely many iterations, as in Bai, Kolter, Koltun: Deep Equilibrium
-Models (2019). The acceleration is Anderson's (1965), in the form of Walker and Ni (2011).
+Tsai et al. (2020) name infinitely many iterations as future work. The method is that of Bai, Kolter, Koltun: Deep
+Equilibrium Models (2019), with Anderson acceleration (1965) in the form of Walker and Ni (2011).
 """
 
 import itertools
@@ -15,31 +15,34 @@ from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.routing.base import Routing
 
-RIDGE = 1e-8  # of the normal equations, relative: differences become parallel near the fixed point
+RIDGE = 1e-8  # relative ridge of the normal equations: near the fixed point the differences become parallel
 
 
 @dataclass(frozen=True)
 class Equilibrium:
-    r"""Iterate until parents and agreement change no more.
+    r"""Schedule of a :class:`torchcaps.CapsuleStack` that iterates each layer until its agreement no longer changes.
 
-    With z the state that a routing carries (of a dot agreement its query, of a Gaussian one mean, log precision and
-    prior) and f its step, find :math:`z^* = f(z^*, \theta)` and differentiate there, whatever the way to it:
+    Let z be the state that a routing carries from one iteration to the next (the query of a dot agreement; mean, log
+    precision and prior of a Gaussian one) and f the routing's step. The schedule finds :math:`z^* = f(z^*, \theta)` and
+    differentiates at this point, independently of the iterations that led to it:
 
     .. math:: \frac{\partial L}{\partial \theta} = g \frac{\partial f}{\partial \theta}, \quad
         g = \frac{\partial L}{\partial z^*} + g \frac{\partial f}{\partial z}
 
-    where g is found like z, by iteration. There are no second derivatives. No iteration's intermediate results are
-    kept. A routing whose coefficients depend on the iteration, such as EM with its temperature, takes the values of its
-    last. A routing may have several fixed points: plain iteration finds that of sequential routing, if it converges,
-    acceleration any. The loops depend on the data: `torch.export`, `torch.func.grad` and `fullgraph=True` do not go
-    through.
+    where g is found by iteration, like z. Intermediate results of the iterations are not kept. A routing that depends
+    on the iteration, such as EM with its temperature, uses its limit for infinitely many iterations. If a routing has
+    several fixed points, plain iteration finds that of sequential routing, provided that it converges; acceleration may
+    find any of them.
+
+    There are no second derivatives. The loops depend on the data, so `torch.export`, `torch.func.grad` and
+    `torch.compile(fullgraph=True)` do not work.
 
     Args:
-        tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, a
-            window's) to stop at.
-        max_iterations: to stop at in any case. Nothing says that a routing must converge: look at
+        tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, of a
+            window's state) at which the iteration stops.
+        max_iterations: largest number of iterations. A routing need not converge: see
             :attr:`torchcaps.CapsuleStack.convergence`.
-        history: differences that Anderson acceleration combines; 0 iterates plainly.
+        history: number of past differences that Anderson acceleration combines; 0 for plain iteration.
     """
 
     tolerance: float = 1e-4
@@ -54,14 +57,14 @@ class Equilibrium:
             )
 
     def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, "Convergence"]:
-        """The parents, the agreement with them, and how it was found."""
+        """Return the parents at the fixed point, the agreement there, and how it was found."""
         check_equilibrium(routing)
 
         with torch.no_grad():
             _, like = routing.step(votes, routing.first_agreement(votes), torch.inf)
             assert like is not None
 
-        # The parameters may be others by the time of the backward pass, as under torch.func.functional_call.
+        # Under torch.func.functional_call the module has other parameters by the time of the backward pass.
         as_now = routing.with_values(**dict(routing.named_parameters()))
 
         def state_after(votes: Votes, state: Tensor) -> Tensor:
@@ -82,8 +85,17 @@ class Equilibrium:
     def solve(
         self, function: Callable[[Tensor], Tensor], start: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """A fixed point of `function` on `(samples, n)`: for each sample the best value found, and the largest residual
-        of each iteration, `(iterations,)`, relative to the value, or to `scale`, `(samples,)`."""
+        """Find a fixed point of `function`.
+
+        Args:
+            function: maps points `(samples, n)` to values `(samples, n)`.
+            start: first points `(samples, n)`.
+            scale: norms `(samples,)` to which residuals are relative; None for the norms of the values.
+
+        Returns:
+            The best value found for each sample, `(samples, n)`, and the largest relative residual of a sample in each
+            iteration, `(iterations,)`.
+        """
         points, values, residuals = [start], [], []
         best, least = start, start.new_full(start.shape[:1], torch.inf)
         last, age = least, start.new_zeros(start.shape[:1])
@@ -100,7 +112,7 @@ class Equilibrium:
             if residuals[-1] <= self.tolerance:
                 break
             values.append(value)
-            # A combination that made things worse: that sample starts anew, with a plain iteration.
+            # A sample whose residual grew restarts with a plain iteration.
             age = torch.where(residual > last, 1, age + 1)
             last = residual
             points, values = points[-self.history - 1 :], values[-self.history - 1 :]
@@ -110,7 +122,7 @@ class Equilibrium:
     def _implicit(
         self, state_after: Callable[[Tensor], Tensor], fixed: Tensor, convergence: "Convergence"
     ) -> Callable[[Tensor], Tensor]:
-        """A hook that turns the gradient of the state into the g above."""
+        """Return a backward hook that turns the gradient of the state into g of the class docstring."""
 
         def hook(grad: Tensor) -> Tensor:
             if torch.is_grad_enabled():
@@ -123,7 +135,7 @@ class Equilibrium:
             def function(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(value, state, g, retain_graph=True)[0]
 
-            # Not relative to g: if it grows without end, that would make the largest the best.
+            # Relative to grad, not to g: if g diverges, its largest iterate would have the smallest relative residual.
             found, convergence.backward = self.solve(function, grad, grad.norm(dim=1))
             return found
 
@@ -132,11 +144,11 @@ class Equilibrium:
 
 @dataclass
 class Convergence:
-    """How a fixed point was found: the largest relative residual of a sample in each iteration, `(iterations,)`.
+    """Convergence of a fixed-point iteration: the largest relative residual of a sample per iteration, `(iterations,)`.
 
     Attributes:
-        forward: of the state.
-        backward: of its gradient, once there was a backward pass.
+        forward: residuals of the state.
+        backward: residuals of its gradient; None before the backward pass.
     """
 
     forward: Tensor
@@ -144,29 +156,36 @@ class Convergence:
 
 
 def check_equilibrium(routing: Routing) -> None:
+    """Check that a routing can have a fixed point, and no option that an equilibrium would ignore."""
     if not routing.iterative:
-        raise ValueError(f"{type(routing).__name__} has no iterations: an equilibrium needs a routing that has")
+        raise ValueError(f"{type(routing).__name__} has no iterations: an equilibrium needs an iterative routing")
     if not routing.comes_to_rest:
         raise ValueError(
-            f"{routing} never comes to rest: an equilibrium needs InvertedAttentionRouting, HeinsenRouting, or "
+            f"{routing} never reaches a fixed point: an equilibrium needs InvertedAttentionRouting, HeinsenRouting, or "
             "EMRouting with schedule='saturating'"
         )
     if getattr(routing, "start", None) == "learned":
-        raise ValueError("start='learned' learns nothing at an equilibrium, which forgets its start: use 'zero'")
+        raise ValueError(
+            "start='learned' learns nothing at an equilibrium, which does not depend on its start: use start='zero'"
+        )
     if routing.gradient != "unrolled":
         raise ValueError(
-            f"an equilibrium has gradients of its own: it needs gradient='unrolled', got {routing.gradient!r}"
+            f"an equilibrium computes its gradients implicitly: it needs gradient='unrolled', got {routing.gradient!r}"
         )
 
 
 def largest(x: Tensor) -> Tensor:
-    """The maximum, 0 of nothing."""
+    """Return the maximum, or 0 for an empty tensor."""
     return x.max() if len(x) else x.sum()
 
 
 def _anderson(points: list[Tensor], values: list[Tensor], age: Tensor) -> Tensor:
-    """The next point: the last value, less the combination of the past `age` differences, at most, that cancels most of
-    its residual."""
+    """Return the next point: the last value minus the combination of past differences that best cancels its residual.
+
+    Args:
+        points, values: past arguments and results of the function, `(samples, n)` each.
+        age: number of points since each sample's restart, `(samples,)`; older ones are ignored.
+    """
     value, residual = values[-1], values[-1] - points[-1]
     if len(points) == 1:
         return value

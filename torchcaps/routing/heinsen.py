@@ -2,8 +2,8 @@
 
 Heinsen: An Algorithm for Routing Capsules in All Domains (2019), Algorithm 1.
 
-As in the authors' code, `eps` joins the denominators and the variances, log N leaves out its constants, and a soft
-k-means may stand in for the Gaussian.
+Three points follow the author's code: `eps` is added to denominators and variances, log N leaves out its constants, and
+a soft k-means can replace the Gaussian.
 """
 
 from typing import Literal
@@ -13,16 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Gaussian, Votes, at_least_float32, contract
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, check_choice
+from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
 
 Model = Literal["gaussian", "kmeans"]
 
 
 class HeinsenRouting(Routing):
-    r"""Activate parents by the benefit of the data they use, less the cost of the data they ignore.
+    r"""Activate parents by the benefit of the data they use minus the cost of the data they ignore.
 
-    With f the logistic function and :math:`R_{ij} = 1/\text{parents}` at first, in each iteration
+    Let f be the logistic function, so that :math:`f(a_i)` is the gate of child i. The assignments start at
+    :math:`R_{ij} = 1/\text{parents}`. Each iteration computes
 
     .. math::
         R_{ij} = \frac{f(a_j) N(V_{ij}; \mu_j, \sigma_j^2)}{\sum_k f(a_k) N(V_{ik}; \mu_k, \sigma_k^2)}, \quad
@@ -31,17 +33,20 @@ class HeinsenRouting(Routing):
         \mu_j = \frac{\sum_i D^{use}_{ij} V_{ij}}{\sum_i D^{use}_{ij}}, \quad
         \sigma_j^2 = \frac{\sum_i D^{use}_{ij} (V_{ij} - \mu_j)^2}{\sum_i D^{use}_{ij}}
 
-    Parents have scores :math:`a_j` and variances. Learns beta_use and beta_ignore, `(groups, parents)`, from zero on:
-    children that share their vote weights share these too.
+    Parents have scores :math:`a_j` and variances.
+
+    The learned parameters are beta_use and beta_ignore, `(groups, parents)` each, initially zero. Children that share
+    their vote weights share these too.
 
     Args:
-        iterations: at least 1.
-        single_beta: one beta for the benefit and the cost.
-        model: "gaussian", or "kmeans": log N is minus the squared distance.
-        eps: added to denominators and variances; 0 gives the paper's formulas to the letter, NaN where they divide 0
-            by 0: for a sample of padding alone, and for votes that all agree.
-        gradient: "unrolled", or "last": through the last iteration only.
-        init: of the vote weights; "paper" is normal with deviation 1 / in_features, as in the authors' code.
+        iterations: number of iterations, at least 1.
+        single_beta: use one beta for both the benefit and the cost.
+        model: "gaussian", or "kmeans", where log N is minus the squared distance.
+        eps: number added to denominators and variances. 0 gives the paper's formulas exactly, with NaN where they
+            divide 0 by 0: for a sample of padding alone, and for votes that all agree.
+        gradient: "unrolled" through all iterations, or "last" through the last one only.
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the author's code does,
+            normal with standard deviation 1 / in_features.
 
     Reference:
         Heinsen 2019, Algorithm 1, equations 1 to 5.
@@ -70,7 +75,7 @@ class HeinsenRouting(Routing):
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         beta_ignore = self.beta_use if self.single_beta else self.beta_ignore
-        # Lines 13, 16: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
+        # Lines 13 and 16 together: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
         m = votes.moments(agreement, self.beta_use + beta_ignore, self.eps)  # lines 12, 17, 18
         assert m.benefit is not None
         score = m.benefit - _cost_of_all(beta_ignore, votes)  # line 16
@@ -84,7 +89,7 @@ class HeinsenRouting(Routing):
 
 
 def _cost_of_all(beta_ignore: Tensor, votes: Votes) -> Tensor:
-    """What ignoring all children would cost each parent: sum_i beta_ign[i,j] f(a_i), `(batch or 1, parents or 1)`."""
+    """Return the cost of ignoring all children, sum_i beta_ign[i,j] f(a_i), `(batch or 1, parents or 1)`."""
     each = votes.children // beta_ignore.shape[0]
     if votes.gates is None:
         return each * beta_ignore.sum(0, keepdim=True)

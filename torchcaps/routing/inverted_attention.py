@@ -2,8 +2,8 @@
 
 Tsai, Srivastava, Goh, Salakhutdinov: Capsules with Inverted Dot-Product Attention Routing (2020), Procedure 1.
 
-The agreement is scaled by 1/sqrt(pose size), which the paper does not print and the authors' code does. LayerNorm has a
-learned scale and shift per pose entry and is left out for poses of one entry, as there.
+Two points follow the authors' code: the agreement is scaled by 1/sqrt(pose size), which the paper does not print;
+LayerNorm has a learned scale and shift per pose entry, and is left out for poses of one entry.
 """
 
 import torch
@@ -11,15 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start, check_choice
+from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start
 from torchcaps.routing.em import em_score, inverse_temperature
 
 
 class InvertedAttentionRouting(Routing):
-    r"""Parents compete for the attention of children.
+    r"""Route by attention in which the parents compete for each child.
 
-    With :math:`p_j = 0` at first, so that the first coefficients are uniform, or as `start` has it, in each iteration
+    The parents start at :math:`p_j = 0`, which makes the first coefficients uniform, or as `start` says. Each iteration
+    computes
 
     .. math::
         a_{ij} = \frac{p_j \cdot V_{ij}}{\sqrt{\text{features}}}, \quad
@@ -27,18 +29,19 @@ class InvertedAttentionRouting(Routing):
         p_j = \text{LayerNorm}\Big(\sum_i r_{ij} V_{ij}\Big)
 
     Args:
-        iterations: at least 1; with 1 the coefficients stay uniform, unless there is a `start`.
+        iterations: number of iterations, at least 1; with 1 and start="zero" the coefficients are uniform.
         layer_norm: normalize the parents, with a learned scale and shift per pose entry (False is the paper's ablation
-            A). Of poses of two entries that leaves only which one is larger, and no gradient to learn it by: take
-            larger ones, or False.
-        activations: give parents a score as EM routing does, by which they count as children (the paper's ablation
-            C): :math:`\lambda_t (\beta_{a,j} - \text{cost}_j)`, where the cost follows from mass and variance of the
-            votes, weighted by :math:`r_{ij}`. Learns beta_a and beta_u, one each per parent, from zero on.
-        start: the parents' poses before the first iteration: "zero", "random" (normal, drawn anew at every call) or
-            "learned" (the same for all samples, from zero on).
-        gradient: "unrolled", or "last": through the last iteration only.
-        init: of the vote weights; "paper" draws them as the authors' code, normal with variance
-            parents / (in_features children).
+            A). LayerNorm of a pose of two entries keeps only which entry is larger, and gives no gradient: use larger
+            poses or False.
+        activations: give parents a score as EM routing does, which gates them as children of the next layer (the
+            paper's ablation C): :math:`\lambda_t (\beta_{a,j} - \text{cost}_j)`, where the cost follows from the mass
+            and the variance of the votes, weighted by :math:`r_{ij}`. The learned parameters are beta_a and beta_u,
+            `(parents,)` each, initially zero.
+        start: poses of the parents before the first iteration: "zero", "random" (normal, drawn anew at every call) or
+            "learned" (the same for all samples, initially zero).
+        gradient: "unrolled" through all iterations, or "last" through the last one only.
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
+            normal with variance parents / (in_features children).
 
     Reference:
         Tsai et al. 2020, Procedure 1, equations 2 to 4.
@@ -56,9 +59,9 @@ class InvertedAttentionRouting(Routing):
         super().__init__(iterations, gradient, init)
         check_choice("start", start, ("zero", "random", "learned"))
         if start == "learned" and gradient == "last" and iterations > 1:
-            raise ValueError("start='learned' learns nothing through the last iteration: use gradient='unrolled'")
+            raise ValueError("start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'")
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
-        # LayerNorm gives all parents the same length.
+        # Without scores nothing says how present a parent is: LayerNorm gives all parents the same length.
         self.gives_scores = self.measures_presence = activations
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Vector-normed routing where the votes are the children's own poses, as a pool has them.
+"""Vector-normed routing to one parent with the children's own poses as votes, for the routing pool.
 
-There is nothing to transform and nothing to store, and features come first, as in a feature map. So cheap is what
-remains that the number of operators counts: all iterations are one, forward and backward.
+Poses are not transformed, and features come before children, as in a feature map. The work is so small that the number
+of operators determines the time. All iterations are therefore one autograd function with a backward pass of its own.
 """
 
 from typing import Any
@@ -15,19 +15,19 @@ from torchcaps.private import softmax_backward
 
 
 def pool_by_agreement(poses: Tensor, iterations: int, sharpness: float | Tensor, present: Tensor | None) -> Tensor:
-    r"""Algorithm 1 of Zhao & Huang 2019, up to its activation, for one parent.
+    r"""Run Algorithm 1 of Zhao & Huang 2019 up to its activation, for one parent.
 
     Args:
-        poses: :math:`u_i`, `(n, features, children)`.
-        iterations: agreements before the last sum.
-        sharpness: lambda; a tensor has a gradient.
-        present: `(n, children)` bool, at least one in each row, or None: all are.
+        poses: poses of the children :math:`u_i`, `(n, features, children)`.
+        iterations: number of agreements before the last sum.
+        sharpness: the paper's lambda; a tensor gets a gradient.
+        present: whether each child takes part, `(n, children)` bool with at least one child in each row; None for all.
 
     Returns:
         The last sum :math:`\sum_i c_i u_i`, `(n, features)`.
     """
     device = poses.device.type
-    # Asked before, for the context alone takes as long as an operator.
+    # The context is avoided where it is not needed: entering it takes as long as an operator.
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         with autocast_off(device):
             return pool_by_agreement(poses, iterations, sharpness, present)
@@ -35,15 +35,18 @@ def pool_by_agreement(poses: Tensor, iterations: int, sharpness: float | Tensor,
 
 
 class _Pool(torch.autograd.Function):
-    r"""With :math:`l_i = q \cdot u_i / |u_i|`, `c` their softmax, `s` the sum and :math:`v = s / |s|`, an iteration is
-    s to v, :math:`q \leftarrow q + \lambda v` and the next sum. Backward, from the gradient g of a sum, those of
+    r"""All iterations as one autograd function.
 
-    - the logits: :math:`b_i = c_i (u_i \cdot g - \sum_k c_k u_k \cdot g)`;
-    - q: :math:`\sum_i b_i u_i / |u_i|`, and what came from later iterations;
-    - the sum before: :math:`(h - v (v \cdot h)) / |s|`, where h is lambda times that of q;
-    - the poses: :math:`c_i g + b_i q / |u_i| - b_i l_i u_i / |u_i|^2`.
+    Let :math:`l_i = q \cdot u_i / |u_i|` be the logits, c their softmax, :math:`s = \sum_i c_i u_i` and
+    :math:`v = s / |s|`. An iteration computes v from s, then :math:`q \leftarrow q + \lambda v`, then the next sum. The
+    backward pass computes from the gradient g of a sum the gradients
 
-    Sums are batched matrix products, for they need no memory of the poses' size.
+    - of the logits: :math:`b_i = c_i (u_i \cdot g - \sum_k c_k u_k \cdot g)`;
+    - of q: :math:`\sum_i b_i u_i / |u_i|`, plus the gradient from later iterations;
+    - of the previous sum: :math:`(h - v (v \cdot h)) / |s|`, where h is lambda times the gradient of q;
+    - of the poses: :math:`c_i g + b_i q / |u_i| - b_i l_i u_i / |u_i|^2`.
+
+    Sums are batched matrix products, which need no intermediate results of the poses' size.
     """
 
     @staticmethod
@@ -58,7 +61,7 @@ class _Pool(torch.autograd.Function):
             query = sharpness * parent if query is None else query + sharpness * parent
             logits = _over_features(query, poses).mul_(shrinks)
             if present is not None:
-                logits.masked_fill_(~present, torch.finfo(logits.dtype).min)  # times 0 it is 0, as -inf is not
+                logits.masked_fill_(~present, torch.finfo(logits.dtype).min)  # not -inf: 0 * -inf is NaN in backward
             kept += [coefficients, shrink, parent, query, logits]
             coefficients = logits.softmax(1)
             total = _over_children(coefficients, poses)
@@ -67,53 +70,51 @@ class _Pool(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a routing pool has no second derivatives (create_graph=True) but with backend='reference'"
-            )
+            raise RuntimeError("a routing pool has no second derivatives (create_graph=True): use backend='reference'")
         poses, shrinks, sharpness, coefficients, *kept = ctx.saved_tensors
-        of_poses = of_query = of_sharpness = None
+        grad_poses = grad_query = grad_sharpness = None
         for t in reversed(range(ctx.iterations)):
             before, shrink, parent, query, logits = kept[5 * t : 5 * t + 5]
-            of_poses = _add_product(of_poses, gradient, coefficients)
-            of_cosines = softmax_backward(_over_features(gradient, poses), coefficients)
-            of_cosines *= shrinks
-            of_poses.addcmul_(query.unsqueeze(2), of_cosines.unsqueeze(1))
-            of_poses.addcmul_(poses, (of_cosines * logits).mul_(shrinks).unsqueeze(1), value=-1)
-            onto = _over_children(of_cosines, poses)
-            of_query = onto if of_query is None else of_query + onto
-            along = (of_query * parent).sum(1, keepdim=True)
+            grad_poses = _add_product(grad_poses, grad_total, coefficients)
+            grad_dots = softmax_backward(_over_features(grad_total, poses), coefficients)
+            grad_dots *= shrinks  # b_i / |u_i|, the gradient of q . u_i
+            grad_poses.addcmul_(query.unsqueeze(2), grad_dots.unsqueeze(1))
+            grad_poses.addcmul_(poses, (grad_dots * logits).mul_(shrinks).unsqueeze(1), value=-1)
+            added = _over_children(grad_dots, poses)
+            grad_query = added if grad_query is None else grad_query + added
+            along = (grad_query * parent).sum(1, keepdim=True)
             if sharpness is not None:
-                of_sharpness = along.sum() if of_sharpness is None else of_sharpness + along.sum()
-            gradient = torch.addcmul(of_query, parent, along, value=-1).mul_(ctx.sharpness * shrink)
+                grad_sharpness = along.sum() if grad_sharpness is None else grad_sharpness + along.sum()
+            grad_total = torch.addcmul(grad_query, parent, along, value=-1).mul_(ctx.sharpness * shrink)
             coefficients = before
         if coefficients is not None:
-            of_poses = _add_product(of_poses, gradient, coefficients)
-        elif of_poses is None:
-            of_poses = (gradient / poses.shape[2]).unsqueeze(2).expand_as(poses)
+            grad_poses = _add_product(grad_poses, grad_total, coefficients)
+        elif grad_poses is None:
+            grad_poses = (grad_total / poses.shape[2]).unsqueeze(2).expand_as(poses)
         else:
-            of_poses.add_(gradient.unsqueeze(2), alpha=1 / poses.shape[2])
-        return of_poses, of_sharpness, None, None
+            grad_poses.add_(grad_total.unsqueeze(2), alpha=1 / poses.shape[2])
+        return grad_poses, grad_sharpness, None, None
 
 
-def _add_product(total: Tensor | None, of_features: Tensor, of_children: Tensor) -> Tensor:
-    """`total`, in place, and the outer product of `(n, features)` and `(n, children)`."""
-    a, b = of_features.unsqueeze(2), of_children.unsqueeze(1)
+def _add_product(total: Tensor | None, per_feature: Tensor, per_child: Tensor) -> Tensor:
+    """Add the outer product of `(n, features)` and `(n, children)` to `total`, in place if there is one."""
+    a, b = per_feature.unsqueeze(2), per_child.unsqueeze(1)
     return a * b if total is None else total.addcmul_(a, b)
 
 
 def _over_features(x: Tensor, poses: Tensor) -> Tensor:
-    """`(n, features) . (n, features, children)`, a number per child."""
+    """Contract `(n, features)` with `(n, features, children)` over the features: `(n, children)`."""
     return torch.bmm(x.unsqueeze(1), poses).squeeze(1)
 
 
 def _over_children(x: Tensor, poses: Tensor) -> Tensor:
-    """`(n, children) . (n, features, children)`, a vector of features."""
+    """Contract `(n, children)` with `(n, features, children)` over the children: `(n, features)`."""
     return torch.bmm(x.unsqueeze(1), poses.transpose(1, 2)).squeeze(1)
 
 
 def _inverse_lengths(poses: Tensor) -> Tensor:
-    """Of the poses `(n, features, children)`, with 1 for zeros."""
+    """Return the inverse lengths of poses `(n, features, children)`, with 1 for zero poses."""
     # Not vector_norm, which is many times slower along this dimension on the CPU.
     return poses.square().sum(1).rsqrt_().nan_to_num_(posinf=1)

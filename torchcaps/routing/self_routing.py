@@ -2,7 +2,7 @@
 
 Hahn, Pyeon, Kim: Self-Routing Capsule Networks (2019).
 
-There are no iterations and no agreement: each child decides by its own pose where it belongs.
+There are no iterations and no agreement: each child chooses its parents from its own pose.
 """
 
 import torch
@@ -14,18 +14,20 @@ from torchcaps.routing.base import LayerShape, Routing
 
 
 class SelfRouting(Routing):
-    r"""A child's coefficients are a learned map of its own pose.
+    r"""Compute each child's coefficients from its own pose, by a learned linear map and a softmax over parents.
 
-    With a child's pose :math:`x_i` and presence :math:`a_i`,
+    With the poses :math:`x_i` and the gates :math:`a_i` of the children,
 
     .. math::
         c_{ij} = \text{softmax}_j (x_i \cdot w_{ij} + \beta_{ij}), \quad
         a_j = \frac{\sum_i a_i c_{ij}}{\sum_i a_i}, \quad
         v_j = \frac{\sum_i a_i c_{ij} V_{ij}}{\sum_i a_i c_{ij}}
 
-    Parents have scores, the logits of :math:`a_j`, which sum to one over the parents. Learns route_weight, `(groups,
-    parents, rows, in_features)`, and route_bias, `(groups, parents)`, from zero on as the authors' code: children that
-    share their vote weights share these too. It needs the poses of the children, which stored votes do not know.
+    The :math:`a_j` sum to one over the parents; their logits are the parents' scores.
+
+    The learned parameters are route_weight, `(groups, parents, rows, in_features)`, and route_bias, `(groups,
+    parents)`, initially zero as in the authors' code. Children that share their vote weights share these too. The
+    algorithm needs the poses of the children, so it does not run on stored votes.
 
     Reference:
         Hahn et al. 2019.

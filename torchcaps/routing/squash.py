@@ -14,11 +14,14 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
 
     .. math:: v = \frac{|s|^2}{1 + |s|^2} \frac{s}{|s|}
 
-    Zero vectors stay zero and have zero gradients. Half precision is computed in float32.
+    Zero vectors stay zero and have zero gradients. Half-precision inputs are computed in float32.
 
     Args:
-        s: vectors along `dim`.
-        dim: the dimension that holds a vector's entries.
+        s: vectors of any length, whose entries lie along `dim`.
+        dim: dimension of the vectors' entries.
+
+    Returns:
+        The squashed vectors, in the shape and the precision of `s`.
 
     Reference:
         Sabour et al. 2017, equation 1.
@@ -28,14 +31,15 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
 
 
 def _squash(x: Tensor, dim: int) -> Tensor:
-    """The same for who fuses, traces or differentiates twice."""
-    # Not vector_norm, which takes seven times as long where a vector's entries lie a plane apart.
+    """Squash in PyTorch's own operators, for compiling, tracing and second derivatives."""
+    # Not vector_norm, which takes seven times as long where a vector's entries lie a plane apart in memory.
     square = x.square().sum(dim, keepdim=True)
     return x * (square / ((1 + square) * nonzero(square).sqrt()))
 
 
 class _Squash(torch.autograd.Function):
-    """In half as many operators, forward and backward: each takes its time, however few parents there are."""
+    """Squash with half as many operators forward and backward: with few parents, launching them takes most of the
+    time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
@@ -47,11 +51,12 @@ class _Squash(torch.autograd.Function):
         return x * factor
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_v: Tensor) -> tuple[Tensor, None]:
         x, square, length, divisor, factor = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return torch.autograd.grad(_squash(x, ctx.dim), x, gradient, create_graph=True)[0], None
-        # ds = f g + f' / l (g . s) s with f = l / (1 + l^2). At 0 the second term is 0, and its divisor must not be.
-        along = (gradient * x).sum(ctx.dim, keepdim=True)
+            return torch.autograd.grad(_squash(x, ctx.dim), x, grad_v, create_graph=True)[0], None
+        # grad_x = f g + f' / l (g . x) x with g = grad_v and f = l / (1 + l^2). The second term is 0 at x = 0, where
+        # the clamp keeps its divisor from being 0.
+        along = (grad_v * x).sum(ctx.dim, keepdim=True)
         curve = (1 - square) / (length * divisor.square()).clamp_min(1e-30)
-        return torch.addcmul(gradient * factor, x, along * curve), None
+        return torch.addcmul(grad_v * factor, x, along * curve), None

@@ -1,9 +1,9 @@
-"""Vector-normed dynamic routing, which turns routing into pooling.
+"""Vector-normed dynamic routing, which can also be used as pooling.
 
 Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019), Algorithm 1.
 
-Line 3 of the algorithm prints a softmax over parents; at b = 0 section 3.1 means uniform coefficients over the
-children, as everywhere after it.
+Line 3 of the algorithm prints a softmax over parents. Here the coefficients are uniform over the children at b = 0, as
+section 3.1 describes them, and all later softmaxes run over the children too.
 """
 
 import math
@@ -19,26 +19,27 @@ from torchcaps.routing.pool import pool_by_agreement
 
 
 class VectorNormRouting(Routing):
-    r"""Routing by the cosine between votes and parents, children competing for each parent.
+    r"""Route by the cosine between votes and parents, with a softmax in which the children compete for each parent.
 
-    With :math:`b_{ij} = 0` at first, in each iteration
+    The logits start at :math:`b_{ij} = 0`. Each iteration computes
 
     .. math::
         c_{ij} = \frac{\exp \lambda b_{ij}}{\sum_k \exp \lambda b_{kj}}, \quad
         v_j = \frac{\sum_i c_{ij} V_{ij}}{|\sum_i c_{ij} V_{ij}|}, \quad
         b_{ij} \leftarrow b_{ij} + \frac{V_{ij}}{|V_{ij}|} \cdot v_j
 
-    and at last :math:`v_j = \text{activation}(\sum_i c_{ij} V_{ij})`. Sharpness 0 is average pooling; the larger,
-    the closer to selecting one child.
+    and the result is :math:`v_j = \text{activation}(\sum_i c_{ij} V_{ij})` with the last coefficients. Sharpness 0 is
+    average pooling; the larger the sharpness, the closer the routing comes to selecting one child.
 
     Args:
-        iterations: agreements before the last weighted sum; with 0 the result is the average.
+        iterations: number of agreements before the last weighted sum; with 0 the result is the average.
         sharpness: the paper's lambda, at least 0.
-        activation: applied at last to poses flattened to `(batch, parents, features)`, e.g. `squash`; None is the
+        activation: function of the last sums, flattened to `(batch, parents, features)`, e.g. `squash`; None for the
             identity.
-        gradient: "unrolled", or "last": through the last weighted sum only.
-        learn_sharpness: learn lambda, one number for a layer, from `sharpness` on. Nothing keeps it above 0.
-        init: of the vote weights; "paper" is normal with deviation 1 / in_features.
+        gradient: "unrolled" through all weighted sums, or "last" through the last one only.
+        learn_sharpness: learn lambda, one number for the layer, initially `sharpness`. Nothing keeps it above 0.
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them normal with standard deviation
+            1 / in_features.
 
     Reference:
         Zhao & Huang 2019, Algorithm 1, equations 3 to 6.
@@ -64,7 +65,7 @@ class VectorNormRouting(Routing):
             raise ValueError("learn_sharpness=True needs at least one iteration, got iterations=0")
         self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness
         self.measures_presence = activation is not None
-        self.gain = 0.35 if activation is None else 1.0  # an activation is taken for a squash
+        self.gain = 0.35 if activation is None else 1.0  # assumes that an activation squashes
 
     @property
     def steps(self) -> int:
@@ -82,11 +83,12 @@ class VectorNormRouting(Routing):
         return votes.capsules(s if self.activation is None else self.activation(s)), after  # line 11
 
     def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
-        """Route children with their own poses as votes to one parent: the same as `forward`, without storing them.
+        """Route children to one parent with their own poses as votes: `forward` as one autograd function.
 
         Args:
-            poses: `(n, features, children)`.
-            present: `(n, children)` bool, at least one in each row, or None: all are.
+            poses: poses of the children, `(n, features, children)`.
+            present: whether each child takes part, `(n, children)` bool with at least one child in each row; None for
+                all.
 
         Returns:
             The parent's pose `(n, features)`.

@@ -1,0 +1,51 @@
+"""Agreement units: which maps they compare, and which sizes they can generate."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from torchcaps.functional import feature_kl, sinkhorn_divergence
+from torchcaps.nn import AgreementUnit, MapShape
+
+
+def test_the_divergence_is_of_the_generated_and_the_lower_maps():
+    """The unit passes the generated map first, which matters for KL, and all options on."""
+    lower, higher = torch.rand(5, 8, 8, 8), torch.rand(5, 6, 4, 4)
+    shapes = MapShape(8, 8, 8), MapShape(6, 4, 4)
+    unit = AgreementUnit(*shapes, divergence="kl", critic=False)
+    assert_close(unit(lower, higher), feature_kl(unit.generate(higher), lower))
+    unit = AgreementUnit(*shapes, critic=False, eps=0.2, iterations=1, cost="l2")
+    assert_close(unit(lower, higher), sinkhorn_divergence(unit.generate(higher), lower, 0.2, 1, "l2"))
+    assert not torch.isclose(unit(lower, higher), sinkhorn_divergence(unit.generate(higher), lower, 0.2, 2, "l2"))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kernel", "stride", "padding"),
+    [
+        ((8, 8), (8, 8), 3, 1, 1),
+        ((8, 8), (4, 4), 3, 2, 1),
+        ((7, 8), (4, 4), 3, 2, 1),
+        ((1, 1), (1, 1), 3, 1, 1),
+        ((9, 8), (3, 3), 3, 3, (0, 1)),
+        ((7, 7), (3, 3), 3, 3, 1),
+        ((12, 6), (3, 3), (5, 3), (4, 2), 1),
+        ((13, 16), (4, 16), (5, 3), (4, 1), (2, 1)),
+        ((8, 5), (1, 1), (9, 5), (8, 5), (1, 0)),
+    ],
+)
+def test_sizes(low, high, kernel, stride, padding):
+    unit = AgreementUnit(MapShape(4, *low), MapShape(2, *high), critic=False)
+    conv, pairs = unit.generator[0], lambda x: x if isinstance(x, tuple) else (x, x)
+    assert (conv.kernel_size, conv.stride, conv.padding) == (pairs(kernel), pairs(stride), pairs(padding))
+    generated = conv(torch.ones(2, 2, *high))
+    assert generated.shape == (2, 4, *low)
+    assert generated.all()  # no position stays empty
+    lower = torch.rand(3, 4, *low)
+    assert unit(lower, torch.rand(3, 2, *high)).shape == ()
+
+
+@pytest.mark.parametrize(("low", "high"), [((5, 5), (4, 4)), ((8, 5), (4, 4)), ((4, 4), (8, 8)), ((4, 4), (4, 5))])
+def test_sizes_that_cannot_match(low, high):
+    message = f"4x{low[0]}x{low[1]} cannot be generated from 2x{high[0]}x{high[1]}: each side of the higher map must be"
+    with pytest.raises(ValueError, match=message):
+        AgreementUnit(MapShape(4, *low), MapShape(2, *high))

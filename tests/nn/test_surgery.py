@@ -1,0 +1,131 @@
+"""replace_pooling: the pool is replaced, everything else stays, and errors."""
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from torchcaps import RoutingPool2d, create_model, replace_pooling
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.fc(self.avgpool(self.stem(x)).flatten(1))
+
+
+def test_replaces_the_pool_and_nothing_else():
+    net, x = Net(), torch.randn(2, 3, 8, 8)
+    before, weights = net(x), {name: p.clone() for name, p in net.state_dict().items()}
+    pool = RoutingPool2d(4, 0.0)
+    assert replace_pooling(net, pool) is net
+    assert net.avgpool is pool
+    assert_close(net.state_dict(), weights)
+    assert_close(net(x), before)
+    pool.routing.sharpness = 5.0
+    assert not torch.allclose(net(x), before)
+    with pytest.raises(ValueError, match="no nn.AdaptiveAvgPool2d to size 1: give the name"):
+        replace_pooling(net, pool)
+    assert replace_pooling(net, RoutingPool2d(2), name="avgpool").avgpool.features == 2
+
+
+def test_what_compiled_the_old_pool_is_replaced_with_it():
+    net, x = Net(), torch.randn(2, 3, 8, 8)
+    net.avgpool = torch.compile(net.avgpool, backend="eager")
+    with torch.no_grad():
+        before = net(x)
+        replace_pooling(net, RoutingPool2d(4, 50.0))
+        assert isinstance(net.avgpool, RoutingPool2d)
+        assert not torch.allclose(net(x), before)
+
+
+def test_the_new_pool_is_as_the_network_is():
+    net = Net().eval().to(torch.bfloat16)
+    replace_pooling(net, RoutingPool2d(4, 2.0, learn_sharpness=True))
+    assert not net.avgpool.training
+    assert not net.avgpool.routing.training
+    assert next(net.avgpool.parameters()).dtype == torch.bfloat16
+    assert replace_pooling(nn.Sequential(nn.AdaptiveAvgPool2d(1)), RoutingPool2d(4))[0].training
+
+
+@pytest.mark.parametrize("size", [2, (1, None), (None, 1), (1, 2)])
+def test_other_adaptive_pools_are_no_global_ones(size):
+    with pytest.raises(ValueError, match="no nn.AdaptiveAvgPool2d to size 1"):
+        replace_pooling(nn.Sequential(nn.AdaptiveAvgPool2d(size)), RoutingPool2d(4))
+
+
+def test_replaces_a_pool_that_is_in_two_places_in_both():
+    net = Net()
+    net.stem.add_module("again", net.avgpool)
+    replace_pooling(net, RoutingPool2d(4))
+    assert net.stem.again is net.avgpool
+    assert isinstance(net.avgpool, RoutingPool2d)
+
+
+def test_several_pools_must_be_told_apart():
+    net = Net()
+    net.stem.append(nn.AdaptiveAvgPool2d(4))  # not to size 1
+    net.squeeze = nn.AdaptiveAvgPool2d(1)
+    with pytest.raises(ValueError, match="Net has several pools, avgpool, squeeze: choose one"):
+        replace_pooling(net, RoutingPool2d(4))
+    replace_pooling(net, RoutingPool2d(4), name="squeeze")
+    assert isinstance(net.squeeze, RoutingPool2d)
+    assert isinstance(net.avgpool, nn.AdaptiveAvgPool2d)
+    with pytest.raises(ValueError, match="has no module 'pool'; it has stem, "):
+        replace_pooling(net, RoutingPool2d(4), name="pool")
+    with pytest.raises(ValueError, match="is the pool itself"):
+        replace_pooling(nn.AdaptiveAvgPool2d(1), RoutingPool2d(4))
+    with pytest.raises(ValueError, match="is the pool itself"):
+        replace_pooling(net, RoutingPool2d(4), name="")
+
+
+def test_resnet_of_this_library():
+    average = create_model("pooling_resnet", depth=8, pooling="average").eval()
+    routed = create_model("pooling_resnet", depth=8, sharpness=0.0).eval()
+    routed.load_state_dict(average.state_dict())
+    x = torch.rand(2, 3, 16, 16)
+    expected = average(x).scores
+    assert_close(routed(x).scores, expected)
+    assert_close(replace_pooling(average, RoutingPool2d(16, 0.0))(x).scores, expected)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_networks_by_name(library, monkeypatch):
+    asked = []
+
+    def build(name, **arguments):
+        asked.append((name, arguments))
+        return Net()
+
+    module = types.ModuleType(library)
+    if library == "timm":
+        module.create_model = build
+    else:
+        models = types.ModuleType("torchvision.models")
+        models.get_model = build
+        monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    monkeypatch.setitem(sys.modules, library, module)
+    net = replace_pooling(f"{library}/resnet18", RoutingPool2d(4))
+    assert isinstance(net.avgpool, RoutingPool2d)
+    replace_pooling(f"{library}/resnet18", RoutingPool2d(4), pretrained=False)
+    with_weights, without = ({"pretrained": True}, {"pretrained": False})
+    if library == "torchvision":
+        with_weights, without = {"weights": "DEFAULT"}, {"weights": None}
+    assert asked == [("resnet18", with_weights), ("resnet18", without)]
+
+
+def test_networks_by_name_that_cannot_be_had(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match="'timm/resnet18' needs timm, which is missing: pip install timm"):
+        replace_pooling("timm/resnet18", RoutingPool2d(4))
+    for name in ("resnet18", "keras/resnet", "timm/"):
+        with pytest.raises(ValueError, match="expected a network's name, 'torchvision/NAME' or 'timm/NAME'"):
+            replace_pooling(name, RoutingPool2d(4))

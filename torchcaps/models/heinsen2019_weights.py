@@ -1,0 +1,103 @@
+"""The weights that Heinsen trained and published in 2019, for the networks of `heinsen2019.py`.
+
+The files lie in github.com/glassroom/heinsen_routing.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.models.heinsen2019 import heinsen_smallnorb, heinsen_sst
+
+ADVICE = "give a file of github.com/glassroom/heinsen_routing as it was published"
+
+
+def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """Load the weights that the author trained and published in 2019, for smallNORB, SST-2 or SST-5.
+
+    Args:
+        path: path of smallNORB_pretrained_model_state_dict.pt, SST2R_... or SST5R_...
+        model: network to fill; None builds the network that fits the file's keys and number of classes.
+
+    Returns:
+        The network, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not a state dict, or if its keys and shapes are not exactly those of the network. The
+            network then stays as it was.
+    """
+    published = _read(path)
+    model = _network_of(published, path) if model is None else model
+    own = model.state_dict()
+    names = {_authors_name(name): name for name in own}
+    expected = {name: tuple(own[ours].shape) for name, ours in names.items()}
+    expected |= {f"routings.{k}.CONST_one": () for k in range(2)}
+    if missing := expected.keys() - published.keys():
+        raise _not_the_authors(path, model, f"the file has no {_some(missing)}")
+    if unknown := published.keys() - expected.keys():
+        raise _not_the_authors(path, model, f"the file has {_some(unknown)}, the network does not")
+    for name, shape in expected.items():
+        if published[name].shape != shape:
+            raise _not_the_authors(path, model, f"{name} has shape {tuple(published[name].shape)}, expected {shape}")
+        if name.endswith("CONST_one") and published[name] != 1:
+            raise _not_the_authors(path, model, f"{name} is {published[name].item()}, expected 1")
+    model.load_state_dict({ours: published[name] for name, ours in names.items()})
+    return model.eval()
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a state dict without running code from the file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {path}: the weights are at github.com/glassroom/heinsen_routing")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises many types for files that are not pickles
+        raise ValueError(f"{path} cannot be read safely as a state dict ({type(error).__name__}): {ADVICE}") from error
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(x, Tensor) for key, x in state.items()
+    ):
+        raise ValueError(f"{path} is not a state dict of names and tensors: {ADVICE}")
+    return state
+
+
+def _network_of(published: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:
+    """Build the network whose keys and number of classes a published state dict has."""
+    weight = published.get("routings.1.W")
+    if weight is not None and weight.dim() == 4 and "convolve.0.weight" in published:
+        return heinsen_smallnorb(classes=weight.shape[1])
+    if weight is not None and weight.dim() == 4 and "depth_emb" in published:
+        return heinsen_sst(classes=weight.shape[1])
+    raise ValueError(
+        f"{path} is not from one of the author's networks, which have routings.1.W and either convolve.0.weight or "
+        f"depth_emb: {ADVICE}"
+    )
+
+
+def _authors_name(name: str) -> str:
+    """Return the name in the author's code of a parameter or a buffer of our network."""
+    for ours, theirs in (
+        (r"^features\.", "convolve."),
+        (r"^scores\.", "compute_a."),
+        (r"^poses\.", "compute_mu."),
+        (r"^depth$", "depth_emb"),
+        (r"^detector\.", "detect_parts."),
+        (r"^capsules\.layers\.(\d)\.weight$", r"routings.\1.W"),
+        (r"^capsules\.layers\.(\d)\.bias$", r"routings.\1.B"),
+        (r"^capsules\.layers\.(\d)\.routing\.beta_use$", r"routings.\1.beta_use"),
+        (r"^capsules\.layers\.(\d)\.routing\.beta_ignore$", r"routings.\1.beta_ign"),
+    ):
+        name = re.sub(ours, theirs, name)
+    return name
+
+
+def _not_the_authors(path: str | os.PathLike[str], model: nn.Module, problem: str) -> ValueError:
+    return ValueError(f"{path} does not fit {type(model).__name__}: {problem}; {ADVICE}")
+
+
+def _some(keys: set[str]) -> str:
+    first, *rest = sorted(keys)
+    return f"{first} and {len(rest)} more" if rest else first
