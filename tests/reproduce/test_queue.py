@@ -17,7 +17,7 @@ from torchcaps.reproduce.results import Result, add_results, known_results, read
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
-ROW = "zhao2019/fashion-mnist-cnn-max"  # 100 steps on sixteen images
+ROW = "zhao2019/table1/fashion-mnist-max"  # 100 steps on sixteen images
 
 QUEUE = """
 import sys

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.recipes import list_recipes, published
+from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, with_tables
 from torchcaps.reproduce.results import (
@@ -19,7 +19,7 @@ from torchcaps.reproduce.results import (
     value_of,
 )
 
-ROW = "zhao2019/cifar10-resnet20-average"
+ROW = "zhao2019/table2/resnet20-average"
 RESULT = Result(
     recipe=ROW,
     overrides="",
@@ -91,9 +91,7 @@ def test_the_summary_of_a_row():
 def test_the_table_of_a_paper():
     other = replace(RESULT, data="torchcaps.data.AffineMNIST", value=5.0)
     text = rows_table("zhao2019", [RESULT, other])
-    published_rows = [
-        name for name in list_recipes() if name.startswith("zhao2019/") and published(name).number[:1].isdigit()
-    ]
+    published_rows = [name for name in list_recipes() if name.startswith("zhao2019/") and load_recipe(name).has_number]
     assert all(f"| `{name}` |" in text for name in published_rows)
     assert (
         "| 8.73 % test error (mean of 3 runs) | 8.50 % (1 seed); 5.00 % (1 seed) on torchcaps.data.AffineMNIST |"
@@ -107,7 +105,7 @@ def test_the_table_of_a_paper():
 
 def test_the_page_of_results_is_made_from_the_file():
     page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    papers = {name.partition("/")[0] for name in list_recipes() if published(name).number[:1].isdigit()}
+    papers = {name.partition("/")[0] for name in list_recipes() if load_recipe(name).has_number}
     assert {block[2] for block in BLOCK.finditer(page)} == papers
     assert with_tables(page, read_results(PUBLISHED_WITH_THE_PACKAGE)) == page, "run make results"
 
@@ -131,13 +129,13 @@ def test_the_plan():
     runs = plan()
     assert len(runs) == len(set(runs))
     recipes = {run.recipe for run in runs}
-    assert recipes == {name for name in list_recipes() if published(name).number[:1].isdigit()}
-    assert [str(run) for run in runs[:2]] == [f"{ROW}, seed 0", "zhao2019/cifar10-resnet20-routing, seed 0"]
+    assert recipes == {name for name in list_recipes() if load_recipe(name).has_number}
+    assert [str(run) for run in runs[:2]] == [f"{ROW}, seed 0", "zhao2019/table2/resnet20-routing, seed 0"]
     second = [run.seed for run in runs].index(1)
     assert {run.recipe for run in runs[:second]} == {run.recipe for run in runs[second : 2 * second]}
-    hours = {"li2018/cifar10": 2.0, "tsai2020/cifar10-cnn": 1.0}
+    hours = {"li2018/table3/ot": 2.0, "tsai2020/table1/cifar10-cnn": 1.0}
     others = [run.recipe for run in plan(hours=hours)[3 * second :]]
-    assert others[:2] == ["tsai2020/cifar10-cnn", "li2018/cifar10"]
+    assert others[:2] == ["tsai2020/table1/cifar10-cnn", "li2018/table3/ot"]
 
 
 def test_parts_of_the_plan():
@@ -145,5 +143,5 @@ def test_parts_of_the_plan():
     assert {run.recipe for run in plan([ROW])} == {ROW}
     with pytest.raises(ValueError, match="is called 'zhoa2019'; did you mean zhao2019"):
         plan(["zhoa2019"])
-    with pytest.raises(ValueError, match="no paper or recipe with a published number is called 'quickstart'"):
+    with pytest.raises(ValueError, match="no paper, table or recipe with a published number is called 'quickstart'"):
         plan(["quickstart"])

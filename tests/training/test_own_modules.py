@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 import torchcaps
 from torchcaps.cli import main
 from torchcaps.models import create_model, registry
-from torchcaps.recipes import find_recipe, run_name
+from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.training.cli import RecipeCLI
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -104,7 +105,7 @@ def write(path: str, network: object = "network.few_capsules", **model: object) 
 
 
 def build(path: str, *overrides: str) -> RecipeCLI:
-    return RecipeCLI(find_recipe(path), list(overrides), None)
+    return RecipeCLI(load_recipe(path), list(overrides))
 
 
 def call(*arguments: str) -> int:
@@ -200,7 +201,6 @@ def test_a_recipe_of_the_package_brings_no_folder():
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [
-        ("sabour2017/mnist", "sabour2017/mnist"),
         ("digits.yaml", "digits"),
         ("mine/digits.yaml", "mine/digits"),
         ("./mine/../mine/digits.yml", "mine/digits"),
@@ -213,7 +213,16 @@ def test_a_recipe_of_the_package_brings_no_folder():
 def test_runs_follow_the_path_of_a_recipe(recipe, expected):
     here = Path.cwd()
     parent = here.parent.relative_to(here.anchor)
-    assert run_name(recipe.format(here=here)) == Path(expected.format(parent=parent))
+    recipe = Recipe(recipe.format(here=here), (), {})
+    assert recipe.runs == Path(expected.format(parent=parent))
+    assert replace(recipe, is_small=True).runs == Path(f"{expected.format(parent=parent)}-small")
+
+
+def test_runs_of_a_recipe_of_the_package():
+    assert load_recipe("sabour2017/table1/cnn").runs == Path("sabour2017/table1/cnn")
+    assert load_recipe("zhao2019/section4.3/multimnist-r5", small=True).runs == Path(
+        "zhao2019/section4.3/multimnist-r5-small"
+    )
 
 
 def test_no_run_is_outside_the_folder_of_all_runs(capfd):
@@ -237,9 +246,12 @@ def test_no_run_is_outside_the_folder_of_all_runs(capfd):
         ("network.Lin", "mine/digits.yaml: there is no 'Lin' in {mine}/network.py; did you mean Line"),
         ("network.sub.Line", "there is no 'sub' in {mine}/network.py: correct the name"),
         ("torchcaps.models.capsnet_digit", "models/__init__.py; did you mean capsnet_digits"),
-        ("unheard", "mine/digits.yaml: there is no class 'unheard': correct the name, or give its module too: MODULE."),
-        ("capsnet_digits", "give its module too: torchcaps.models.sabour2017.capsnet_digits"),
-        ("network.unannotated", "network.unannotated is not a Module: expected such a class, or a function with one"),
+        (
+            "unheard",
+            "mine/digits.yaml: model.network: there is no class 'unheard': correct the name, or give its module",
+        ),
+        ("capsnet_digits", "is named with its module: torchcaps.models.sabour2017.capsnet_digits"),
+        ("network.unannotated", "the function network.unannotated has no return annotation"),
         (
             "undefined.Net",
             "mine/digits.yaml needs {mine}/undefined.py, line 2, which cannot be imported: NameError: na",
@@ -328,9 +340,9 @@ def test_a_process_of_its_own():
     recipe = write("mine/digits.yaml", "network.Line")
     code = f"""
 import sys
-from torchcaps.recipes import find_recipe
+from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.training.cli import RecipeCLI
-print(type(RecipeCLI(find_recipe({recipe!r}), [], None).model.network).__module__)
+print(type(RecipeCLI(load_recipe({recipe!r}), []).model.network).__module__)
 import tabnanny
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -37,28 +37,28 @@ RECIPES = {
         trainer: {limit_train_batches: 4}
         """,
     "dropout.yaml": """
-        extends: sabour2017/mnist-cnn
+        extends: sabour2017/table1/cnn
         model: {network: {class_path: torchcaps.models.sabour2017.ConvNet, init_args: {
             channels: [2, 2, 2], hidden: [8, 8], dropout: 0.5}}}
         data: {init_args: {batch_size: 4}}
         """,
     "overlays.yaml": """
-        extends: sabour2017/multimnist
+        extends: sabour2017/table1/multimnist
         model: {network: {init_args: {channels: 4, primary_types: 2, class_pose: 4, decoder: [8]}}}
         data: {init_args: {batch_size: 4, epoch_size: 14, test_size: 4}}
         """,
     "batch-norm.yaml": """
-        extends: tsai2020/small/diverse-multimnist-cnn
+        extends: tsai2020/figure5/cnn --small
         model: {network: {init_args: {channels: 4, hidden: 8}}}
         data: {init_args: {batch_size: 4, epoch_size: 14, test_size: 4}}
         """,
     "mean.yaml": """
-        extends: heinsen2019/small/sst2-mean
+        extends: heinsen2019/table3/mean --small
         model: {network: {init_args: {layers: 3, width: 8}}, mixup: 0.2}
         data: {init_args: {batch_size: 2, encoder: bert, phrases: true}}
         """,
     "capsules.yaml": """
-        extends: heinsen2019/small/sst2
+        extends: heinsen2019/table3/heinsen --small
         model: {network: {init_args: {layers: 3, width: 8}}}
         data: {init_args: {batch_size: 2, encoder: bert, phrases: true}}
         """,

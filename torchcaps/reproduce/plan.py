@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchcaps.checks import nearest
 from torchcaps.extras import needs
-from torchcaps.models.registry import nearest
-from torchcaps.recipes import list_recipes, published
+from torchcaps.recipes import list_recipes, load_recipe
 
 with needs("train"):
     import yaml
@@ -49,20 +49,20 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
     """All rows that have a published number, the most useful first.
 
     Args:
-        wanted: papers or recipes; all if there are none.
+        wanted: papers, tables or recipes; all if there are none.
         hours: how long recipes take, as far as it is known. Those that the plan does not name are sorted by it; those
             of which nothing is known come last.
 
     Raises:
-        ValueError: for an unknown paper or recipe; the message has the nearest ones.
+        ValueError: for an unknown paper, table or recipe; the message has the nearest ones.
     """
     named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    rows = [name for name in list_recipes() if published(name).number[:1].isdigit()]
+    rows = [name for name in list_recipes() if load_recipe(name).has_number]
     for name in wanted:
         if not any(_belongs(row, name) for row in rows):
-            papers = sorted({row.partition("/")[0] for row in rows})
+            groups = {"/".join(row.split("/")[:parts]) for row in rows for parts in (1, 2)}
             raise ValueError(
-                f"no paper or recipe with a published number is called {name!r}{nearest(name, papers + rows)}"
+                f"no paper, table or recipe with a published number is called {name!r}{nearest(name, [*groups, *rows])}"
             )
     first = [entry["recipe"] for entry in named]
     others = sorted((row for row in rows if row not in first), key=lambda row: (hours or {}).get(row, float("inf")))

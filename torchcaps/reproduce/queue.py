@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from torchcaps.recipes import published
+from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import known_results, read_results, summary
 from torchcaps.reproduce.work import TAKEN, read_pace, steps_done, work
@@ -42,7 +42,7 @@ def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 recipe,
-                published(recipe).number,
+                load_recipe(recipe).published,
                 summary(results, recipe),
                 " ".join(str(run.seed) for run in runs),
                 steps,

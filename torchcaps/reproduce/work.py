@@ -23,7 +23,8 @@ from lightning import Callback, LightningModule, Trainer
 
 from torchcaps.files import write_text_whole
 from torchcaps.machine import commit, processor
-from torchcaps.recipes import find_recipe, published
+from torchcaps.quiet import quiet_lightning
+from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import Result, add_results, known_results, unit_of, value_of
 from torchcaps.signals import StopSignals
@@ -46,7 +47,7 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         # Longer than a process takes to stop whose queue was killed.
-        with FileLock(folder / "lock", timeout=60), StopSignals() as signals:
+        with FileLock(folder / "lock", timeout=60), StopSignals() as signals, quiet_lightning():
             if {result.key for result in known_results(root)}.issuperset(run.keys):
                 return  # another queue has finished it while this one waited
             (folder / "failed.txt").unlink(missing_ok=True)
@@ -115,7 +116,7 @@ class _Pace(Callback):
 
 def _measure(run: Run, root: Path) -> None:
     overrides = [*_overrides(run), "--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
-    cli = RecipeCLI(find_recipe(run.recipe), overrides, None)
+    cli = RecipeCLI(load_recipe(run.recipe), overrides)
     cli.trainer.callbacks.append(_Pace())  # type: ignore[attr-defined]
     try:
         cli.trainer.fit(cli.model, cli.datamodule)
@@ -128,11 +129,11 @@ def _measure(run: Run, root: Path) -> None:
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
     folder = run.folder(root)
     overrides = _as_begun(run, folder)
-    files = find_recipe(run.recipe)
+    recipe = load_recipe(run.recipe)
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
         print(f"{problem}: going on from {checkpoint or 'the beginning'}", file=sys.stderr)
-    cli = RecipeCLI(files, overrides, folder, signals=signals)
+    cli = RecipeCLI(recipe, overrides, folder, signals=signals)
     assert cli.run_folder is not None
     for old in folder.glob("version_*/checkpoints"):
         if checkpoint is not None and old != checkpoint.parent:
@@ -141,7 +142,7 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     results = [_result(run, "", overrides, cli, cli, folder)]
     for data in run.tested_on:
-        other = RecipeCLI(files, [*overrides, f"--data={data}"], None)
+        other = RecipeCLI(recipe, [*overrides, f"--data={data}"])
         other.model.load_state_dict(cli.model.state_dict())
         results.append(_result(run, data, overrides, cli, other, folder))
     add_results(root / "results.csv", results)
@@ -150,7 +151,7 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
 def _overrides(run: Run) -> list[str]:
     # With several GPUs, Lightning would begin the queue anew for each.
     chosen = [f"--seed_everything={run.seed}", *run.overrides, "--trainer.devices=1"]
-    if published(run.recipe).bfloat16:
+    if load_recipe(run.recipe).bfloat16:
         chosen.append("--trainer.precision=bf16-mixed")
     return chosen
 
@@ -189,7 +190,7 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
 
 def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, tested: RecipeCLI, folder: Path) -> Result:
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
-    number = published(run.recipe).number
+    number = load_recipe(run.recipe).published
     parts = _parts(folder)
     return Result(
         recipe=run.recipe,

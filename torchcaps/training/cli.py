@@ -1,13 +1,12 @@
 """A recipe as a parser: every value of it can be overridden on the command line."""
 
-import logging
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentError
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -16,11 +15,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from torchcaps.data import DataError, ImageNet, LabelledData
 from torchcaps.files import take_folder, write_text_whole
-from torchcaps.recipes import FOLDER, Published
+from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
+from torchcaps.training.errors import explain_parsing, innermost
 from torchcaps.training.progress import ProgressLines
 
 # Overrides that make any recipe a matter of seconds.
@@ -33,16 +33,6 @@ SMOKE = (
     "--trainer.log_every_n_steps=1",
 )
 
-# What Lightning says to everybody about choices that are ours, and about its own internals.
-NOISE = (
-    ".*does not have many workers.*",  # batches of tensors in memory need none
-    "Total length of `list` across ranks is zero.*",  # no validation set is a choice
-    ".*isinstance\\(treespec, LeafSpec\\).*",
-    "LightningCLI's args parameter is intended to run from within Python.*",
-    "Experiment logs directory .* exists and is not empty.*",  # two loggers share it
-    "You're resuming from a checkpoint that ended before the epoch ended.*",  # our order begins where it ended
-)
-
 
 class RecipeCLI(LightningCLI):
     """Builds the trainer, the model and the data of a recipe; runs nothing.
@@ -50,14 +40,17 @@ class RecipeCLI(LightningCLI):
     The recipe may name classes and functions of modules in its own folder; see `torchcaps.recipes.modules`.
 
     Args:
-        files: the recipe's files, from the most general to its own.
+        recipe: values, before they are overridden.
         overrides: arguments such as `--trainer.max_epochs 5`.
         runs: folder for the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None: nowhere.
-        smoke: take two steps of two samples, if the overrides do not say otherwise; the run is then `smoke_N`.
-        signals: that ask the training to stop.
+        smoke: take two steps of two samples, where the overrides do not say otherwise; the run is then `smoke_N`.
+        signals: signals that ask the training to stop.
+
+    Raises:
+        ValueError: a value cannot be used; the message is one line for the user.
 
     Attributes:
-        run_folder: what this run has taken, or None.
+        run_folder: folder that this run has taken, or None.
     """
 
     model: Classifier
@@ -65,27 +58,22 @@ class RecipeCLI(LightningCLI):
 
     def __init__(
         self,
-        files: list[Path],
+        recipe: Recipe,
         overrides: list[str],
-        runs: Path | None,
+        runs: Path | None = None,
         smoke: bool = False,
         signals: StopSignals | None = None,
     ):
-        self.runs, self.smoke, self.signals = runs, smoke, signals or StopSignals()
+        self.recipe, self.runs, self.smoke, self.signals = recipe, runs, smoke, signals or StopSignals()
         self.run_folder: Path | None = None
-        self.own_modules = OwnModules(files, FOLDER)
-        if smoke:
-            overrides = [*SMOKE, *overrides]
-        for package in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(package).setLevel(logging.WARNING)
-        for message in NOISE:
-            warnings.filterwarnings("ignore", message)
+        self.own_modules = OwnModules(recipe)
+        self.overrides = [*(SMOKE if smoke else ()), *overrides]
         super().__init__(
             Classifier,
             LabelledData,
             subclass_mode_data=True,
             run=False,
-            args=[argument for file in files for argument in ("--config", str(file))] + overrides,
+            args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
             trainer_defaults={"logger": runs is not None},
             parser_kwargs={
                 "exit_on_error": False,
@@ -98,17 +86,16 @@ class RecipeCLI(LightningCLI):
             save_config_callback=None if runs is None else _SaveConfig,
         )
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_class_arguments(Published, "recipe")
-        parser.add_argument("--extends", type=str | None, default=None, help="recipe that this one changes")
-
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
             super().parse_arguments(parser, args)
         except Exception as error:  # a module of the user's may raise anything
-            if said := self.own_modules.why_not(error):
-                raise ValueError(said) from error
-            raise
+            said = self.own_modules.why_not(error)
+            if said is None and isinstance(error, (ArgumentError, TypeError, ValueError)):
+                said = explain_parsing(error, parser, self.recipe, self.overrides)
+            if said is None:
+                raise
+            raise ValueError(said) from error
         self.own_modules.check_names(self.config.as_dict())
 
     def before_instantiate_classes(self) -> None:
@@ -117,7 +104,10 @@ class RecipeCLI(LightningCLI):
             data.max_texts = 8  # all would be embedded before the first step
 
     def instantiate_classes(self) -> None:
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise ValueError(innermost(error)) from error  # without what jsonargparse has put around it
         data, classes = self.datamodule, self.model.classes
         some = isinstance(data, ImageNet)  # of whose classes a few may do
         with suppress(DataError):  # those of folders that are not there; that is said when they are read
@@ -148,7 +138,10 @@ class RecipeCLI(LightningCLI):
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
         elif not any(isinstance(callback, Checkpoint) for callback in callbacks):
             kwargs["enable_checkpointing"] = False
-        return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        try:
+            return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        except TypeError as error:  # the Trainer's way to say that a value is wrong
+            raise ValueError(str(error)) from error
 
     def _take_folder(self, runs: Path) -> Path:
         kind = "smoke" if self.smoke else "version"

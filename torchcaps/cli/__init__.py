@@ -1,0 +1,61 @@
+"""The command line, `torchcaps COMMAND ...`: a module here for each command, with its arguments and what it does.
+
+The modules import what they need, PyTorch included, when the command runs, so that help and completion are quick.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from torchcaps.cli import bench, explain, hardest, models, recipes, reproduce, test, train
+from torchcaps.cli.errors import BadInput, one_line
+from torchcaps.quiet import quiet_lightning
+from torchcaps.signals import Stopped, StopSignals
+
+COMMANDS = (train, test, explain, recipes, reproduce, models, hardest, bench)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its status: 0, 2 after a line about bad input, 128 plus the signal that stopped it."""
+    options, overrides = parser().parse_known_args(arguments)
+    try:
+        with StopSignals() as options.signals, quiet_lightning():
+            if overrides and not options.takes_overrides:
+                raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
+            options.run(options, overrides)
+    except (BadInput, ImportError, OSError, FloatingPointError) as error:
+        print(f"torchcaps: {one_line(error)}", file=sys.stderr)
+        return 2
+    except Stopped as stop:
+        with suppress(OSError):  # the terminal may be gone
+            print(f"torchcaps: {stop.said}", file=sys.stderr)
+        return stop.status
+    return 0
+
+
+def run() -> None:
+    """Run the command that was typed, as the console script does."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks how a line could go on
+        import argcomplete
+
+        argcomplete.autocomplete(parser())
+    sys.exit(main())
+
+
+def parser() -> argparse.ArgumentParser:
+    """Parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="torchcaps",
+        description="Train, test and look inside capsule networks.",
+        epilog='Completion in bash and zsh: pip install argcomplete; eval "$(register-python-argcomplete torchcaps)"',
+    )
+    commands: Any = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        name, what = command.__name__.rpartition(".")[2], (command.__doc__ or "").partition("\n")[0]
+        own = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        own.set_defaults(run=command.run, takes_overrides=False)
+        command.add_arguments(own)
+    return top

@@ -1,0 +1,81 @@
+"""List the papers' tables with published numbers and ours, or show the values of one recipe."""
+
+import argparse
+from pathlib import Path
+
+from torchcaps.cli.errors import BadInput
+from torchcaps.cli.recipe import add_runs, complete_recipe, load, runs_of
+from torchcaps.cli.table import print_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `torchcaps recipes`."""
+    recipe = parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help="show its values and where each comes from; a paper or a table lists its rows",
+    )
+    recipe.completer = complete_recipe  # type: ignore[attr-defined]
+    parser.add_argument("--small", action="store_true", help="the versions for two CPU cores")
+    add_runs(parser)
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Print the tables, or one recipe."""
+    from torchcaps.recipes import list_recipes
+
+    names = list_recipes()
+    rows = [name for name in names if not options.recipe or name.startswith(f"{options.recipe.rstrip('/')}/")]
+    if rows:
+        _list(options, rows)
+    else:
+        _show(options)
+
+
+def _list(options: argparse.Namespace, names: list[str]) -> None:
+    from torchcaps.recipes import load_recipe
+    from torchcaps.reproduce.results import summary
+
+    results = _results(options)
+    rows = []
+    for name in names:
+        recipe = load_recipe(name)
+        ours = summary(results, f"{name} --small" if options.small else name)
+        rows.append(
+            (
+                name,
+                f"{recipe.table}: {recipe.title}" if recipe.table else recipe.title,
+                recipe.published,
+                ours,
+                recipe.dataset,
+            )
+        )
+    print_table(("recipe", "row", "published", "ours, small" if options.small else "ours", "data"), rows)
+
+
+def _show(options: argparse.Namespace) -> None:
+    from torchcaps.reproduce.results import summary
+
+    recipe = load(options)
+    title = ", ".join(part for part in (recipe.paper, recipe.table, recipe.title) if part)
+    print(f"# {title or recipe.name}")
+    ours = summary(_results(options), f"{recipe.name} --small" if recipe.is_small else recipe.name)
+    for what, said in (("data", recipe.dataset), ("published", recipe.published), ("ours", ours)):
+        if said:
+            print(f"# {what}: {said}")
+    print(f"# values of: {', '.join(map(str, recipe.files))}")
+    print(f"# runs: {runs_of(options, recipe)}")
+    lines = list(recipe.lines())
+    width = max((len(line) for line, source in lines if source and len(line) < 80), default=0)
+    for line, source in lines:
+        print(f"{line:{width}}  # {source}" if source else line)
+
+
+def _results(options: argparse.Namespace) -> list:
+    from torchcaps.reproduce.results import known_results
+
+    try:
+        return known_results(Path(options.runs))
+    except ValueError as error:
+        raise BadInput(str(error)) from error

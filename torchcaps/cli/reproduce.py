@@ -1,0 +1,61 @@
+"""Train the papers' rows that have no result yet; each goes on where it stopped."""
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+
+from torchcaps.cli.errors import BadInput
+from torchcaps.cli.recipe import add_runs
+from torchcaps.cli.table import print_table
+from torchcaps.signals import Stopped
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `torchcaps reproduce`."""
+    parser.epilog = (
+        "Results go to results.csv in the folder of the runs. Ctrl-C, SIGTERM and even kill -9 lose minutes at most: "
+        "the same command goes on. Two of them on one folder share the work."
+    )
+    parser.add_argument("rows", nargs="*", metavar="NAME", help="papers, tables or recipes (default: all)")
+    parser.add_argument(
+        "--hours", type=float, metavar="H", help="stop after this many hours (default: when all is done)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a run (default: as many as PyTorch takes)")
+    parser.add_argument(
+        "--list", action="store_true", help="show published, ours so far, what is left and how long it takes"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="as --list, after a few steps of each row that was not measured before"
+    )
+    add_runs(parser)
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Train what is missing, or list it."""
+    import torch
+
+    from torchcaps.reproduce import queue
+
+    root = Path(options.runs)
+    threads = torch.get_num_threads() if options.threads is None else options.threads
+    if threads < 1:
+        raise BadInput(f"--threads must be at least 1, got {threads}")
+    if options.hours is not None and not options.hours > 0:
+        raise BadInput(f"--hours must be more than 0, got {options.hours}")
+    torch.set_num_threads(threads)  # pace is known for each number of threads
+
+    def say(text: str) -> None:
+        print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
+
+    try:
+        if options.measure:
+            queue.measure(root, options.rows, threads, say)
+        if options.list or options.measure:
+            print_table(queue.HEADER, queue.table(root, options.rows))
+        else:
+            queue.reproduce(root, options.rows, options.hours, threads, say)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    except Stopped as stop:
+        stop.said += "; the same command goes on"
+        raise

@@ -1,0 +1,179 @@
+"""What is wrong with a value of a recipe: one line, made of the value's place and not of the parser's words."""
+
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from torchcaps.checks import nearest
+from torchcaps.data import LabelledData
+from torchcaps.models.registry import import_path
+from torchcaps.recipes import Recipe
+from torchcaps.training.classifier import Classifier
+
+
+def innermost(error: BaseException) -> str:
+    """Message of the error that the others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())
+
+
+def explain_parsing(error: Exception, parser: LightningArgumentParser, recipe: Recipe, overrides: list[str]) -> str:
+    """Find the value that the parser refused, and say what was expected in its place.
+
+    Args:
+        error: raised by the parser.
+        parser: of recipes.
+        recipe: values before the overrides.
+        overrides: arguments such as `--trainer.max_epochs 5`.
+    """
+    config, reason = recipe.config, innermost(error)
+    given = _first_refused(parser, config, overrides)
+    if given is None:
+        for path, value in _leaves(config):
+            if said := _what_is_wrong(path, value, config, reason):
+                return f"{recipe.name}: {'.'.join(_without_arguments(path))}: {said}"
+        return f"{recipe.name}: {reason}"
+    name, _, value = given[0].partition("=")
+    if not name.startswith("--"):
+        return f"unexpected argument {name!r}: values of the recipe are given as --NAME VALUE"
+    path = tuple(name.removeprefix("--").removesuffix("+").split("."))
+    said = _what_is_wrong(path, value or " ".join(given[1:]), config, reason) or reason
+    return f"{' '.join(given)}: {said}"
+
+
+def _first_refused(parser: LightningArgumentParser, config: dict[str, Any], overrides: list[str]) -> list[str] | None:
+    """The first override with which the parser fails: option and value. None if it fails without any."""
+    groups: list[list[str]] = []
+    for token in overrides:
+        if token.startswith("--") or not groups:
+            groups.append([token])
+        else:
+            groups[-1].append(token)
+    for count in range(len(groups) + 1):
+        tokens = [token for group in groups[:count] for token in group]
+        try:
+            parser.parse_args(["--config", yaml.safe_dump(config), *tokens])
+        except Exception:
+            return groups[count - 1] if count else None
+    return None
+
+
+def _recipe(seed_everything: int | bool, model: Classifier, data: LabelledData, trainer: Trainer) -> None:
+    """The names at the top of a recipe."""
+
+
+def _what_is_wrong(path: tuple[str, ...], value: Any, config: dict[str, Any], reason: str) -> str | None:
+    """What is wrong with a value, as far as its place shows: no such name, no such class, or another type. None: the
+    place does not show it."""
+    if isinstance(value, str) and (full := import_path(value)):
+        return f"a class or a function is named with its module: {full}"
+    parameters, name = _parameters(path, config)
+    if parameters is None:
+        return None
+    if name not in parameters:
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return None if open_ended else f"there is no {name!r}{nearest(name, parameters)}"
+    annotation = parameters[name].annotation
+    if _is_plain(annotation):
+        return None if _allows(annotation, value) else f"expected {_spelled(annotation)}, got {value!r}"
+    if not isinstance(value, str) or any(choice in (int, float, bool, str) for choice in _choices(annotation)):
+        return None
+    if value.isidentifier() and value in reason.split():
+        return f"there is no class {value!r}: correct the name, or give its module too: MODULE.{value}"
+    found = _imported({"class_path": value})
+    if inspect.isfunction(found) and inspect.signature(found).return_annotation is inspect.Signature.empty:
+        return f"the function {value} has no return annotation: give it the class of what it returns"
+    return None
+
+
+def _without_arguments(path: tuple[str, ...]) -> tuple[str, ...]:
+    """A path as it is given on the command line."""
+    return tuple(name for name in path if name not in ("init_args", "dict_kwargs", "class_path"))
+
+
+def _parameters(path: tuple[str, ...], config: dict[str, Any]) -> tuple[dict[str, inspect.Parameter] | None, str]:
+    """The last name of a path, and the parameters of which it must be one; None where they are not known.
+
+    A path goes through the classes that the recipe names.
+    """
+    path = _without_arguments(path)
+    owner: Any = _recipe
+    values: Any = config
+    for name in path[:-1]:
+        values = values.get("init_args", values).get(name) if isinstance(values, dict) else None
+        owner = {"trainer": Trainer, "model": Classifier}.get(name) if owner is _recipe else None
+        owner = owner or _imported(values)
+        if owner is None:
+            return None, path[-1]
+    try:
+        parameters = dict(inspect.signature(owner, eval_str=True).parameters)
+    except (TypeError, ValueError, NameError):
+        return None, path[-1]
+    for base in getattr(owner, "__mro__", ())[1:]:  # a class may hand other options on to its base
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            parameters = {key: p for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+            inherited = inspect.signature(base, eval_str=True).parameters
+            parameters |= {key: p for key, p in inherited.items() if key not in parameters}
+    return parameters, path[-1]
+
+
+def _imported(values: Any) -> Any:
+    """The class or function of a part of a recipe; None where that is not known."""
+    module, _, name = str(values.get("class_path", "")).rpartition(".") if isinstance(values, dict) else ("", "", "")
+    try:
+        return getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        return None
+
+
+def _leaves(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """Types and literals of which an annotation allows any."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [choice for part in typing.get_args(annotation) for choice in _choices(part)]
+    return [annotation]
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether an annotation is made of numbers, strings and literals; only the parser knows the others."""
+    plain = (int, float, bool, str, type(None))
+    return all(choice in plain or typing.get_origin(choice) is typing.Literal for choice in _choices(annotation))
+
+
+def _allows(annotation: Any, value: Any) -> bool:
+    read = yaml.safe_load(value) if isinstance(value, str) else value
+    for choice in _choices(annotation):
+        if typing.get_origin(choice) is typing.Literal:
+            allowed = str(value) in map(str, typing.get_args(choice))
+        elif choice in (int, float):
+            allowed = isinstance(read, (int, choice)) and not isinstance(read, bool)
+        else:
+            allowed = choice is str or isinstance(read, choice)
+        if allowed:
+            return True
+    return False
+
+
+def _spelled(annotation: Any) -> str:
+    """A plain annotation in words, such as "int or None"."""
+    words: list[str] = []
+    for choice in _choices(annotation):
+        literal = typing.get_origin(choice) is typing.Literal
+        words += map(str, typing.get_args(choice)) if literal else [getattr(choice, "__name__", str(choice))]
+    words = ["None" if word == "NoneType" else word for word in dict.fromkeys(words)]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
