@@ -1,6 +1,6 @@
-"""Builds the native kernels: one library for every Python and PyTorch, with the kernels in several instruction sets.
+"""Build of the native kernels: one library for all versions of Python and PyTorch, with several instruction sets.
 
-They are optional. Where there is no compiler, or it cannot compile them, the package is installed without them, and
+The kernels are optional. If there is no compiler, or it fails, the package is installed without them, and
 `torchcaps.ops.backends()` says why.
 """
 
@@ -15,15 +15,15 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("torchcaps/ops/native")
-NOTE = "why_not.txt"  # why there is no library
-# Vector extensions of GCC and Clang are the only ones that the kernels need. Nothing may be reordered that changes
-# what a NaN does.
+NOTE = "why_not.txt"  # file that says why there is no library
+# The kernels need only the vector extensions of GCC and Clang. No flag may change what happens to a NaN, as -ffast-math
+# does.
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-ffp-contract=fast", "-Wno-psabi"]
 
 
 def instruction_sets() -> dict[str, tuple[int, list[str]]]:
-    """Bytes of a vector and the compiler's options for each set."""
+    """Return bytes of a vector and options of the compiler for each instruction set."""
     if platform.machine() in ("x86_64", "AMD64"):
         return {
             "baseline": (16, []),
@@ -35,7 +35,7 @@ def instruction_sets() -> dict[str, tuple[int, list[str]]]:
 
 class BuildKernels(build_ext):
     def get_ext_filename(self, name: str) -> str:
-        return str(Path(*name.split("."))) + ".so"  # of no particular Python
+        return str(Path(*name.split("."))) + ".so"  # without the tag of a Python version
 
     def build_extension(self, extension: Extension) -> None:
         note = Path(self.build_lib) / FOLDER / NOTE
@@ -50,7 +50,7 @@ class BuildKernels(build_ext):
             raise
 
     def compile_and_link(self, extension: Extension) -> None:
-        extra = os.environ.get("TORCHCAPS_NATIVE_FLAGS", "").split()  # sanitizers, for tests
+        extra = os.environ.get("TORCHCAPS_NATIVE_FLAGS", "").split()  # such as sanitizers, for tests
         sets = instruction_sets()
 
         def compiled(name: str) -> list[str]:
@@ -75,13 +75,13 @@ class BuildKernels(build_ext):
             objects, target, extra_postargs=["-pthread", *extra], target_lang="c++", build_temp=self.build_temp
         )
 
-    def copy_extensions_to_source(self) -> None:  # of an editable installation
+    def copy_extensions_to_source(self) -> None:  # called in editable installations
         super().copy_extensions_to_source()
         note = Path(self.build_lib) / FOLDER / NOTE
         (FOLDER / NOTE).unlink(missing_ok=True)
         if note.exists():
             (FOLDER / NOTE).write_text(note.read_text())
-            (FOLDER / "kernels.so").unlink(missing_ok=True)  # of an earlier build
+            (FOLDER / "kernels.so").unlink(missing_ok=True)  # left by an earlier build
 
 
 class Wheel(bdist_wheel):

@@ -1,4 +1,4 @@
-"""What flows between layers."""
+"""The containers of capsules and predictions."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_map
 
 from torchcaps import Capsules, Prediction
 
-SHAPES = {  # poses, and the dimensions of one where they must be given
+SHAPES = {  # shape of the poses, given pose_dims, true dimensions of a pose
     "vectors": ((2, 3, 4), None, 1),
     "matrices": ((2, 3, 4, 5), None, 2),
     "vectors on a line": ((2, 3, 4, 5), 1, 1),

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and folders that are taken once."""
+"""Files are written completely or not at all, and each numbered folder is taken once."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The routing functions: the same as the modules, on stored votes; and what they say to bad input."""
+"""The routing functions: they equal the modules on stored votes, and bad input raises errors."""
 
 import math
 
@@ -118,7 +118,7 @@ def test_the_gradient_of_the_last_iteration_is_that_of_given_coefficients():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_squash_in_half_precision(dtype):
-    """Only the result is rounded: 300 squared is no float16."""
+    """Only the result is rounded: 300 squared overflows in float16."""
     s = torch.tensor([300.0, 400.0, 0.0], dtype=dtype)
     assert_close(F.squash(s), F.squash(s.double()).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
 
@@ -149,7 +149,7 @@ def test_a_softmax_over_the_wrong_axis_breaks_a_law():
         (lambda v: F.dynamic_routing(v, first_logits=torch.zeros(0, 3)), r"first_logits.*\(4, 3\).*\(0, 3\)"),
         (lambda v: F.em_routing(v, beta_a=torch.zeros(2, 1), beta_u=torch.zeros(3)), r"beta_a.*\(3,\).*\(2, 1\)"),
         (lambda v: F.heinsen_routing(v, beta_use=torch.zeros(4, 2)), r"beta_use.*\(4, 3\).*\(4, 2\)"),
-        (lambda v: F.inverted_attention_routing(v, beta_a=torch.zeros(3)), "beta_a and beta_u"),
+        (lambda v: F.inverted_attention_routing(v, beta_a=torch.zeros(3)), "beta_a and beta_u must be given together"),
         (
             lambda v: F.inverted_attention_routing(v, first_poses=v[:, 0, :, :4]),
             r"first_poses.*\(2, 3, 5\).*\(2, 3, 4\)",

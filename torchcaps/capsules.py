@@ -1,4 +1,4 @@
-"""What flows between layers, and what a model returns."""
+"""`Capsules`, the input and output of capsule layers, and `Prediction`, the output of a model."""
 
 from typing import Any, NamedTuple, Self
 
@@ -9,17 +9,17 @@ from torchcaps.private import register_namedtuple
 
 
 class Capsules(NamedTuple):
-    """Capsules of one layer: poses, and what their routing found out beside them.
+    """Capsules of one layer: poses, and the other results of their routing.
 
     Fields:
         poses: `(batch, capsules, *pose)`, or on a grid `(batch, types, height, width, *pose)`, or on a line `(batch,
             types, length, *pose)`; a pose is `(features,)` (a vector) or `(rows, features)` (a matrix).
-        scores: how present each capsule is, as a logit from -inf (padding) to inf; the shape of
-            `poses` without the pose. None where the algorithm has no such thing.
-        variances: like `poses`, for the routings with a Gaussian model; else None.
-        coefficients: how much of each child each parent takes, if they were asked for; else None.
-        pose_dims: dimensions of a pose, 1 or 2; None: 2 if `poses` have 4 or 6 dimensions, else 1. It must be given on
-            a line, whose shapes could also be those of matrices, or of a grid.
+        scores: how present each capsule is, as a logit from -inf (padding) to inf, in the shape of `poses` without the
+            pose; None if the algorithm has no scores.
+        variances: variances of the votes for each pose, like `poses`, if the routing has a Gaussian model; else None.
+        coefficients: routing coefficients between children and these capsules, if they were requested; else None.
+        pose_dims: number of dimensions of a pose, 1 or 2; None: 2 if `poses` has 4 or 6 dimensions, else 1. It must be
+            given on a line, where the shape alone is ambiguous.
     """
 
     poses: Tensor
@@ -30,14 +30,14 @@ class Capsules(NamedTuple):
 
     @property
     def activations(self) -> Tensor:
-        """How present each capsule is: sigmoid(scores), or the length of its pose if there are no scores."""
+        """How present each capsule is: `sigmoid(scores)`, or the length of its pose if there are no scores."""
         if self.scores is not None:
             return self.scores.sigmoid()
         return vector_norm(self.poses, dim=(-2, -1) if self._pose_dims() == 2 else -1)
 
     def flatten_grid(self) -> Self:
-        """The same capsules in one list, types before positions, without their coefficients: poses `(batch, capsules,
-        *pose)`."""
+        """Return the same capsules as one list, types before positions: poses `(batch, capsules, *pose)`. The
+        coefficients are dropped."""
         last = -1 - self._pose_dims()
         return type(self)(
             self.poses.flatten(1, last),
@@ -46,12 +46,12 @@ class Capsules(NamedTuple):
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The same capsules on another device or in another precision; arguments as for :meth:`torch.Tensor.to`."""
+        """Return the capsules on another device or in another precision. Takes the arguments of `torch.Tensor.to`."""
         fields: Any = (x.to(*args, **kwargs) if isinstance(x, Tensor) else x for x in self)
         return type(self)(*fields)
 
     def detach(self) -> Self:
-        """The same capsules as constants: no gradient goes through them."""
+        """Return the capsules as constants: no gradient flows through them."""
         fields: Any = (x.detach() if isinstance(x, Tensor) else x for x in self)
         return type(self)(*fields)
 
@@ -60,12 +60,12 @@ class Capsules(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a classifier returns.
+    """Output of a classifier.
 
     Fields:
-        scores: `(batch, classes)`, larger is likelier, in the range that the model's loss expects: activations in
-            [0, 1] for a CapsNet and its margin loss, logits for a network trained by cross-entropy.
-        capsules: the class capsules, if it has any.
+        scores: `(batch, classes)`, larger for likelier classes, in the range that the model's loss expects: activations
+            in [0, 1] for the margin loss of a CapsNet, logits for cross-entropy.
+        capsules: the class capsules, or None if the model has none.
     """
 
     scores: Tensor

@@ -1,4 +1,4 @@
-"""Imports that an extra brings."""
+"""Errors for missing optional dependencies, the extras of the package such as `torchcaps[train]`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Name the extra to install when an import inside fails."""
+    """Within this context, a failed import raises an ImportError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all, and numbered folders. Checkpoints, weights and results use these."""
 
 import os
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` make a file beside `path`; when it is on the disk, give it the name `path`. Folders are made."""
+    """Call `write` on a hidden file beside `path`; rename it to `path` when it is on the disk. Folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")  # hidden: a kill may leave it
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")  # a killed process leaves it
     try:
         write(unfinished)
         with unfinished.open("r+b") as file:
@@ -21,12 +21,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def write_text_whole(path: Path, text: str) -> Path:
-    """Write a text in UTF-8, its lines ended by "\\n" everywhere."""
+    """Write a text in UTF-8 with `write_whole`. Lines end in "\\n" on every system."""
     return write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names of the files in a folder are on the disk."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -36,7 +36,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_folder(parent: Path, kind: str) -> Path:
-    """Make `parent/kind_N` with the next number that is free. Of several processes, each gets a folder of its own."""
+    """Create `parent/kind_N` with the next free number N. Several processes at once get different folders."""
     parent.mkdir(parents=True, exist_ok=True)
     taken = [path.name.removeprefix(f"{kind}_") for path in parent.glob(f"{kind}_*")]
     number = max((int(name) for name in taken if name.isdigit()), default=-1) + 1

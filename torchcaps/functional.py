@@ -1,9 +1,13 @@
 """Routing algorithms, losses and optimal transport as functions.
 
-All routing functions take `votes`, `(batch, children, parents, *pose)`, then the children's `scores`, `(batch,
-children)` logits or None, then what the algorithm learns, as tensors, by name, and then the options of its module, by
-name. They return Capsules with the coefficients that the parents follow from, unless `return_coefficients=False`. The
-modules have the formulas; a layer runs them on votes that it need not store.
+A routing function runs a routing module on stored votes. The equations are in the modules; capsule layers run them
+without storing the votes. All routing functions share these arguments:
+
+- `votes`: `(batch, children, parents, *pose)`.
+- `scores`: scores of the children, logits `(batch, children)`; or None if all children are present.
+- by name: the learned parameters of the module, as tensors.
+- `return_coefficients`: whether the returned Capsules have the coefficients that the parents follow from.
+- by name: the options of the module.
 """
 
 from typing import Any
@@ -52,11 +56,11 @@ def dynamic_routing(
     """:class:`torchcaps.DynamicRouting` as a function.
 
     Args:
-        votes, scores, return_coefficients: see above.
-        bias: `(parents, *pose)`, or `(1, *pose)` for all parents.
-        first_logits: the first b, `(groups, parents or 1)`, the same for all samples, where children in groups of equal
-            size share a row.
-        options: of the module.
+        votes, scores, return_coefficients: see :mod:`torchcaps.functional`.
+        bias: learned bias of the parents before the squash, `(parents, *pose)`, or `(1, *pose)` for all parents.
+        first_logits: logits b of the first iteration, `(groups, parents or 1)`, the same for all samples. Consecutive
+            children share a row in groups of equal size.
+        options: options of the module.
     """
     votes = as_votes(votes)
     if bias is not None:
@@ -80,9 +84,9 @@ def vector_norm_routing(
     """:class:`torchcaps.VectorNormRouting` as a function.
 
     Args:
-        votes, scores, return_coefficients: see above.
-        sharpness: the paper's lambda, a number or a tensor.
-        options: of the module.
+        votes, scores, return_coefficients: see :mod:`torchcaps.functional`.
+        sharpness: the paper's lambda, a number or a learned tensor.
+        options: options of the module.
     """
     if not isinstance(sharpness, Tensor):
         return _run(VectorNormRouting(sharpness=sharpness, **options), votes, scores, return_coefficients)
@@ -104,16 +108,16 @@ def inverted_attention_routing(
     """:class:`torchcaps.InvertedAttentionRouting` as a function.
 
     Args:
-        votes, scores, return_coefficients: see above.
-        weight, bias: of the LayerNorm, `(features,)`; None is one and zero.
-        first_poses: of the parents before the first iteration, `(batch or 1, parents, features)`.
-        beta_a, beta_u: `(parents,)`, or one number for all; with them the parents have scores.
-        options: of the module.
+        votes, scores, return_coefficients: see :mod:`torchcaps.functional`.
+        weight, bias: weight and bias of the LayerNorm, `(features,)`; None stands for ones and zeros.
+        first_poses: poses of the parents before the first iteration, `(batch or 1, parents, features)`.
+        beta_a, beta_u: learned betas of the parents' scores, `(parents,)`, or one number for all; None: no scores.
+        options: options of the module.
     """
     votes = as_votes(votes)
     zeros = votes.parents_like()
     if (beta_a is None) != (beta_u is None):
-        raise ValueError("beta_a and beta_u come together: one of them alone gives no score")
+        raise ValueError("beta_a and beta_u must be given together, or neither of them, got only one")
     if beta_a is not None and beta_u is not None:
         _check_betas(votes, beta_a=beta_a, beta_u=beta_u)
         options["activations"] = True
@@ -142,9 +146,9 @@ def em_routing(
     """:class:`torchcaps.EMRouting` as a function.
 
     Args:
-        votes, scores, return_coefficients: see above.
-        beta_a, beta_u: `(parents,)`, or one number for all.
-        options: of the module.
+        votes, scores, return_coefficients: see :mod:`torchcaps.functional`.
+        beta_a, beta_u: the paper's betas, `(parents,)`, or one number for all.
+        options: options of the module.
     """
     votes = as_votes(votes)
     _check_betas(votes, beta_a=beta_a, beta_u=beta_u)
@@ -163,10 +167,10 @@ def heinsen_routing(
     """:class:`torchcaps.HeinsenRouting` as a function.
 
     Args:
-        votes, scores, return_coefficients: see above.
-        beta_use, beta_ignore: `(groups, parents or 1)`, where children in groups of equal size share a row; without
-            beta_ignore one beta serves for both.
-        options: of the module.
+        votes, scores, return_coefficients: see :mod:`torchcaps.functional`.
+        beta_use, beta_ignore: the paper's betas, `(groups, parents or 1)`. Consecutive children share a row in groups
+            of equal size. If beta_ignore is None, beta_use serves for both.
+        options: options of the module.
     """
     votes = as_votes(votes)
     for name, beta in (("beta_use", beta_use), ("beta_ignore", beta_ignore)):
@@ -189,7 +193,7 @@ def _check_betas(votes: Votes, **betas: Tensor) -> None:
 
 
 def _rows(votes: Votes) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool]:
-    """What `_check` is to expect of rows that children in groups share."""
+    """Return the arguments of `_check` for rows that groups of children share."""
     return ("groups of children", "parents or 1"), (votes.children, votes.parents), (1,), True
 
 
@@ -201,7 +205,7 @@ def _check(
     free: tuple[int, ...] = (),
     groups: bool = False,
 ) -> None:
-    """The sizes of x are the expected ones, or 1 where they are free; the first may be that of groups of children."""
+    """Check the sizes of x. Those in `free` may also be 1; with `groups` the first may divide the expected one."""
     fits = x.dim() == len(expected) and all(
         n == m or (i in free and n == 1) or (groups and i == 0 and n > 0 and m % n == 0)
         for i, (n, m) in enumerate(zip(x.shape, expected, strict=True))

@@ -1,4 +1,4 @@
-"""What a measured number depends on beside its command: the code and the machine."""
+"""The code and the machine behind a measured number: commit and processor, as recorded with results."""
 
 import platform
 import re
@@ -9,19 +9,19 @@ import torchcaps
 
 
 def commit() -> str:
-    """The commit of this clone, marked where it was changed; else the version of the package."""
+    """Return the commit of this clone, with "-dirty" if files were changed; without a clone the package's version."""
     root = Path(torchcaps.__file__).parents[1]
-    if (root / ".git").exists():  # not that of some project around an installed package
+    if (root / ".git").exists():  # else git would find a project around the installed package
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         try:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
-            pass  # no git here
+            pass  # git is not installed, or fails
     return f"torchcaps {torchcaps.__version__}"
 
 
 def processor() -> str:
-    """What the processor is called."""
+    """Return the name of the processor."""
     try:
         found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:

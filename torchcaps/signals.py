@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: it ends with the status that schedulers expect, and says how to go on."""
+"""Signals that ask a command to stop. Trainings stop after a step, and commands exit with the status of the signal."""
 
 import math
 import signal
@@ -9,17 +9,17 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-# SIGHUP is sent when a terminal closes, SIGUSR1 by SLURM before the time is up (`--signal=USR1@120`).
+# SIGHUP is sent when a terminal closes, SIGUSR1 by SLURM before a time limit (`--signal=USR1@120`).
 NAMES = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1")
 NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
 class Stopped(SystemExit):
-    """A signal asked to stop. Where nobody handles this, the process ends with the status that goes with the signal.
+    """Raised when a signal asks to stop. If it is not caught, the process exits with `status`.
 
     Attributes:
-        status: 128 and the number of the signal.
-        said: the message for the user.
+        status: exit status, 128 + the number of the signal.
+        said: message for the user.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,20 +29,25 @@ class Stopped(SystemExit):
 
 
 class StopSignals:
-    """While it is entered, a signal raises `Stopped` where the program stands; while `waits` is true, the first one
-    is only noted in `received`, for whoever can stop at a better place, and the second one raises."""
+    """A context in which a signal raises `Stopped` at once; or, while `waits` is true, the first signal is stored in
+    `received`, so that the program can stop at a better place, and the second one raises.
+
+    Attributes:
+        waits: whether the first signal is only stored.
+        received: number of the stored signal, or None.
+    """
 
     def __init__(self) -> None:
         self.waits = False
         self.received: int | None = None
-        self._last = -math.inf  # when the newest came
-        self._patient = False  # whether a second one is not heeded either
+        self._last = -math.inf  # time of the latest signal
+        self._patient = False  # whether a second signal is ignored too
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # only that one gets signals
+        if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             handlers = {number: signal.getsignal(number) for number in NUMBERS}
-            # What is ignored stays so: SIGHUP under nohup, SIGINT in what a script has put in the background.
+            # Ignored signals stay ignored: SIGHUP under nohup, SIGINT in background jobs of a script.
             self._before = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
         self.install()
         return self
@@ -52,11 +57,11 @@ class StopSignals:
             signal.signal(number, handler)
 
     def __getstate__(self) -> dict[str, Any]:
-        # In a process that a training spawns: the first process, which is asked too, tells this one to stop as well.
+        # A process spawned by a training ignores second signals: the first process, which gets them too, stops it.
         return {**self.__dict__, "_before": dict.fromkeys(NUMBERS, signal.SIG_DFL), "_patient": True}
 
     def install(self) -> None:
-        """Handle the signals, whoever has handled them since."""
+        """Install the handlers, also if other code has replaced them since."""
         for number in self._before:
             signal.signal(number, self._handle)
 

@@ -1,14 +1,14 @@
-"""Laws that every routing must obey, as assertions for tests of your own.
+"""Laws that every routing algorithm must obey, as assertions for your own tests.
 
     def test_laws():
         assert_routing_laws(MyRouting())
         assert_stacks_are_alive(MyRouting())
 
-They are never enough alone: a softmax over the wrong axis obeys all but `assert_coefficients_sum_to_one`. Give a new
-algorithm a case worked out by hand and an oracle in plain loops as well.
+The laws alone are not enough: a softmax over the wrong axis obeys all but `assert_coefficients_sum_to_one`. Test a new
+algorithm on a case worked out by hand and against an oracle in plain loops as well.
 
-Each law makes small capsule layers of its own with the routing, in float64 on the CPU, with random parameters as after
-some training. A law that is broken raises an AssertionError that says which.
+Each assertion builds small capsule layers with the routing, in float64 on the CPU, with random parameters as after some
+training. It raises an AssertionError that names the broken law.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
 
 
 def assert_routing_laws(routing: Routing) -> None:
-    """All laws below but that of deep stacks. Not for a routing that draws random numbers when it is called."""
+    """Assert all laws below but that of deep stacks. The routing must not draw random numbers when it is called."""
     assert_attributes_are_true(routing)
     assert_coefficients_sum_to_one(routing)
     assert_coefficients_are_those_of_the_parents(routing)
@@ -46,16 +46,16 @@ def assert_routing_laws(routing: Routing) -> None:
 
 
 def assert_attributes_are_true(routing: Routing) -> None:
-    """`gives_scores` says whether the parents have scores."""
+    """Assert that `gives_scores` says whether the parents have scores."""
     with _numbers():
         scores = _layer(routing)(_children()).scores
     if routing.gives_scores != (scores is not None):
-        raise AssertionError(f"gives_scores is {routing.gives_scores}, and the parents' scores are {scores}")
+        raise AssertionError(f"gives_scores is {routing.gives_scores}, but the parents' scores are {scores}")
 
 
 def assert_all_parameters_learn(routing: Routing) -> None:
-    """What the routing learns has a gradient, through all iterations and through the last one alone, and at an
-    equilibrium if it can come to one."""
+    """Assert that all parameters of the routing have gradients: through all iterations, through the last one alone, and
+    at an equilibrium if the routing can reach one."""
     ways: list[tuple[Gradient, Schedule]] = [("unrolled", "sequential"), ("last", "sequential")]
     if routing.comes_to_rest and routing.iterative:
         ways.append(("unrolled", Equilibrium(max_iterations=5)))
@@ -70,8 +70,8 @@ def assert_all_parameters_learn(routing: Routing) -> None:
 
 
 def assert_coefficients_sum_to_one(routing: Routing) -> None:
-    """Coefficients are not negative, and sum to one over the parents of each child, or over the children of each
-    parent; with a leak to less."""
+    """Assert that coefficients are not negative and sum to one over the parents of each child, or over the children of
+    each parent; with a leak they sum to less."""
     with _numbers():
         coefficients = _layer(routing)(_children(), return_coefficients=True).coefficients
     assert coefficients is not None
@@ -87,7 +87,7 @@ def assert_coefficients_sum_to_one(routing: Routing) -> None:
 
 
 def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
-    """The coefficients that are returned are those of the last reduction that was asked of the votes."""
+    """Assert that the returned coefficients are those of the last reduction over the votes."""
     with _numbers():
         layer = _layer(routing)
         votes = layer.votes(_children())
@@ -107,13 +107,13 @@ def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
         votes.__class__ = Recording
         found = layer.routing(votes, return_coefficients=True).coefficients
     message = (
-        "the coefficients are not those that the parents follow from: a step starts from the agreement it is given"
+        "the coefficients are not those that the parents follow from: a step must start from the agreement it is given"
     )
     _assert_close(found, asked[-1], message)
 
 
 def assert_children_have_no_order(routing: Routing) -> None:
-    """Listing children that share their weights in another order changes no parent."""
+    """Assert that the order of children that share their weights does not change the parents."""
     with _numbers():
         layer, (poses, scores, *_) = _layer(routing), _children()
         assert scores is not None
@@ -124,7 +124,7 @@ def assert_children_have_no_order(routing: Routing) -> None:
 
 
 def assert_parents_have_no_order(routing: Routing) -> None:
-    """Listing the parents in another order, with all that they learn, lists the result in that order."""
+    """Assert that parents reordered with their parameters give the same results, reordered."""
     with _numbers():
         layer, children = _layer(routing), _children()
         expected = layer(children)
@@ -143,17 +143,17 @@ def assert_parents_have_no_order(routing: Routing) -> None:
 
 
 def assert_samples_are_independent(routing: Routing) -> None:
-    """Each sample of a batch is routed as if it were alone."""
+    """Assert that each sample of a batch is routed as if it were alone."""
     with _numbers():
         layer, children = _layer(routing), _children()
         alone = [layer(Capsules(children.poses[i : i + 1], children.scores[i : i + 1])) for i in range(BATCH)]  # type: ignore[index]
         fields = [None if alone[0][k] is None else torch.cat([x[k] for x in alone]) for k in range(3)]
-        _assert_same(layer(children), Capsules(*fields), "the other samples of a batch")  # type: ignore[arg-type]
+        _assert_same(layer(children), Capsules(*fields), "another sample of the batch")  # type: ignore[arg-type]
 
 
 def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") -> None:
-    """Children with score -inf might as well not be there, wherever they stand: for the parents, and for all
-    gradients. A sample of padding alone is finite."""
+    """Assert that children with score -inf change neither parents nor gradients, wherever they stand in the list, and
+    that a sample of padding alone has finite results."""
     present = torch.tensor(
         [[0, 0, 1, 1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1]]
     ).bool()
@@ -175,7 +175,9 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
         same = found.coefficients[present].view_as(expected.coefficients)
         _assert_close(same, expected.coefficients, "padding changes the coefficients")
         for of_padded, of_children in zip(grads[:2], wanted[:2], strict=True):
-            _assert_close(of_padded[present].view_as(of_children), of_children, "padding")
+            _assert_close(
+                of_padded[present].view_as(of_children), of_children, "padding changes the children's gradients"
+            )
             if of_padded[~present].any():
                 raise AssertionError("padding has gradients of its own")
         for found_grad, wanted_grad in zip(grads[2:], wanted[2:], strict=True):
@@ -187,11 +189,11 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
 
 
 def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None = None) -> None:
-    """All backends compute the same parents, coefficients and gradients, with and without scores, in layers whose
-    children share weights or not, and in windows.
+    """Assert that all backends compute the same parents, coefficients and gradients: with and without scores, in layers
+    whose children share weights or not, and in convolutions.
 
     Args:
-        backends: default: those that this CPU can run.
+        backends: names of the backends to compare, or None for all that this CPU can run.
     """
     layers = (
         (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, **kw), (BATCH, CHILDREN, *POSE)),
@@ -222,11 +224,14 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None
 
 
 def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
-    """With its first weights, capsules stay alive through a stack of layers: fully connected or convolutional, wide or
-    narrow, of vectors or matrices.
+    """Assert that capsules stay alive through a stack of layers with initial weights: fully connected or convolutional,
+    wide or narrow, with vectors or matrices as poses.
 
-    In each layer the mean length of the poses is between 0.01 and 1; where a length does not say how present a capsule
-    is, it is divided by the root of the number of entries. And different samples have different parents.
+    In each layer the mean length of the poses must be between 0.01 and 1, and different samples must have different
+    parents. Where the length does not say how present a capsule is, it is divided by the root of the number of entries.
+
+    Args:
+        layers: number of layers in a stack.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -248,7 +253,7 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
 
 
 def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Capsules]]:
-    """Stacks at usual sizes, and children whose lengths are around one half."""
+    """Yield stacks of layers of usual sizes, and children with lengths around one half: name, layers, children."""
     poses: tuple[tuple[Pose, int], ...] = ((8, 32), ((4, 4), 16), (16, 10))
     for pose, width in poses:
         first = CapsuleLinear(20 * width, width, pose, pose, routing)
@@ -267,7 +272,7 @@ def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Cap
 
 
 def _layer(routing: Routing, backend: Backend = "auto") -> CapsuleLinear:
-    """A layer whose children share their weights, so that there may be any number of them."""
+    """Return a layer whose children share their weights, so that it takes any number of them."""
     return _random(CapsuleLinear(None, PARENTS, POSE, OUT_POSE, routing, bias=True, backend=backend))
 
 
@@ -283,7 +288,7 @@ def _children() -> Capsules:
 
 @contextlib.contextmanager
 def _numbers() -> Iterator[None]:
-    """Within this context, numbers are float64, and the same random ones each time; afterwards all is as before."""
+    """Set float64 and a fixed random seed within this context, and restore both afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -295,7 +300,7 @@ def _numbers() -> Iterator[None]:
 
 
 def _loss(parents: Capsules) -> Tensor:
-    """In which every number of the parents counts, with a weight of its own."""
+    """Return a loss in which every number of the parents has a weight of its own."""
     fields = [x for x in parents[:3] if x is not None]
     return torch.stack([(torch.linspace(0.5, 1.5, x.numel()).view_as(x) * x.sin()).sum() for x in fields]).sum()
 

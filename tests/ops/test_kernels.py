@@ -1,4 +1,4 @@
-"""The kernels against the reference, in Triton's interpreter where there is no GPU."""
+"""The Triton kernels against the reference; in Triton's interpreter where there is no GPU."""
 
 import os
 import statistics
@@ -25,7 +25,7 @@ from torchcaps.ops import Dot, Gaussian, LazyVotes, StoredVotes
 from torchcaps.ops.children import Children, Gradients, Options
 
 if torch.cuda.is_available():
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic algorithms ask for
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms need it
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
@@ -36,7 +36,7 @@ from torchcaps.ops.triton import launch  # noqa: E402
 DEVICE = "cpu" if INTERPRETED else "cuda"
 MANY = 5 if INTERPRETED else 131  # parents, more than a block holds
 
-# batch, children, parents, rows, d, h; groups of weights; groups of biases; are biases shared by the parents; gates
+# Batch, children, parents, rows, d, h; groups of weights; groups of biases; whether parents share biases; with gates?
 LAYOUTS = {
     "per child": ((3, 2, 3, 2, 2, 3), 2, 2, False, True),
     "groups": ((2, 4, MANY, 1, 2, 2), 2, 1, True, True),
@@ -47,13 +47,13 @@ SINGLE = ((1, 1, 1, 1, 1, 1), 1, 1, False, True)
 
 @pytest.fixture(autouse=True)
 def poison():
-    """Fresh memory is full of NaN: what a kernel forgets to write shows."""
+    """Fill fresh memory with NaN, so that a number that a kernel forgets to write is noticed."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
-DRAW = 0  # another one is other random numbers
+DRAW = 0  # number of the draw: each has other random numbers
 
 
 def normal(*shape: int, seed: int = 0, dtype=torch.float64) -> Tensor:
@@ -62,7 +62,7 @@ def normal(*shape: int, seed: int = 0, dtype=torch.float64) -> Tensor:
 
 
 def make_children(layout, dtype=torch.float64) -> list[Tensor | None]:
-    """Poses, weight, bias and gates, of which some are 0, and for the last sample all."""
+    """Poses, weight, bias and gates. Some gates are 0, and all of the last sample."""
     (batch, children, parents, rows, d, h), groups, bias_groups, shared, gated = layout
     poses, weight = normal(batch, children, rows, d, dtype=dtype), normal(groups, parents, d, h, seed=1, dtype=dtype)
     bias = gates = None
@@ -84,7 +84,7 @@ def stored(poses, weight, bias, gates) -> StoredVotes:
 
 
 def differentiate(function, inputs, grads) -> list[Tensor | None]:
-    """Values, then gradients of the inputs, None for those that are None."""
+    """Return the values, then the gradients of the inputs, with None for inputs that are None."""
     leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
     values = function(*leaves)
     pairs = zip(values, grads, strict=True)
@@ -104,14 +104,14 @@ def weighted_sums(inputs, grad, options) -> list[Tensor | None]:
 
 
 def on_map(inputs) -> list[Tensor | None]:
-    """Children, and what follows by name, as the kernels take them: on a map of one position."""
+    """Return the children as the kernels take them, on a map of one position, and the other inputs unchanged."""
     poses, weight, bias, gates, *about = inputs
     shapes = poses[:, :, None, None], weight[:, None, None], _rows(bias), _rows(gates, 2)
     return [Children(*shapes), *about]
 
 
 def _rows(x: Tensor | None, first: int = 1) -> Tensor | None:
-    """With a kernel of one place."""
+    """Insert the dimensions of a window of one place."""
     return None if x is None else x[(slice(None),) * first + (None, None)]
 
 
@@ -158,7 +158,7 @@ def kernel_moments(inputs, grads, eps) -> list[Tensor | None]:
 
 
 def groups_of(layout, rows: str) -> int | None:
-    """How many rows of what children share: None, 1, some or one for each."""
+    """Number of rows that groups of children share: None, 1, some, or one for each child."""
     children = layout[0][1]
     return {"none": None, "shared": 1, "groups": children // 2 if children % 2 == 0 else 1, "each": children}[rows]
 
@@ -176,8 +176,8 @@ def make_dot(layout, offset="none", dtype=torch.float64) -> list[Tensor | None]:
 
 
 def make_moments(layout, agreement, betas="none", offset="none", dtype=torch.float64) -> list[Tensor | None]:
-    """The children; a Gaussian's mean, precision and prior, or a query; offset and betas. With parents that nobody can
-    belong to, as many as a block of parents in the interpreter."""
+    """The children; a Gaussian's mean, precision and prior, or a query; offset and betas. Some parents have a prior of
+    -inf: as many as a block of parents has in the interpreter."""
     batch, _, parents, rows, _, h = layout[0]
     about = [None] * 4
     if agreement == "gaussian":
@@ -205,7 +205,7 @@ def compare(found, expected):
             assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
-# Any two values occur together; so do all layouts, agreements and softmaxes in the slow tests.
+# Any two values occur together. The slow tests have all combinations.
 WEIGHTED_SUMS = covering(layout=LAYOUTS, unit=[False, True], softmax=SOFTMAX, offset=["none", "groups", "each"])
 ALL_WEIGHTED_SUMS = [
     {"layout": layout, "unit": unit, "softmax": softmax, "offset": offset}
@@ -235,7 +235,7 @@ def test_normalizer_over_the_children():
     _, lse = launch.weighted_sum(*on_map(inputs), _rows(offset), Options("children"))
     logits = stored(*inputs[:4]).logits(Dot(inputs[4], offset=offset))
     expected = (logits + inputs[3].log().unsqueeze(-1)).logsumexp(1)
-    expected[-1] = torch.inf  # nobody is there
+    expected[-1] = torch.inf  # no child is present
     assert_close(lse, expected)
 
 
@@ -248,7 +248,7 @@ def moment_grads(inputs) -> list[Tensor | None]:
 
 
 BETAS = [*ROWS, "one number", "one per child"]
-# Layout, agreement, offset, betas, eps: the rest is in the slow tests.
+# Layout, agreement, offset, betas, eps. The slow tests have all combinations.
 MOMENTS = [
     ("per child", "uniform", "none", "one per child", 0.0),
     ("per child", "dot", "each", "each", 0.1),
@@ -279,7 +279,7 @@ def test_all_moments(layout, agreement, offset, betas):
 
 
 def test_three_blocks_of_parents():
-    """Of four in the interpreter: each block reads what the one before has written."""
+    """Each block of parents reads what the block before has written. In the interpreter a block has four parents."""
     layout = ((1, 2, 3 * MANY - 4 if INTERPRETED else 3 * MANY, 1, 2, 2), 1, None, False, True)
     inputs, options = make_dot(layout), Options(leaky=True)
     grad = normal(*inputs[4].shape, seed=9)
@@ -323,7 +323,7 @@ def test_gradients_that_nobody_sends():
 
 
 def test_gradients_share_no_memory():
-    """As an operator's results must not."""
+    """Results of an operator must not share memory."""
     inputs = make_moments(LAYOUTS["per child"], "gaussian", "each")
     found = kernel_moments(inputs, moment_grads(inputs), 0.1)
     memory = [x.untyped_storage().data_ptr() for x in found[-5:] if x is not None]
@@ -331,7 +331,7 @@ def test_gradients_share_no_memory():
 
 
 def strided(x: Tensor | None) -> Tensor | None:
-    """The same numbers, with the first dimension innermost and gaps."""
+    """Return the same numbers in another memory layout: the first dimension innermost, and gaps."""
     return None if x is None else torch.stack([x, x + 1], -1).movedim(0, -1).contiguous().movedim(-1, 0)[..., 0]
 
 
@@ -368,15 +368,15 @@ FEW, LARGER = ((4, 3, 3, 1, 3, 2), 3, 3, False, True), ((12, 6, 4, 2, 4, 2), 6, 
 
 
 def check_errors(draws: list[list[tuple[float, float, float]]], rounding: float) -> None:
-    """At most twice the error of PyTorch in the same precision, in the middle of all draws, where chance makes it no
-    smaller than `rounding`."""
+    """Check that the median error over the draws is at most twice that of PyTorch in the same precision, plus
+    `rounding`."""
     for of_result in zip(*draws, strict=True):
         error, eager, size = (statistics.median(x) for x in zip(*of_result, strict=True))
         assert error <= 2 * eager + rounding * size + 1e-7
 
 
 def errors(found, eager, expected) -> list[tuple[float, float, float]]:
-    """Of each result the error, that of PyTorch, and how large it is."""
+    """Return for each result its error, the error of PyTorch, and its norm."""
     assert all(x is None or x.dtype == torch.float32 for x in found)
     return [
         (float((x - z).norm()), float((y - z).norm()), float(z.norm()))
@@ -395,7 +395,7 @@ def errors_of_sums(unit, softmax, layout) -> list[tuple[float, float, float]]:
 def errors_of_moments(agreement, layout) -> list[tuple[float, float, float]]:
     inputs = make_moments(layout, agreement, "each", "each", torch.float32)
     if agreement == "gaussian":
-        inputs[5] *= 0.1  # large logits have rounding errors beside which there are no others
+        inputs[5] *= 0.1  # the rounding errors of large logits would hide all others
         inputs[6].clamp_(min=-3)
     grads = [x.float() for x in moment_grads(inputs)]
     expected = all_moments([double(x) for x in inputs], [double(x) for x in grads], 1e-6)
@@ -431,7 +431,7 @@ def test_precision_of_many(monkeypatch, of, arguments):
     + [("gaussian", origin, error) for origin, error in ((1000.0, 1e-6), (990.0, 1e-3), (0.0, 0.1))],
 )
 def test_variance_of_votes_that_agree_far_from_the_origin(agreement, origin, error):
-    """Expanded squares would be 10^11 times the variance, and float32 has seven digits."""
+    """Expanded squares would be 10^11 times the variance, but float32 has seven digits."""
     poses = normal(1, 12 if INTERPRETED else 40, 1, 1).mul(3).round().float()
     weight, bias = (torch.full((1, 1, 1, 1), x, device=DEVICE) for x in (2.0**-10, 1000.0))  # the votes are exact
     target = None if origin is None else torch.full((1, 1, 1), origin, device=DEVICE)
@@ -460,7 +460,7 @@ def test_refuses_other_dtypes():
         launch.weighted_sum(*on_map(inputs), Options())
 
 
-# Windows side by side; such that overlap, dilated or not; children that share weights; and parents in two blocks.
+# Windows that overlap, that are dilated, and that do not overlap; children that share weights; parents in two blocks.
 SMALL = {
     "overlapping": Geometry((2, 1, 2, 3, 2, 2), (1, 2, 2, 2, 2, 1), 1),
     "dilated": Geometry((1, 1, 3, 6, 1, 2), (1, 2, 2, 2, 2, 2), 1, (1, 1), (2, 3)),

@@ -1,5 +1,5 @@
-"""Layers over every algorithm: the backends give the same, in any precision, and those that store no votes need no
-memory for them."""
+"""Layers with every algorithm: the backends agree in any precision, and those that store no votes need no memory for
+votes."""
 
 import copy
 
@@ -14,7 +14,7 @@ from torchcaps import CapsuleConv1d, CapsuleConv2d, CapsuleLinear, Capsules, Rou
 from torchcaps.nn import CapsuleLayer
 from torchcaps.ops.backend import HAS_TRITON
 
-# A layer's class, its arguments, its options, and the shape of its children.
+# Class, arguments and options of a layer, and the shape of its children.
 KINDS = {
     "per child": (CapsuleLinear, (4, 3, (2, 3), (2, 2)), {"bias": True}, (2, 4, 2, 3)),
     "any number": (CapsuleLinear, (None, 3, 4, 3), {}, (3, 5, 4)),
@@ -49,7 +49,7 @@ def make_children(layer: CapsuleLayer, shape: tuple[int, ...], with_scores: bool
 
 
 def results_of(layer: CapsuleLayer, children: Capsules) -> list[Tensor | None]:
-    """Values, then all gradients."""
+    """Return the values, then all gradients."""
     leaves = [x.detach().requires_grad_() for x in children if x is not None]
     out = layer(Capsules(*leaves), return_coefficients=True)
     values = [x.double() for x in out[:4] if x is not None]
@@ -69,7 +69,7 @@ def assert_all_close(expected: list[Tensor | None], found: list[Tensor | None], 
 
 @pytest.mark.parametrize(
     "case",
-    # Every algorithm in every layer.
+    # Every algorithm occurs in every kind of layer.
     covering(name=ALGORITHMS, kind=KINDS, gradient=["unrolled", "last"], with_scores=[False, True]),
     ids=label,
 )
@@ -85,7 +85,8 @@ def test_backends_are_like_the_reference(case, monkeypatch):
         assert_all_close(results[0], found, rtol=1e-8, atol=1e-9)
 
 
-# Windows, gates and biases; and weights that types share, without a bias. The algorithms and precisions in turn.
+# The algorithms, with two kinds of layers and two precisions in turn: windows with gates and biases, and weights that
+# positions share, without a bias.
 TRITON = [
     (name, kind, dtype)
     for i, name in enumerate(ALGORITHMS)
@@ -96,7 +97,7 @@ TRITON = [
 @pytest.mark.skipif(not HAS_TRITON, reason="needs the package triton")
 @pytest.mark.parametrize(("name", "kind", "dtype"), TRITON)
 def test_triton_is_like_the_reference(name, kind, dtype):
-    """That layers reach the kernels; these have tests of their own."""
+    """Layers reach the kernels. test_kernels.py tests the kernels themselves."""
     check_triton(name, kind, dtype)
 
 
@@ -139,19 +140,19 @@ def test_empty_batch(case):
 
 
 class TestPrecision:
-    """Against float64 the error is at most twice that of stored votes in the same precision."""
+    """The error against float64 is at most twice that of stored votes in the same precision."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ALGORITHMS)
     def test_no_less_exact_than_eager_pytorch(self, name, dtype):
-        """In the middle one of several draws: in a single one chance makes one way ten times as exact as another."""
+        """It compares medians of several draws. In one draw, errors can differ tenfold by chance."""
         draws = torch.tensor([self.errors(name, dtype) for _ in range(15)])  # (draws, values and gradients, backends)
         eager, *others = draws.median(0).values.T
         for backend, errors in zip(UNSTORED, others, strict=True):
             assert (errors <= 2 * eager + torch.finfo(dtype).eps / 8).all(), backend
 
     def errors(self, name: str, dtype: torch.dtype) -> list[list[float]]:
-        """Of every value and gradient, relative to its norm: those of stored votes, then of the other backends."""
+        """Return the relative errors of all values and gradients: of stored votes, then of the other backends."""
         layer = randomize(CapsuleLinear(40, 6, (2, 3), (2, 4), make(name), bias=True)).to(dtype)
         children = Capsules(torch.randn(5, 40, 2, 3).to(dtype), torch.randn(5, 40).to(dtype))
 
@@ -172,7 +173,7 @@ class TestPrecision:
         ]
 
     def test_gradients_that_many_children_share(self):
-        """To which ten thousand add: one by one they would lose digits."""
+        """Ten thousand children add to one gradient. Added one by one, they would lose digits."""
         layer = randomize(CapsuleLinear(None, 6, (2, 3), (2, 4), make("heinsen", 2), bias=True))
         poses = torch.randn(1, 10_000, 2, 3)
 
@@ -191,7 +192,7 @@ class TestPrecision:
 
 
 def allocated(layer: torch.nn.Module, poses: Tensor) -> int:
-    """Bytes at the peak of a forward and backward pass, beyond the gradients that stay."""
+    """Return the peak memory in bytes of a forward and backward pass, minus the gradients that remain."""
     with torch.profiler.profile(profile_memory=True) as profile:
         layer(poses.requires_grad_()).poses.square().sum().backward()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -202,7 +203,7 @@ def allocated(layer: torch.nn.Module, poses: Tensor) -> int:
     return peak - now
 
 
-# Each kind has each sort of reduction: the algorithms in turn.
+# Kinds of layers with n times the children. The algorithms are distributed over them in turn.
 GROWING = {
     "per child": lambda n, **kw: (CapsuleLinear(4 * n, 32, **kw), (16, 4 * n)),
     "any number": lambda n, **kw: (CapsuleLinear(None, 32, **kw), (16, 8 * n)),
@@ -214,12 +215,12 @@ MEMORY = [(name, list(GROWING)[(i + i // 4) % 4]) for i, name in enumerate(ALGOR
 
 @pytest.mark.parametrize(("name", "kind"), MEMORY)
 def test_memory_does_not_grow_with_the_votes(name, kind, monkeypatch):
-    """Four times the children: what is added is small beside their votes, and beside their coefficients."""
+    """With four times the children, the added memory is small compared to their votes and their coefficients."""
     set_sizes(monkeypatch, (2**11, 64, 16))
 
     def bytes_for(factor: int) -> int:
         layer, shape = GROWING[kind](factor, in_pose=(2, 2), out_pose=(2, 2), routing=make(name), backend="tiled")
         return allocated(layer, torch.randn(*shape, 2, 2))
 
-    votes = 4 * 16 * 32 * 4 * (4 if kind in ("per child", "conv") else 8) * 3  # of the children that are added
+    votes = 4 * 16 * 32 * 4 * (4 if kind in ("per child", "conv") else 8) * 3  # bytes of the added votes
     assert bytes_for(4) - bytes_for(1) < votes / 5

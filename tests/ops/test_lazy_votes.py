@@ -1,4 +1,4 @@
-"""The reductions over votes, stored and not, against their definitions: values and every gradient."""
+"""The reductions over stored and lazy votes against their definitions: values and all gradients."""
 
 import warnings
 
@@ -38,7 +38,7 @@ CHILDREN = {"geometry": GEOMETRIES, "bias": BIASES, "gates": [False, True], "siz
 
 
 def cases(**parameters):
-    """Any two values of two parameters, of the children too, occur together."""
+    """Combinations in which any two values of two parameters occur together, those of the children included."""
     return pytest.mark.parametrize("case", covering(**CHILDREN, **parameters), ids=label)
 
 
@@ -51,7 +51,7 @@ class TestReductions:
     @cases(softmax=SOFTMAX)
     def test_uniform_sum(self, case, monkeypatch):
         p, softmax = problem_of(case, monkeypatch), case["softmax"]
-        if softmax == "children" and p.gates is not None:  # here a gate of 0 has a gradient
+        if softmax == "children" and p.gates is not None:  # with uniform coefficients a gate of 0 has a gradient
             total = (p.gates[..., None, None] * p.all_votes).sum(1)
             expected = total / p.gates.sum(1).masked_fill(p.gates.sum(1) == 0, 1)[:, None, None]
         else:
@@ -75,7 +75,7 @@ class TestReductions:
         ids=label,
     )
     def test_dot_of_children_that_share_weights(self, case, monkeypatch):
-        """Without a bias there are no votes, but poses and what is pulled through the weights."""
+        """Without a bias, no votes are computed: the query is pulled through the weights instead."""
         self.test_dot(case | {"bias": "none", "unit": False, "scale": "number"}, monkeypatch)
 
     @cases(
@@ -114,7 +114,7 @@ class TestReductions:
 
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_rows_that_children_of_a_window_share(self, kind):
-        """Groups are neighbors in the order of the weights: types before places."""
+        """The children of a group are neighbors in the order of the weights: types before places."""
         p = Problem("overlapping")  # 2 types in kernels of 2 x 2
         for groups in (2, 4):
             agreement = p.dot()._replace(offset=p.draw(groups, p.parents))
@@ -125,7 +125,7 @@ class TestReductions:
 
     @pytest.mark.parametrize("softmax", SOFTMAX)
     def test_logits_that_exp_cannot_take(self, softmax, monkeypatch):
-        """Nothing overflows: what leads far is taken alone."""
+        """Nothing overflows: a logit that is far larger than the others has a coefficient of 1."""
         set_sizes(monkeypatch, SIZES[0])
         p = Problem("per child", gates=True)
         p.gates.data[:, 0] = 0.5
@@ -190,7 +190,7 @@ class TestWithLogits:
         assert_same([p.all_votes], [collect(p, votes)[0]], [p.poses, p.weight, p.bias])
 
     def test_of_a_half_precision_map(self):
-        """It is like its weights, and sums run in float32."""
+        """The logits are computed like the votes, and sums run in float32."""
         p = Problem("per child")
         poses, weight = (x.detach().to(torch.bfloat16) for x in (p.poses.flatten(1, 3), p.weight.flatten(0, 2)))
         votes = LazyVotes(poses, weight, None, (2, 2), backend="tiled")
@@ -202,15 +202,15 @@ class TestWithLogits:
         p = Problem("per child")
         votes = p.lazy("tiled").with_logits(p.draw(4, 5, 2, 3))
         for agreement in (p.dot(unit=True), p.gaussian()):
-            with pytest.raises(ValueError, match="logits of the children"):
+            with pytest.raises(ValueError, match="logits of the children need a dot agreement"):
                 votes.moments(agreement)
         with pytest.raises(ValueError, match="stored votes do not know the poses"):
             StoredVotes(p.all_votes).with_logits(p.weight)
 
 
 def collect(p: Problem, votes) -> tuple[Tensor, Tensor]:
-    """All votes of the blocks and their gates. The order of the children in the blocks is not said to be that of the
-    votes: the votes themselves tell."""
+    """Return all votes of the blocks and their gates. The order of children in blocks is not specified, so children are
+    matched by their votes."""
     found: dict[tuple[int, ...], list] = {}
     for samples, block, gates in votes.blocks():
         found.setdefault(tuple(range(p.samples)[samples]), []).append((block, gates))
@@ -225,7 +225,7 @@ def collect(p: Problem, votes) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("case", covering(geometry=GEOMETRIES, bias=BIASES, sizes=SIZES), ids=label)
 def test_blocks(case, monkeypatch):
-    """Each vote is in one block, beside its gate."""
+    """Each vote is in one block, with its gate."""
     set_sizes(monkeypatch, case["sizes"])
     p = Problem(case["geometry"], case["bias"], gates=True)
     for votes in (p.lazy("tiled"), p.lazy("reference"), StoredVotes(p.all_votes).gated(p.gates)):
@@ -248,7 +248,7 @@ def test_blocks_cover_every_pair_once():
 
 
 class TestShapes:
-    """What is on a grid stays on one."""
+    """Results have the shapes of grids, lines or lists."""
 
     def test_windows_by_hand(self):
         x = torch.arange(30.0).view(1, 1, 5, 6)
@@ -303,7 +303,7 @@ class TestShapes:
 
 
 class TestCache:
-    """What is kept between reductions belongs to the votes that it was made of."""
+    """The cache belongs to the votes that it was computed from."""
 
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_other_gates(self, kind):
@@ -461,11 +461,20 @@ class TestBackends:
         with pytest.raises(ValueError, match="CPU, got cuda.*'auto'"):
             backend.choose_backend("native", torch.device("cuda"))
 
+    @pytest.mark.parametrize("kind", BACKENDS)
+    def test_unknown_softmax(self, kind):
+        votes = Problem("per child").lazy(kind)
+        for reduction in (votes.weighted_sum, votes.coefficients):
+            with pytest.raises(ValueError, match="softmax must be one of 'parents', 'children', got 'parent'"):
+                reduction(None, "parent")
+
     def test_unknown(self):
         with pytest.raises(ValueError, match=r"'auto', 'reference', 'tiled', 'native', 'triton', got 'cuda'"):
             CapsuleLinear(2, 2, 2, 2, torchcaps.DynamicRouting(), backend="cuda")
-        with pytest.raises(ValueError, match="got 'fast'"), use_backend("fast"):
+        with pytest.raises(ValueError, match="backend must be one of .* got 'fast'"), use_backend("fast"):
             pass
+        with pytest.raises(ValueError, match="backend must be one of .* got 'fast'"):
+            LazyVotes(torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3), None, (3,), backend="fast")
 
     def test_triton_needs_what_it_needs(self, monkeypatch):
         monkeypatch.setattr(backend, "HAS_TRITON", False)

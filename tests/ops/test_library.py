@@ -1,4 +1,4 @@
-"""The operators of the backends, and gradients that iterations share."""
+"""The operators of the backends, and the gradients that iterations share."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torchcaps.ops.numerics import accumulator
 
 
 class TestSharedGradients:
-    """What is special about gradients that are handed from one iteration to the one before it."""
+    """Gradients of the children are handed from one iteration to the one before it."""
 
     @pytest.fixture(autouse=True, params=UNSTORED)
     def set_backend(self, request):
@@ -37,7 +37,7 @@ class TestSharedGradients:
         assert_same([expected[i] for i in used], [found[i] for i in used], p.leaves)
 
     def test_there_is_one_gradient_of_the_children(self, monkeypatch):
-        """Iterations add to it; they make none of their own."""
+        """Iterations add to it and allocate none of their own."""
         made = []
 
         def counted(x: Tensor, *shape: int) -> Tensor:
@@ -68,7 +68,7 @@ class TestSharedGradients:
         assert_same(*branches, p.leaves)
 
     def test_gradients_that_others_hold_are_not_written_to(self):
-        """The leaves also feed the loss by another way."""
+        """The loss also depends on the leaves directly."""
         p = Problem("per child", "each", gates=True)
         agreement, losses = p.dot(), []
         for backend in ("reference", self.backend):
@@ -124,7 +124,7 @@ class TestSharedGradients:
 
 
 def calls(p: Problem) -> list[tuple]:
-    """Every operator, with and without what is optional: its name, the children and the rest of its arguments."""
+    """Return calls of every operator, with and without optional tensors: name, children, other arguments."""
     gates = p.gates.unflatten(1, (-1, *p.kernel)).detach().requires_grad_()
     children, fewer = (p.poses, p.weight, p.bias, gates), (p.poses, p.weight, None, None)
     agreement, gaussian = p.dot(offset="each"), p.gaussian()
@@ -178,7 +178,7 @@ def test_gradients_by_differences(index, kind, monkeypatch):
     forward = library.BACKENDS[kind][name].forward
     inputs = [x if x is None else x.detach().requires_grad_() for x in (*children, *rest[:-1])]
     if name != "vote_sum" and index != 5 and inputs[3] is not None:
-        inputs[3].data.clamp_(min=0.1)  # where there is a kink at 0
+        inputs[3].data.clamp_(min=0.1)  # at 0 the function is not differentiable
 
     def differentiable(*inputs):
         results = forward(*inputs, *rest[-1])
@@ -204,7 +204,7 @@ def test_operators_of_triton(index):
 @pytest.mark.parametrize("backend", [*UNSTORED, *(["triton"] if HAS_TRITON else [])])
 @pytest.mark.parametrize("index", [2, 4])
 def test_what_is_told_of_the_parents_in_any_order_of_memory(backend, index):
-    """A compiler must be told how the gradients lie in memory."""
+    """The fake operators must return gradients with the same strides as the real ones."""
     device = "cuda" if torch.cuda.is_available() and backend == "triton" else "cpu"
     p = Problem(Geometry((2, 2, 1, 1, 1, 2), (1, 1, 1, 3, 2, 2), 1), "each", True, device)
     name, children, *about, options = calls(p)[index]

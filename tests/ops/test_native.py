@@ -1,4 +1,4 @@
-"""What is special about the kernels in C++: shapes, instruction sets, threads, signals, and where they come from."""
+"""The C++ kernels: shapes, instruction sets, threads, signals, and loading of the library."""
 
 import copy
 import ctypes
@@ -44,7 +44,7 @@ def threads(request):
 
 
 def small(layer: torch.nn.Module) -> torch.nn.Module:
-    """No parameter is zero, and float32 is enough for the coefficients."""
+    """Set random parameters: none is zero, and logits are small enough for float32."""
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return layer
@@ -59,7 +59,7 @@ def results_of(layer: torch.nn.Module, children: Capsules) -> list[Tensor]:
 
 
 def compare(layer: torch.nn.Module, children: Capsules, tolerance: float) -> None:
-    """Relative to the largest number of each tensor."""
+    """Compare with the reference in float64, relative to the largest number of each tensor."""
     exact = copy.deepcopy(layer).double()
     exact.backend, layer.backend = "reference", "native"
     expected = results_of(exact, Capsules(*(None if x is None else x.double() for x in children[:2])))
@@ -67,20 +67,20 @@ def compare(layer: torch.nn.Module, children: Capsules, tolerance: float) -> Non
         assert (x.double() - y).abs().max() <= tolerance * y.abs().max().clamp(min=1e-3)
 
 
-# Of parents: fewer than half a vector, one more than that, a vector, and one more. Of children: not a multiple of a
-# chunk, more than a run. Of samples: not a multiple of those that go together, more than a block.
+# Parents: fewer than half a vector has, one more than that, a vector, and one more. Children: not a multiple of a
+# chunk, and more than a run. Samples: not a multiple of those processed together, and more than a block.
 @pytest.mark.parametrize(("parents", "children", "batch"), [(3, 5, 2), (9, 261, 3), (16, 8, 67), (17, 6, 5)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["dynamic", "dynamic over children", "heinsen"])
 def test_every_size(name, shape, parents, children, batch, instructions):
-    """In float32, whose vectors are longer than those of float64, with which all other tests compare."""
+    """It uses float32, whose vectors have more lanes than those of float64, which other tests use."""
     layer = CapsuleLinear(children, parents, *shape, make(name), bias=name == "heinsen")
     poses = torch.randn(batch, children, *layer.in_pose)
     scores = torch.randn(batch, children) if children != 8 else None
     compare(small(layer), Capsules(poses, scores), 1e-4)
 
 
-# More children than are seen at once, and more tiles of parents, and not a multiple of either.
+# More children and more tiles of parents than are processed at once, and not a multiple of either.
 @pytest.mark.parametrize(("parents", "places", "bias"), [(20, (2, 5), False), (70, (5, 9), True)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -144,7 +144,7 @@ def test_several_python_threads_at_once():
 
 
 def test_a_forked_process():
-    """After the threads of the parent were used, which the child does not have."""
+    """The parent process has used its threads; the child does not have them."""
     arguments = problem()
     expected = sums_and_gradients(*arguments)
     reader, writer = os.pipe()
@@ -206,7 +206,7 @@ class Interruption(Exception):
 
 
 def test_a_signal_during_a_long_call():
-    """Its handler runs then, and not when all is done."""
+    """The handler of the signal runs during the call, not after it."""
     poses, weight, agreement = problem(batch=500, children=1000)
     votes = votes_of(poses.detach(), weight.detach())
 
@@ -246,7 +246,7 @@ def test_poses_in_another_order_in_memory():
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "of another version"])
 def test_a_library_that_cannot_be_used(damage, tmp_path, monkeypatch):
-    """It is named, and another backend takes its place."""
+    """`why_not` says what is wrong with it."""
     library = tmp_path / "kernels.so"
     if damage == "missing":
         (tmp_path / "why_not.txt").write_text("the C++ compiler g++ is not installed")

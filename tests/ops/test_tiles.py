@@ -1,4 +1,4 @@
-"""How the Triton kernels divide the work."""
+"""Division of the work among the Triton kernels: windows of a launch, tiles and splits."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ SIDES = [(5, 1, 1, 1), (5, 3, 1, 1), (6, 3, 2, 1), (7, 3, 3, 1), (9, 3, 1, 2), (
 
 @pytest.mark.parametrize(("down", "across"), list(itertools.pairwise([*SIDES, SIDES[0]])))
 def test_windows_of_one_launch_have_no_pose_in_common(down, across):
-    """Sizes of a side: of the map, kernel, stride and dilation."""
+    """A side is given by the sizes of map, kernel, stride and dilation."""
     (height, *of_rows), (width, *of_columns) = down, across
     kernel, stride, dilation = zip(of_rows, of_columns, strict=True)
     poses, weight = torch.zeros(2, 3, height, width, 1, 1), torch.zeros(3, *kernel, 2, 1, 1)
@@ -67,7 +67,7 @@ def test_a_tile_is_one_that_triton_takes(layer):
     assert layer.parents % tile.per_lane == 0
     assert tile.programs >= 1
     if layer.kernel != "sums":
-        assert tile.warps == 1  # so that nothing waits at a barrier
+        assert tile.warps == 1  # sums across warps would need barriers
 
 
 class TestTable:
@@ -97,7 +97,7 @@ class TestTable:
 
 
 def test_parts_are_bounded():
-    """However many splits would fill the device."""
+    """Partial results stay below a limit, even if more splits would be needed to fill the device."""
     children = Children(torch.zeros(4, 2048, 1, 1, 1, 8), torch.zeros(32, 1, 1, 512, 8, 16), None, None)
     problem = launch.Problem(children, Options("children"), torch.zeros(4, 512, 16))
     part = 4 * 512 * 16

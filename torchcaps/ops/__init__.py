@@ -1,4 +1,4 @@
-"""Votes, and the reductions over children that every routing algorithm is made of."""
+"""Votes of children for parents, and the reductions over the children that every routing algorithm is built from."""
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, backends, check_backend, choose_backend, use_backend

@@ -1,7 +1,8 @@
-"""How well a child's vote agrees with a parent, stated in tensors of the parents' size.
+"""Agreement: the rule that turns a child's vote for a parent into a routing logit.
 
-An agreement holds no vote. It says how a logit follows from a vote. `None` in place of an agreement means that nothing
-is known yet and all logits are equal: the first iteration of most algorithms.
+An agreement holds tensors of the parents' size and no votes. A routing algorithm makes one in each iteration; the
+reductions in `votes` apply it. `None` in place of an agreement means that all logits are equal, as in the first
+iteration of most algorithms.
 """
 
 import math
@@ -15,11 +16,11 @@ class Dot(NamedTuple):
     r"""Agreement by a dot product: :math:`\text{logit}_{ij} = \text{scale}\, V_{ij} \cdot q_j + \text{offset}_{ij}`.
 
     Fields:
-        query: :math:`q_j`, what votes are compared with, `(batch, parents, features)`.
-        unit: compare :math:`V_{ij} / |V_{ij}|` in place of :math:`V_{ij}`.
-        scale: a number, or a tensor that is learned.
-        offset: `(groups, parents)`, the same for all samples, where children in groups of equal size share a row; or
-            None.
+        query: vector :math:`q_j` that votes are compared with, `(batch, parents, features)`.
+        unit: compare the direction :math:`V_{ij} / |V_{ij}|` in place of :math:`V_{ij}`.
+        scale: factor of the dot product, a number or a learned tensor.
+        offset: added to the logits of every sample, `(groups, parents)`, or None. Consecutive children share a row in
+            groups of equal size.
     """
 
     query: Tensor
@@ -29,21 +30,21 @@ class Dot(NamedTuple):
 
     @staticmethod
     def add(agreement: "Agreement | None", parents: Tensor, unit: bool = False) -> "Dot":
-        """A dot agreement with these parents, added to the one before: `b_ij += V_ij . v_j` without the b."""
+        """Add these parents to the query, or start with them: `b_ij += V_ij . v_j` without storing b."""
         if isinstance(agreement, Dot):
             return agreement._replace(query=agreement.query + parents)
         return Dot(parents, unit)
 
     def scaled_query(self) -> Tensor:
-        """The query times the scale."""
+        """Return the query times the scale."""
         return self.query if isinstance(self.scale, float) and self.scale == 1 else self.query * self.scale
 
     def state(self) -> Tensor:
-        """What the parents say, `(batch, n)`: any value is one that an agreement can have."""
+        """Return the parameters as one unconstrained tensor, `(batch, n)`: every value is valid."""
         return self.query.flatten(1)
 
     def with_state(self, state: Tensor) -> Self:
-        """The same kind of agreement in another state."""
+        """Return an agreement of the same kind with the parameters in `state`."""
         return self._replace(query=state.view(self.query.shape))
 
 
@@ -52,8 +53,8 @@ class Gaussian(NamedTuple):
     (V_{ijk} - \text{mean}_{jk})^2`.
 
     Fields:
-        mean, precision: `(batch, parents, features)`.
-        prior: `(batch, parents)`; it takes whatever does not depend on the child.
+        mean, precision: parameters of each parent's Gaussian, `(batch, parents, features)`.
+        prior: all terms of the logit that do not depend on the child, `(batch, parents)`.
     """
 
     mean: Tensor
@@ -61,11 +62,11 @@ class Gaussian(NamedTuple):
     prior: Tensor
 
     def state(self) -> Tensor:
-        """What the parents say, `(batch, n)`: any value is one that an agreement can have."""
+        """Return the parameters as one unconstrained tensor, `(batch, n)`: every value is valid."""
         return torch.cat([self.mean.flatten(1), self.precision.log().flatten(1), self.prior], dim=1)
 
     def with_state(self, state: Tensor) -> Self:
-        """The same kind of agreement in another state."""
+        """Return an agreement of the same kind with the parameters in `state`."""
         n, shape = math.prod(self.mean.shape[1:]), self.mean.shape
         return type(self)(state[:, :n].reshape(shape), state[:, n : 2 * n].exp().view(shape), state[:, 2 * n :])
 

@@ -1,4 +1,4 @@
-"""Which code computes the reductions over votes that are not stored."""
+"""Choice of the backend: the code that computes the reductions over votes."""
 
 import importlib.util
 import os
@@ -9,20 +9,24 @@ from typing import Literal, get_args
 
 import torch
 
+from torchcaps.checks import check_choice
 from torchcaps.ops import native
 from torchcaps.private import constant_when_compiled
 
 Backend = Literal["auto", "reference", "tiled", "native", "triton"]
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# Triton's interpreter runs kernels on any device, for tests.
+# Triton's interpreter runs the kernels on any device, for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Asked once, and not while torch.compile looks.
+# Evaluated at import, because torch.compile cannot trace the loading of a library.
 NATIVE_MISSING = native.why_not()
 
-OLDEST = (8, 0)  # compute capability that the kernels are compiled and tuned for
-# Of a vote, and of a child's weights for one parent: more would not stay in registers, and take minutes to compile.
+OLDEST = (8, 0)  # lowest compute capability that the kernels are compiled and tuned for
+# Most numbers of a vote, and most weights from a child to one parent. Larger kernels run out of registers and take
+# minutes to compile.
 MOST_FEATURES, MOST_WEIGHTS = 64, 512
+
+NAMES: tuple[Backend, ...] = get_args(Backend)
 
 _warned: set[str] = set()
 _preferred: Backend = "auto"  # no ContextVar: torch.compile cannot read one
@@ -30,16 +34,16 @@ _preferred: Backend = "auto"  # no ContextVar: torch.compile cannot read one
 
 @contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Within this context, `backend="auto"` means another backend.
+    """Set which backend `backend="auto"` means within this context.
 
-    - "reference" stores the votes and leaves the rest to PyTorch; it defines what the others must compute.
-    - "tiled" computes the votes block by block, twice, and stores none. Any device.
-    - "native" does so in C++ on the CPU, if it was built, see :func:`torchcaps.ops.backends`.
-    - "triton" does so in kernels for CUDA devices.
-    - "auto" is "triton" on a CUDA device, "native" on the CPU, and "tiled" where these are not to be had; on a CUDA
-      device a warning says why.
+    - "reference" stores the votes and uses ordinary PyTorch operators; it defines what the others must compute.
+    - "tiled" computes the votes block by block, again in the backward pass, and stores none. It runs on any device.
+    - "native" does the same in C++ on the CPU, if it was built; see :func:`torchcaps.ops.backends`.
+    - "triton" does the same in kernels for CUDA devices.
+    - "auto" is "triton" on a CUDA device and "native" on the CPU, or "tiled" where these cannot run; on a CUDA device a
+      warning says why.
 
-    A layer that was given a backend of its own keeps it.
+    A layer whose own `backend` is not "auto" keeps it.
     """
     global _preferred
     before, _preferred = _preferred, check_backend(backend)
@@ -50,7 +54,7 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def backends() -> dict[str, str | None]:
-    """Why each backend cannot be used on this machine; None where it can."""
+    """Return for each backend why it cannot be used on this machine, or None if it can."""
     there_is = torch.cuda.is_available()
     triton = why_no_triton(torch.device("cuda" if there_is else "cpu"))
     if HAS_TRITON and not there_is and not INTERPRETED:
@@ -59,22 +63,25 @@ def backends() -> dict[str, str | None]:
 
 
 def check_backend(backend: Backend) -> Backend:
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend must be one of {', '.join(map(repr, get_args(Backend)))}, got {backend!r}")
+    """Return the backend's name, or raise a ValueError if there is no such backend."""
+    check_choice("backend", backend, NAMES)
     return backend
 
 
 @constant_when_compiled
 def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = None) -> str | None:
-    """Why the kernels cannot run on a device, with poses of so many rows and columns and votes of so many columns in
-    `sizes`; None if they can."""
+    """Return why the Triton kernels cannot run on a device, or None if they can.
+
+    Args:
+        sizes: rows and columns of the children's poses, and columns of the votes; None: do not check them.
+    """
     if not HAS_TRITON:
         return "the package triton is not installed"
     if device.type != "cuda":
         if not INTERPRETED:
             return f"it needs tensors on a CUDA device, got {device.type}"
     elif torch.version.hip is not None:
-        return "the kernels are for NVIDIA's devices"
+        return "the kernels need an NVIDIA device"
     else:
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST:
@@ -83,7 +90,7 @@ def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = Non
 
 
 def too_large(rows: int, depth: int, width: int) -> str | None:
-    """Why the kernels do not take poses of `rows` of `depth` numbers and votes of `width` columns; None if they do."""
+    """Return why the kernels cannot take poses `(rows, depth)` and votes `(rows, width)`, or None if they can."""
     if rows * width > MOST_FEATURES:
         return f"the kernels take votes of at most {MOST_FEATURES} numbers, these have {rows * width}"
     if depth * width > MOST_WEIGHTS:
@@ -101,11 +108,15 @@ def _warn_once(message: str) -> None:
 def choose_backend(
     backend: Backend, device: torch.device, sizes: tuple[int, int, int] | None = None
 ) -> Literal["reference", "tiled", "native", "triton"]:
-    """The backend that "auto" stands for, or the one that was asked for if it can run there.
+    """Return the backend that "auto" stands for on a device, or the requested one.
 
     Args:
-        sizes: rows and columns of the children's poses, and columns of the votes, if there are votes.
+        sizes: rows and columns of the children's poses, and columns of the votes; None: do not check them.
+
+    Raises:
+        ValueError: there is no such backend, or it cannot run here.
     """
+    check_backend(backend)
     if backend == "auto":
         backend = _preferred
     if backend == "auto":

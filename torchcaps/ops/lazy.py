@@ -1,4 +1,4 @@
-"""Votes that are never stored: computed from poses and weights inside the reductions."""
+"""Votes that are not stored, but computed from poses and weights inside the reductions. Capsule layers route these."""
 
 import copy
 import math
@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_choice
 from torchcaps.ops import library, tiled
 from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.backend import Backend, choose_backend
-from torchcaps.ops.children import Children, Options, Pair, Softmax, count_samples, grid_of
+from torchcaps.ops.children import SOFTMAXES, Children, Options, Pair, Softmax, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero
 from torchcaps.ops.reference import StoredVotes, coefficients_of
 from torchcaps.ops.tiled.blocks import BLOCK
@@ -25,12 +26,12 @@ from torchcaps.ops.windows import windows
 
 @dataclass
 class Cache:
-    """What lazy votes keep from one reduction to the next.
+    """State that lazy votes keep between reductions.
 
     Attributes:
-        stored: the votes themselves, if the backend is the reference. There is one entry with gradients and one
-            without: what was made under `no_grad`, as all but the last iteration may be, has none to give.
-        handed_on: the children as the next reduction takes them, see :func:`torchcaps.ops.library.reduce`.
+        stored: the stored votes of the reference backend, keyed by `is_grad_enabled()`: votes made under `no_grad`
+            must not be reused with gradients.
+        handed_on: the children to give to the next reduction, see :func:`torchcaps.ops.library.reduce`.
     """
 
     stored: dict[bool, StoredVotes] = field(default_factory=dict)
@@ -38,23 +39,24 @@ class Cache:
 
 
 class LazyVotes(Votes):
-    """Votes of poses through weights: `V[b,i,j] = pose[b,i] @ weight[g(i),j] + bias[g(i),j]`.
+    """Votes computed from poses and weights: `V[b,i,j] = pose[b,i] @ weight[g(i),j] + bias[g(i),j]`.
 
-    Children share weights in `groups` of equal size, in order: as many groups as children is a weight
-    per child, one group is a weight shared by all, and the types of a grid share theirs over positions.
+    Consecutive children share weights in `groups` of equal size: with as many groups as children each child has its
+    own, with one group all children share one. On a grid all positions share the weights.
 
     Args:
         poses: `(batch, children, rows, d)`.
         weight: `(groups, parents, d, h)`; the number of children is a multiple of groups.
-        bias: `(groups, parents or 1, rows, h)`, with groups of its own, or None.
+        bias: `(groups, parents or 1, rows, h)`, or None; its number of groups may be another.
         pose: shape of a parent's pose, `(rows, h)` or `(h,)`.
-        stride, dilation: of windows on a grid. There poses are `(images, types, height, width, rows, d)`, weight is
-            `(types, kernel, kernel, parents, d, h)` and bias `(types, kernel, kernel, parents or 1, rows, h)`. Each
-            window is a sample, images before positions, and its children are in the order of the weights.
-        line: the grid is a sequence, a grid of height 1 whose height is left out of the parents' shape.
+        stride, dilation: stride and dilation of windows on a grid. On a grid poses are `(images, types, height, width,
+            rows, d)`, weight is `(types, kernel, kernel, parents, d, h)` and bias `(types, kernel, kernel, parents or
+            1, rows, h)`. Each window is a sample, images before positions, and its children are in the order of the
+            weights.
+        line: whether the grid is a sequence: a grid of height 1 whose height is left out of the parents' shape.
         backend: "auto", "reference", "tiled", "native" or "triton"; see :func:`torchcaps.use_backend`.
 
-    Windows' parents are put on a grid: `(images, parents, rows, columns, ...)`, coefficients
+    On a grid `capsules` and `with_coefficients` return parents `(images, parents, rows, columns, ...)` and coefficients
     `(images, rows, columns, types, kernel, kernel, parents)`; on a line there are no rows, and one kernel.
     """
 
@@ -82,11 +84,11 @@ class LazyVotes(Votes):
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
         self.backend_asked = backend
         self.backend = choose_backend(backend, poses.device, self._sizes())
-        self.logit_columns = 0  # columns of logits among the features, see with_logits
+        self.logit_columns = 0  # columns that with_logits has appended to each vote
         self.logit_offset: Tensor | None = None
         self.cache = Cache()
 
-    # ------------------------------------------------------------ the same votes otherwise
+    # ------------------------------------------------------------ variants of the votes
 
     def gated(self, gates: Tensor | None) -> Self:
         votes = super().gated(gates)
@@ -103,8 +105,8 @@ class LazyVotes(Votes):
         return votes
 
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
-        # The logits are more features of the votes: row r of a pose meets column r of its map, and the query picks
-        # the products of equal r.
+        # `rows` columns are appended to each vote: entry (r, c) is pose[r] . weight[c]. An identity matrix appended to
+        # the query sums the entries with r = c.
         groups, rows, d = self.weight.shape[:3].numel(), *self.poses.shape[-2:]
         for name, x, own in (("weight", weight, (rows, d)), ("offset", offset, ())):
             if x is not None and (x.shape[0], *x.shape[2:]) != (groups, *own):
@@ -122,6 +124,7 @@ class LazyVotes(Votes):
     # ------------------------------------------------------------ reductions
 
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
+        check_choice("softmax", softmax, SOFTMAXES)
         agreement = self._widened(agreement)
         if agreement is None:
             return self._uniform_sum(softmax, leaky)
@@ -155,7 +158,7 @@ class LazyVotes(Votes):
         agreement = self._widened(agreement)
         if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
             return self._stored().coefficients(agreement, softmax, leaky)
-        # As large as asked for, but no votes: a block's are computed, used, and computed again for gradients.
+        # Only the logits are stored: the votes of a block are computed, used, and computed again for gradients.
         step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
         logits = [
             checkpoint(self._logits, agreement, slice(first, first + step), use_reentrant=False)
@@ -173,7 +176,7 @@ class LazyVotes(Votes):
             own_gates = None if gates is None else block.read_gates(gates).T
             yield block.samples, self._narrowed(votes), own_gates
 
-    # ------------------------------------------------------------ the parents' shapes
+    # ------------------------------------------------------------ shapes of the parents
 
     def capsules(self, poses: Tensor, scores: Tensor | None = None, variances: Tensor | None = None) -> Capsules:
         parents = super().capsules(poses, scores, variances)
@@ -192,21 +195,22 @@ class LazyVotes(Votes):
             x = x.unflatten(0, self.grid).movedim(3, 1)
         return x.squeeze(2) if self.line else x
 
-    # ------------------------------------------------------------ ways to the reductions
+    # ------------------------------------------------------------ helpers of the reductions
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Rows and columns of a child's pose, and columns of a vote."""
+        """Return rows and columns of a child's pose, and columns of a vote."""
         rows, columns = self.poses.shape[-2:]
         return rows, columns, self.weight.shape[-1]
 
     def _widened(self, agreement: Agreement | None) -> Agreement | None:
-        """The agreement with the votes of `with_logits`."""
+        """Return the agreement for votes with the columns of `with_logits`."""
         if not self.logit_columns:
             return agreement
         if agreement is None:
             agreement = Dot(self.parents_like())
         if not isinstance(agreement, Dot) or agreement.unit:
-            raise self._impossible("logits of the children beside such an agreement")
+            kind = "unit votes" if isinstance(agreement, Dot) else "a Gaussian agreement"
+            raise ValueError(f"logits of the children need a dot agreement without unit votes, got {kind}")
         rows, offset = self.logit_columns, agreement.offset
         query = agreement.scaled_query().unflatten(-1, (rows, -1))
         ones = torch.eye(rows, dtype=query.dtype, device=query.device).expand(*query.shape[:-1], rows)
@@ -215,13 +219,13 @@ class LazyVotes(Votes):
         return Dot(torch.cat([query, ones], dim=-1).flatten(-2), offset=offset)
 
     def _narrowed(self, x: Tensor) -> Tensor:
-        """The features of the votes without those of `with_logits`."""
+        """Return features of votes without the columns of `with_logits`."""
         if not self.logit_columns:
             return x
         return x.unflatten(-1, (self.logit_columns, -1))[..., : -self.logit_columns].flatten(-2)
 
     def _uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
-        """The sum with uniform coefficients: one matrix product, and no votes."""
+        """Return the weighted sum with uniform coefficients. It needs one matrix product and no votes."""
         if "vote_sum" in library.BACKENDS[self.backend]:
             (total,) = self._reduce(library.BACKENDS[self.backend]["vote_sum"], (), Options())
         else:
@@ -233,7 +237,7 @@ class LazyVotes(Votes):
         return total / nonzero(self.gates.sum(1))[:, None, None]
 
     def _vote_sum(self) -> Tensor:
-        """`sum_i gate[i] V[i,j]`."""
+        """Return `sum_i gate[i] V[i,j]`."""
         poses, weight, bias = self._windows()
         poses, weight = at_least_float32(poses), at_least_float32(weight)
         gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
@@ -254,29 +258,29 @@ class LazyVotes(Votes):
         return results
 
     def _children(self) -> Children:
-        """What the backend is told of the children."""
-        # Half precision would be no faster here, and the gradients that iterations share are sums.
+        """Return the children as the backend takes them."""
+        # Half precision would be no faster here, and it would round the gradients that iterations sum up.
         poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)
         gates = None if self.gates is None else at_least_float32(self.gates).unflatten(1, (-1, *self.kernel))
-        if self.backend == "native":  # once for all iterations
+        if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
-        elif self.backend == "triton":  # which reads weights with the parents innermost
+        elif self.backend == "triton":  # its kernels read weights with the parents innermost
             poses, weight = poses.contiguous(), weight.movedim(3, -1).contiguous().movedim(-1, 3)
         return Children(poses, weight, bias, gates)
 
     def _by_place(self, rows: Tensor | None) -> Tensor | None:
-        """`(groups, kernel, kernel, parents or 1)` of rows that children share in groups, `(groups, parents or 1)`."""
+        """Return rows that groups of children share, `(groups, parents or 1)`, as `(groups, kernel, kernel, ...)`."""
         if rows is None:
             return None
         if self.kernel == (1, 1):
             return rows[:, None, None]
         if rows.shape[0] == 1:
             return rows[:, None, None].expand(-1, *self.kernel, -1)
-        return per_child(rows, self.children).unflatten(0, (-1, *self.kernel))  # neighbors in a window may share one
+        return per_child(rows, self.children).unflatten(0, (-1, *self.kernel))  # a group may be part of a window
 
     def _windows(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Poses `(batch, children, rows, d)`, weight and bias as they are without a grid."""
+        """Return poses `(batch, children, rows, d)`, and weight and bias in their shapes without a grid."""
         weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
         if not self.grid:
             return self.poses.flatten(1, 3), weight, bias
@@ -299,11 +303,11 @@ class LazyVotes(Votes):
         return StoredVotes(_votes(poses[:, children], weight, bias)).logits(agreement)
 
     def _impossible(self, what: str) -> ValueError:
-        return ValueError(f"backend={self.backend!r} has no {what}: use backend='reference'")
+        return ValueError(f"backend={self.backend!r} cannot compute {what}: use backend='reference'")
 
 
 def _votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """All votes, `(batch, children, parents, rows, h)`."""
+    """Compute all votes, `(batch, children, parents, rows, h)`."""
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     poses = poses.to(dtype).unflatten(1, (weight.shape[0], -1))
     votes = contract("bgprd,gjdh->bgpjrh", poses, weight.to(dtype)).flatten(1, 2)
@@ -313,6 +317,6 @@ def _votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _sum_of_rows(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two `(groups, parents)`, of which one has a multiple of the other's groups."""
+    """Add two tensors `(groups, parents)`. The number of groups of one is a multiple of the other's."""
     groups = max(len(a), len(b))
     return per_child(a, groups) + per_child(b, groups)

@@ -1,8 +1,8 @@
-"""The reductions as operators that PyTorch can trace and differentiate, one set for each backend.
+"""The reductions as `torch.library` operators, which PyTorch can trace and differentiate: one set for each backend.
 
-An operator needs a flat list of arguments: the tensors of the children, tensors about the parents, and the options. In
-front of it and behind it these travel as `Children`, tensors and `Options`. A backward operator adds to gradients of
-the children that it is given. In eager mode `reduce` hands these on from one iteration of a routing to the one before,
+An operator takes a flat list of arguments: the tensors of the children, the tensors of the parents, and the options.
+Its callers and the backends use `Children`, tensors and `Options` instead. A backward operator adds to gradients of the
+children that it is given. In eager mode `reduce` hands these on from one iteration of a routing to the one before it,
 so that there is one gradient of the children's size, and not one for each iteration.
 """
 
@@ -27,15 +27,15 @@ GRADIENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_b
 
 
 class Reduction(NamedTuple):
-    """What is computed from votes.
+    """Signature of a reduction over votes.
 
     Fields:
-        parents: the tensors about the parents that it takes, as in the schema of an operator.
-        results: how many there are.
-        differentiable: how many of them, from the first on, have gradients.
-        kept: how many of them the backward function takes.
-        shapes: their shapes, given `(samples, parents)`, `(samples, parents, features)`, the tensors about the parents
-            and the options.
+        parents: tensors of the parents that it takes, as in the schema of an operator.
+        results: number of results.
+        differentiable: number of results that have gradients, counted from the first.
+        kept: number of results that the backward function needs, counted from the first.
+        shapes: function that returns the shapes of the results, given `(samples, parents)`, `(samples, parents,
+            features)`, the tensors of the parents and the options.
     """
 
     parents: tuple[str, ...]
@@ -45,11 +45,11 @@ class Reduction(NamedTuple):
     shapes: Callable[[tuple[int, ...], tuple[int, ...], Parents, Options], list[tuple[int, ...]]]
 
 
-# sum_i gate_i V_ij, `(samples, parents, features)`.
+# Sum of the votes, `sum_i gate_i V_ij`, `(samples, parents, features)`.
 VOTE_SUM = Reduction((), 1, 1, 0, lambda scores, poses, parents, options: [poses])
-# Sums of votes with the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of each
-# parent's softmax denominator over the children, `(samples, parents)`; over the parents it is empty. `query` is
-# `(samples, parents, features)`, `offset` `(groups, kernel, kernel, parents)` with groups of its own.
+# Sum of the votes weighted by the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of
+# the denominators of a softmax over the children, `(samples, parents)`; it is empty for a softmax over the parents.
+# `query` is `(samples, parents, features)`, `offset` is `(groups, kernel, kernel, parents)`.
 WEIGHTED_SUM = Reduction(
     ("Tensor query", "Tensor? offset"),
     2,
@@ -57,9 +57,9 @@ WEIGHTED_SUM = Reduction(
     2,
     lambda scores, poses, parents, options: [poses, scores if options.softmax == "children" else (0,)],
 )
-# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas), softmax over the parents. The
-# agreement is a Gaussian's mean, precision and prior; or a query and None twice; or None three times. `betas` are
-# `(groups, kernel, kernel, parents or 1)` with groups of their own.
+# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents. `target`,
+# `precision` and `prior` are the mean, precision and prior of a Gaussian agreement; or a query and None twice; or None
+# three times. `betas` is `(groups, kernel, kernel, parents or 1)`.
 MOMENTS = Reduction(
     ("Tensor? target", "Tensor? precision", "Tensor? prior", "Tensor? offset", "Tensor? betas"),
     4,
@@ -70,7 +70,7 @@ MOMENTS = Reduction(
 
 
 class Operators(NamedTuple):
-    """A reduction in one backend."""
+    """Operators of a reduction in one backend."""
 
     reduction: Reduction
     forward: Callable[..., Any]
@@ -85,7 +85,7 @@ def _operators(
 
     def split(flat: Sequence[Any]) -> tuple[Children, Parents, Options]:
         options = Options(*flat[4 + about :])
-        (down, across), (down_apart, across_apart) = options.stride, options.dilation  # lists, to an operator
+        (down, across), (down_apart, across_apart) = options.stride, options.dilation  # operators pass lists
         options = options._replace(stride=(down, across), dilation=(down_apart, across_apart))
         return Children(*flat[:4]), tuple(flat[4 : 4 + about]), options
 
@@ -134,7 +134,7 @@ def _operators(
 
 
 def _operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    # Not custom_op, whose own layers of Python take longer than a small reduction.
+    # Not torch.library.custom_op: its layers of Python take longer than a small reduction.
     LIBRARY.define(name + schema)
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"torchcaps::{name}", fake, lib=LIBRARY)
@@ -145,12 +145,12 @@ NUMBERS = {"grad": "differentiable", "result": "kept"}
 
 
 def _tensors(count: int) -> str:
-    """What an operator of so many results returns."""
+    """Return the schema of an operator's results."""
     return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
 
 def _flat(results: Tensors) -> Any:
-    """One tensor as it is, several as a tuple."""
+    """Return results as an operator must: nothing, one tensor, or a tuple."""
     return None if not results else results[0] if len(results) == 1 else results
 
 
@@ -179,7 +179,7 @@ BACKENDS: dict[str, dict[str, Operators]] = {"reference": {}, "tiled": TILED, "n
 
 
 def reduce(operators: Operators, children: Children, parents: Parents, options: Options) -> tuple[Tensors, Children]:
-    """The results, and the children to give to the next reduction of the same votes."""
+    """Run a reduction. Return its results, and the children to give to the next reduction of the same votes."""
     flat = (*children, *parents, *options)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _as_tuple(operators.forward(*flat)), children
@@ -189,8 +189,11 @@ def reduce(operators: Operators, children: Children, parents: Parents, options: 
 
 
 class _SharedGradients(torch.autograd.Function):
-    """A reduction that also returns the children as they are: what comes back for them in the backward pass are the
-    gradients of later iterations, to which this one adds. Only this class sees these tensors, so it may."""
+    """A reduction that also returns the children unchanged, for the next iteration.
+
+    In the backward pass they bring the gradients of the later iterations, and this one adds its own in place. That is
+    safe because no other autograd function sees these tensors.
+    """
 
     @staticmethod
     def forward(ctx: Any, operators: Operators, *flat: Any) -> tuple[Tensor | None, ...]:
@@ -217,7 +220,7 @@ def _save(ctx: Any, operators: Operators, flat: Sequence[Any], results: Any) -> 
 def _differentiate(
     ctx: Any, grads: Sequence[Tensor | None], held: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of all arguments, those of the children added to the tensors that are `held`."""
+    """Return the gradients of all arguments; those of the children are added to the tensors in `held`."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "votes that are not stored have no second derivatives (create_graph=True): use backend='reference'"

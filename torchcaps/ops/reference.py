@@ -1,4 +1,4 @@
-"""Votes in memory: the definition of what every other way must compute, in any precision, with second derivatives."""
+"""Stored votes: they define what every backend must compute, in any precision, with second derivatives."""
 
 import copy
 from collections.abc import Iterator
@@ -7,15 +7,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from torchcaps.checks import check_choice
 from torchcaps.ops.agreement import Agreement, Dot
-from torchcaps.ops.children import Softmax
+from torchcaps.ops.children import SOFTMAXES, Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 from torchcaps.ops.tiled import blocks as tiled
 from torchcaps.ops.votes import Moments, Votes, per_child
 
 
 class StoredVotes(Votes):
-    """All votes, stored.
+    """Votes stored as a tensor. The functions of :mod:`torchcaps.functional` route these.
 
     Args:
         votes: `(batch, children, parents, *pose)`.
@@ -41,7 +42,7 @@ class StoredVotes(Votes):
         mass = shares.sum(1)
         weights = shares / nonzero(mass + eps).unsqueeze(1)
         mean = contract("bij,bijk->bjk", weights, self.votes)
-        # Deviations first, squares after: expanding the square loses all digits when the votes agree.
+        # Subtract, then square: the expanded square loses all digits when the votes agree.
         variance = contract("bij,bijk->bjk", weights, (self.votes - mean.unsqueeze(1)).square())
         benefit = None if betas is None else (per_child(betas, self.children) * shares).sum(1)
         return Moments(mass, mean, variance, benefit)
@@ -50,7 +51,7 @@ class StoredVotes(Votes):
         return coefficients_of(self.logits(agreement), self.gates, softmax, leaky)
 
     def logits(self, agreement: Agreement | None) -> Tensor:
-        """`(batch, children, parents)`."""
+        """Return the logits of an agreement, `(batch, children, parents)`."""
         if agreement is None:
             return self.votes.new_zeros(self.batch, self.children, self.parents)
         if isinstance(agreement, Dot):
@@ -61,7 +62,7 @@ class StoredVotes(Votes):
         return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", deviations, agreement.precision)
 
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
-        raise ValueError("stored votes do not know the poses of their children: give the routing to a capsule layer")
+        raise ValueError("stored votes do not know the poses of the children: use this routing in a capsule layer")
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         step = max(1, tiled.BLOCK // max(1, self.votes[:1].numel()))
@@ -77,7 +78,8 @@ class StoredVotes(Votes):
 
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:
-    """Coefficients `(batch, children, parents)` of logits; see :meth:`Votes.coefficients`."""
+    """Return the coefficients of logits, `(batch, children, parents)`; see :meth:`Votes.coefficients`."""
+    check_choice("softmax", softmax, SOFTMAXES)
     if softmax == "parents":
         parents = logits.shape[-1]
         if leaky:
@@ -93,5 +95,5 @@ def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leak
 
 
 def as_votes(votes: Tensor | Votes) -> Votes:
-    """Votes as they are, or stored votes of a tensor `(batch, children, parents, *pose)`."""
+    """Return votes unchanged, and a tensor `(batch, children, parents, *pose)` as stored votes."""
     return StoredVotes(votes) if isinstance(votes, Tensor) else votes

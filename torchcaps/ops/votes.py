@@ -1,8 +1,8 @@
-"""What a routing may ask of the votes of children for parents.
+"""The interface between routing algorithms and votes.
 
-A routing algorithm never touches a vote. It asks for sums over the children, weighted by coefficients that follow from
-an agreement, and for the coefficients themselves only if somebody wants to see them. Where the votes live is decided in
-`reference` (in memory) and `lazy` (nowhere), and in no other place.
+A routing algorithm never touches a vote. It asks for sums over the children, weighted by the coefficients of an
+agreement, and for the coefficients themselves only if the caller wants to see them. There are two implementations:
+`reference` stores the votes, and `lazy` computes them inside the reductions.
 """
 
 import copy
@@ -21,7 +21,7 @@ from torchcaps.ops.numerics import at_least_float32
 
 
 class Moments(NamedTuple):
-    """Moments of the votes for each parent, weighted by the shares `D[i,j] = gate[i] c[i,j]`."""
+    """Moments of the votes for each parent, weighted by the shares `D[i,j] = gate[i] c[i,j]`; c: the coefficients."""
 
     mass: Tensor  # (batch, parents): sum_i D[i,j]
     mean: Tensor  # (batch, parents, features): sum_i D[i,j] V[i,j] / (mass[j] + eps)
@@ -30,15 +30,15 @@ class Moments(NamedTuple):
 
 
 class Votes(ABC):
-    """`V[b,i,j,k]`: what child i of sample b takes parent j to be, poses flattened to features k.
+    """Votes `V[b,i,j,k]`: the pose that child i of sample b predicts for parent j, flattened to features k.
 
     Attributes:
         batch, children, parents: sizes.
         pose: shape of a parent's pose.
-        device: where the votes are.
+        device: device of the votes.
         dtype: precision of the parents; sums over children run in float32 at least.
-        gates: `(batch, children)` in [0, 1], how present each child is; None: all are.
-            A child with gate 0 is padding and changes nothing.
+        gates: how present each child is, `(batch, children)` in [0, 1]; None: all children are present. A child with
+            gate 0 is padding and changes nothing.
     """
 
     batch: int
@@ -51,25 +51,33 @@ class Votes(ABC):
 
     @abstractmethod
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
-        """`sum_i gate[i] c[i,j] V[i,j]` (softmax over parents) or `sum_i c[i,j] V[i,j]` (over children),
-        of shape `(batch, parents, features)`."""
+        """Return the sum of the votes for each parent, weighted by the coefficients, `(batch, parents, features)`:
+        `sum_i gate[i] c[i,j] V[i,j]` (softmax over parents) or `sum_i c[i,j] V[i,j]` (over children)."""
 
     @abstractmethod
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
-        """Mass, mean and variance of the votes for each parent, softmax over parents. With `betas`, of shape
-        `(groups, parents or 1)` where children in `groups` of equal size share a row, also the sum of beta-weighted
-        shares."""
+        """Return mass, mean and variance of the votes for each parent; softmax over parents.
+
+        Args:
+            betas: `(groups, parents or 1)`, or None; consecutive children share a row in groups of equal size. With
+                them the result has the benefit, the sum of beta-weighted shares.
+            eps: number added to the mass where mean and variance are divided by it.
+        """
 
     @abstractmethod
     def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
-        """`c[b,i,j]`: softmax of the agreement over the parents of each child, or over the children of each
-        parent, where the gates join it: `gate[i] exp(logit[i,j]) / sum_k gate[k] exp(logit[k,j])`.
-        `leaky` adds a parent of logit 0 that joins the softmax and is dropped."""
+        """Return the coefficients `c[b,i,j]`, the softmax of the agreement's logits.
+
+        Args:
+            softmax: "parents": the coefficients of each child sum to one. "children": those of each parent do, and
+                they contain the gates: `gate[i] exp(logit[i,j]) / sum_k gate[k] exp(logit[k,j])`.
+            leaky: add a parent of logit 0 to a softmax over the parents, and drop its coefficient.
+        """
 
     @abstractmethod
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
-        """The same votes of children whose poses tell which parents they prefer: each logit gains
-        `sum_r pose[i,r] . weight[g(i),j,r] + offset[g(i),j]`, and `None` as agreement means these logits alone.
+        """Return the same votes with logits that depend on the children's poses: each logit gains
+        `sum_r pose[i,r] . weight[g(i),j,r] + offset[g(i),j]`. `None` as agreement then means these logits alone.
 
         Args:
             weight: `(groups, parents or 1, rows, d)`, with as many groups as the weights of the votes.
@@ -78,15 +86,15 @@ class Votes(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """The votes themselves, to look at, a block at a time: a slice of the samples, the votes of some children of
-        theirs, `(samples, children, parents, features)`, and the gates of these, `(samples, children)` or None."""
+        """Yield the votes themselves, for inspection, block by block: a slice of the samples, votes of some of their
+        children, `(samples, children, parents, features)`, and the gates of these, `(samples, children)` or None."""
 
     @abstractmethod
     def detach(self) -> Self:
-        """The same votes as constants: no gradient goes to the children or the weights."""
+        """Return the same votes as constants: no gradient flows to the children or the weights."""
 
     def gated(self, gates: Tensor | None) -> Self:
-        """The same votes of children that are present to the degree of their gates."""
+        """Return the same votes with other gates, `(batch, children)`; None: all children are present."""
         if gates is not None and gates.shape != (self.batch, self.children):
             expected = (self.batch, self.children)
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
@@ -95,12 +103,12 @@ class Votes(ABC):
         return votes
 
     def parents_like(self) -> Tensor:
-        """Zeros of the parents' shape, `(batch, parents, features)`: float32 at least."""
+        """Return zeros of the parents' shape, `(batch, parents, features)`, in float32 at least."""
         dtype = torch.promote_types(self.dtype, torch.float32)
         return torch.zeros(self.batch, self.parents, math.prod(self.pose), dtype=dtype, device=self.device)
 
     def capsules(self, poses: Tensor, scores: Tensor | None = None, variances: Tensor | None = None) -> Capsules:
-        """The parents, in their own shape and in the precision of the votes."""
+        """Return parents as capsules, in the layer's output shape and in the precision of the votes."""
         return Capsules(
             self._shaped(poses, self.pose),
             None if scores is None else self._shaped(scores, ()),
@@ -108,7 +116,7 @@ class Votes(ABC):
         )
 
     def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:
-        """The parents with their coefficients."""
+        """Return the parents with their coefficients."""
         return parents._replace(coefficients=coefficients.to(self.dtype))
 
     def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
@@ -116,5 +124,5 @@ class Votes(ABC):
 
 
 def per_child(x: Tensor, children: int) -> Tensor:
-    """A row for each child of `(groups, ...)`, or one row that all share."""
+    """Repeat the rows of `(groups, ...)` so that each child has one. A single row stays, to be broadcast."""
     return x if x.shape[0] == 1 else x.repeat_interleave(children // x.shape[0], dim=0)

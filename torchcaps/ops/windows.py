@@ -1,4 +1,4 @@
-"""Windows of a map, taken out of it, and put back."""
+"""Windows of a map as rows of a batch, for convolutional layers and pooling."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from torchcaps.private import is_traced
 
 
 def windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Tensor:
-    """Windows of a map: `(images, types, height, width, ...)` to `(images * windows, types * kernel * kernel, ...)`.
+    """Extract windows: `(images, types, height, width, ...)` to `(images * windows, types * kernel * kernel, ...)`.
 
-    From slices and not by `unfold`, whose gradient Inductor gets wrong on several CPU threads (PyTorch 2.13).
+    It uses slices and not `unfold`, whose gradient Inductor gets wrong on several CPU threads (PyTorch 2.13).
     """
     if is_traced():
         return _windows(x, kernel, stride, dilation)
@@ -29,7 +29,7 @@ def _windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
 
 
 def _places(shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Iterator[tuple[slice, ...]]:
-    """For each place in a window, the part of the map that the windows have there."""
+    """Yield for each place in the window the part of the map that the windows have there."""
     sides = zip(shape[2:4], kernel, stride, dilation, strict=True)
     height, width = (positions(*side) for side in sides)
     for down, across in itertools.product(*(range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True))):
@@ -38,7 +38,7 @@ def _places(shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> It
 
 
 class _Windows(torch.autograd.Function):
-    """Its gradient is one map, to which each place adds: autograd would make a map for each."""
+    """Adds all gradients to one map. Autograd would make a map for each place in the window."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
@@ -51,7 +51,7 @@ class _Windows(torch.autograd.Function):
 
 
 class _PutBack(torch.autograd.Function):
-    """Adds windows up where they lie on a map."""
+    """The transpose of `windows`: adds the windows to a map at their positions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:

@@ -1,6 +1,6 @@
-"""The reductions in C++ on the CPU: built with the package where there is a compiler, loaded with ctypes.
+"""The "native" backend: the reductions in C++ on the CPU, built with the package and loaded with ctypes.
 
-The library knows nothing of Python or PyTorch: it gets sizes, options and addresses.
+The library does not depend on Python or PyTorch: it gets sizes, options and addresses.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class _Problem(ctypes.Structure):
-    """As in problem.h."""
+    """The struct `Problem` of problem.h."""
 
     _fields_ = (
         ("numbers", ctypes.c_int64 * 24),
@@ -33,12 +33,12 @@ class _Problem(ctypes.Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library; OSError if there is none that fits."""
+    """Load the library. Raise an OSError if it is missing or does not fit."""
     library = ctypes.CDLL(str(FOLDER / "kernels.so"))
     library.torchcaps_problem_size.restype = ctypes.c_int64
     if library.torchcaps_problem_size() != ctypes.sizeof(_Problem):
         raise OSError("the kernels were built from another version of torchcaps: install it again")
-    parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # of the OpenMP runtime that PyTorch has loaded
+    parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # from the OpenMP runtime that PyTorch has loaded
     library.torchcaps_use_openmp(parallel)
     library.torchcaps_instructions.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
@@ -47,10 +47,10 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def why_not() -> str | None:
-    """Why the kernels cannot be used here, or None if they can."""
+    """Return why the kernels cannot be used here, or None if they can."""
     try:
         load()
-    except (OSError, AttributeError) as error:  # a library that is missing, of another machine, of another version
+    except (OSError, AttributeError) as error:  # the library is missing, or of another machine or version
         note = FOLDER / "why_not.txt"
         if (FOLDER / "kernels.so").exists():
             return str(error)
@@ -61,7 +61,7 @@ def why_not() -> str | None:
 
 
 def instructions() -> str:
-    """The instruction set that was chosen for this machine."""
+    """Return the name of the instruction set that was chosen for this machine."""
     return load().torchcaps_instructions().decode()
 
 
@@ -162,12 +162,12 @@ def _run(
     into: tuple[Tensor | None, ...] = (None,) * 4,
     found: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    """Calls the library: results are written, or read by a backward function; into is added to, found is written."""
+    """Call the library. It writes `results` (backward functions read them), adds to `into`, and writes `found`."""
     poses, weight, bias, _ = children
     *_, offset, betas = about
     dtype = torch.promote_types(poses.dtype, torch.float32)
     added = [None if x is None else x.contiguous() for x in into]
-    # All lists are kept until the call is over, for the library has addresses only.
+    # These references keep the tensors alive during the call: the library has only their addresses.
     tensors = (
         *(_plain(x, dtype) for x in (*children, *about)),
         *_four(_plain(x, dtype) for x in results),
@@ -202,17 +202,17 @@ def _run(
     if raised:
         raise raised[0]
     if status != 0:
-        raise MemoryError("there is not enough memory for the reductions over the votes: take smaller batches")
+        raise MemoryError("there is not enough memory for the reductions over the votes: use smaller batches")
     for x, y in zip(into, added, strict=True):
         if x is not None and y is not None and x is not y:
             x.copy_(y)
 
 
 def _asking(raised: list[BaseException]) -> Iterator[int]:
-    """Tells the library, which asks now and then, whether the handler of a signal has raised an exception: 0 or 1.
+    """Yield 1 if the handler of a signal has raised an exception, else 0; the library asks now and then.
 
-    Python runs handlers where Python code goes on. In a function that would be before its first line; in a generator it
-    is where it was left, which can be inside of `try`.
+    Python runs signal handlers when it continues to run Python code. In a function that is before the first line,
+    outside of any `try`; in a generator it is at the `yield`, inside the `try`.
     """
     while not raised:
         try:
@@ -229,6 +229,6 @@ def _plain(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _four(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """With None for those that are missing."""
+    """Fill up a list of tensors to four, with None."""
     found = list(tensors)
     return found + [None] * (4 - len(found))

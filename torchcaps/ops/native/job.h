@@ -1,10 +1,10 @@
-// How the work is divided, and how tensors are turned so that the parents are innermost.
+// Division of the work among threads, and packing of tensors so that the parents are innermost.
 //
-// A thread has a shard: some images and some types of children. It goes through its samples in blocks whose parents fit
-// the cache, through the children in runs, and through a run in chunks: the weights of a chunk's children are packed
-// once for all samples of the block, and whatever is read about the parents is used for all children of a chunk.
+// A thread has a shard: some images and some types of children. It processes its samples in blocks whose data about the
+// parents fit the cache, the children in runs, and a run in chunks. The weights of a chunk's children are packed once
+// for all samples of a block, and data about the parents is read once for all children of a chunk.
 //
-// Packed means in tiles of L parents: (tiles, features, L), the last tile filled up.
+// Packed tensors consist of tiles of L parents, (tiles, features, L). The last tile is filled up.
 #pragma once
 #include <cstdlib>
 
@@ -15,10 +15,10 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-constexpr int CHUNK = 4;           // children
-constexpr int CHILDREN = 32;       // the most whose places and offsets are kept at once, where they share weights
-constexpr int RUN = 256;           // children whose sums are made before they are added to others, so that digits last
-constexpr int MOST_SAMPLES = 64;   // in a block
+constexpr int CHUNK = 4;           // children of a chunk
+constexpr int CHILDREN = 32;       // most children whose places and offsets are kept, where they share weights
+constexpr int RUN = 256;           // children of a run: long sums are sums of shorter ones, to lose fewer digits
+constexpr int MOST_SAMPLES = 64;   // most samples of a block
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -29,7 +29,7 @@ class Arena {
   ~Arena() {
     for (int i = 0; i < count_; i++) free(blocks_[i]);
   }
-  // Zeros, aligned to a line of the cache.
+  // Returns zeros, aligned to a cache line.
   void* bytes(int64_t size) {
     size = (most(size, 1) + 63) / 64 * 64;
     void* block = count_ < MOST ? aligned_alloc(64, size) : nullptr;
@@ -52,7 +52,7 @@ class Arena {
   int count_ = 0;
 };
 
-// A pose of R x D that votes R x H, where the compiler knows them; 0: it does not.
+// Sizes of poses, R x D, and votes, R x H. Sizes that are not 0 are known to the compiler.
 template <int R, int D, int H>
 struct Shape {
   static constexpr int ROWS = R, WIDTH = D, HEIGHT = H, SAMPLES = R == 0 || R >= 4 ? 1 : 4 / R;
@@ -66,11 +66,11 @@ struct Shape {
 };
 
 struct Shard {
-  int number;  // of all
+  int number;  // index of the shard
   int64_t first_image, last_image, first_type, last_type;
 };
 
-// Parts of the images times parts of the types, one for each thread.
+// Division into shards: parts of the images times parts of the types, one shard for each thread.
 struct Division {
   int64_t images, types;
   int count() const { return static_cast<int>(images * types); }
@@ -81,7 +81,7 @@ struct Division {
   }
 };
 
-// Columns of (parents, width) in the order in which they are packed.
+// Packed position of a column of (parents, width): the same.
 struct InOrder {
   INLINE int64_t operator()(int64_t column) const { return column; }
 };
@@ -96,7 +96,7 @@ void pack(const T* x, int64_t parents, int64_t width, T fill, Vec<T, L>* packed,
       V rows[L];
 #pragma GCC unroll 16
       for (int j = 0; j < L; j++) {
-        __builtin_prefetch(x + (L + j) * width + column);  // too many streams for the hardware to see through
+        __builtin_prefetch(x + (L + j) * width + column);  // too many streams for the hardware prefetcher
         rows[j] = j < own ? read<T, L>(x + j * width + column) : splat<T, L>(fill);
       }
       transpose<T, L>(rows);
@@ -110,7 +110,7 @@ void pack(const T* x, int64_t parents, int64_t width, T fill, Vec<T, L>* packed,
     }
   }
 }
-// Back again: written, or added to what is there.
+// The inverse of pack. With ADD it adds to x.
 template <class T, int L, bool ADD = false, class Order = InOrder>
 void unpack(const Vec<T, L>* packed, int64_t parents, int64_t width, T* x, Order order = {}) {
   using V = Vec<T, L>;
@@ -139,13 +139,13 @@ void unpack(const Vec<T, L>* packed, int64_t parents, int64_t width, T* x, Order
   }
 }
 
-// Rows that children share in groups of equal size: weights, biases, offsets, betas, and their gradients. Each place in
-// a chunk holds one packed row, and what is to be added to its gradient.
+// Rows that children share in groups of equal size: weights, biases, offsets or betas, and their gradients. Each slot
+// holds one packed row, and a sum that is still to be added to its gradient. The children of a chunk have a slot each.
 template <class T, int L>
 class Rows {
  public:
   using V = Vec<T, L>;
-  // x is (groups, places, shared parents, h * d), in memory (.., d, h) for the weights, where d counts; else d is 1.
+  // x is (groups, kernel places, shared, d, h), where `shared` is the number of parents or 1. d is 1 except for weights.
   Rows(Arena& arena, const Problem& a, const void* x, void* grad, int64_t groups, int64_t shared, int64_t d, int64_t h,
        int places, T fill = 0)
       : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared),
@@ -162,7 +162,7 @@ class Rows {
       sums_[i] = grad ? sums + i * size_ : nullptr;
     }
   }
-  // Makes ready the row of a child of that type at that place of the window.
+  // Packs the row of a child, given by its type and its place in the window, into slot i.
   void load(int i, int64_t type, int64_t place) {
     if (!x_) return;
     const int64_t row = type / per_group_ * kernel_ + place;
@@ -193,7 +193,7 @@ class Rows {
   explicit operator bool() const { return x_ != nullptr; }
 
  private:
-  struct Turned {  // d innermost, and not h
+  struct Turned {  // packed position with d innermost, and not h
     INLINE int64_t operator()(int64_t column) const { return order[column]; }
     const int32_t* order;
   };
@@ -207,7 +207,7 @@ class Rows {
   V *packed_[CHILDREN], *sums_[CHILDREN];
 };
 
-// Where poses lie, in poses.
+// Positions of poses in memory, in units of one pose.
 struct Places {
   explicit Places(const Problem& a)
       : a(a), grid_down((a.height - a.dilation_down * (a.down - 1) - 1) / a.stride_down + 1),
@@ -226,10 +226,10 @@ struct Places {
   int64_t grid_down, grid_across, windows;
 };
 
-// The gradient that a shard adds to: the tensor itself, or a part of the shard's own where others add to it too.
+// Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.
 class SharedGradients {
  public:
-  // size numbers of T each, if x is not null.
+  // Adds a gradient of `size` numbers; x may be null. Aligned: shards of other types add to other numbers.
   template <class T>
   void add(void* x, int64_t size, bool aligned, const Division& division) {
     Part& part = parts_[count_++];
@@ -245,7 +245,7 @@ class SharedGradients {
     if (!p.own || shard == 0) return p.x;
     return static_cast<char*>(p.copies) + (shard - 1) * p.size * (p.wide ? 8 : 4);
   }
-  // Adds up shard after shard; thread i of n does a part of each tensor.
+  // Sums the copies in the order of the shards; thread i of n does its part of each tensor.
   void sum(int i, int n, int shards) const {
     for (int part = 0; part < count_; part++) {
       const Part& p = parts_[part];

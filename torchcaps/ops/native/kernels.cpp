@@ -1,4 +1,4 @@
-// The kernels, compiled once for each instruction set: INSTRUCTIONS names the set, VECTOR_BYTES its vectors' bytes.
+// The kernels, compiled once for each instruction set: INSTRUCTIONS is its name, VECTOR_BYTES the size of its vectors.
 #include "moments.h"
 #include "pulled.h"
 #include "sums.h"
@@ -26,7 +26,7 @@ struct Call {
     V* own = call.partial ? call.partial + number * call.samples_of_shard * call.total : nullptr;
     worker.run(call.watch, own, worker.state_size());
   }
-  // Joins what the shards have found.
+  // Joins the results of the shards.
   static void join(void* context, int number) {
     Call& call = *static_cast<Call*>(context);
     const int count = call.division.count();
@@ -49,7 +49,7 @@ struct Call {
   }
 };
 
-// As many shards as there are threads, where images and types allow, so that the least is copied.
+// Divides the work into as many shards as threads if images and types allow, with the fewest copied numbers.
 Division divide(const Problem& a, int64_t threads, int64_t unit, int64_t totals, int64_t weights) {
   Division best{1, 1};
   int64_t least_copied = 0;
@@ -72,10 +72,10 @@ void call(const Problem& a, Watch& watch) {
   const Places places(a);
   const int64_t tiles = (a.parents + L - 1) / L, k = shape.features(), kernel = a.down * a.across;
   const int64_t weights = a.groups * kernel * a.parents * a.d * a.h;
-  // No thread for less than some microseconds of work.
+  // Each thread has at least some microseconds of work.
   const int64_t work = places.samples() * a.types * kernel * tiles * L * k * (a.d + 4);
   const int64_t threads = most(1, least(a.threads, work >> 19));
-  // Groups of children that share weights stay together, if there are enough of them.
+  // Groups of children that share weights are not divided if there are enough of them.
   const int64_t unit = a.groups >= threads ? a.types / a.groups : 1;
   const int64_t total = Own::size_of_total(a, tiles * k, tiles);
   const Division division = divide(a, threads, unit, places.samples() * total * L, weights);
@@ -108,7 +108,7 @@ using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
 
 template <class T, int L, class S>
 void choose_sum(Operation operation, const Problem& a, Watch& watch) {
-  // A bias does no harm where it is the same for children that share weights.
+  // `pulled` needs children that share weights to share the bias as well.
   const bool one_bias = !a.bias || (a.bias_groups <= a.groups && a.groups % a.bias_groups == 0);
   const bool pulled = a.groups < a.types && !a.unit && one_bias;
   if (operation == VOTE_SUM) return call<VoteSum, T, L, S>(a, watch);
@@ -133,8 +133,8 @@ void choose(Operation operation, const Problem& a, Watch& watch) {
   call<GaussianMomentsBackward, T, L, S>(a, watch);
 }
 
-// Poses of the papers have code of their own: matrices of 4x4, and vectors of 8 that vote 16. The oldest machines go
-// without.
+// Poses of the papers have specialized code: 4x4 matrices, and vectors of 8 with votes of 16. The baseline instruction
+// set has none.
 template <class T, int L>
 void choose_shape(Operation operation, const Problem& a, Watch& watch) {
   if constexpr (sizeof(T) == 4 && L >= 8) {
@@ -153,7 +153,7 @@ int run(Operation operation, int64_t bytes, const Problem& a) {
     choose_shape<double, VECTOR_BYTES / 8>(operation, a, watch);
     return watch.status();
   }
-  if constexpr (L > 4) {  // half a vector for a few parents
+  if constexpr (L > 4) {  // few parents: vectors of half the size
     if (a.parents <= L / 2) {
       choose_shape<float, L / 2>(operation, a, watch);
       return watch.status();

@@ -1,4 +1,4 @@
-// What Python calls: the choice of the instruction set, threads, and signals.
+// The functions that Python calls: choice of the instruction set, threads, and signals.
 #include <pthread.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ struct Team {
   void* context;
   int count;
   int next;
-  int disturbed;  // a thread came late, or was without a core for a good part of its time
+  int disturbed;  // a thread started late, or waited for a core for much of its time
   int64_t called;
 };
 
@@ -51,12 +51,12 @@ void work_on(void* x) {
   if (late || interrupted) __atomic_store_n(&team.disturbed, 1, __ATOMIC_RELAXED);
 }
 
-// Alone on a machine the threads of the OpenMP runtime that PyTorch has loaded are the best: they still spin after
-// PyTorch's last operator, and threads of our own would have to share the cores with them. Beside other processes
-// spinning takes the cores from those that work: then threads of our own do, which wait asleep. OpenMP is of no use in
-// a process that was forked.
+// On an idle machine the threads of the OpenMP runtime that PyTorch has loaded are the fastest: they still spin after
+// PyTorch's last operator, and other threads would have to share the cores with them. Beside other processes, spinning
+// takes cores from threads that work: then threads made here are better, because they sleep while they wait. The OpenMP
+// runtime does not work in a forked process.
 using OpenMP = void (*)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
-constexpr int CALLS = 50;                                             // until OpenMP is tried again
+constexpr int CALLS = 50;                                             // calls until OpenMP is tried again
 OpenMP openmp = nullptr;
 pid_t openmp_process = 0;
 int calls_without = 0;
@@ -82,7 +82,7 @@ void in_parallel(int count, void (*work)(void*, int), void* context) {
   try {
     while (static_cast<int>(others.size()) < count - 1) others.emplace_back(work_on, &team);
   } catch (const std::exception&) {
-    // No more threads are to be had: those that are there do the work.
+    // No more threads can be started: those that exist do the work.
   }
   work_on(&team);
   for (auto& thread : others) thread.join();
@@ -90,7 +90,7 @@ void in_parallel(int count, void (*work)(void*, int), void* context) {
 
 namespace {
 
-constexpr int64_t BETWEEN = 100000000;  // nanoseconds from one question to the next
+constexpr int64_t BETWEEN = 100000000;  // nanoseconds between two calls of interrupted
 unsigned long this_thread() { return (unsigned long)pthread_self(); }
 
 }  // namespace
@@ -141,7 +141,7 @@ extern "C" {
 
 EXPORTED const char* torchcaps_instructions() { return torchcaps::chosen.name; }
 
-// Another set than the best, for tests: false if there is none of that name.
+// Chooses another set than the best, for tests. Returns false if this machine has no set of that name.
 EXPORTED bool torchcaps_choose(const char* name) {
   using namespace torchcaps;
   const Instructions all[] = {

@@ -8,7 +8,7 @@ namespace {
 
 enum Agreement { UNIFORM, DOT, GAUSSIAN };
 
-// x += y, and what was rounded away comes with the next y: thousands of nearly equal numbers lose digits otherwise.
+// x += y by compensated summation (Kahan, 1965): plain sums of thousands of nearly equal numbers lose digits.
 template <class V>
 INLINE void add_exactly(V& x, V& lost, V y) {
   const V rest = y - lost, sum = x + rest;
@@ -16,9 +16,9 @@ INLINE void add_exactly(V& x, V& lost, V y) {
   x = sum;
 }
 
-// Sums for a sample: center and scatter (size each), mass and benefit with what they have lost (tiles each). A chunk's
-// own mean is taken off its votes before they are squared, and chunks are joined by the parallel formula of Chan, Golub
-// and LeVeque (1979): nothing is lost when the votes agree far from zero.
+// Totals of a sample: center and scatter (size each), and mass and benefit, each with its rounding error (tiles each).
+// The mean of a chunk is subtracted from its votes before they are squared, and chunks are joined by the parallel
+// formula of Chan, Golub and LeVeque (1979). So no digits are lost when the votes agree far from zero.
 template <class T, int L, class S, Agreement A>
 class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
  public:
@@ -73,7 +73,7 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
     }
   }
 
-  // Of the logits in shares.
+  // Turns the logits in `shares` into coefficients.
   template <int N>
   INLINE void coefficients() {
     for (int m = 0; A != GAUSSIAN && m < N; m++)
@@ -104,7 +104,7 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
     }
   }
 
-  // Joins C children to the sums.
+  // Joins C children to the totals.
   template <int C>
   INLINE void add(int first, int first_child, V* total) {
     V *center = total, *scatter = center + size, *mass = scatter + size, *benefit = mass + 2 * tiles;
@@ -177,8 +177,8 @@ class Moments : public Worker<Moments<T, L, S, A>, T, L, S> {
   V* shares[M * CHUNK];
 };
 
-// With deviation e = V - mean and share D = gate c, the gradient of a vote itself is D (pull + 2 spread e), and that of
-// its share is constant + sum_k (pull + spread e) e.
+// With deviation e = V - mean and share D = gate c, the gradient of the share is constant + sum_k (pull + spread e) e.
+// The gradient of the vote is D (pull + 2 spread e), and what comes through its logit is added to it.
 template <class T, int L, class S, Agreement A>
 class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
  public:
@@ -189,7 +189,7 @@ class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
   MomentsBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)),
         betas(arena, a, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, 1, 1, CHUNK) {}
-  // Gradients of the target, of the precision and of the prior.
+  // Gradients of target, precision and prior.
   static int64_t size_of_total(const Problem&, int64_t size, int64_t tiles) { return A * size + (A == GAUSSIAN) * tiles; }
   int64_t state_size() const { return (3 + A) * size + 3 * tiles; }
 
@@ -242,7 +242,7 @@ class MomentsBackward : public Worker<MomentsBackward<T, L, S, A>, T, L, S> {
     betas.flush_all();
   }
 
-  // How the loss changes with a share, but for what is the same for all children.
+  // Gradient of a share, without the terms that do not depend on the vote.
   template <int N>
   struct Benefit : TileSums<V, N> {
     const V *mean[N], *pull[N], *spread[N];

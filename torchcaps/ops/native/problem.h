@@ -1,4 +1,4 @@
-// What Python tells the kernels: sizes, options and addresses. `Problem` in __init__.py has the same fields in order.
+// Arguments of the kernels: sizes, options and addresses. `_Problem` in __init__.py has the same fields in order.
 #pragma once
 #include <cstdint>
 
@@ -16,11 +16,11 @@ struct Problem {
   double eps;
   const void *poses, *weight, *bias, *gates;                     // gates (samples, types, down, across)
   const void *target, *precision, *prior, *offset, *betas;       // target is the query of a dot agreement
-  void *results[4];                                              // the backward functions read them
+  void *results[4];                                              // written; backward functions read them
   const void *grads[4];
-  void *into_poses, *into_weight, *into_bias, *into_gates;       // gradients are added; null where nobody asks
+  void *into_poses, *into_weight, *into_bias, *into_gates;       // gradients are added; null: not needed
   void *grad_target, *grad_precision, *grad_prior, *grad_offset, *grad_betas;  // written
-  int (*interrupted)();                                          // asked now and then; not 0: give up
+  int (*interrupted)();                                          // called now and then; not 0: give up
 };
 
 enum Operation : int64_t {
@@ -33,11 +33,11 @@ enum Operation : int64_t {
 };
 enum Status : int { DONE, NO_MEMORY, INTERRUPTED };
 
-// In library.cpp, once for all instruction sets.
-// Calls work(context, i) for each i < count, the first in the calling thread, and waits for all.
+// Calls work(context, i) for each i < count on several threads, the calling one among them, and waits for all.
+// It is in library.cpp, once for all instruction sets.
 void in_parallel(int count, void (*work)(void*, int), void* context);
 
-// Shared by the threads of a call. Only the thread that made the call asks Python, ten times a second.
+// Tells the threads of a call to stop. Only the thread that made the call asks Python, ten times a second.
 class Watch {
  public:
   explicit Watch(int (*interrupted)());

@@ -1,6 +1,6 @@
-// Weighted sums where children share weights, without a vote: (pose W + b) . q = pose . (W q) + b . q, where W q and
-// b . q are needed once for all children of a group. Weighted sums of poses go through W to the parents, and the sum of
-// the weights through b: as if every pose had a 1 at its end.
+// Weighted sums for children that share weights, without votes: (pose W + b) . q = pose . (W q) + b . q, where W q and
+// b . q are the same for all children of a group ("pulled" through the weights). The other way the weighted sum of the
+// poses is multiplied by W, and the sum of the weights by b ("pushed"), as if every pose ended in a 1.
 #pragma once
 #include "sums.h"
 
@@ -8,14 +8,14 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-constexpr int PULLED = 1024;  // children whose poses are summed up before they are pushed through the weights
+constexpr int PULLED = 1024;  // most children whose poses are summed before they are pushed
 
-// The loop that both directions share: in a group, sample after sample; in a sample, at most CHILDREN children and a
-// few tiles of parents at a time, so that their logits stay in the nearest cache. A softmax over the parents needs all
-// tiles.
-// `Base` knows what to do with logits. `Self` has, beside what a Worker needs,
-//   void begin_group(count), end_group(count)   before and after the children of a group, for so many samples
-//   void visit(s, count)                        sample s with so many children, whose poses are `pose_of`
+// The loop of forward and backward: over groups, in a group over samples, and in a sample over at most CHILDREN
+// children and a few tiles of parents at a time, so that their logits stay in the nearest cache. A softmax over the
+// parents needs all tiles at once.
+// `Base` turns logits into weights or gradients. Beside the members that a Worker needs, `Self` has
+//   void begin_group(count), end_group(count)   called before and after the children of a group; `count` samples
+//   void visit(s, count)                        called for sample s and `count` children with the poses `pose_of`
 template <class Self, class Base>
 class Pulled : public Base {
  public:
@@ -24,8 +24,8 @@ class Pulled : public Base {
   using Base::a, Base::tiles, Base::features, Base::shape, Base::pose_size, Base::arena, Base::kernel, Base::shard,
       Base::chunk, Base::total_size, Base::totals;
   static constexpr int KNOWN = Base::KNOWN_POSE;
-  // Larger than elsewhere: the weights of a group are packed once for all samples of a block, and what a sample needs
-  // about its parents is read only once for each group.
+  // Larger than in Worker: the weights of a group are packed once for all samples of a block, and the data about the
+  // parents of a sample is read only once for each group.
   static constexpr int64_t CACHE = 1 << 23;
   static constexpr int OFFSETS = CHILDREN;
 
@@ -66,13 +66,13 @@ class Pulled : public Base {
   void group(int64_t) {}
 
   V* get(int64_t count) { return arena.template get<V>(count); }
-  // `most_children` rows of `span` vectors.
+  // Allocates `most_children` rows of `span` vectors.
   void get_rows(V** rows) {
     V* all = get(most_children * span);
     for (int c = 0; c < most_children; c++) rows[c] = all + c * span;
   }
 
-  // For one tile of parents: (rows, d) of what is (rows, h).
+  // Pulls vectors x of one tile of parents through the weights: (rows, h) to (rows, d).
   INLINE void pull(int64_t t, const V* x, V* pulled) const {
     const int64_t D = shape.d(), H = shape.h();
     const V* w = this->weight.row(0) + t * H * D;
@@ -97,6 +97,7 @@ class Pulled : public Base {
     for (int64_t f = 0; f < features; f++) sum += b[f] * x[f];
     pulled[pose_size] = sum;
   }
+  // Pushes sums of poses, (rows, d), of one tile of parents through the weights and adds them to `sums`, (rows, h).
   INLINE void add_pushed(int64_t t, const V* pulled, V* sums) const {
     const int64_t D = shape.d(), H = shape.h();
     const V* w = this->weight.row(0) + t * H * D;
@@ -111,7 +112,7 @@ class Pulled : public Base {
     for (int64_t f = 0; f < features; f++) sums[f] += b[f] * pulled[pose_size];
   }
 
-  // Products of the poses of so many children with vectors of the parents.
+  // Products of the poses of `count` children with pulled vectors of the parents.
   INLINE void products(int count, int64_t first_tile, int64_t last_tile, const V* pulled, V* const* out) const {
     for (int64_t t = first_tile; t < last_tile; t++) {
       int c = 0;
@@ -133,7 +134,7 @@ class Pulled : public Base {
     }
     for (int c = 0; c < C; c++) out[first + c][i] = sums[c];
   }
-  // Weighted sums of their poses.
+  // Adds the weighted poses of these children to `sums`.
   INLINE void add_poses(int count, int64_t first_tile, int64_t last_tile, V* const* weights, V* sums) const {
     for (int64_t t = first_tile, i = 0; t < last_tile; t++, i++) {
       V* out = sums + t * width;
@@ -160,7 +161,7 @@ class Pulled : public Base {
     }
   }
 
-  const int64_t width, span;  // vectors of a tile about the poses; tiles that are seen at once
+  const int64_t width, span;  // vectors for one pose and the bias; tiles processed at once
   const int most_children;
 
  protected:
@@ -176,7 +177,7 @@ class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, 
       Base::total_size;
   using Base::Base;
 
-  // Of a sample: parents that are pulled; sums of poses, masses, largest logits.
+  // Vectors of a sample for the group at hand: sums of poses, masses, largest logits.
   int64_t summed_size() const { return tiles * (width + 2); }
   int64_t state_size() const { return size + tiles * width + summed_size(); }
 
@@ -241,8 +242,8 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
       Base::KNOWN;
   using Base::Base;
 
-  // Of a sample, (tiles, width) each: the query and the gradient of the sums, pulled, and sums of poses weighted with
-  // the gradients of the logits and with the weights.
+  // A sample also has, (tiles, width) each: the pulled query, the pulled gradient of the sums, and the sums of the poses
+  // weighted by the gradients of the logits and by the weights.
   int64_t state_size() const { return Base::state_size() + 4 * tiles * width; }
 
   void make_room() {
@@ -301,7 +302,7 @@ class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward
   }
   template <int C>
   INLINE void add_of_poses(int first, int64_t t, int64_t end, int64_t at) {
-    constexpr int N = KNOWN > 0 ? 4 : 1;  // of the numbers of a pose at once
+    constexpr int N = KNOWN > 0 ? 4 : 1;  // numbers of a pose at once
     const int64_t span = end - t;
     for (int64_t n = 0; n < pose_size; n += N) {
       V sums[C * N];

@@ -6,7 +6,7 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-// Adds the votes of C children to the sums, weighted. The last of the chunk come one by one.
+// Adds the weighted votes of C children to the sums. C is 1 for the children of a chunk that is not full.
 template <int C, class V>
 INLINE void accumulate(int64_t tiles, int64_t features, V* const* votes, V* const* weights, V* sums) {
   for (int64_t t = 0, f = 0; t < tiles; t++) {
@@ -21,8 +21,8 @@ INLINE void accumulate(int64_t tiles, int64_t features, V* const* votes, V* cons
   }
 }
 
-// What the two ways to compute weighted sums have in common. The total of a sample: sums, and over the children masses
-// and largest logits.
+// The common part of WeightedSum and PulledSum: from logits to weights. The totals of a sample are the sums and, for a
+// softmax over the children, masses and largest logits.
 template <class Self, class T, int L, class S>
 class Sums : public Worker<Self, T, L, S> {
  public:
@@ -50,15 +50,15 @@ class Sums : public Worker<Self, T, L, S> {
     for (int64_t t = 0; a.over_children && t < tiles; t++) total[size + tiles + t] = splat<T, L>(-INFINITY);
   }
 
-  // Weights in place of logits, for the chunk's children and N samples. Over the children they are relative to the
-  // largest logit so far, to which the sums of the sample are scaled.
+  // Replaces logits by weights, for the chunk's children and N samples. For a softmax over the children the weights are
+  // relative to the largest logit so far, and the sums of the sample are rescaled to it.
   template <int N>
   INLINE void weigh(int64_t s, V* const* own, V* const* sums) {
     if (!a.over_children) return weigh_parents<N>(s, 0, own);
     for (int m = 0; m < N; m++)
       weigh_children(s + m, chunk, 0, tiles, own + m * CHUNK, sums[m], features, sums[m] + size);
   }
-  // The chunk's children are those from `first` on.
+  // The same for a softmax over the parents. The chunk's children are those from `first` on.
   template <int N>
   INLINE void weigh_parents(int64_t s, int first, V* const* own) {
     for (int m = 0; m < N; m++)
@@ -73,7 +73,8 @@ class Sums : public Worker<Self, T, L, S> {
         for (int64_t t = 0; t < tiles; t++) own[m * CHUNK + c][t] *= gate;
       }
   }
-  // For `count` children. Their rows of logits begin with the first tile; the sums have `width` vectors for each tile.
+  // The same for a softmax over the children, for `count` children. Their rows of logits begin with the first tile; the
+  // sums have `width` vectors for each tile.
   INLINE void weigh_children(int64_t s, int count, int64_t first_tile, int64_t last_tile, V* const* own, V* sums,
                              int64_t width, V* mass) {
     V* largest = mass + tiles;
@@ -86,11 +87,11 @@ class Sums : public Worker<Self, T, L, S> {
     for (int64_t t = first_tile, i = 0; t < last_tile; t++, i++) {
       for (int c = 0; (this->offset || !all) && c < count; c++) {
         if (this->offset) own[c][i] += this->offset.row(c)[t];
-        if (!all && gates[c] == 0) own[c][i] = splat<T, L>(-INFINITY);  // who is not there
+        if (!all && gates[c] == 0) own[c][i] = splat<T, L>(-INFINITY);  // an absent child
       }
       V higher = largest[t];
       int c = 0;
-      for (; c + CHUNK <= count; c += CHUNK) {  // not one after the other, which would wait for each
+      for (; c + CHUNK <= count; c += CHUNK) {  // pairs first: a chain of maxima would have to wait for each
         const V two = larger<T, L>(own[c][i], own[c + 1][i]), more = larger<T, L>(own[c + 2][i], own[c + 3][i]);
         higher = larger<T, L>(higher, larger<T, L>(two, more));
       }
@@ -118,7 +119,7 @@ class Sums : public Worker<Self, T, L, S> {
     for (int64_t t = 0; a.over_children && t < tiles; t++)
       merge_tile(t, into, from + t * features, from[size + t], from[size + tiles + t]);
   }
-  // Over the children: the sums of a tile, their mass and largest logit.
+  // For a softmax over the children: joins the sums of a tile with their mass and largest logit.
   INLINE void merge_tile(int64_t t, V* into, const V* sums, V mass, V largest) const {
     V &own_mass = into[size + t], &own_largest = into[size + tiles + t];
     const V higher = larger<T, L>(own_largest, largest), finite = finite_or_zero(higher);
@@ -135,7 +136,7 @@ class Sums : public Worker<Self, T, L, S> {
       for (int64_t t = 0; t < tiles; t++) {
         const V scale = 1 / nonzero<T, L>(mass[t]);
         for (int64_t f = t * features; f < (t + 1) * features; f++) total[f] *= scale;
-        // Of a mass that counts as 0 all coefficients are 0 in the backward pass.
+        // Infinity where the mass counts as 0: all coefficients are 0 in the backward pass.
         for (int j = 0; j < L; j++)
           mass[t][j] = mass[t][j] < T(1e-30) ? T(INFINITY) : largest[t][j] + std::log(mass[t][j]);
       }
@@ -190,8 +191,8 @@ class WeightedSum : public Sums<WeightedSum<T, L, S>, T, L, S> {
   }
 };
 
-// Over the parents each child is a problem of its own; over the children sum_i c_ij (grad_j . V_ij) = grad_j . sum_j:
-// one pass is enough either way.
+// The common part of the backward functions. One pass is enough: a softmax over the parents needs one child at a time;
+// for one over the children the mean of the benefits is known: sum_i c_ij (grad_j . V_ij) = grad_j . sum_j.
 template <class Self, class T, int L, class S>
 class SumsBackward : public Worker<Self, T, L, S> {
  public:
@@ -231,9 +232,9 @@ class SumsBackward : public Worker<Self, T, L, S> {
     }
   }
 
-  // From logits and benefits (how the loss changes with a coefficient) to weights and gradients of the logits, for the
-  // chunk's children and N samples. Where votes are compared as unit vectors, of_votes holds their squared lengths, and
-  // then what a vote's gradient has of the vote itself.
+  // Replaces logits by their gradients and computes weights, for the chunk's children and N samples. `benefits` are the
+  // gradients of the shares. If votes are compared as unit vectors, `of_votes` holds their squared lengths, and
+  // afterwards the factor of the vote in its own gradient.
   template <int N>
   INLINE void of_logits(int64_t s) {
     for (int m = 0; a.over_children && m < N; m++) {
@@ -242,7 +243,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
     }
     if (!a.over_children) of_logits_of_parents<N>(s, 0);
   }
-  // The chunk's children are those from `first` on.
+  // The same for a softmax over the parents. The chunk's children are those from `first` on.
   template <int N>
   INLINE void of_logits_of_parents(int64_t s, int first) {
     for (int m = 0; m < N; m++)
@@ -250,7 +251,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
         const int i = m * CHUNK + c;
         const V* base = this->logit_base(first + c);
         for (int64_t t = 0; t < tiles; t++) {
-          if (a.unit) weights[i][t] = of_units(logits[i][t], of_votes[i][t]);  // for a moment
+          if (a.unit) weights[i][t] = of_units(logits[i][t], of_votes[i][t]);  // kept here until the softmax is done
           logits[i][t] += base[t];
         }
       }
@@ -261,7 +262,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
         const int i = m * CHUNK + c;
         for (int64_t t = 0; t < tiles; t++) sums[i] += logits[i][t] * benefits[i][t];
       }
-    T along[N * CHUNK];  // what all logits have in common changes nothing
+    T along[N * CHUNK];  // mean of the benefits: adding the same to all logits of a child changes nothing
     join_lanes<Sum, T, L, N * CHUNK>(sums, along);
     for (int m = 0; m < N; m++)
       for (int c = 0; c < chunk; c++) {
@@ -279,7 +280,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
         }
       }
   }
-  // For `count` children, whose rows begin with the first tile.
+  // The same for a softmax over the children, for `count` children whose rows begin with the first tile.
   INLINE void of_logits_of_children(int64_t s, int count, int64_t first_tile, int64_t last_tile, V* const* logits,
                                     V* const* weights, V* const* benefits, V* const* of_votes) {
     V along[CHILDREN];
@@ -294,7 +295,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
         const V benefit = benefits[c][i] - mean;
         if (this->gates) {
           const T gate = this->gate(s, c);
-          if (gate == 0) weight = V{};  // who is not there
+          if (gate == 0) weight = V{};  // an absent child
           if (this->grad_gates) along[c] += weight * benefit;
           weight *= gate;
         }
@@ -308,7 +309,7 @@ class SumsBackward : public Worker<Self, T, L, S> {
     for (int c = 0; this->grad_gates && c < count; c++)
       this->grad_gates[this->gate_index(s, c)] += sum_of_lanes<T, L>(along[c]);
   }
-  // Products with votes become those with unit votes, and squared lengths what those are divided by.
+  // Turns products with votes into products with unit votes, and squared lengths into inverse lengths.
   INLINE static V of_units(V& logit, V& square) {
     square = 1 / nonzero<T, L>(root<T, L>(square));
     return logit *= square;
@@ -366,7 +367,7 @@ class WeightedSumBackward : public SumsBackward<WeightedSumBackward<T, L, S>, T,
     for (int c = 0; c < chunk; c++) this->template add_child_gradients<N>(s, c);
   }
 
-  // The gradients of the votes of C children in place of the votes, and what they add to that of the query.
+  // Replaces the votes of C children by their gradients, and adds to the gradient of the query.
   template <int C>
   INLINE void of_votes_and_query(int64_t s, int first) {
     V *const *own = votes + first, *grad_query = of_run + s * total_size;

@@ -1,5 +1,5 @@
-// The sum of votes with the same coefficient for all, forward and backward: no votes. Poses of children that share
-// weights are added up first.
+// The sum of the votes, forward and backward, computed without votes. Poses of children that share weights are summed
+// first.
 #pragma once
 #include "worker.h"
 
@@ -7,10 +7,11 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-// The loop that both directions share. A unit is a group of children at one place of the window, and there are as many
-// in a chunk as there are children elsewhere. `Self` has, beside what a Worker needs,
-//   template <int N> void units(s)   with the units of the chunk, of which `poses_of` are summed up
-//   void biases(s)                   with the units of the chunk, whose children share a bias
+// The loop of forward and backward. A unit is the children of a group at one place of the window; a chunk has as many
+// units as it has children elsewhere. Beside the members that a Worker needs, `Self` has
+//   template <int N> void units(s)   processes the units of the chunk for N samples from s on; see `pose_of`
+//   void biases(s)                   processes the units of the chunk for sample s; their children share a bias
+//   void end_run(count)              called after a run, for `count` samples
 template <class Self, class T, int L, class S>
 class Uniform : public Worker<Self, T, L, S> {
  public:
@@ -53,8 +54,8 @@ class Uniform : public Worker<Self, T, L, S> {
   template <int N>
   void group(int64_t) {}
 
-  // The units from child i on that follow each other: within a group place after place, and after the last place the
-  // next group. The child that the next chunk begins with.
+  // Fills the chunk with the units from child i on: the places of a group, then the next group. Returns the child that
+  // the next chunk begins with.
   int64_t fill_chunk(int64_t i, int64_t end, int64_t in_group) {
     for (chunk = 0; chunk < CHUNK && i < end; chunk++) {
       const int64_t type = i / kernel, place = i % kernel;
@@ -66,7 +67,7 @@ class Uniform : public Worker<Self, T, L, S> {
     }
     return i;
   }
-  // The sum of a unit's gates.
+  // The sum of the gates of a unit.
   INLINE T gates_of(int64_t s, int c) const {
     if (!this->gates) return static_cast<T>(last_type[c] - first_type[c]);
     T sum = 0;
@@ -78,7 +79,7 @@ class Uniform : public Worker<Self, T, L, S> {
   INLINE int64_t gate_of(int64_t s, int c, int64_t type) const {
     return ((this->first_sample + s) * a.types + type) * kernel + this->index[c];
   }
-  // The pose of a unit for sample s.
+  // The sum of the gated poses of a unit for sample s.
   INLINE const T* pose_of(int64_t s, int c, int i) {
     const T* p = this->pose(s, c);
     if (per_group == 1 && !this->gates) return p;

@@ -1,4 +1,4 @@
-// Vectors of L numbers, and what is not one instruction for each of their lanes.
+// Vectors of L numbers (lanes), and functions of them: shuffles, sums over lanes, exp, square root.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -74,7 +74,7 @@ struct Largest {
   }
 };
 
-// Neighboring blocks of B lanes joined, those of a in even blocks and those of b in odd ones.
+// Joins neighboring blocks of B lanes: those of a into the even blocks of the result, those of b into the odd ones.
 template <class Join, class T, int L, int B, int... I>
 INLINE Vec<T, L> fold_lanes(Vec<T, L> a, Vec<T, L> b, Indices<I...>) {
   return Join()(__builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...),
@@ -97,7 +97,7 @@ INLINE Vec<T, N> narrow(Vec<T, L> x) {
     return narrow<Join, T, L / 2, N>(Join()(low<T, L>(x), high<T, L>(x)));
   }
 }
-// out[i]: the lanes of x[i] joined, for i < N. All of x are overwritten.
+// Joins the lanes of x[i] into out[i], for i < N. x is overwritten.
 template <class Join, class T, int L, int N>
 INLINE void join_lanes(Vec<T, L>* x, T* out) {
   constexpr int G = N < L ? N : L;
@@ -120,7 +120,7 @@ INLINE T sum_of_lanes(Vec<T, L> x) {
   join_lanes<Sum, T, L, 1>(&x, &sum);
   return sum;
 }
-// Is a larger than b anywhere?
+// Returns whether a is larger than b in any lane.
 template <class T, int L>
 INLINE bool any_larger(Vec<T, L> a, Vec<T, L> b) {
   const auto larger = a > b;
@@ -129,7 +129,7 @@ INLINE bool any_larger(Vec<T, L> a, Vec<T, L> b) {
   return sum_of_lanes<int64_t, L * static_cast<int>(sizeof(T)) / 8>(bits & 0x100000001) != 0;
 }
 
-// x[i][j] to x[j][i].
+// Moves x[i][j] to x[j][i].
 template <class T, int L, int B, int... I>
 INLINE void exchange(Vec<T, L>& a, Vec<T, L>& b, Indices<I...>) {
   const Vec<T, L> first = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...);
@@ -145,8 +145,8 @@ INLINE void transpose(Vec<T, L>* x) {
     transpose<T, L, 2 * B>(x);
   }
 }
-// e^x for x <= 0, to an ulp; 0 where it would not be a normal number. NaN stays NaN. e^x = 2^n e^f with a whole n and
-// |f| <= ln(2) / 2, where the polynomial is off by 3e-9 at most.
+// Returns e^x for x <= 0, to an ulp; 0 where the result would be subnormal. NaN stays NaN. e^x = 2^n e^f with an
+// integer n and |f| <= ln(2) / 2, where the error of the polynomial is at most 3e-9.
 template <int L>
 INLINE Vec<float, L> exp_of(Vec<float, L> x) {
   using V = Vec<float, L>;
@@ -165,7 +165,7 @@ INLINE Vec<float, L> exp_of(Vec<float, L> x) {
   exponent <<= 23;
   V scale;
   memcpy(&scale, &exponent, sizeof(t));
-  return x < -87.33654f ? V{} : p * scale;  // whatever has become of p
+  return x < -87.33654f ? V{} : p * scale;  // there p is meaningless
 }
 template <int L>
 INLINE Vec<double, L> exp_of(Vec<double, L> x) {
@@ -179,7 +179,7 @@ INLINE Vec<T, L> root(Vec<T, L> x) {
   return x;
 }
 
-// What to divide by in place of x: 1 in place of 0.
+// Replaces 0 by 1, for divisors. Numbers whose reciprocal overflows count as 0.
 template <class T, int L>
 INLINE Vec<T, L> nonzero(Vec<T, L> x) {
   const Vec<T, L> one = splat<T, L>(1);

@@ -1,4 +1,4 @@
-// One thread's way through its samples and children, and the votes on the way.
+// The loop of one thread over its samples and children, and the votes and gradients that all reductions share.
 #pragma once
 #include "job.h"
 
@@ -6,20 +6,20 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-// What a thread does, apart from what it makes of the votes. `Self` has
-//   int64_t total_size            vectors that are summed up for one sample
-//   void begin(s, sample)         makes ready what the parents say of sample s of the block
-//   template <int M> void group(s)  M samples from s on with the children of the chunk: adds to totals of the run
-//   void merge(into, from)        adds the totals of other children
-//   void finish(sample, totals)   writes the results of a sample
+// The work of a thread, apart from what a reduction computes from the votes. The reduction `Self` has
+//   int64_t total_size              number of vectors in the totals of one sample
+//   void begin(s, sample)           packs the tensors of the parents for sample s of the block
+//   template <int M> void group(s)  adds the chunk's children to the run's totals, for M samples from s on
+//   void merge(into, from)          adds the totals of other children
+//   void finish(sample, totals)     writes the results of a sample
 template <class Self, class T, int L, class S>
 class Worker {
  public:
   using Number = T;
   using V = Vec<T, L>;
   static constexpr int M = S::SAMPLES, KNOWN_POSE = S::ROWS * S::WIDTH;
-  static constexpr int64_t CACHE = 1 << 18;  // bytes about the parents of a block of samples
-  static constexpr int OFFSETS = CHUNK;      // children whose offsets are at hand
+  static constexpr int64_t CACHE = 1 << 18;  // bytes of data about the parents of a block of samples
+  static constexpr int OFFSETS = CHUNK;      // children whose offsets are kept packed
 
   Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
       : a(a), shape(a), places(a), shard(shard), tiles((a.parents + L - 1) / L), features(shape.features()),
@@ -37,7 +37,7 @@ class Worker {
     for (int64_t j = a.parents; j < tiles * L; j++) reinterpret_cast<T*>(tail)[j] = -INFINITY;
   }
 
-  // Goes through the shard. `partial`: where its totals are left, if there are others with the same samples.
+  // Processes the shard. Its totals are left in `partial` if other shards have the same samples.
   void run(Watch& watch, V* partial, int64_t state_size) {
     Self& self = static_cast<Self&>(*this);
     const int64_t total = self.total_size;
@@ -68,7 +68,7 @@ class Worker {
     }
   }
 
-  // All children of the shard, for a block of so many samples.
+  // Processes all children of the shard, for a block of `count` samples. Returns false if it was stopped.
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
     const int64_t total = self.total_size;
@@ -118,7 +118,7 @@ class Worker {
   INLINE T gate(int64_t s, int c) const { return gates ? gates[gate_index(s, c)] : T(1); }
   INLINE const V* logit_base(int c) const { return offset ? offset.row(c) : tail; }
 
-  // The votes of child c for M samples. `seen` is shown every one.
+  // Computes the votes of child c for N samples and passes each to `seen`.
   template <int N, class Seen>
   INLINE void make_votes(int64_t s, int c, Seen& seen) {
     bias ? make_votes<N, true>(s, c, seen) : make_votes<N, false>(s, c, seen);
@@ -134,7 +134,7 @@ class Worker {
       seen.begin(tile);
       for (int64_t h = 0; h < H; h++, w += D) {
         constexpr int KNOWN = S::WIDTH > 0 ? S::WIDTH : 1;
-        V column[KNOWN];  // of the weights, in registers
+        V column[KNOWN];  // column of the weights, in registers
         for (int d = 0; d < KNOWN; d++) column[d] = w[d];
 #pragma GCC unroll 4
         for (int m = 0; m < N; m++) {
@@ -154,7 +154,7 @@ class Worker {
     }
   }
 
-  // The gradient of a pose, given that of the child's votes.
+  // Computes the gradient of a pose, given that of the child's votes.
   INLINE void pose_gradient(int c, const V* grad, T* out) const {
     const V* w = weight.row(c);
     if constexpr (S::ROWS > 0) {
@@ -220,7 +220,7 @@ class Worker {
     }
   }
 
-  // Takes the gradients of the votes of child c, which stand in place of the votes, to poses, weight and bias.
+  // Adds to the gradients of poses, weight and bias, given the gradients of the votes of child c in place of the votes.
   template <int N>
   INLINE void add_child_gradients(int64_t s, int c) {
     const V* grad[N];
@@ -238,7 +238,7 @@ class Worker {
     }
   }
 
-  // Coefficients in place of logits: the softmax over the parents, for N children at a time.
+  // Replaces logits by coefficients, the softmax over the parents, for N children at a time.
   template <int N>
   INLINE void softmax(V* const* logits, bool leaky) const {
     V folded[N];
@@ -264,7 +264,7 @@ class Worker {
       for (int64_t t = 0; t < tiles; t++) logits[i][t] *= sums[i];
     }
   }
-  // The same for the chunk's children for N samples: the first of each CHUNK are there.
+  // The same for the chunk's children and N samples. Of each CHUNK rows only the first `chunk` are used.
   template <int N>
   INLINE void softmax_of_chunk(V* const* logits, bool leaky) const {
     if (chunk == CHUNK) return softmax<N * CHUNK>(logits, leaky);
@@ -281,7 +281,7 @@ class Worker {
   T *grad_poses, *grad_gates;
   Arena arena;
   Rows<T, L> weight, bias, offset;
-  V* tail;  // -inf for what is no parent
+  V* tail;  // 0 for parents, -inf for the lanes that fill up the last tile
   T* found;
   V* votes[M * CHUNK];
   V *of_run = nullptr, *totals = nullptr;
@@ -290,7 +290,7 @@ class Worker {
   int64_t index[CHILDREN], child_places[CHILDREN];
 };
 
-// ---------------------------------------------------------------- what is made of a vote when it is seen
+// ---------------------------------------------------------------- what is computed from each vote
 
 template <class V, int N>
 struct Nothing {
@@ -299,7 +299,7 @@ struct Nothing {
   INLINE void end(int64_t) {}
 };
 
-// Sums over the features of a tile, for N samples.
+// Sums over the features of each tile, for N samples.
 template <class V, int N>
 struct TileSums {
   V* out[N];
@@ -312,14 +312,14 @@ struct TileSums {
   }
 };
 
-// Products with vectors of the parents.
+// Products of votes with vectors of the parents.
 template <class V, int N>
 struct Product : TileSums<V, N> {
   const V* with[N];
   INLINE void see(int m, int64_t f, V x) { this->sum[m] += x * with[m][f]; }
 };
 
-// Their lengths, squared.
+// Squared lengths of votes.
 template <class V, int N>
 struct Square : TileSums<V, N> {
   INLINE void see(int m, int64_t, V x) { this->sum[m] += x * x; }

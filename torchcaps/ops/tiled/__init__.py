@@ -1,4 +1,4 @@
-"""The reductions in eager PyTorch, block by block, on any device: the backend that needs nothing."""
+"""The "tiled" backend: the reductions in eager PyTorch, block by block, on any device."""
 
 from torchcaps.ops.tiled.blocks import vote_blocks
 from torchcaps.ops.tiled.moments import moments, moments_backward

@@ -1,7 +1,7 @@
-"""How the work is divided: blocks of children and samples, and where their numbers lie in the tensors.
+"""Division of the work into blocks of children and samples, and access to their parts of the tensors.
 
-The votes of a block are computed from poses and weights, used, and forgotten; the backward pass computes them again. So
-memory grows with poses, weights and parents, never with children x parents.
+The votes of a block are computed from poses and weights, used, and dropped; the backward pass computes them again. So
+memory grows with poses, weights and parents, and not with children x parents.
 """
 
 import itertools
@@ -14,36 +14,37 @@ from torch import Tensor
 from torchcaps.ops.children import Children, Options, Pair, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32
 
-BLOCK = 2**19  # entries of a block's votes: a few such tensors stay close to a core
-SAMPLES = 64  # in a block, at most
+BLOCK = 2**19  # entries of a block's votes: a few tensors of this size fit the cache
+SAMPLES = 64  # most samples in a block
 
 
 @dataclass(frozen=True)
 class Block:
-    """Children and samples that are worked on together: some types, at one place in the windows at some positions of
-    some images."""
+    """Children and samples that are processed together: the children of some types at one place in the window, for
+    the samples of some positions in some images."""
 
     total_types: int
     types: slice
-    groups: slice  # of weights, which these types use
+    groups: slice  # groups of weights that these types use
     place: Pair
     stride: Pair
     dilation: Pair
     images: slice
-    rows: slice  # of the grid of windows; all of its columns
+    rows: slice  # rows of the grid of positions; the block has all of its columns
     columns: int
     samples: slice
 
     def read(self, x: Tensor) -> Tensor:
-        """`(children, samples, ...)` of `(images, types, height, width, ...)`."""
+        """Return the block's part of `(images, types, height, width, ...)` as `(children, samples, ...)`."""
         return at_least_float32(self._window(x).flatten(1, 3)).contiguous()
 
     def add(self, x: Tensor, values: Tensor) -> None:
+        """Add values to the part of x that `read` returns."""
         window = self._window(x)
         window += values.unflatten(1, window.shape[1:4])
 
     def read_weight(self, x: Tensor) -> Tensor:
-        """`(groups, parents, d, h)` of `(groups, kernel, kernel, parents, d, h)`."""
+        """Return the block's part of `(groups, kernel, kernel, parents, d, h)` as `(groups, parents, d, h)`."""
         return at_least_float32(x[self.groups, self.place[0], self.place[1]])
 
     def add_weight(self, x: Tensor, values: Tensor) -> None:
@@ -51,7 +52,7 @@ class Block:
         own += values
 
     def read_gates(self, x: Tensor) -> Tensor:
-        """`(children, samples)` of `(samples, types, kernel, kernel)`."""
+        """Return the block's part of `(samples, types, kernel, kernel)` as `(children, samples)`."""
         return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
 
     def add_gates(self, x: Tensor, values: Tensor) -> None:
@@ -59,13 +60,13 @@ class Block:
         own += values.T
 
     def read_rows(self, x: Tensor) -> Tensor:
-        """`(children, ...)` of `(groups, kernel, kernel, ...)`."""
+        """Return the block's rows of `(groups, kernel, kernel, ...)`, one for each child: `(children, ...)`."""
         return at_least_float32(x[:, self.place[0], self.place[1]][self._groups_of(x)])
 
     def add_rows(self, x: Tensor, values: Tensor) -> None:
         if x.shape[3] == 1:  # the parents share them
             values = values.sum(1, keepdim=True)
-        # Children that share a row are added up first: one by one, as index_add_ does it, loses digits of many.
+        # Children that share a row are summed first: index_add_ adds them one by one, which loses digits.
         per_group = self.total_types // x.shape[0]
         first, last = self.types.start // per_group, (self.types.stop - 1) // per_group
         own = x[:, self.place[0], self.place[1]]
@@ -77,8 +78,8 @@ class Block:
             own.index_add_(0, self._groups_of(x), values.to(x.dtype))
 
     def _window(self, x: Tensor) -> Tensor:
-        """`(children, images, rows, columns, ...)`: a view without overlaps, for at one place in the windows each
-        position of the map is seen once."""
+        """Return a view of the block's part of a map, `(children, images, rows, columns, ...)`. It has no overlaps,
+        because windows at different positions have different capsules at the same place."""
         down, across = (place * step for place, step in zip(self.place, self.dilation, strict=True))
         vertical, horizontal = self.stride
         rows = slice(down + vertical * self.rows.start, down + vertical * (self.rows.stop - 1) + 1, vertical)
@@ -91,14 +92,14 @@ class Block:
 
 
 def vote_blocks(children: Children, options: Options) -> Iterator[Block]:
-    """Blocks whose votes have BLOCK entries, if one child's for one sample do not have more."""
+    """Yield blocks with at most BLOCK entries of votes, or one child and one sample if these have more."""
     rows, h = children.poses.shape[4], children.weight.shape[5]
     pairs = max(1, BLOCK // (children.parents * rows * h))
     return blocks(children, options, pairs, min(pairs, SAMPLES))
 
 
 def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
-    """Blocks whose poses, and whose weights, have BLOCK entries, for work that makes no votes."""
+    """Yield blocks with about BLOCK entries of poses and of weights, for work that computes no votes."""
     poses, weight = children.poses, children.weight
     parents, d, h = weight.shape[3:]
     samples = max(1, min(count_samples(children, options), 8 * SAMPLES))
@@ -108,13 +109,13 @@ def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
 
 
 def blocks(children: Children, options: Options, pairs: int, samples: int) -> Iterator[Block]:
-    """Every pair of a child and a sample once, in blocks of about that many pairs and samples."""
+    """Yield every pair of a child and a sample once, in blocks of about that many pairs and samples."""
     images, types = children.poses.shape[:2]
     height, width = grid_of(children, options)
-    # Whole images if one fits, else some rows of one.
+    # Whole images if one fits, else rows of one image.
     row_step = min(height, max(1, samples // width))
     image_step = max(1, min(images, samples // (height * width)))
-    # Whole groups if one fits, else some types of one.
+    # Whole groups if one fits, else types of one group.
     per_group = types // children.weight.shape[0]
     type_step = max(1, pairs // (image_step * row_step * width))
     if type_step > per_group:

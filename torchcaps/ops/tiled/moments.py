@@ -1,4 +1,4 @@
-"""Mass, mean and variance of votes, forward and backward, block by block."""
+"""Mass, mean and variance of votes for each parent, forward and backward, block by block."""
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ def moments(
     betas: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A block's own mean is taken off its votes before they are squared, and blocks are joined by the parallel formula
-    of Chan, Golub and LeVeque (1979): nothing is lost when the votes agree far from zero."""
+    """Compute mass, mean, variance and benefit.
+
+    The mean of a block is subtracted from its votes before they are squared, and blocks are joined by the parallel
+    formula of Chan, Golub and LeVeque (1979). So no digits are lost when the votes agree far from zero.
+    """
     layout = Layout(children, options)
     agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
     count, features = count_samples(children, options), layout.rows * layout.h
@@ -32,25 +35,25 @@ def moments(
         own_mass, own_center, own_scatter = (layout.part(x, block.samples) for x in (mass, center, scatter))
         own = [layout.part(x, block.samples) for x in agreement]
         compared = _compared(votes, own)
-        weights = _shares(compared, own, offset, block, layout, scratch=compared)
+        shares = _coefficients(compared, own, offset, block, layout, scratch=compared)
         if children.gates is not None:
-            weights = weights * block.read_gates(children.gates).unsqueeze(layout.parents)
+            shares = shares * block.read_gates(children.gates).unsqueeze(layout.parents)
         if betas is not None:
             rows = block.read_rows(betas).unsqueeze(layout.samples)
-            layout.part(benefit, block.samples).add_((weights * rows).sum(0))
-        added = weights.sum(0)
-        weights = weights.unsqueeze(2)
-        step = (votes * weights).sum(0) / nonzero(added).unsqueeze(1)
+            layout.part(benefit, block.samples).add_((shares * rows).sum(0))
+        added = shares.sum(0)
+        shares = shares.unsqueeze(2)
+        step = (votes * shares).sum(0) / nonzero(added).unsqueeze(1)
         votes -= step
-        step -= own_center  # how far this block's mean is from that of the blocks before
-        share = (added / nonzero(own_mass + added)).unsqueeze(1)
-        own_scatter += votes.square_().mul_(weights).sum(0) + step.square() * share * own_mass.unsqueeze(1)
-        own_center += step.mul_(share)
+        step -= own_center  # distance from the mean of the blocks before to that of this block
+        portion = (added / nonzero(own_mass + added)).unsqueeze(1)
+        own_scatter += votes.square_().mul_(shares).sum(0) + step.square() * portion * own_mass.unsqueeze(1)
+        own_center += step.mul_(portion)
         own_mass += added
     whole = mass.unsqueeze(1)
     scale = 1 / nonzero(whole + options.eps)
     mean = center * whole * scale
-    # Around the returned mean, which eps pulls towards zero.
+    # The variance is around the returned mean, which eps pulls towards zero.
     variance = (scatter + whole * (center - mean).square()) * scale
     return (
         layout.unpack(mass),
@@ -72,8 +75,11 @@ def moments_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    """With deviation e = V - mean and share D = gate c, the gradient of a vote itself is D (pull + 2 spread e), and
-    that of its share is constant + sum_k (pull + spread e) e."""
+    """Add the gradients of the children to `into`; return those of target, precision, prior, offset and betas.
+
+    With deviation e = V - mean and share D = gate c, the gradient of the share is constant + sum_k (pull + spread e) e.
+    The gradient of the vote is D (pull + 2 spread e), and what comes through its logit is added to it.
+    """
     layout = Layout(children, options)
     grad_mass, grad_mean, grad_variance, grad_benefit = grads
     mass, mean, variance = results
@@ -92,22 +98,22 @@ def moments_backward(
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         own, own_found = ([layout.part(x, block.samples) for x in of] for of in (agreement, found))
         compared, buffer = _compared(votes, own), torch.empty_like(votes)
-        shares = _shares(compared, own, offset, block, layout, scratch=buffer)
-        weights = shares if gate is None else shares * gate
-        # In place, unless the votes themselves are still to be compared with a query.
+        coefficients = _coefficients(compared, own, offset, block, layout, scratch=buffer)
+        shares = coefficients if gate is None else coefficients * gate
+        # In place, unless the votes are still needed for the gradient of a query.
         deviations = torch.sub(votes, layout.part(mean, block.samples), out=buffer if len(own) == 1 else votes)
         own_spread = layout.part(spread, block.samples)
         slope = torch.addcmul(layout.part(pull, block.samples), own_spread, deviations)
-        benefit = (slope * deviations).sum(2) + layout.part(constant, block.samples)
+        grad_shares = (slope * deviations).sum(2) + layout.part(constant, block.samples)
         if betas is not None and grad_betas is not None:
             own_benefit = layout.part(grad_benefit, block.samples)
-            benefit += block.read_rows(betas).unsqueeze(layout.samples) * own_benefit
-            block.add_rows(grad_betas, (weights * own_benefit).sum(layout.samples))
+            grad_shares += block.read_rows(betas).unsqueeze(layout.samples) * own_benefit
+            block.add_rows(grad_betas, (shares * own_benefit).sum(layout.samples))
         if into.gates is not None:
-            block.add_gates(into.gates, (shares * benefit).sum(layout.parents))
-        grad_votes = slope.addcmul_(own_spread, deviations).mul_(weights.unsqueeze(2))
+            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
+        grad_votes = slope.addcmul_(own_spread, deviations).mul_(shares.unsqueeze(2))
         if own:
-            grad_logits = layout.over_parents_backward(weights * benefit, shares)
+            grad_logits = layout.over_parents_backward(shares * grad_shares, coefficients)
             if grad_offset is not None:
                 block.add_rows(grad_offset, grad_logits.sum(layout.samples))
             torch.mul(compared, grad_logits.unsqueeze(2), out=buffer)
@@ -127,14 +133,14 @@ def moments_backward(
 
 
 def _compared(votes: Tensor, agreement: list[Tensor]) -> Tensor:
-    """What logits follow from: deviations from a Gaussian's mean, or the votes as they are."""
+    """Return what logits are computed from: deviations from a Gaussian's mean, or the votes."""
     return votes - agreement[0] if len(agreement) == 3 else votes
 
 
-def _shares(
+def _coefficients(
     compared: Tensor, agreement: list[Tensor], offset: Tensor | None, block: Block, layout: Layout, scratch: Tensor
 ) -> Tensor:
-    """Coefficients of a block. A Gaussian's squares are written to `scratch`, nothing else is."""
+    """Return the coefficients of a block. With a Gaussian agreement `scratch` is overwritten."""
     if not agreement:
         return torch.full_like(compared[:, :, 0], 1 / layout.count)
     if len(agreement) == 1:

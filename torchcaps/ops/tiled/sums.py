@@ -1,4 +1,4 @@
-"""Weighted sums of votes, forward and backward, block by block."""
+"""Weighted sums of votes for each parent, forward and backward, block by block."""
 
 import torch
 from torch import Tensor
@@ -10,6 +10,10 @@ from torchcaps.ops.tiled.tiles import Layout, dot_tiles
 
 
 def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+    """Compute the weighted sums, and the logarithms of the denominators of a softmax over the children.
+
+    A softmax over the children sums exponentials relative to the largest logit so far, and rescales when it grows.
+    """
     layout, over_children = Layout(children, options), options.softmax == "children"
     query = layout.pack(query)
     sums = torch.zeros_like(query)
@@ -27,7 +31,7 @@ def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, optio
             if gate is not None:
                 logits = logits.masked_fill(gate == 0, -torch.inf)
             higher = torch.maximum(highest, logits.amax(0))
-            finite = higher.masked_fill(higher == -torch.inf, 0)  # nobody is there yet
+            finite = higher.masked_fill(higher == -torch.inf, 0)  # no child is present yet
             weights = (logits - finite).exp_()
             if gate is not None:
                 weights *= gate
@@ -42,7 +46,7 @@ def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, optio
         total += tile.sum(weights)
     if over_children:
         sums /= nonzero(masses).unsqueeze(1)
-        # Of a mass that counts as 0 all coefficients are 0 in the backward pass.
+        # Infinity where the mass counts as 0: all coefficients are 0 in the backward pass.
         masses = layout.unpack(torch.where(masses < 1e-30, torch.inf, largest + masses.log()))
     return layout.unpack(sums), masses
 
@@ -56,8 +60,11 @@ def weighted_sum_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor, Tensor | None]:
-    """Over the parents each child is a problem of its own; over the children
-    sum_i c_ij (grad_j . V_ij) = grad_j . sum_j, so that one pass is enough either way."""
+    """Add the gradients of the children to `into`; return those of query and offset.
+
+    One pass is enough. A softmax over the parents needs one child at a time. For one over the children the mean of the
+    coefficients' gradients is known: sum_i c_ij (grad_j . V_ij) = grad_j . sum_j.
+    """
     layout, over_children = Layout(children, options), options.softmax == "children"
     (grad,), (sums, log_masses) = grads, results
     expected = layout.pack((grad * sums).sum(-1))
@@ -68,32 +75,32 @@ def weighted_sum_backward(
     for tile in dot_tiles(layout, children, options):
         block = tile.block
         own_query, own_grad = layout.part(query, block.samples), layout.part(grad, block.samples)
-        logits, benefit = tile.logits(own_query), tile.dot(own_grad)  # benefit: how the loss changes with a coefficient
+        logits, grad_shares = tile.logits(own_query), tile.dot(own_grad)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         if over_children:
-            shares = (logits - layout.part(log_masses, block.samples)).exp_()
+            coefficients = (logits - layout.part(log_masses, block.samples)).exp_()  # without the gates
             if gate is not None:
-                shares.masked_fill_(gate == 0, 0)
-            benefit -= layout.part(expected, block.samples)
+                coefficients.masked_fill_(gate == 0, 0)
+            grad_shares -= layout.part(expected, block.samples)
         else:
-            shares = layout.over_parents(logits, options.leaky)
-        weights = shares if gate is None else shares * gate
+            coefficients = layout.over_parents(logits, options.leaky)
+        shares = coefficients if gate is None else coefficients * gate
         if into.gates is not None:
-            block.add_gates(into.gates, (shares * benefit).sum(layout.parents))
-        grad_logits = weights * benefit
+            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
+        grad_logits = shares * grad_shares
         if not over_children:
-            grad_logits = layout.over_parents_backward(grad_logits, shares)
+            grad_logits = layout.over_parents_backward(grad_logits, coefficients)
         if grad_offset is not None:
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
         layout.part(grad_query, block.samples).add_(tile.grad_query(grad_logits))
-        tile.add_child_gradients(weights, own_grad, grad_logits, own_query, into)
+        tile.add_child_gradients(shares, own_grad, grad_logits, own_query, into)
     return layout.unpack(grad_query), grad_offset
 
 
 def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
-    """One matrix product of poses and weights, and no votes."""
+    """Compute the sum of the votes, as one matrix product of poses and weights: no vote is computed."""
     parents, rows, h = children.parents, children.poses.shape[4], children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), rows, parents, h)
     for block in pose_blocks(children, options):
@@ -110,6 +117,7 @@ def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
 def vote_sum_backward(
     grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
 ) -> tuple[()]:
+    """Add the gradients of the children to `into`."""
     parents, _, h = children.weight.shape[3:]
     grad = at_least_float32(grads[0]).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
     for block in pose_blocks(children, options):
@@ -123,11 +131,11 @@ def vote_sum_backward(
             if into.poses is not None:
                 block.add(into.poses, pulled if gate is None else pulled * gate[..., None, None])
             if into.gates is not None:
-                benefit = (pulled * poses).sum((2, 3))
+                grad_gates = (pulled * poses).sum((2, 3))
                 if children.bias is not None:
-                    offsets = block.read_rows(children.bias).expand(-1, parents, -1, -1)
-                    benefit += torch.einsum("nrjh,cjrh->cn", part, offsets)
-                block.add_gates(into.gates, benefit)
+                    bias = block.read_rows(children.bias).expand(-1, parents, -1, -1)
+                    grad_gates += torch.einsum("nrjh,cjrh->cn", part, bias)
+                block.add_gates(into.gates, grad_gates)
         if into.weight is not None:
             own = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, parents, h)
             block.add_weight(into.weight, own.transpose(1, 2))
@@ -138,11 +146,11 @@ def vote_sum_backward(
 
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:
-    """`(groups, d, parents * h)`."""
+    """Return the block's weights as matrices, `(groups, d, parents * h)`."""
     return block.read_weight(weight).transpose(1, 2).flatten(2)
 
 
 def _group_sums(poses: Tensor, gate: Tensor | None, groups: int) -> Tensor:
-    """Sums over children that share weights of `(children, samples, rows, d)`: `(samples * rows, groups * d)`."""
+    """Sum poses over children that share weights: `(children, samples, rows, d)` to `(samples * rows, groups * d)`."""
     poses = poses if gate is None else poses * gate[..., None, None]
     return poses.unflatten(0, (groups, -1)).sum(1).permute(1, 2, 0, 3).flatten(2).flatten(0, 1)

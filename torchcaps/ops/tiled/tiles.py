@@ -1,4 +1,4 @@
-"""The votes of a block, with the parents innermost, and the way back to the gradients of poses, weights and biases."""
+"""The votes of a block, and the gradients of poses, weights and biases from those of the votes."""
 
 from collections.abc import Iterator
 
@@ -11,15 +11,15 @@ from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.tiled import blocks as sizes
 from torchcaps.ops.tiled.blocks import Block, blocks, vote_blocks
 
-LANES = 16  # what is innermost should be no shorter, if it can
+LANES = 16  # shortest innermost dimension that is fast
 
 
 class Layout:
-    """How the tensors of a block lie in memory: `(children, samples, features, parents)` or, where parents are too few
-    to be innermost, `(children, parents, features, samples)`.
+    """Memory layout of the tensors of a block: `(children, samples, features, parents)`, or `(children, parents,
+    features, samples)` if the parents are too few to be innermost.
 
     Attributes:
-        parents, samples: their dimensions in `(children, ., .)`.
+        parents, samples: dimensions of the parents and the samples in a tensor without features.
     """
 
     def __init__(self, children: Children, options: Options):
@@ -28,7 +28,7 @@ class Layout:
         self.parents, self.samples = (2, 1) if self.parents_last else (1, 2)
 
     def pack(self, x: Tensor) -> Tensor:
-        """`(samples, parents)` or `(samples, parents, features)` in this layout."""
+        """Return `(samples, parents)` or `(samples, parents, features)` in this layout."""
         x = at_least_float32(x)
         if x.dim() == 2:
             return x if self.parents_last else x.T.contiguous()
@@ -37,6 +37,7 @@ class Layout:
         return x.unflatten(2, (self.rows, self.h)).permute(1, 3, 2, 0).flatten(1, 2).contiguous()
 
     def unpack(self, x: Tensor) -> Tensor:
+        """Undo `pack`."""
         if x.dim() == 2:
             return x if self.parents_last else x.T.contiguous()
         if self.parents_last:
@@ -44,29 +45,29 @@ class Layout:
         return x.unflatten(1, (self.h, self.rows)).permute(3, 0, 2, 1).flatten(2).contiguous()
 
     def unpack_votes(self, votes: Tensor) -> Tensor:
-        """`(samples, children, parents, features)` of a block's votes."""
+        """Return a block's votes as `(samples, children, parents, features)`."""
         if self.parents_last:
             return votes.permute(1, 0, 3, 2)
         return votes.unflatten(2, (self.h, self.rows)).permute(4, 0, 1, 3, 2).flatten(3)
 
     def part(self, x: Tensor, samples: slice) -> Tensor:
-        """A view of some samples."""
+        """Return a view of some samples."""
         return x[samples] if self.parents_last else x[..., samples]
 
     def over_parents(self, logits: Tensor, leaky: bool = False) -> Tensor:
-        """Their softmax."""
+        """Return the softmax of logits over the parents."""
         if not leaky:
             return logits.softmax(self.parents)
         indifferent = torch.zeros_like(logits.narrow(self.parents, 0, 1))
         return torch.cat([logits, indifferent], self.parents).softmax(self.parents).narrow(self.parents, 0, self.count)
 
-    def over_parents_backward(self, grad_shares: Tensor, shares: Tensor) -> Tensor:
-        """Gradient of the logits, given the shares and their product with their gradient."""
-        return grad_shares - shares * grad_shares.sum(self.parents, keepdim=True)
+    def over_parents_backward(self, products: Tensor, coefficients: Tensor) -> Tensor:
+        """Return the gradient of the logits, given the coefficients and the products of shares and their gradients."""
+        return products - coefficients * products.sum(self.parents, keepdim=True)
 
 
 class Tile:
-    """A block's poses and weights, and the way to its votes and back.
+    """Poses and weights of a block; it computes the block's votes, and the gradients that follow from theirs.
 
     Attributes:
         poses: `(children, samples, rows, d)`.
@@ -78,7 +79,7 @@ class Tile:
         self.poses = block.read(children.poses)
         self.weight = block.read_weight(children.weight)
         groups, count = self.weight.shape[0], self.poses.shape[0]
-        # The two sides of the product whose result is the votes, d in the middle.
+        # Factors of the matrix product that gives the votes; it sums over d.
         if layout.parents_last:
             self.left = self.poses.view(groups, -1, self.poses.shape[3])
             self.right = self.weight.permute(0, 2, 3, 1).flatten(2)
@@ -88,7 +89,7 @@ class Tile:
             self.right = self.poses.permute(0, 3, 2, 1).flatten(2)
 
     def votes(self) -> Tensor:
-        """The votes, to do with as one likes."""
+        """Compute the votes into a fresh buffer; callers may overwrite it."""
         votes = torch.bmm(self.left, self.right)
         count, samples = self.poses.shape[:2]
         if self.layout.parents_last:
@@ -102,7 +103,7 @@ class Tile:
         return votes
 
     def add_gradients(self, grad: Tensor, into: Gradients) -> None:
-        """Add what follows from the gradient of the votes."""
+        """Add the gradients of poses, weight and bias, given that of the votes."""
         count, samples, rows, d = self.poses.shape
         groups, parents, _, h = self.weight.shape
         product = grad.view(self.left.shape[0], self.left.shape[1], -1)
@@ -126,7 +127,7 @@ class Tile:
 
 
 class DotTile(Tile):
-    """The votes of a block and their products with vectors of the parents."""
+    """The votes of a block, stored, and their products with vectors of the parents."""
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
         super().__init__(block, layout, children)
@@ -134,14 +135,14 @@ class DotTile(Tile):
         self.lengths = nonzero(vector_norm(self.block_votes, dim=2)) if unit else None
 
     def dot(self, vectors: Tensor) -> Tensor:
-        """`V_ij . vector_j`."""
+        """Return `V_ij . vector_j`."""
         return (self.block_votes * vectors).sum(2)
 
     def logits(self, query: Tensor) -> Tensor:
         return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
 
     def sum(self, weights: Tensor) -> Tensor:
-        """`sum_i weight_ij V_ij`."""
+        """Return `sum_i weight_ij V_ij`."""
         return (self.block_votes * weights.unsqueeze(2)).sum(0)
 
     def grad_query(self, grad_logits: Tensor) -> Tensor:
@@ -150,7 +151,7 @@ class DotTile(Tile):
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
-        """Of `V_ij`: `weight_ij grad_j + grad_logit_ij d logit_ij / d V_ij`."""
+        """Add what follows from `grad_V_ij = weight_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)`."""
         if self.lengths is None:
             grad_votes = torch.mul(query, grad_logits.unsqueeze(2), out=self.block_votes)
         else:
@@ -162,8 +163,8 @@ class DotTile(Tile):
 
 
 class PulledTile:
-    """What `DotTile` gives, where children share weights, without a vote: `(pose W) . q = pose . (W q)`, and W q is
-    needed once for all of them."""
+    """The results of `DotTile` for children that share weights, without votes: `(pose W) . q = pose . (W q)`, where W q
+    is the same for all children of a group."""
 
     def __init__(self, block: Block, layout: Layout, children: Children):
         self.block, self.layout = block, layout
@@ -200,44 +201,45 @@ class PulledTile:
                 self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
 
     def _rows(self, vectors: Tensor) -> Tensor:
-        """`(parents, samples * rows, h)` of the parents' vectors."""
+        """Return vectors of the parents as `(parents, samples * rows, h)`."""
         vectors = self.layout.unpack(vectors).unflatten(2, (self.rows, self.h))
         return vectors.transpose(0, 1).flatten(1, 2)
 
     def _pull(self, vectors: Tensor) -> Tensor:
-        """`W q`, `(groups, samples, rows * d, parents)`."""
+        """Return `W q`, `(groups, samples, rows * d, parents)`."""
         pulled = torch.bmm(self.weight, self._rows(vectors).transpose(1, 2))
         pulled = pulled.view(-1, self.groups, self.d, self.samples, self.rows)
         return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
 
     def _push(self, weights: Tensor) -> Tensor:
-        """Sums over the children of a group, `(groups, samples, rows * d, parents)`."""
+        """Return weighted sums of the poses of each group, `(groups, samples, rows * d, parents)`."""
         return self.poses.transpose(2, 3) @ self._to_groups(weights)
 
     def _parents_first(self, pushed: Tensor) -> Tensor:
-        """`(parents, groups * d, samples * rows)`."""
+        """Return the result of `_push` as `(parents, groups * d, samples * rows)`."""
         pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
         return pushed.flatten(3).flatten(1, 2)
 
     def _from_groups(self, x: Tensor) -> Tensor:
-        """From `(groups, samples, children of a group, parents)` to the layout."""
+        """Bring `(groups, samples, children of a group, parents)` into the layout."""
         order = (0, 2, 1, 3) if self.layout.parents_last else (0, 2, 3, 1)
         return x.permute(order).flatten(0, 1)
 
     def _to_groups(self, x: Tensor) -> Tensor:
+        """Undo `_from_groups`."""
         x = x.unflatten(0, (self.groups, -1))
         return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
 def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[DotTile | PulledTile]:
-    """All pairs of children and samples, a block at a time, each in the cheaper of the two ways."""
+    """Yield all pairs of children and samples, block by block, as tiles of the cheaper kind."""
     poses, weight = children.poses, children.weight
     per_group = poses.shape[1] // weight.shape[0]
     if per_group == 1 or options.unit or children.bias is not None:
         for block in vote_blocks(children, options):
             yield DotTile(block, layout, children, options.unit)
         return
-    # Logits are the largest now, or what is pulled through the weights of a group.
+    # The largest tensor is now the logits, or the result of `_pull`.
     pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
     for block in blocks(children, options, pairs, min(pairs, sizes.SAMPLES)):
         yield PulledTile(block, layout, children)

@@ -1,4 +1,4 @@
-"""The reductions as Triton kernels, for CUDA devices."""
+"""The "triton" backend: the reductions as kernels for CUDA devices."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
 
-# Imported at the first call: Triton may be missing.
+# The kernels are imported at the first call, because Triton may not be installed.
 
 
 def vote_sum(*arguments: Any) -> Tensors:

@@ -1,20 +1,20 @@
 # mypy: allow-untyped-defs
 """The reductions over votes as Triton kernels, forward and backward.
 
-They compute what `StoredVotes` defines, for votes of poses through weights, and store no vote. A tile of votes, those
-of one child in a block of samples for a block of parents, lives in registers and is made anew from poses and weights
-wherever it is needed, in the backward pass too. Memory grows with poses, weights and parents only. Poses are read where
-they lie on the map, and their gradients are added there.
+They compute what `StoredVotes` defines, for votes of poses and weights, and store no vote. A tile holds the votes of
+one child, for a block of samples and a block of parents. It lives in registers and is computed again from poses and
+weights wherever it is needed, in the backward pass too. Memory grows with poses, weights and parents only. Poses are
+read from the map, and their gradients are added there, without a copy of the windows.
 
-A program adds up in registers along the axis it loops over, so each kind of sum has a loop of its own:
+A program sums in registers along the axis of its loop, so there are two kinds of loops:
 
-- over the children: sums for a parent, and the gradients of what its agreement is made of. The gradients of poses and
-  gates are complete for each child, if all parents are there;
-- over the samples, and the children that share weights: gradients of weights.
+- over the children: sums for a parent, and the gradients of the agreement's tensors. If all parents are in one block,
+  each step also has the complete gradients of one child's pose and gate;
+- over the samples and the children that share weights: gradients of weights, biases, betas and offsets.
 
-A loop that leaves the device idle is split among programs, which write parts that are added up afterwards. What is
-added to a gradient in place is added once by each launch, so the order of the programs does not matter; and sizes alone
-decide about blocks and splits: the same device gives the same digits each time.
+Where a loop would leave the device idle, it is split among programs, and their partial results are summed afterwards.
+Results are the same to the last digit each time on one device: in each launch, at most one program adds to a number of
+a gradient, and blocks and splits depend on sizes alone.
 """
 
 import triton
@@ -47,7 +47,7 @@ from torchcaps.ops.triton.tiles import (
     vote_gradient,
 )
 
-# A kernel serves all of these: it is compiled once for a layer, and not again for each batch and map.
+# Arguments without specialization: a kernel is compiled once for a layer, and not again for each batch or map size.
 SIZES = [
     "samples", "children", "per_split", "per_group", "n_samples", "windows_down", "windows_across",
     "sample_0", "sample_down", "sample_across", "sample_image", "pose_0", "pose_down", "pose_across", "pose_image",
@@ -70,10 +70,10 @@ def sums(
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """Sums over one split of the children. Softmax over the children: votes weighted by exp(logit - peak), and these
-    weights. Over the parents: votes weighted by shares; or with `squares` the shares, the mean's offset from an origin
-    (a Gaussian's mean, or the votes of the first child) and the squared deviations from the mean, child by child as
-    Welford has it. That expands no square and adds up no large number, so the digits of votes that agree survive."""
+    """Sum over one split of the children. Softmax over the children: votes weighted by exp(logit - peak), and these
+    weights. Softmax over the parents: votes weighted by shares; or with `squares` the shares, the mean relative to an
+    origin (a Gaussian's mean, or the votes of the first child) and the squared deviations from the mean, updated child
+    by child (Welford, 1962). That expands no square and sums no large numbers: votes that agree keep their digits."""
     n, r, h, j, present, real = tile_axes(
         tl.program_id(0) * block_n, tl.program_id(1) * block_j, n_samples, parents,
         block_r, block_h, block_n, block_j, per_lane,
@@ -172,10 +172,10 @@ def normalize(
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """For one split of the children, block after block of parents: peak and mass of each child's softmax over the
-    parents and, in the backward pass, the mean of the shares' gradients under it, which is the gradient of the child's
-    gate. `norms` are two times these three: several threads read a number that one of them writes, so each block reads
-    what the block before wrote, and writes elsewhere."""
+    """Compute peak and mass of each child's softmax over the parents, for one split of the children, looping over
+    blocks of parents. In the backward pass also compute the gradient of the child's gate: the mean of the gradients of
+    its shares under this softmax. `norms` holds two copies of these three. Several threads read a number that one of
+    them writes, so each block reads the copy that the block before wrote, and writes the other."""
     first = tl.program_id(1) * per_split
     last = tl.minimum(first + per_split, children)
     stride = samples.to(tl.int64) * children
@@ -238,10 +238,10 @@ def grads(
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """Over one split of the children: adds to gradients of poses and gates, and sums up those of what the agreement
-    is made of, as parts `(splits, target and precision and prior)`. No two windows of one launch have a pose in
-    common. `norms` (peak, mass, gate's gradient of each child) are read if the parents are in several blocks, else
-    written, for the weights' gradients."""
+    """Add the gradients of poses and gates for one split of the children, and write the gradients of the agreement's
+    tensors as `parts`, `(splits, target and precision and prior)`. No two windows of one launch may share a pose.
+    `norms` (peak, mass and gate gradient of each child) is read if the parents are in several blocks, else written for
+    `weight_grads`."""
     first = tl.program_id(1) * per_split
     last = tl.minimum(first + per_split, children)
     stride = samples.to(tl.int64) * children
@@ -360,15 +360,15 @@ def weight_grads(
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what the children of a group share, over one split of these children and the samples; those of
-    weight and bias are added to, if there is one split."""
+    """Compute the gradients of weight, bias, betas and offset for a group, over one split of its children and the
+    samples. With `add` those of weight and bias are added in place."""
     row, block = tl.program_id(0), tl.program_id(1)
     weights = tl.zeros([block_n, whole_d, 1, block_h, block_j], dtype)
     biases = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
     shares = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
     logits = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
     stride = samples.to(tl.int64) * children
-    # Child after child for the same samples, whose parents are read once.
+    # The loop over children is inside that over samples, so that the parents of a block of samples are read once.
     first = tl.program_id(2).to(tl.int64) * per_split
     last = tl.minimum(first + per_split, per_group.to(tl.int64) * tl.cdiv(n_samples, block_n))
     for block_of_samples in number_range(
@@ -465,7 +465,7 @@ def weight_grads(
 
 @triton.jit
 def _give(here, x, inside, add: tl.constexpr):
-    """One program writes a number, or adds it to what is there."""
+    """Store numbers, or add them to memory; no other program writes there."""
     if add:
         tl.atomic_add(here, x, mask=inside, sem="relaxed")
     else:

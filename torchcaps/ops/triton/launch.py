@@ -1,4 +1,4 @@
-"""How the kernels divide the work, and the reductions that they make."""
+"""Launches of the Triton kernels: how they divide the work, and the reductions made from them."""
 
 import contextlib
 import itertools
@@ -18,22 +18,22 @@ from torchcaps.ops.numerics import at_least_float32
 from torchcaps.ops.triton import kernels, pairs
 from torchcaps.ops.triton.sizes import Layer, Tile, choose_tile
 
-MOST_SPLITS = 2**16 - 1  # CUDA has no more blocks along the second and third side of a grid
-MOST_PARTS = 2**22  # numbers that the splits of a sum write before they are joined
+MOST_SPLITS = 2**16 - 1  # limit of CUDA on the second and third side of a grid
+MOST_PARTS = 2**22  # most numbers that the splits of a sum write before they are joined
 NO_PACK = dict.fromkeys(
     ("k_target", "k_precision", "k_prior", "k_slope", "k_curve", "k_center", "k_base", "k_benefit", "k_lse"), -1
 )
 
 
 class Problem:
-    """What the kernels read, and how each of them divides the work.
+    """One reduction over votes: the arguments of its kernels, and their launches forward and backward.
 
     Args:
-        target: `(samples, parents, features)`, a Gaussian's mean or a query, or None.
-        precision, prior: `(samples, parents, features)` and `(samples, parents)`, or None.
-        offset: `(groups, kernel, kernel, parents)`, with groups of its own, or None.
-        betas: `(groups, kernel, kernel, parents or 1)`, with groups of their own, or None.
-        moments: are mass, mean and variance computed, or weighted sums?
+        target: query or a Gaussian's mean, `(samples, parents, features)`, or None.
+        precision, prior: other tensors of a Gaussian, `(samples, parents, features)` and `(samples, parents)`, or None.
+        offset: offset of the logits, `(groups, kernel, kernel, parents)`, or None.
+        betas: betas of the benefit, `(groups, kernel, kernel, parents or 1)`, or None.
+        moments: whether to compute mass, mean and variance, and not weighted sums.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Problem:
     ):
         for x in (*children, target, precision, prior, offset, betas):
             if x is not None and not x.is_floating_point():
-                raise ValueError(f"the triton backend takes floating-point numbers, got {x.dtype}")
+                raise ValueError(f"backend='triton' needs floating-point tensors, got {x.dtype}: use .float()")
         poses, weight = at_least_float32(children.poses), at_least_float32(children.weight)
         bias, gates, *about, self.offset, self.betas = (
             None if x is None else at_least_float32(x)
@@ -118,16 +118,17 @@ class Problem:
     def _types_per_row(self, x: Tensor | None) -> int:
         return 1 if x is None else self.types // x.shape[0]
 
-    # ------------------------------------------------------------ how the work is divided
+    # ------------------------------------------------------------ division of the work
 
     def tile(self, kernel: str) -> Tile:
+        """Return the tile of a kernel."""
         layer = Layer(
             kernel, self.agreement, self.moments, self.over_children, self.parents, self.rows, self.depth, self.width
         )
         return choose_tile(layer, architecture(self.device))
 
     def sizes(self, tile: Tile, samples: int) -> dict[str, Any]:
-        """The tile as a kernel's arguments."""
+        """Return the arguments of a kernel that follow from its tile."""
         block_n = min(tile.samples, triton.next_power_of_2(samples))
         most = tile.weights // (self.arguments["block_h"] * tile.per_lane)
         block_d = max(1, min(4, triton.next_power_of_2(self.depth), tile.loads // block_n, most))
@@ -136,14 +137,14 @@ class Problem:
         return sizes | {"held": held} | ({} if INTERPRETED else {"num_warps": tile.warps})
 
     def split(self, items: int, programs: int, tile: Tile, part: int = 1) -> tuple[int, int]:
-        """How many splits of how many items fill the device, if each writes parts of so many numbers."""
+        """Return how many splits fill the device and the items in each, if a split writes `part` numbers."""
         wanted = 8 if INTERPRETED else tile.programs * multiprocessors(self.device)
         most = max(1, min(items, wanted // programs, MOST_PARTS // part, MOST_SPLITS))
         per_split = triton.cdiv(items, most)
         return triton.cdiv(items, per_split), per_split
 
     def windows(self, apart: bool) -> list[dict[str, int]]:
-        """The samples of one launch or, `apart`, of several launches in each of which no two have a pose in common."""
+        """Return the samples of one launch; or, `apart`, of several launches such that no two of one share a pose."""
         down, across = self.grid
         steps = [
             _step_apart(*of_side) if apart else 1
@@ -177,7 +178,7 @@ class Problem:
         run(self.device, kernel, grid, **self.arguments, **arguments)
 
     def launch_pairs(self, kernel: Any, **arguments: Any) -> None:
-        """A kernel of the parents' size."""
+        """Launch a kernel over pairs of samples and parents."""
         block_f = triton.next_power_of_2(self.features)
         scores, block = self.samples * self.parents, 4 if INTERPRETED else max(1, 1024 // block_f)
         run(
@@ -189,8 +190,8 @@ class Problem:
     # ------------------------------------------------------------ forward
 
     def sums(self) -> dict[str, Tensor | None]:
-        """For each split of the children: totals, masses, squares, benefits and peaks, and the origins of the means,
-        or None."""
+        """Return the results of `kernels.sums`: totals, masses, squares, benefits and peaks of each split of the
+        children, and the origins of the means. Those that are not needed are None."""
         (windows,), tile = self.windows(apart=False), self.tile("sums")
         target, precision, prior = (_contiguous(x) for x in self.about)
         one_block = tile.parents >= self.parents
@@ -223,7 +224,7 @@ class Problem:
         return found
 
     def weighted_sum(self) -> tuple[Tensor, Tensor]:
-        """The sums, and the logarithms of the denominators of a softmax over the children."""
+        """Return the sums, and the logarithms of the denominators of a softmax over the children."""
         sums = self.new(self.samples, self.parents, self.features)
         lse = self.new(self.samples, self.parents) if self.over_children else self.new(0)
         if self.empty:
@@ -239,7 +240,7 @@ class Problem:
         return sums, lse
 
     def merge(self, parts: dict[str, Tensor | None], center: Tensor | None = None, **results: Tensor | None) -> None:
-        """Joins the splits' parts."""
+        """Join the results of the splits."""
         nothing = dict.fromkeys(("result", "variance", "mass", "benefit", "lse"))
         parts = {name: parts[name] for name in ("totals", "squares", "masses", "benefits", "peaks")}
         totals = parts["totals"]
@@ -260,7 +261,7 @@ class Problem:
         grad_benefit: Tensor | None = None,
         **results: Tensor | None,
     ) -> dict[str, Any]:
-        """What a kernel must know of each parent, in one tensor `(samples, size, parents)`, and where in it."""
+        """Return what a kernel must know of each parent: one tensor `(samples, size, parents)`, and the rows in it."""
         wide = {
             "k_target": target, "k_precision": precision, "k_slope": grad, "k_curve": grad_variance,
             "k_center": grad_variance if precision is None else None,
@@ -285,7 +286,7 @@ class Problem:
         return {"pack": pack, "size": size, **places}
 
     def normalize(self, pack: dict[str, Any], with_grads: bool) -> Tensor:
-        """Peaks, masses and the gates' gradients of the softmax over the parents, `(3, samples, children)`."""
+        """Return peak, mass and gate gradient of each child's softmax over the parents, `(3, samples, children)`."""
         (windows,), tile = self.windows(apart=False), self.tile("normalize")
         sizes = self.sizes(tile, self.samples)
         blocks = triton.cdiv(self.samples, sizes["block_n"])
@@ -298,7 +299,7 @@ class Problem:
         return norms[(triton.cdiv(self.parents, tile.parents) - 1) % 2]
 
     def grads(self, into: Gradients, **packed: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Adds the gradients of the children; those of target, precision, prior, offset and betas."""
+        """Add the gradients of the children; return those of target, precision, prior, offset and betas."""
         if self.empty:
             return tuple(None if x is None else torch.zeros_like(x) for x in (*self.about, self.offset, self.betas))
         target, precision, prior = self.about
@@ -326,23 +327,23 @@ class Problem:
         return *self._of_parents(parts), *of_rows
 
     def _of_parents(self, parts: Tensor | None) -> Iterator[Tensor | None]:
-        """Gradients of target, precision and prior."""
+        """Yield the gradients of target, precision and prior."""
         whole, first = None if parts is None else _total(parts), 0
         for x in self.about:
             if x is None or whole is None:
                 yield None
             else:
                 own = whole[first : first + x.numel()].view(x.shape)
-                yield own.clone() if first else own  # an operator's results share no memory, and are aligned
+                yield own.clone() if first else own  # results of an operator must not share memory, and must be aligned
                 first += x.numel()
 
     def weight_grads(self, into: Gradients, norms: Tensor | None, pack: dict[str, Any]) -> tuple[Tensor | None, ...]:
-        """Adds gradients of weight and bias; those of offset and betas. One launch if these have the same groups."""
+        """Add the gradients of weight and bias; return those of offset and betas. One launch per number of groups."""
         (windows,), tile = self.windows(apart=False), self.tile("weight_grads")
         sizes = self.sizes(tile, self.samples)
         n_blocks, j_blocks = triton.cdiv(self.samples, sizes["block_n"]), triton.cdiv(self.parents, tile.parents)
         whole_d = triton.next_power_of_2(self.depth)
-        # With the parents last, as a kernel has them; gradients of weight and bias are added to what is there.
+        # Views with the parents last, the order in which the kernel writes.
         into_views = {
             name: None if x is None else _view_parents_last(x)
             for name, x in (("grad_weight", into.weight), ("grad_bias", into.bias))
@@ -356,7 +357,7 @@ class Problem:
             rows, per_group = groups * self.places, self.types // groups
             part = sum(x.numel() for x in own.values())
             splits, per_split = self.split(per_group * n_blocks, rows * j_blocks, tile, part)
-            # A number that one program alone adds to is added to in place.
+            # The kernel adds in place where one program alone adds to each number.
             in_place = {
                 name
                 for name, x in own.items()
@@ -389,13 +390,14 @@ class Problem:
 
 
 def run(device: torch.device, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-    """Starts a kernel. Tests replace this function to see what would be started."""
+    """Start a kernel. Tests replace this function to see what would be started."""
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         kernel[grid](**arguments)
 
 
 @cache
 def architecture(device: torch.device) -> str:
+    """Return the architecture by its name in the table of tiles, such as "sm_90"."""
     if device.type != "cuda":
         return "interpreter"
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
@@ -407,7 +409,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def _step_apart(kernel: int, stride: int, dilation: int) -> int:
-    """The least number m such that windows whose positions differ by multiples of m have no place in common."""
+    """Return the least m such that windows whose positions differ by multiples of m do not overlap."""
     distances = {dilation * k for k in range(1, kernel)}
     return next(
         m
@@ -421,7 +423,7 @@ def _contiguous(x: Tensor | None) -> Any:
 
 
 def _view_parents_last(x: Tensor) -> Tensor:
-    """`(groups, kernel, kernel, parents, ...)` with the parents last."""
+    """Return `(groups, kernel, kernel, parents, ...)` with the parents last."""
     return x.movedim(3, -1)
 
 
@@ -431,7 +433,7 @@ def _parents_last(x: Tensor | None) -> Any:
 
 @contextlib.contextmanager
 def _in_place(x: Tensor | None) -> Iterator[Tensor | None]:
-    """What a kernel can add to: x itself, or what is added to x afterwards."""
+    """Return a contiguous tensor for a kernel to add to: x, or a buffer that is added to x afterwards."""
     if x is None or x.is_contiguous():
         yield x
     else:
@@ -441,7 +443,7 @@ def _in_place(x: Tensor | None) -> Iterator[Tensor | None]:
 
 
 def _total(parts: Tensor) -> Tensor:
-    """The sum over splits."""
+    """Return the sum over the splits."""
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
@@ -458,7 +460,7 @@ def weighted_sum_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    """Adds the gradients of the children; those of query and offset."""
+    """Add the gradients of the children to `into`; return those of query and offset."""
     (grad,), (sums, lse) = grads, results
     p = Problem(children, options, query, offset=offset)
     found = p.grads(into, grad=grad, sums=sums, lse=lse if p.over_children else None)

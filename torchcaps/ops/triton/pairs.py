@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""Kernels of the parents' size: what is prepared for the reductions over votes, and what joins their parts."""
+"""Triton kernels over pairs of samples and parents: `pack` prepares the backward pass, `merge` joins partial sums."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from torchcaps.ops.triton.tiles import nonzero, number_range
 
 @triton.jit
 def _pairs(scores, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
-    """A block of `(samples, parents)`, counted from the first, and their features: which, where, whether they exist."""
+    """Return the pairs of a program and their features: numbers, addresses, and masks of those that exist."""
     score = (tl.program_id(0).to(tl.int64) * block + tl.arange(0, block))[:, None]
     f = tl.arange(0, block_f)[None, :]
     return score, f, score * width + f, score < scores, (score < scores) & (f < width)
@@ -33,16 +33,18 @@ def pack(
     size: tl.constexpr,
     parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """What the backward kernels must know of each parent, as `(samples, size, parents)`, so that neighboring lanes
-    read neighboring numbers.
+    """Write what the backward kernels need about each parent as `(samples, size, parents)`, so that neighboring lanes
+    read neighboring numbers. `sums` are the weighted sums or the means, `grad` is their gradient.
 
-    Of a weighted sum: the gradient of a share is `e = grad . V`, and that of a logit is the share times what e exceeds
-    its mean under the softmax by. Over the parents this mean is the gradient of the child's gate; over the children it
-    is `grad . sum`, so -base. Of moments, with `q = 1 / (mass + eps)` and `d = V - mean`, the gradient of a share is
-    `grad_mass + beta grad_benefit + slope . d + curve . (d^2 - variance)`, where `curve = q grad_variance` and `slope =
-    q (grad_mean - 2 eps mean curve)`. Under a Gaussian d is counted from the Gaussian's mean, and slope and base are
-    such that the values are the same: the kernels then need one deviation, and not two. `sums` are the weighted sums or
-    the means, `grad` is their gradient."""
+    For a weighted sum the gradient of a share is `e = grad . V`, and that of a logit is `share (e - mean of e)`, where
+    the mean is under the softmax. Over the parents this mean is the gradient of the child's gate; over the children it
+    is `grad . sum`, and base is its negative.
+
+    For moments, with `q = 1 / (mass + eps)` and `d = V - mean`, the gradient of a share is `grad_mass + beta
+    grad_benefit + slope . d + curve . (d^2 - variance)`, where `curve = q grad_variance` and `slope = q (grad_mean -
+    2 eps mean curve)`; base is the part without d and beta. With a Gaussian agreement d is the deviation from
+    the Gaussian's mean, and slope and base are changed so that the values stay the same: the kernels then need one
+    deviation and not two."""
     score, f, at, is_pair, inside = _pairs(scores, parents, features, block, block_f)
     to = score // parents * (size * parents) + score % parents
     to_feature = to + f * parents
@@ -65,7 +67,7 @@ def pack(
             slope = q * (slope - 2.0 * eps * mean * curve)
             of_variance = tl.sum(curve * _optional(variance, at, inside, dtype), 1, keep_dims=True)
             base = _optional(grad_mass, score, is_pair, dtype) - of_variance
-            if k_precision >= 0:  # a Gaussian: from its mean
+            if k_precision >= 0:  # a Gaussian: deviations from its mean
                 off = mean - _optional(target, at, inside, dtype)
                 base += tl.sum((curve * off - slope) * off, 1, keep_dims=True)
                 slope -= 2.0 * curve * off
@@ -85,9 +87,9 @@ def merge(
     eps: tl.constexpr, splits, scores,
     parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """Joins the parts of `sums`. Weighted sums over the children: the sums and the logarithms of the softmax's
-    denominators. Moments: mass, mean, variance and benefit, by Chan's formula for what the parts' means differ by.
-    Deviations are from the mean that is returned, which eps draws to 0."""
+    """Join the partial results of `kernels.sums`. Weighted sums, softmax over the children: the sums and the logarithms
+    of the denominators. Moments: mass, mean, variance and benefit, joined by the formula of Chan, Golub and LeVeque
+    (1979). The variance is around the returned mean, which eps pulls towards zero."""
     score, _, at, is_pair, inside = _pairs(scores, parents, features, block, block_f)
     total = tl.zeros([block, block_f], dtype)
     whole = tl.zeros([block, 1], dtype)
@@ -135,5 +137,5 @@ def merge(
 
 @triton.jit
 def _part(parts, split, scores, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
-    # Parts lie so far apart that their distance may need 64 bits.
+    # The distance between two parts may need 64 bits.
     return tl.load(parts + tl.cast(split, tl.int64) * scores * width + at, mask=inside, other=other).to(dtype)

@@ -1,4 +1,4 @@
-"""How large the tiles of a kernel are: from a table that was measured on devices, or by a rule."""
+"""Sizes of the tiles of the Triton kernels: from a table measured on devices, or by a rule."""
 
 import json
 from collections.abc import Iterator
@@ -10,20 +10,21 @@ from typing import NamedTuple
 from torchcaps.ops.backend import INTERPRETED
 
 TABLE = Path(__file__).with_name("sizes.json")
-LANES = 32  # of a warp
-REGISTERS = 2**16  # of a multiprocessor
-MOST_REGISTERS = 196  # for the numbers of a tile, of a lane's 255
+LANES = 32  # lanes of a warp
+REGISTERS = 2**16  # registers of a multiprocessor
+MOST_REGISTERS = 196  # most of a lane's 255 registers that the numbers of a tile may take
 
 
 class Layer(NamedTuple):
-    """What the sizes of a kernel's tiles depend on.
+    """The properties of a kernel and its layer that the sizes of tiles depend on.
 
     Fields:
         kernel: "sums", "normalize", "grads" or "weight_grads".
         agreement: "none", "dot", "unit" or "gaussian".
-        moments: are mass, mean and variance computed, or weighted sums?
-        over_children: is the softmax over the children?
-        parents, rows, depth, width: of the votes.
+        moments: whether mass, mean and variance are computed, and not weighted sums.
+        over_children: whether the softmax is over the children.
+        parents: number of parents.
+        rows, depth, width: a pose is `(rows, depth)`, a vote `(rows, width)`.
     """
 
     kernel: str
@@ -37,7 +38,7 @@ class Layer(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in the table."""
+        """Name of the layer in the table."""
         what = "moments" if self.moments else "sum over children" if self.over_children else "sum"
         return f"{self.kernel} {self.agreement} {what} {self.rows}x{self.depth}x{self.width} {self.parents}"
 
@@ -46,12 +47,14 @@ class Tile(NamedTuple):
     """How many votes a program computes at once, and how many programs there should be.
 
     Fields:
-        parents: in a block. If all are there, a softmax over the parents needs one pass over the children.
-        per_lane: neighboring parents that a lane has; it divides the number of parents.
-        samples: whose votes are computed at once.
-        warps: that a program has. Lanes that are neither for parents nor for samples share a vote's features.
-        programs: of a multiprocessor, among which the children are split.
-        weights: that a lane reads at once.
+        parents: number of parents in a block. If it holds all of them, a softmax over the parents needs one pass over
+            the children.
+        per_lane: number of neighboring parents in a lane; it divides the number of parents.
+        samples: number of samples in a block.
+        warps: number of warps of a program. If it has more lanes than parents and samples need, several lanes share
+            the features of a vote.
+        programs: number of programs for each multiprocessor; the children are split among them.
+        weights: most weights that a lane reads at once.
     """
 
     parents: int
@@ -63,12 +66,12 @@ class Tile(NamedTuple):
 
     @property
     def loads(self) -> int:
-        """As many numbers as Triton lets all lanes load alike."""
+        """Most numbers of a load that every lane makes for itself; Triton distributes larger loads among the lanes."""
         return LANES * self.warps // 2
 
 
 class Trial(NamedTuple):
-    """Tiles that are tried, and the kernels that were asked about meanwhile, in order."""
+    """Tiles to try, and the layers whose tiles were asked for meanwhile, in order."""
 
     tiles: dict[Layer, Tile]
     asked: dict[Layer, None]
@@ -79,7 +82,7 @@ _trials: list[Trial] = []
 
 @contextmanager
 def try_tiles(tiles: dict[Layer, Tile]) -> Iterator[Trial]:
-    """Within this context these kernels have these tiles."""
+    """Use these tiles within this context, before those of the table."""
     _trials.append(Trial(tiles, {}))
     try:
         yield _trials[-1]
@@ -88,7 +91,7 @@ def try_tiles(tiles: dict[Layer, Tile]) -> Iterator[Trial]:
 
 
 def choose_tile(layer: Layer, architecture: str) -> Tile:
-    """The tile that was the fastest on such a device, or what the rule says."""
+    """Return the fastest tile measured on this architecture, or that of the rule."""
     for trial in _trials:
         trial.asked[layer] = None
         if layer in trial.tiles:
@@ -100,11 +103,12 @@ def choose_tile(layer: Layer, architecture: str) -> Tile:
 
 @cache
 def own_table() -> dict[str, dict[str, Tile]]:
+    """Return the table of the package."""
     return read_table(TABLE)
 
 
 def read_table(path: Path) -> dict[str, dict[str, Tile]]:
-    """Tiles by architecture ("sm_90") and layer; none if there is no such file."""
+    """Read tiles by architecture ("sm_90") and layer; an empty table if the file does not exist."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -113,9 +117,12 @@ def read_table(path: Path) -> dict[str, dict[str, Tile]]:
 
 @cache
 def tile_by_rule(layer: Layer) -> Tile:
-    """One warp, which needs no barrier to sum up, and two parents for each lane if registers allow: sums over the
-    parents are shorter then, and samples share loads. Only the sums of many parents take more warps, and all parents in
-    one pass: their softmax would need another one."""
+    """Return a tile by rule.
+
+    A program has one warp, which needs no barrier to sum, and a lane has two parents if registers allow: then sums over
+    the parents take fewer steps, and samples share loads. Only forward sums of many parents take up to four warps, so
+    that all parents fit one block and their softmax needs no pass of its own.
+    """
     per_lane = 2 if layer.parents % 2 == 0 and _registers(layer, 2) <= MOST_REGISTERS else 1
     registers = _registers(layer, per_lane)
     sharing = _power_of_2(-(-registers // MOST_REGISTERS))  # lanes that share a vote's features
@@ -131,7 +138,7 @@ def tile_by_rule(layer: Layer) -> Tile:
 
 
 def _registers(layer: Layer, per_lane: int) -> int:
-    """About how many a lane needs that has all features of its votes."""
+    """Estimate the registers of a lane that has all features of its votes."""
     features = _power_of_2(layer.rows) * _power_of_2(layer.width)
     gaussian = layer.agreement == "gaussian"
     agreement = {"none": 0, "dot": 1, "unit": 1, "gaussian": 2}[layer.agreement]  # target, precision
@@ -147,5 +154,5 @@ def _registers(layer: Layer, per_lane: int) -> int:
 
 
 def _power_of_2(n: int) -> int:
-    """The first that is no less than n."""
+    """Return the least power of 2 that is not less than n."""
     return 1 << (n - 1).bit_length()

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""What the Triton kernels are made of: where the numbers of a tile are, its votes, and their gradients.
+"""Building blocks of the Triton kernels: addresses of a tile's numbers, its votes, softmax, and gradients.
 
-A tile is `(samples, depth, rows, columns, parents)`. Triton gives the lanes of a warp the parents first, `per_lane`
-neighbors to each, and then the samples. So a lane has all features of its votes: sums over features stay in a thread,
-and those over the parents take few steps between lanes.
+A tile is `(samples, depth, rows, columns, parents)`. Triton distributes the parents over the lanes of a warp first,
+`per_lane` neighbors to each lane, and then the samples. So a lane has all features of its votes: sums over features
+stay in a thread, and sums over the parents take few steps between lanes.
 """
 
 import triton
@@ -14,14 +14,14 @@ from torchcaps.ops.backend import INTERPRETED
 if INTERPRETED:
 
     def number_range(first, last):
-        # The interpreter's numbers are arrays of one element, which NumPy 2.4 no longer takes for an int.
+        # The interpreter's numbers are arrays of one element, which NumPy 2.4 no longer accepts as an int.
         return range(*(x.handle.data.item() if isinstance(x, tl.tensor) else x for x in (first, last)))
 
 else:
     number_range = tl.range
 
 
-# ---------------------------------------------------------------- where things are
+# ---------------------------------------------------------------- addresses and loads
 
 
 @triton.jit
@@ -29,20 +29,20 @@ def tile_axes(
     sample, parent, samples, parents: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
-    """The tile's samples, rows, columns and parents, and which samples and parents exist. Those that do not are
-    replaced by the last that do: what is read is always there, and needs no mask."""
+    """Return the tile's samples, rows, columns and parents, and masks of the samples and parents that exist. Those that
+    do not are replaced by the last ones that do, so that loads are always valid and need no mask."""
     n = (sample + tl.arange(0, block_n)).to(tl.int64)[:, None, None, None, None]
     r = tl.arange(0, block_r)[None, None, :, None, None]
     h = tl.arange(0, block_h)[None, None, None, :, None]
     j = (parent + tl.arange(0, block_j))[None, None, None, None, :]
     present, real = n < samples, j < parents
-    # Triton gives neighboring parents to a lane as far as it is told that they lie side by side and aligned.
+    # Triton gives a lane neighboring parents only if it is told that they are contiguous and aligned.
     if per_lane > 1:
         j = tl.minimum(j // per_lane, parents // per_lane - 1) * per_lane + j % per_lane
         j = tl.max_contiguous(tl.multiple_of(j, [1, 1, 1, 1, per_lane]), [1, 1, 1, 1, per_lane])
     else:
         j = tl.minimum(j, parents - 1)
-    if per_lane == 1 and block_j > 1:  # of one parent Triton's compiler takes no hint
+    if per_lane == 1 and block_j > 1:  # for one parent the compiler accepts no hint
         j = tl.max_contiguous(tl.multiple_of(j, [1, 1, 1, 1, 1]), [1, 1, 1, 1, block_j])
     return tl.minimum(n, samples - 1), r, h, j, present, real
 
@@ -52,9 +52,9 @@ def find_windows(
     n, on_grid: tl.constexpr, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
     pose_0, pose_down, pose_across, pose_image, pose_size: tl.constexpr,
 ):  # fmt: skip
-    """The samples that a launch counts as n, and where the poses of their windows begin."""
+    """Return the samples with the launch's numbers n, and the addresses of the first poses of their windows."""
     if on_grid:
-        n = n.to(tl.uint32)  # divisions of 64 bits, and of numbers with a sign, take far longer
+        n = n.to(tl.uint32)  # 64-bit and signed divisions are far slower
         image = n // (windows_down * windows_across).to(tl.uint32)
         of_image = n - image * (windows_down * windows_across).to(tl.uint32)
         down = of_image // windows_across.to(tl.uint32)
@@ -72,8 +72,9 @@ def find_child(
     c, per_row, shared: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr, map_size, place_down,
     place_across, pose_size: tl.constexpr,
 ):  # fmt: skip
-    """Child c, counted so that those that share a row (weights, say) follow each other: its type and place, its number
-    in the order of types and places, its row, and where its pose is, seen from where the window begins."""
+    """Find child c of a loop in which children that share a row (of weights, for example) follow each other. Return its
+    type, its place, its number in the order of types and places, its row, and the address of its pose relative to the
+    first pose of the window."""
     if shared:
         row = c // per_row
         kind = row // places * per_row + c % per_row
@@ -92,7 +93,7 @@ def load_features(
     pointer, sample, r, h, j, features: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
     parents: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """The tile of `(samples, parents, features)`, zeros where features are padded. None stays None."""
+    """Load the tile of `(samples, parents, features)`, with zeros for padded features. None stays None."""
     if pointer is None:
         x = None
     else:
@@ -103,7 +104,7 @@ def load_features(
 
 @triton.jit
 def load_scores(pointer, sample, j, parents: tl.constexpr, dtype: tl.constexpr):
-    """The tile of `(samples, parents)`. None stays None."""
+    """Load the tile of `(samples, parents)`. None stays None."""
     if pointer is None:
         x = None
     else:
@@ -116,7 +117,7 @@ def load_packed_features(
     pack, k: tl.constexpr, sample, r, h, j, size: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
     parents: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """The tile from row k on of `(samples, size, parents)`; a zero that nobody uses if there is no such row."""
+    """Load the features from row k on of `(samples, size, parents)`. If k < 0 return a zero, which is not used."""
     if k < 0:
         x = tl.zeros([1, 1, 1, 1, 1], dtype)
     else:
@@ -129,6 +130,7 @@ def load_packed_features(
 def load_packed_scores(
     pack, k: tl.constexpr, sample, j, size: tl.constexpr, parents: tl.constexpr, dtype: tl.constexpr
 ):
+    """Load row k of `(samples, size, parents)`. If k < 0 return a zero, which is not used."""
     if k < 0:
         x = tl.zeros([1, 1, 1, 1, 1], dtype)
     else:
@@ -144,7 +146,7 @@ def load_parents(
     size: tl.constexpr,
     rows: tl.constexpr, width: tl.constexpr, parents: tl.constexpr, agreement: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """All that a backward kernel knows of the tile's parents; see `pairs.pack`."""
+    """Load what `pairs.pack` has written about the tile's parents."""
     target = load_packed_features(pack, k_target, sample, r, h, j, size, rows, width, parents, dtype)
     precision = load_packed_features(pack, k_precision, sample, r, h, j, size, rows, width, parents, dtype)
     slope = load_packed_features(pack, k_slope, sample, r, h, j, size, rows, width, parents, dtype)
@@ -162,6 +164,7 @@ def load_parents(
 
 @triton.jit
 def read(pointer, inside, padded: tl.constexpr, dtype: tl.constexpr):
+    """Load numbers, with a mask only if there is padding."""
     if padded:
         x = tl.load(pointer, mask=inside, other=0.0).to(dtype)
     else:
@@ -184,11 +187,13 @@ def sum_parents(x):
 
 @triton.jit
 def nonzero(x):
+    """Replace 0 by 1, as in `numerics.nonzero`."""
     return tl.where(tl.abs(x) < 1e-30, 1.0, x)
 
 
 @triton.jit
 def norm_of(v):
+    """Return the lengths of votes, with 1 in place of 0."""
     return nonzero(tl.sqrt(sum_features(v * v)))
 
 
@@ -197,8 +202,8 @@ def load_poses(
     poses, pose, first: tl.constexpr, r,
     rows: tl.constexpr, depth: tl.constexpr, block_d: tl.constexpr, by_row: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """`block_d` numbers of each row of poses, read row by row or number by number: of what is smaller than a warp each
-    lane reads what it needs, where larger loads would be shared out among the lanes and have to be handed on."""
+    """Load `block_d` numbers of each row of poses, row by row or column by column. In loads that are smaller
+    than a warp each lane reads what it needs; Triton would distribute larger ones among the lanes and exchange them."""
     d = tl.arange(0, block_d)[None, :, None, None, None]
     here = poses + pose + first
     p = tl.zeros([pose.shape[0], block_d, r.shape[2], 1, 1], dtype)
@@ -219,8 +224,8 @@ def load_matrix(
     weight, group, first: tl.constexpr, h, sample, j, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     block_d: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """`block_d` rows of a group's weights. All samples have the same, but the lanes of each load their own, so that
-    none has to be handed from lane to lane."""
+    """Load `block_d` rows of a group's weights. They are the same for all samples, but every lane loads its own copy,
+    so that lanes need not exchange them."""
     d = first + tl.arange(0, block_d)[None, :, None, None, None]
     here = weight + tl.cast(group, tl.int64) * (depth * width * parents) + (d * width + h) * parents + j
     here = tl.broadcast_to(here, [sample.shape[0], block_d, 1, h.shape[3], j.shape[4]])
@@ -230,7 +235,7 @@ def load_matrix(
 
 @triton.jit
 def load_row(rows, row, sample, j, parents: tl.constexpr, shared: tl.constexpr, dtype: tl.constexpr):
-    """What the parents have for a child in `(rows, parents)`, or `(rows, 1)` if they share it. None stays None."""
+    """Load a child's row of `(rows, parents)`, or of `(rows, 1)` if the parents share it. None stays None."""
     if rows is None:
         x = None
     else:
@@ -246,7 +251,7 @@ def make_votes(
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, shared_bias: tl.constexpr,
     block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Votes of the child at `pose`. `matrix` has its weights if they are `held` in registers."""
+    """Compute the votes of the child at `pose`. `matrix` holds its weights if they are `held` in registers."""
     for first in tl.static_range(0, depth, block_d):
         p = load_poses(poses, pose, first, r, rows, depth, block_d, True, dtype)
         if held:
@@ -266,7 +271,7 @@ def make_votes(
 
 @triton.jit
 def make_logits(v, target, precision, prior, offset, agreement: tl.constexpr):
-    """`target` is what votes are compared with: the query of a dot product, the mean of a Gaussian."""
+    """Compute the logits of votes. `target` is the query of a dot agreement or the mean of a Gaussian."""
     if agreement == "dot":
         logit = sum_features(v * target)
     elif agreement == "unit":
@@ -285,8 +290,8 @@ def first_matrix(
     weight, first, per_weight, h, sample, j, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     shared_weight: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """The weights with which a loop over the children begins: those of the first child, if it may not be the first
-    of its group; where each child loads its own, zeros in their place."""
+    """Return the weights with which a loop over the children begins: those of the first child, which may not be the
+    first of its group; or zeros if each child loads its own."""
     if held and shared_weight:
         matrix = load_matrix(weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype)
     elif held:
@@ -304,8 +309,8 @@ def next_child(
     places: tl.constexpr, kernel_across: tl.constexpr, shared_weight: tl.constexpr, shared_bias: tl.constexpr,
     agreement: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Child c of a loop (see `find_child`), its weights, its votes and their logits. Children that share weights load
-    them once: `matrix` is what the child before had."""
+    """Return child c of a loop (see `find_child`), its weights, its votes and their logits. Children that share weights
+    load them once: `matrix` holds those of the child before."""
     kind, place, i, group, pose = find_child(
         c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
     )  # fmt: skip
@@ -324,7 +329,7 @@ def next_child(
 
 @triton.jit
 def load_gate(gates, sample, i, children, present, dtype: tl.constexpr):
-    """How present child i is: 0 for samples that are no samples."""
+    """Load the gate of child i; it is 0 for samples that do not exist."""
     if gates is None:
         gate = tl.where(present, 1.0, 0.0).to(dtype)
     else:
@@ -337,7 +342,7 @@ def load_gate(gates, sample, i, children, present, dtype: tl.constexpr):
 
 @triton.jit
 def no_parents(sample, leaky: tl.constexpr, dtype: tl.constexpr):
-    """The peak (largest logit) and mass (sum relative to the peak) of a softmax that has no parent but the leak."""
+    """Return peak (largest logit) and mass (sum relative to the peak) of a softmax over no parents but the leak."""
     peak = tl.full([sample.shape[0], 1, 1, 1, 1], 0.0 if leaky else float("-inf"), dtype)
     mass = tl.full([sample.shape[0], 1, 1, 1, 1], 1.0 if leaky else 0.0, dtype)
     return peak, mass
@@ -345,8 +350,8 @@ def no_parents(sample, leaky: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def softmax_step(logit, real, peak, mass):
-    """Takes a block of parents into a softmax over the parents: their parts in the mass, that of the parents before,
-    the new peak and mass."""
+    """Add a block of parents to a softmax over the parents. Return the exponentials of the block, the mass of the
+    parents before relative to the new peak, the new peak and the new mass."""
     logit = tl.where(real, logit, float("-inf"))
     top = tl.maximum(peak, tl.max(logit, 4, keep_dims=True))
     origin = tl.where(top == float("-inf"), 0.0, top)
@@ -359,7 +364,7 @@ def softmax_step(logit, real, peak, mass):
 def over_parents(
     logit, norms, i, sample, real, samples, children, leaky: tl.constexpr, one_block: tl.constexpr, dtype: tl.constexpr
 ):
-    """Coefficients, peak and mass of the softmax over the parents, which are all in the tile or in `norms`."""
+    """Return coefficients, peak and mass of the softmax over the parents: from the tile, or from `norms`."""
     if one_block:
         peak, mass = no_parents(sample, leaky, dtype)
         part, _, peak, mass = softmax_step(logit, real, peak, mass)
@@ -373,14 +378,14 @@ def over_parents(
 
 @triton.jit
 def coefficients_over_children(logit, gate, lse, real):
-    """Coefficients of the softmax over the children, before the gates. Where a gate is 0, so are they, and have no
-    gradient."""
+    """Return coefficients of the softmax over the children without the factor of the gates. Where a gate is 0 they are
+    0 and have no gradient."""
     return tl.exp(tl.where(real & (gate != 0), logit - lse, float("-inf")))
 
 
 @triton.jit
 def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve: tl.constexpr, k_base: tl.constexpr):
-    """The gradient of a share, which is gate times coefficient, from all that it weighs; see `pairs.pack`."""
+    """Return the gradient of a share, which is gate times coefficient; see `pairs.pack`."""
     if k_curve < 0:
         grad = sum_features(slope * v)
     else:
@@ -396,6 +401,7 @@ def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve: t
 def vote_gradient(
     v, share, grad_logit, slope, curve, center, target, precision, k_curve: tl.constexpr, agreement: tl.constexpr
 ):
+    """Return the gradient of a vote: as a term of the sums, and through its logit."""
     if k_curve < 0:
         grad = share * slope
     else:

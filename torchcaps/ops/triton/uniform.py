@@ -1,5 +1,5 @@
-"""Sums with uniform coefficients: a matrix product or, where children have gates or windows, a kernel that copies
-neither."""
+"""Sum of the votes: a matrix product or, where children have gates or windows, a kernel, so that gated poses and
+windows are not copied."""
 
 from torch import Tensor
 
@@ -45,11 +45,12 @@ def vote_sum_backward(
 
 
 def _is_product(children: Children) -> bool:
+    """Return whether the sum is a matrix product of poses and weights as they are."""
     return children.gates is None and children.poses.shape[2:4] == (1, 1)
 
 
 def _group_sums(children: Children) -> Tensor:
-    """Sums over the children that share weights, `(samples * rows, groups * d)`."""
+    """Sum poses over the children that share weights, `(samples * rows, groups * d)`."""
     poses, groups = at_least_float32(children.poses)[:, :, 0, 0], children.weight.shape[0]
     if poses.shape[1] > groups:
         poses = poses.unflatten(1, (groups, -1)).sum(2)
@@ -57,5 +58,5 @@ def _group_sums(children: Children) -> Tensor:
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    """`(groups * d, h * parents)`: a view of weights with the parents innermost."""
+    """Return weights with the parents innermost as one matrix, a view `(groups * d, h * parents)`."""
     return at_least_float32(weight)[:, 0, 0].movedim(1, -1).flatten(2).flatten(0, 1)
