@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, of ways that are right, and says why where it does not."""
+"""`torchcaps bench` gives numbers to ways that are right, and says why others have none."""
 
 import json
 import re
@@ -47,7 +47,7 @@ RATES = Rates(matrix=1e9, copy=1e9)
 
 @pytest.fixture
 def _no_subprocess(monkeypatch):
-    """Seconds less: memory is not what the test is about."""
+    """Save seconds in tests that are not about memory."""
     monkeypatch.setattr(measurement, "measure_peak", lambda request, way, backward: 1000)
     monkeypatch.setattr("torchcaps.bench.measure_rates", lambda device, dtype: RATES)
 
@@ -106,7 +106,7 @@ def test_more_children_and_another_batch(layer):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_a_network_leaves_out_has_no_gradient(network):
-    """In float64: it does not change the loss."""
+    """In float64, parameters that a network leaves out do not change the loss."""
     for iterations in (1, 2):
         case = Request(network, iterations=iterations, smoke=True).build().to("cpu", torch.float64)
         frozen = {name: p.requires_grad_() for name, p in case.module.named_parameters() if not p.requires_grad}
@@ -126,7 +126,7 @@ def test_a_training_step():
     run, other = prepare("tiled", case, True), prepare("tiled", case, True)
     first, second = run(), run()
     assert not torch.equal(first["scores"], second["scores"])
-    torch.testing.assert_close(other(), first)  # which takes steps of its own
+    torch.testing.assert_close(other(), first)  # each run takes its own steps
     assert all(torch.equal(p, before[name]) for name, p in case.module.named_parameters())
     module, optimizer = case.start()
     name, parameter = next(iter(module.named_parameters()))
@@ -192,7 +192,7 @@ def test_ways_take_turns():
 
 
 def test_memory_of_known_allocations():
-    """In a process of its own: in one that ran other tests, memory is freed or used again when nobody expects it."""
+    """Runs in its own process: after other tests, memory may be freed or used again at any time."""
     code = """
 import torch
 from torchcaps.bench import memory, peak_bytes
@@ -202,19 +202,19 @@ kept = torch.ones(32 * MB // 4)  # does not count
 
 
 def run():
-    torch.ones(64 * MB // 4)  # freed, and yet the peak
+    torch.ones(64 * MB // 4)  # freed, but counts for the peak
     return torch.ones(16 * MB // 4)
 
 
 print(peak_bytes(run), peak_bytes(lambda: kept.sum()))
 
 
-def refuse(*arguments):  # where the peak cannot be started anew
+def refuse(*arguments):  # stands for a system on which the peak cannot be reset
     raise PermissionError
 
 
 memory.Path.write_text = refuse
-torch.ones(100 * MB // 4)  # the highest so far is above what is there
+torch.ones(100 * MB // 4)  # the highest peak so far is above the memory in use
 hidden = memory._highest_ever() - memory._resident("VmRSS")
 assert hidden > 80 * MB
 print(peak_bytes(lambda: torch.ones((hidden + 64 * MB) // 4)))
@@ -264,7 +264,7 @@ def test_a_wrong_baseline_leaves_no_ratios(layer, monkeypatch):
 
 @pytest.mark.usefixtures("_no_subprocess")
 def test_a_baseline_that_routes_layer_by_layer_is_found_out(monkeypatch):
-    """Sequential and not concurrent: one layer of three sees other children, and only in the second pass."""
+    """A sequential baseline differs from a concurrent one in the children of one layer of three, in the second pass."""
 
     def sequential(network, images):
         children, layers = network.primary_capsules(images).poses, network.capsules.layers
@@ -308,8 +308,10 @@ def test_without_a_compiler(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo looks
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside Inductor
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # Dynamo reads .grad
 @pytest.mark.parametrize("layer", ["heinsen", "tsai-resnet"])
 def test_the_compiled_reference(layer):
     rows = measured(layer, "compiled-reference")
@@ -357,7 +359,7 @@ def test_command_line_end_to_end(tmp_path, capfd, monkeypatch):
     assert [line.split()[:4] for line in lines if line.startswith("digit-capsules")] == [
         ["digit-capsules", n, "3", way] for n in ("12", "24") for way in ("baseline", "tiled", "bound")
     ]
-    assert " ms" not in printed.out  # ratios
+    assert " ms" not in printed.out  # only ratios
     assert printed.err.splitlines()[0] == "rates of a matrix product and of a copy"
     assert "digit-capsules, 24 children, 3 iterations: tiled, forward+backward: memory" in printed.err
 
@@ -426,7 +428,7 @@ def test_figure_over_iterations():
     ],
 )
 def test_bad_input(arguments, message, capfd, monkeypatch):
-    monkeypatch.setattr("torchcaps.bench.measure_rates", None)  # whoever comes that far fails, and at once
+    monkeypatch.setattr("torchcaps.bench.measure_rates", None)  # bad input must be refused before anything is measured
     assert main(["bench", *arguments]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert re.match(f"torchcaps: .*{message}", line)

@@ -1,8 +1,9 @@
-"""What is to run on a GPU decides, keeps and prints as it should, and does not stumble at its first use: on the CPU and
-in small sizes, with another way in the place of the kernels."""
+"""`torchcaps.bench.gpu` judges, keeps and prints results as it should, and each of its measurements runs.
+
+All run on the CPU in small sizes, with another way in the place of the kernels.
+"""
 
 import copy
-import importlib.util
 import inspect
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.bench import Rates, Request, device, passes
+from torchcaps.bench import Rates, Request, device, gpu, passes
 from torchcaps.bench.items import Item, Ledger, run_command, work_through
 from torchcaps.bench.layers import LAYERS
 from torchcaps.bench.markdown import to_markdown
@@ -24,17 +25,6 @@ from torchcaps.ops.backend import HAS_TRITON
 
 HERE = {"device": "cpu", "way": "tiled"}
 STAMP = {"commit": "a", "device": "b", "capability": "9.0", "driver": "c", "torch": "d", "triton": "e"}
-
-
-def load():
-    file = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_gpu", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gpu = load()
 
 
 def printing(name: str, code: str, seconds: float = 0) -> Item:
@@ -53,7 +43,7 @@ def test_selftest(capsys):
 def test_selftest_sees_what_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "check_values", lambda errors, allowed: None)
     assert gpu.main(["selftest"]) == 1
-    assert capsys.readouterr().out == "selftest: failed; not so: wrong values have none\n"
+    assert capsys.readouterr().out == "selftest: failed; not true: wrong values have no numbers\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -77,7 +67,7 @@ def test_a_mode_from_end_to_end(tmp_path, capsys, monkeypatch):
     assert gpu.main(arguments) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["three ...", "none ...", f"none: failed: {entries(tmp_path / 'check.json')[1]['error']}"]
-    assert lines[3] == "check: 1 left, the same command goes on: later"
+    assert lines[3] == "check: 1 left, the same command continues: later"
     assert "--retry" in lines[4]
     assert gpu.main(arguments) == 0
     assert capsys.readouterr().out.splitlines()[0] == "three: known"
@@ -102,7 +92,7 @@ class TestItems:
         return *work_through(items, ledger, os.environ, minutes, retry, said.append), said
 
     def test_goes_on_after_an_interruption(self, tmp_path):
-        """Killed in the second item: the first is there, whole, and is not measured again."""
+        """Killed in the second item, it keeps the result of the first, and does not measure it again."""
         log = tmp_path / "log"
         code = f"open({str(log)!r}, 'a').write('1\\n'); print('{{}}')"
         script = f"""
@@ -194,7 +184,7 @@ work_through(items, Ledger(Path({str(tmp_path / "some.json")!r}), {STAMP!r}), os
 
 
 class TestMeasured:
-    """Each kind once, so that no name is wrong when it counts."""
+    """Each kind of measurement runs once, so that none fails for a wrong name when it runs on a GPU."""
 
     def test_environment(self):
         assert device.environment(**HERE)["torch"] == torch.__version__
@@ -212,7 +202,7 @@ class TestMeasured:
 
     @pytest.mark.parametrize("parents", gpu.PARENTS)
     def test_tiny(self, parents, monkeypatch):
-        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")  # to be as it was afterwards
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")  # monkeypatch restores it afterwards
         assert device.tiny(**HERE, parents=parents)["said"] == f"right with {parents} parents"
 
     @pytest.mark.parametrize("layer", ["digit-capsules", "heinsen"])
@@ -230,7 +220,7 @@ class TestMeasured:
 
     @pytest.mark.parametrize("how", ["graph", "compiled"])
     def test_training_that_misses_a_step(self, how, monkeypatch):
-        monkeypatch.setattr(device, "capture", lambda run: run)  # which takes no steps to warm up
+        monkeypatch.setattr(device, "capture", lambda run: run)  # takes no warm-up steps
         monkeypatch.setattr(torch, "compile", lambda module, **options: copy.deepcopy(module))
         monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
         with pytest.raises(NoNumber, match="values disagree"):
@@ -325,7 +315,7 @@ class TestMeasured:
 
 
 def test_the_capture_of_a_graph(monkeypatch):
-    """The order of the calls, which only a GPU can make."""
+    """The order of the calls; the calls themselves need a GPU."""
     log = []
 
     class Stream:
@@ -358,13 +348,13 @@ def test_the_capture_of_a_graph(monkeypatch):
     assert replay() == replay()
     assert log[-2:] == ["replay", "replay"]
     broken = iter([1, 2, 3])
-    with pytest.raises(StopIteration):  # and not what the end of the capture says
+    with pytest.raises(StopIteration):  # and not the error that the end of the capture raises
         capture(lambda: next(broken))
 
 
 class TestPlan:
     def test_arguments_are_those_of_the_kinds(self, tmp_path, monkeypatch):
-        """As they will be called, but not here."""
+        """The arguments of all items fit the functions that will be called; nothing is called here."""
         monkeypatch.setattr(gpu, "find_tool", lambda name: f"/tools/{name}")
         known = set()
         for mode in gpu.MODES:
@@ -374,7 +364,7 @@ class TestPlan:
                 key = json.dumps([mode, item.arguments])
                 assert key not in known
                 known.add(key)
-                assert json.loads(key)[1] == item.arguments  # as it comes back from a file
+                assert json.loads(key)[1] == item.arguments  # as when it is read from a file
                 if "kind" in item.arguments:
                     task = json.loads(item.command[-1])
                     inspect.signature(device.KINDS[task.pop("kind")]).bind(**task)

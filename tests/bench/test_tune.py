@@ -1,4 +1,4 @@
-"""Tiles that are tried, in Triton's interpreter."""
+"""Tuning tries tiles and keeps the fastest that is right, in Triton's interpreter."""
 
 import json
 
@@ -19,7 +19,7 @@ LAYERS = [Layer("sums", "dot", False, False, 4, 1, 4, 6), Layer("grads", "dot", 
 
 @pytest.fixture
 def two_kernels(monkeypatch, tmp_path):
-    """A pass that asks for the tiles of two kernels; for each of them there is one candidate."""
+    """A pass that asks for the tiles of two kernels; each has one candidate."""
     if not HAS_TRITON or not INTERPRETED:
         pytest.skip("needs Triton's interpreter")
     from torchcaps.ops.triton import launch
@@ -41,7 +41,7 @@ CANDIDATE = Tile(4, 1, 2, 1, 1, 64)
 
 
 def seconds(candidate: float):
-    """The times of all tiles, of which the candidate takes so long and the others 1."""
+    """A timer by which the candidate takes `candidate` seconds and all other tiles 1."""
     return lambda runs, *_: {name: [candidate if name == str(tuple(CANDIDATE)) else 1.0] for name in runs}
 
 
@@ -65,7 +65,7 @@ def test_the_rule_stays_where_nothing_is_faster(two_kernels, monkeypatch, tmp_pa
 
 def test_a_tile_with_other_values_is_not_taken(two_kernels, monkeypatch, tmp_path, capsys):
     def check(errors, allowed):
-        if errors["poses"] < 4.5:  # one candidate among tiles of more samples
+        if errors["poses"] < 4.5:  # the candidate is in use, which has fewer samples than the rule's tile
             raise NoNumber("values disagree")
 
     monkeypatch.setattr(tune, "tile_by_rule", lambda layer: CANDIDATE._replace(samples=4))

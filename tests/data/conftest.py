@@ -1,4 +1,4 @@
-"""No test of data depends on what this machine has."""
+"""Fixtures that make the tests of data independent of this machine's files and network."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every download fails; the list fills with the addresses that were asked for."""
+    """Make every download fail. The list records the requested addresses."""
     asked: list[str] = []
 
     def retrieve(url: str, *args: object, **kwargs: object) -> str:

@@ -1,4 +1,4 @@
-"""Digits on 40 x 40: where they are put, how they are transformed, against plain loops; affNIST's own files."""
+"""Expanded MNIST and Affine MNIST against plain loops: places and transformations of the digits; affNIST's files."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affnist
+from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affine_mnist, expanded_mnist
 from torchcaps.data.streams import splitmix64
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -30,7 +30,7 @@ needs_mnist = pytest.mark.skipif(
 
 
 class Noise(MNIST):
-    """Instead of MNIST's: digits of noise without a black pixel, 200 for training and 150 for the test."""
+    """Replace MNIST's digits by noise without a black pixel, 200 for training and 150 for the test."""
 
     def prepare_data(self) -> None:
         pass
@@ -66,19 +66,19 @@ def keys(images: Tensor) -> list[bytes]:
 
 
 def drawn(stream: int, image: int, draw: int) -> int:
-    """By the documented recipe: 53 bits of the output number 8 * image + draw of the stream's generator."""
+    """Random number of an image as documented: 53 bits of the output number 8 * image + draw of the stream."""
     seed = int(splitmix64(0, torch.tensor(stream)))
     return int(splitmix64(seed, torch.tensor(8 * image + draw))) >> 11 & 2**53 - 1
 
 
 def chi_square(counts: list[int]) -> float:
-    """In standard deviations from what equal probabilities lead one to expect."""
+    """Deviations of counts from those of equal probabilities, in standard deviations."""
     expected, freedom = sum(counts) / len(counts), len(counts) - 1
     return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
 
 
 def places(images: Tensor) -> list[tuple[int, int]]:
-    """Where the 28 x 28 pixels that are not black begin; fails if they are not a full square."""
+    """Top left corner of the 28 x 28 pixels that are not black. Fails unless they are a full square."""
     inked = images.squeeze(1) > 0
     found = []
     for image in inked:
@@ -127,7 +127,7 @@ def test_runs_batches_and_workers_do_not_matter(kind: type[ExpandedMNIST]) -> No
     for arguments in ({"batch_size": 7}, {"batch_size": 64, "num_workers": 2}):
         torch.manual_seed(1)
         data = loaded(kind, val_size=50, **arguments)
-        for _ in range(2):  # a loader is made anew for every validation
+        for _ in range(2):  # every validation may make a new loader
             for stage, loader in (("validate", data.val_dataloader()), ("test", data.test_dataloader())):
                 images, labels = collect(loader)
                 every, labels_of_every = first.part(stage).__getitems__(list(range(len(labels))))
@@ -138,12 +138,12 @@ def test_runs_batches_and_workers_do_not_matter(kind: type[ExpandedMNIST]) -> No
 def test_places_are_uniform_and_independent() -> None:
     dots = torch.zeros(5_000, 1, 40, 40, dtype=torch.uint8)
     dots[:, :, 6, 6] = 1
-    for stream in (affnist.VALIDATE, affnist.TEST):
-        places = affnist._moved(dots, stream).nonzero()[:, 2:]
+    for stream in (expanded_mnist.VALIDATE, expanded_mnist.TEST):
+        places = expanded_mnist.moved(dots, stream).nonzero()[:, 2:]
         counts = Counter(tuple(place) for place in places.tolist())
         assert set(counts) == {(down, right) for down in range(13) for right in range(13)}
         assert abs(chi_square(list(counts.values()))) < 4
-    assert not torch.equal(places, affnist._moved(dots, affnist.VALIDATE).nonzero()[:, 2:])
+    assert not torch.equal(places, expanded_mnist.moved(dots, expanded_mnist.VALIDATE).nonzero()[:, 2:])
 
 
 def test_training_images_are_anywhere() -> None:
@@ -159,10 +159,10 @@ def test_training_images_are_anywhere() -> None:
     counts = Counter(found)
     assert set(counts) == {(down, right) for down in range(13) for right in range(13)}
     assert abs(chi_square(list(counts.values()))) < 4
-    assert found[:200] != found[200:400]  # another place every time
+    assert found[:200] != found[200:400]  # a new place every time
 
 
-def test_a_failed_setup_leaves_no_validation_image_at_the_centre() -> None:
+def test_a_failed_setup_leaves_no_validation_image_at_the_center() -> None:
     class Broken(Expanded):
         broken = True
 
@@ -186,13 +186,13 @@ def test_a_failed_setup_leaves_no_validation_image_at_the_centre() -> None:
 
 
 def by_hand(image: int) -> tuple[float, float, float, float]:
-    """Angle in radians, shear, vertical and horizontal scale of an image, as documented."""
+    """Angle in radians, shear, vertical and horizontal scale of an image, computed as documented."""
     rotation, shear, vertical, horizontal = (drawn(5, image, draw) / 2**52 - 1 for draw in range(4))
     return math.radians(20 * rotation), 0.2 * shear, 1 + 0.2 * vertical, 1 + 0.2 * horizontal
 
 
 def test_maps_are_scale_then_shear_then_rotation() -> None:
-    maps = affnist.affine_maps(200)
+    maps = affine_mnist.affine_maps(200)
     assert maps.shape == (200, 2, 2)
     assert maps.dtype == torch.float64
     for k in range(200):
@@ -202,13 +202,13 @@ def test_maps_are_scale_then_shear_then_rotation() -> None:
             wide += shear * high
             turned = (math.cos(angle) * wide - math.sin(angle) * high, math.sin(angle) * wide + math.cos(angle) * high)
             assert (maps[k] @ torch.tensor([x, y], dtype=torch.float64)).tolist() == pytest.approx(turned, abs=1e-12)
-    assert torch.equal(affnist.affine_maps(50), maps[:50])
+    assert torch.equal(affine_mnist.affine_maps(50), maps[:50])
 
 
 def test_ranges_are_filled_uniformly_and_independently() -> None:
     count = 20_000
-    maps = affnist.affine_maps(count)
-    # M = R @ [[h, s v], [0, v]]: its first column tells the angle and h, and turned back, the second s and v.
+    maps = affine_mnist.affine_maps(count)
+    # M = R @ [[h, s v], [0, v]]: the first column gives the angle and h; the second, turned back, gives s and v.
     angle = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
     horizontal = maps[:, :, 0].norm(dim=1)
     vertical = angle.cos() * maps[:, 1, 1] - angle.sin() * maps[:, 0, 1]
@@ -220,7 +220,7 @@ def test_ranges_are_filled_uniformly_and_independently() -> None:
     for values in found:
         counts = ((values + 1) * 10).clamp(0, 19.9).long().bincount(minlength=20)
         assert abs(chi_square(counts.tolist())) < 4
-    places = affnist._draws(affnist.AFFINE, count)[:, 4:6].double().T / 2**53
+    places = affine_mnist._drawn(count)[:, 4:6].double().T / 2**53
     correlation = torch.corrcoef(torch.cat([found, places])) - torch.eye(6)
     assert correlation.abs().max() < 4 / count**0.5
 
@@ -229,12 +229,12 @@ def test_ranges_are_filled_uniformly_and_independently() -> None:
 
 
 def slowly(digit: np.ndarray, image: int, size: int) -> np.ndarray:
-    """The digit under the map of an image about the centre of a canvas, pixel by pixel."""
+    """A digit transformed by an image's map onto a canvas, computed pixel by pixel."""
     angle, shear, vertical, horizontal = by_hand(image)
     canvas = np.zeros((size, size), np.uint8)
     for row in range(size):
         for column in range(size):
-            # Back: turned, sheared and scaled the other way, in the opposite order.
+            # The inverse: rotate, shear and scale back, in the opposite order.
             x, y = column + 0.5 - size / 2, row + 0.5 - size / 2
             x, y = math.cos(angle) * x + math.sin(angle) * y, math.cos(angle) * y - math.sin(angle) * x
             x, y = (x - shear * y) / horizontal, y / vertical
@@ -250,14 +250,14 @@ def slowly(digit: np.ndarray, image: int, size: int) -> np.ndarray:
 
 
 def box(image: Tensor) -> tuple[int, int, int, int]:
-    """The first row and column with ink, and how many rows and columns to the last."""
+    """First row and column with ink, and the numbers of rows and columns from there to the last ones."""
     rows, columns = image.any(1).nonzero().flatten(), image.any(0).nonzero().flatten()
     top, left = int(rows[0]), int(columns[0])
     return top, left, int(rows[-1]) + 1 - top, int(columns[-1]) + 1 - left
 
 
 def blots(count: int) -> Tensor:
-    """Digits of noise in 20 x 20 pixels at the centre, as MNIST's, ragged at their borders."""
+    """Digits of noise in the central 20 x 20 pixels, as in MNIST, with ragged borders."""
     generator = torch.Generator().manual_seed(count)
     digits = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
     digits[..., 4:24, 4:24] = torch.randint(256, (count, 1, 20, 20), dtype=torch.uint8, generator=generator)
@@ -266,7 +266,7 @@ def blots(count: int) -> Tensor:
 
 def test_images_against_plain_loops() -> None:
     digits = blots(8)
-    canvases = affnist.transform(digits, affnist.affine_maps(8))
+    canvases = affine_mnist.transform(digits, affine_mnist.affine_maps(8))
     images = Affine()._for_test(digits)
     assert canvases.shape == (8, 1, 56, 56)
     assert images.shape == (8, *AffineMNIST.shape)
@@ -288,7 +288,7 @@ def test_places_of_transformed_digits_are_uniform() -> None:
     shares = []
     for image in images[:, 0]:
         top, left, height, width = box(image)
-        # One of so many places: with a random part of a pixel added, uniform over 0..1.
+        # The index of the place, plus a random part, over the number of places: uniform over 0..1.
         at = torch.tensor([top, left]) + torch.rand(2, generator=chance)
         shares.append(at / (41 - torch.tensor([height, width])))
     found = torch.stack(shares, 1)
@@ -297,12 +297,12 @@ def test_places_of_transformed_digits_are_uniform() -> None:
         assert abs(chi_square((values * 20).long().bincount(minlength=20).tolist())) < 4
     assert abs(torch.corrcoef(found)[0, 1]) < 4 / 50
     inked = images.squeeze(1) > 0
-    assert inked.any(2)[:, [0, -1]].any(0).all()  # at every edge somewhere
+    assert inked.any(2)[:, [0, -1]].any(0).all()  # some images reach each edge
     assert inked.any(1)[:, [0, -1]].any(0).all()
 
 
 def extremes() -> Tensor:
-    """All sixteen maps with every number at one end of its range."""
+    """The sixteen maps with each number at an end of its range."""
     maps = []
     for angle in (math.radians(-20), math.radians(20)):
         turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -315,23 +315,23 @@ def extremes() -> Tensor:
 
 def test_the_canvas_is_large_enough_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     white = torch.full((16, 1, 28, 28), 255, dtype=torch.uint8)
-    canvases = affnist.transform(white, extremes())
+    canvases = affine_mnist.transform(white, extremes())
     assert not canvases[..., [0, -1], :].any()
     assert not canvases[..., :, [0, -1]].any()
-    monkeypatch.setattr(affnist, "CANVAS", 100)
-    assert torch.equal(affnist.transform(white, extremes()), pad(canvases, (22,) * 4))
+    monkeypatch.setattr(affine_mnist, "CANVAS", 100)
+    assert torch.equal(affine_mnist.transform(white, extremes()), pad(canvases, (22,) * 4))
 
 
 def test_what_is_too_large_is_centred_and_cut() -> None:
     white = torch.full((300, 1, 28, 28), 255, dtype=torch.uint8)
-    canvases = affnist.transform(white, affnist.affine_maps(300))
+    canvases = affine_mnist.transform(white, affine_mnist.affine_maps(300))
     images = Affine()._for_test(white)
     seen = set()
     for k, (canvas, image) in enumerate(zip(canvases[:, 0], images[:, 0], strict=True)):
         top, left, height, width = box(canvas)
         starts = []
         for draw, first, size in ((4, top, height), (5, left, width)):
-            # Cut by as much at one end as at the other, or by a pixel more.
+            # Cut equally at both ends, up to one pixel.
             starts.append(first + math.ceil((size - 40) / 2) if size > 40 else first - drawn(5, k, draw) % (41 - size))
         down, right = starts
         assert torch.equal(image, pad(canvas, (40,) * 4)[down + 40 : down + 80, right + 40 : right + 80])
@@ -351,7 +351,7 @@ def test_black_and_no_images() -> None:
 
 
 def test_an_image_depends_on_its_digit_and_number_alone() -> None:
-    digits = blots(1300)  # two parts, one of them not full
+    digits = blots(1300)  # two parts, the second incomplete
     threads = torch.get_num_threads()
     images = Affine()._for_test(digits)
     try:
@@ -362,7 +362,7 @@ def test_an_image_depends_on_its_digit_and_number_alone() -> None:
         torch.set_num_threads(threads)
     for count in (1, 1001):
         assert torch.equal(Affine()._for_test(digits[:count]), images[:count])
-    alone = affnist.transform(digits[999:1001], affnist.affine_maps(1001)[999:])
+    alone = affine_mnist.transform(digits[999:1001], affine_mnist.affine_maps(1001)[999:])
     assert [box(image)[2:] for image in images[999:1001, 0]] == [box(canvas)[2:] for canvas in alone[:, 0]]
     assert torch.equal(images[999:1001].sum((1, 2, 3)), alone.sum((1, 2, 3)))
     other = digits.flip(0)
@@ -388,11 +388,11 @@ def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     images, found = AffineMNIST(root=str(REAL)).load(train=False)
     assert images.shape == (10_000, 1, 40, 40)
     assert torch.equal(found, labels)
-    monkeypatch.setattr(affnist, "CANVAS", 72)
+    monkeypatch.setattr(affine_mnist, "CANVAS", 72)
     some = images[::4]
-    canvases = affnist.transform(digits[::4], affnist.affine_maps(10_000)[::4])
+    canvases = affine_mnist.transform(digits[::4], affine_mnist.affine_maps(10_000)[::4])
     assert torch.equal(some.sum((1, 2, 3)), canvases.sum((1, 2, 3)))
-    for axis in (2, 3):  # as many rows and columns with ink
+    for axis in (2, 3):  # the numbers of rows and columns with ink agree
         assert torch.equal(some.any(axis).sum(2), canvases.any(axis).sum(2))
 
 
@@ -401,7 +401,7 @@ def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "stage", "boxes", "ink"),
     [
         (ExpandedMNIST, "test", [(10, 10, 20, 16), (15, 7, 20, 20), (12, 15, 20, 9)], 217154241132),
-        # Seconds each; how digits are transformed and where they are put is checked above on others.
+        # Only a few images, because each takes seconds. Transformations and places are checked above on others.
         pytest.param(
             *(ExpandedMNIST, "validate", [(6, 16, 20, 6), (7, 4, 20, 20), (6, 10, 20, 18)], 107395721040),
             marks=pytest.mark.slow,
@@ -415,7 +415,7 @@ def test_real_digits_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_images_never_change(
     kind: type[ExpandedMNIST], stage: str, boxes: list[tuple[int, ...]], ink: int
 ) -> None:
-    """A published accuracy names these images: where the first are, and all grey levels weighed by their places."""
+    """Published accuracies refer to these images: places of the first ones, and a checksum of all gray levels."""
     data = kind(root=str(REAL), val_size=5000)
     data.setup(stage)
     images = data.part(stage).images
@@ -427,12 +427,12 @@ def test_real_images_never_change(
 
 
 def pixels(count: int, first: int = 0) -> np.ndarray:
-    """Images (count, 40, 40) that are not symmetrical in any way."""
+    """Images (count, 40, 40) without any symmetry."""
     return ((np.arange(count * 1600) + first) % 251).astype(np.uint8).reshape(count, 40, 40)
 
 
 def write(path: Path, images: np.ndarray, labels: Any, compressed: bool = True) -> None:
-    """As the published files: a column for each image, among other fields."""
+    """Write a file like the published ones: a column for each image, among other fields."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {
         "affine": "a struct in truth",
@@ -535,7 +535,7 @@ def test_a_missing_test_set_is_missed_before_the_training(mnist_of_noise: Path, 
     data.setup("test")
     assert data.test_set is not None
     assert len(data.test_set) == 3
-    # All else is ExpandedMNIST's.
+    # Everything else is as in ExpandedMNIST.
     expanded = ExpandedMNIST(root=str(tmp_path))
     expanded.setup("fit")
     assert data.train_set is not None
@@ -613,7 +613,7 @@ def test_a_missing_or_unreadable_batch(tmp_path: Path) -> None:
     write_batches(folder)
     (folder / "17.mat").unlink()
     assert error_of(tmp_path) == (
-        f"{folder}/17.mat: cannot be read: No such file or directory: replace the file by that from {ADDRESS}"
+        f"{folder}/17.mat: cannot be read: No such file or directory: replace the file with the one from {ADDRESS}"
     )
     (folder / "17.mat").mkdir()
     assert error_of(tmp_path).startswith(f"{folder}/17.mat: cannot be read: Is a directory")

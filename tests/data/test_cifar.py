@@ -1,4 +1,4 @@
-"""CIFAR's batches as Python 2 and Python 3 pickle them, from folder and archive; nothing in a pickle is run."""
+"""CIFAR's batches, pickled by Python 2 and Python 3, in a folder and in an archive. No code in a pickle is run."""
 
 import hashlib
 import io
@@ -35,7 +35,7 @@ def pixels(count: int, first: int = 0) -> np.ndarray:
 def python2(
     images: np.ndarray, labels: list[int], key: str = "labels", dtype: str = "u1", fortran: bool = False
 ) -> bytes:
-    """The opcodes of the published files, which Python 2 wrote: strings of bytes, numpy.core."""
+    """A pickler with the opcodes of the published files, which Python 2 wrote: byte strings, numpy.core."""
 
     def text(value: str) -> bytes:
         return b"U" + bytes([len(value)]) + value.encode()
@@ -70,7 +70,7 @@ def write_archive(path: Path, folder: Path, names: list[str] = NAMES) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         archive.add(folder, folder.name, recursive=False)
-        for name in reversed(names):  # their order in the archive is not the batches'
+        for name in reversed(names):  # the archive has another order than the batches
             archive.add(folder / name, f"{folder.name}/{name}")
 
 
@@ -85,7 +85,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data root with six batches of two images, in a folder and in an archive, whose md5s pass for the published."""
+    """A data root with six batches of two images, in a folder and an archive, with md5s that count as published."""
     root = tmp_path / "root"
     write_cifar10(root / FOLDER)
     write_archive(root / "cifar-10/cifar-10-python.tar.gz", root / FOLDER)
@@ -144,7 +144,7 @@ def test_read_batch(raw: bytes) -> None:
 
 
 def test_what_tests_write_python_2_wrote() -> None:
-    # NumPy itself, which runs what a pickle names, makes the same of it.
+    # NumPy's own unpickling, which runs code, gives the same result.
     if not hasattr(np, "core"):
         pytest.skip("this NumPy has no numpy.core")
     with warnings.catch_warnings():
@@ -155,7 +155,7 @@ def test_what_tests_write_python_2_wrote() -> None:
 
 
 class Calls:
-    """Pickles as a call of `function`."""
+    """Object that is pickled as a call of `function`."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -246,7 +246,7 @@ def test_read_batch_refuses(raw: bytes, problem: str) -> None:
     assert problem in refused(raw)
 
 
-# Where the batches are looked for
+# Paths of the batches
 
 
 def test_folder_and_archive_hold_the_same(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_another_md5_warns_once_for_a_file(tiny: Path) -> None:
         assert CIFAR10(root=str(tiny)).load(train=True)[1].tolist() == [0, 9, 7, 2, 7, 3, 6, 4, 5]
     (message,) = [str(warning.message) for warning in caught]
     published = CIFAR10.train_batches[1].digest
-    assert message == f"{path} has md5 {md5(path)}, the published file has {published}: using it all the same"
+    assert message == f"{path} has md5 {md5(path)}, the published file has {published}: it is used anyway"
 
     archive = tiny / "cifar-10/cifar-10-python.tar.gz"
     write_archive(archive, tiny / FOLDER)
@@ -320,7 +320,7 @@ def test_another_md5_warns_once_for_a_file(tiny: Path) -> None:
     assert message.startswith(f"{archive} has md5 {md5(archive)}, the published file has {CIFAR10.archive.digest}")
 
 
-# What is wrong with files that are there
+# Damaged files
 
 
 def test_a_corrupt_batch(tiny: Path) -> None:
@@ -400,7 +400,7 @@ def test_arguments_reach_the_batches(tiny: Path) -> None:
 def test_real_cifar10() -> None:
     data = CIFAR10(root=str(REAL), val_size=5000)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*using it all the same")  # a copy of another md5 passes too
+        warnings.filterwarnings("ignore", ".*it is used anyway")  # a copy with another md5 is fine too
         (train, train_labels), (test, test_labels) = data.load(train=True), data.load(train=False)
     assert train.shape == (50000, 3, 32, 32)
     assert test.shape == (10000, 3, 32, 32)
@@ -408,6 +408,6 @@ def test_real_cifar10() -> None:
     assert test_labels.bincount().tolist() == [1000] * 10
     assert train_labels[:5].tolist() == [6, 9, 9, 4, 1]
     assert test_labels[:5].tolist() == [3, 8, 8, 0, 6]
-    # The means of red, green and blue that everybody subtracts.
+    # The well-known means of red, green and blue.
     means = [train[:, channel].float().mean().item() / 255 for channel in range(3)]
     assert [round(mean, 3) for mean in means] == [0.491, 0.482, 0.447]

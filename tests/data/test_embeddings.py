@@ -1,4 +1,4 @@
-"""Hidden states of tiny encoders of random weights: right, computed once, and whole whatever happens."""
+"""Embeddings of tiny encoders with random weights: correct, computed once, and intact after interruptions."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def encoder(folder: Path, tmp_path: Path) -> Encoder:
 
 
 def by_hand(folder: Path, text: str) -> torch.Tensor:
-    """One text alone: no padding."""
+    """Hidden states of one text alone, without padding."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     ids = tokenizer(text).input_ids
@@ -49,7 +49,7 @@ def by_hand(folder: Path, text: str) -> torch.Tensor:
 
 
 def counted(monkeypatch) -> list[list[str]]:
-    """The texts of each time that a model computes."""
+    """Record the texts of each call of a model."""
     computed: list[list[str]] = []
     own = Encoder._compute
 
@@ -112,7 +112,7 @@ def test_new_texts_are_added(folders, tmp_path, monkeypatch):
 
 
 def test_models_do_not_share(folders, tmp_path):
-    other = make_encoder(tmp_path / "bert", seed=1)  # of the same name
+    other = make_encoder(tmp_path / "bert", seed=1)  # with the same name
     folder = encoder(folders["bert"], tmp_path).folder
     assert folder.name.startswith("bert-")
     assert encoder(other, tmp_path).folder != folder
@@ -121,7 +121,7 @@ def test_models_do_not_share(folders, tmp_path):
 
 
 def small_batches(monkeypatch) -> None:
-    monkeypatch.setattr(embeddings, "TOKENS_AT_ONCE", 1)  # a text each
+    monkeypatch.setattr("torchcaps.data.encoder.TOKENS_AT_ONCE", 1)  # a batch for each text
 
 
 def test_what_an_interrupted_run_computed_is_kept(folders, tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_what_an_interrupted_run_computed_is_kept(folders, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("stage", ["within the states", "before the index", "within the index", "before anything"])
 def test_what_is_not_whole_is_cut_off(folders, tmp_path, monkeypatch, stage):
-    """A run killed between any two bytes."""
+    """Kill a run after every possible number of bytes."""
     small_batches(monkeypatch)
     kept = encoder(folders["bert"], tmp_path)
     whole = kept.embed(TEXTS)
@@ -179,7 +179,7 @@ def test_damage_is_an_error_and_nothing_is_cut_off(folders, tmp_path):
     kept.embed(TEXTS)
     states, index, about = (kept.folder / name for name in ("states.f16", "index.bin", "about.json"))
     size, records = states.stat().st_size, index.read_bytes()
-    for tail in (bytes(32), bytes(range(32))):  # zeros, as a loss of power may leave, and anything
+    for tail in (bytes(32), bytes(range(32))):  # zeros, as after a loss of power, and other bytes
         index.write_bytes(records + tail)
         for texts in (TEXTS, ["new"]):
             with pytest.raises(DataError, match="index.bin: its records do not follow each other: remove its folder"):
@@ -187,7 +187,7 @@ def test_damage_is_an_error_and_nothing_is_cut_off(folders, tmp_path):
         assert states.stat().st_size == size
     index.write_bytes(records)
     os.truncate(states, 10)
-    with pytest.raises(DataError, match="states.f16: it is shorter than its index says: remove its folder"):
+    with pytest.raises(DataError, match="states.f16: it is shorter than the index says: remove its folder"):
         kept.embed(TEXTS)
     states.unlink()
     with pytest.raises(DataError, match=r"it or states.f16 cannot be read \(FileNotFoundError\): remove its folder"):
@@ -198,7 +198,7 @@ def test_damage_is_an_error_and_nothing_is_cut_off(folders, tmp_path):
 
 
 def test_reading_while_another_process_adds(folders, tmp_path):
-    """What is there is read without a lock and without a change, whatever stands after it."""
+    """Kept embeddings are read without a lock and without a change, whatever follows them in the files."""
     kept = encoder(folders["bert"], tmp_path)
     expected = kept.embed(TEXTS).padded([0, 1])[0]
     for name in ("states.f16", "index.bin"):
@@ -237,36 +237,44 @@ def test_states_beyond_half_precision(folders, tmp_path):
     model.encoder.layer[1].output.LayerNorm.bias.data.fill_(1e6)
     huge = shutil.copytree(folders["bert"], tmp_path / "huge")
     model.save_pretrained(huge)
-    with pytest.raises(DataError, match="huge has hidden states that half precision cannot hold"):
+    with pytest.raises(DataError, match="huge has hidden states that are NaN or too large for half precision"):
         encoder(huge, tmp_path).embed(["bad"])
 
 
 def test_no_room(folders, tmp_path, monkeypatch):
     usage = shutil._ntuple_diskusage(10**9, 10**9, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DataError, match=r"the embeddings need 0.0 GB, and 0.0 GB are free: make room, choose another"):
+    with pytest.raises(
+        DataError, match=r"the embeddings need 0.0 GB, and 0.0 GB are free: free disk space, or choose another"
+    ):
         encoder(folders["bert"], tmp_path).embed(TEXTS)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="Not a directory: make room, or the folder writable, or choose another"):
+    with pytest.raises(
+        DataError, match="Not a directory: free disk space, make the folder writable, or choose another"
+    ):
         Encoder(str(folders["bert"]), cache=tmp_path / "file").embed(TEXTS)
 
 
 def test_folders_without_a_model(folders, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty is no folder that transformers can read a model and its tokenizer from"):
+    with pytest.raises(
+        DataError, match="empty is not a folder from which transformers can load a model and its tokenizer"
+    ):
         encoder(tmp_path / "empty", tmp_path).embed(["bad"])
     monkeypatch.setenv("HOME", str(tmp_path))
     broken = shutil.copytree(folders["bert"], tmp_path / "broken")
     assert encoder(Path("~/broken"), tmp_path).embed(["good"]).tokens.tolist() == [3]
     os.truncate(broken / "model.safetensors", 100)
-    with pytest.raises(DataError, match=r"broken is no folder that transformers can read .*\(SafetensorError: "):
+    with pytest.raises(
+        DataError, match=r"broken is not a folder from which transformers can load .*\(SafetensorError: "
+    ):
         encoder(broken, tmp_path).embed(["bad"])
-    with pytest.raises(ValueError, match="revision is for models of the Hub, and .* is a folder: leave it out"):
+    with pytest.raises(ValueError, match="revision is for models on the Hub, and .* is a folder: leave it out"):
         Encoder(str(tmp_path / "empty"), revision="main")
 
 
 def test_models_of_the_hub_without_a_network(folders, tmp_path, monkeypatch):
-    """In the layout of Hugging Face's cache: a model is told by its commit, and what is not there is a line."""
+    """In Hugging Face's cache a commit identifies a model. A missing model is an error of one line."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     model = tmp_path / "home" / "hub" / "models--someone--tiny"
     shutil.copytree(folders["bert"], model / "snapshots" / commit)
@@ -278,8 +286,8 @@ def test_models_of_the_hub_without_a_network(folders, tmp_path, monkeypatch):
         of_hub = Encoder("someone/tiny", revision, tmp_path / "kept")
         assert of_hub.revision == f"someone/tiny@{commit}"
         assert of_hub.embed(["bad"]).states.shape == (3, 3, 8)
-        shutil.rmtree(model, ignore_errors=True)  # a whole commit needs nothing but what was kept
-    with pytest.raises(DataError, match="^the encoder 'someone/tiny' is no folder .* nor in the cache"):
+        shutil.rmtree(model, ignore_errors=True)  # with a complete commit hash, the kept embeddings are enough
+    with pytest.raises(DataError, match="^the encoder 'someone/tiny' is not a folder .* not in Hugging Face's cache"):
         Encoder("someone/tiny", None, tmp_path / "kept")
     (kept,) = (tmp_path / "kept").iterdir()
     assert kept.name.startswith("someone-tiny-")

@@ -1,4 +1,4 @@
-"""The hardest classes, worked out by hand, and one line for whatever can be wrong with a file of predictions."""
+"""The hardest classes in a case worked out by hand; errors of one line for damaged files of predictions."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torchcaps.data import DataError, hardest_classes
 from torchcaps.data.hardest import class_list, read_predictions
 from torchcaps.data.imagenet import read_class_list
 
-# Right: of cat 1 of 3, dog 2 of 2, eel 1 of 3, fox 0 of 1, gnu 2 of 4, hen 1 of 2; nothing is an emu.
+# Correct: cat 1 of 3, dog 2 of 2, eel 1 of 3, fox 0 of 1, gnu 2 of 4, hen 1 of 2. No image is an emu.
 LABELS = [
     *("cat", "dog", "eel", "fox", "gnu", "hen"),
     *("cat", "dog", "eel", "gnu", "hen"),
@@ -39,7 +39,7 @@ def test_by_hand() -> None:
 
 
 def test_equal_accuracies_are_ordered_by_name() -> None:
-    # 1 of 3 and 2 of 6 are the same, however they are divided.
+    # 1 of 3 and 2 of 6 are equal, without rounding.
     labels = ["b"] * 3 + ["a"] * 6 + ["c"] * 3
     taken = ["b", "", "", "a", "a", "", "", "", "", "c", "", ""]
     assert [each.name for each in hardest_classes(labels, taken, 3)] == ["a", "b", "c"]
@@ -47,7 +47,7 @@ def test_equal_accuracies_are_ordered_by_name() -> None:
 
 def test_the_list_is_a_class_list(tmp_path: Path) -> None:
     text = class_list(LABELS, TAKEN, 3)
-    # 2 of 7 images are right.
+    # 2 of 7 images are correct.
     assert text == (
         "# the 3 hardest of 6 classes: top-1 accuracy 0.00 to 0.33 (0.29 over all of their images)\nfox\ncat\neel\n"
     )
@@ -79,7 +79,7 @@ def test_files_of_anybody(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "has no column label: expected a first line with label and prediction, separated by commas"),
+        (b"", "has no column label: expected a first line with label and prediction, separated by a comma"),
         (b"label;prediction\na;b\n", "has no column label: expected a first line .*"),
         (b"label,predicted\na,b\n", "has no column prediction: expected a first line .*"),
         (b"label,prediction\n", "has no predictions: expected a line for each image"),

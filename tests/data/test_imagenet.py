@@ -1,4 +1,4 @@
-"""Photographs in folders: which are read, to the pixel, their objects, and one line for whatever can be wrong."""
+"""Photographs in folders: which ones are read, their pixels, their objects, and errors of one line."""
 
 import warnings
 from collections import Counter
@@ -13,12 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data import DataError, ImageNet
-from torchcaps.data.imagenet import find_object, read_class_list
+from torchcaps.data.annotations import find_object
+from torchcaps.data.imagenet import read_class_list
 
 NAMES = ["n01", "n02", "n03"]
 
 
-def colour(*value: int, size: tuple[int, int] = (8, 8)) -> Image.Image:
+def color(*value: int, size: tuple[int, int] = (8, 8)) -> Image.Image:
     return Image.new("RGB", size, value)
 
 
@@ -30,11 +31,11 @@ def save(path: Path, image: Image.Image, **options: Any) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three classes of four training images and of two test images; red says which class, green which image."""
+    """Three classes with four training and two test images each. Red encodes the class, green the image."""
     for part, count in (("train", 4), ("val", 2)):
         for label, name in enumerate(NAMES):
             for image in range(count):
-                save(tmp_path / "imagenet" / part / name / f"{name}_{image}.PNG", colour(100 * label, 10 * image, 50))
+                save(tmp_path / "imagenet" / part / name / f"{name}_{image}.PNG", color(100 * label, 10 * image, 50))
     return tmp_path
 
 
@@ -72,7 +73,7 @@ def test_images_and_labels_in_order(root: Path) -> None:
 def test_what_counts_as_an_image(root: Path) -> None:
     folder = root / "imagenet" / "val" / "n02"
     for name in ("a.JPEG", "b.jpg", "C.JpG", "d.png", "e.jpeg"):
-        save(folder / name, colour(1, 2, 3), format="PNG")
+        save(folder / name, color(1, 2, 3), format="PNG")
     for name in ("f.txt", "g.gif", "png", "._a.JPEG", ".hidden.png"):
         (folder / name).write_text("no image")
     (root / "imagenet" / "val" / ".ipynb_checkpoints").mkdir()
@@ -85,7 +86,7 @@ def test_classes_are_known_before_setup(root: Path) -> None:
     assert (data.classes, data.names, data.shape) == (3, NAMES, (3, 4, 4))
     (root / "two.txt").write_text("n03\nn01\n")
     assert small(root, class_list=str(root / "two.txt")).classes == 2
-    assert ImageNet(root="nowhere").shape == (3, 128, 128)  # asks for no file
+    assert ImageNet(root="nowhere").shape == (3, 128, 128)  # needs no file
     assert ImageNet(root="nowhere").num_workers == 2
 
 
@@ -97,17 +98,17 @@ def test_a_class_list_chooses_and_numbers(root: Path, monkeypatch: pytest.Monkey
     assert labels.tolist() == [0, 0, 1, 1]
     assert images[:, 0, 0, 0].tolist() == [200, 200, 0, 0]
     monkeypatch.chdir(root)
-    (root / "hard.txt").write_text("n02")  # what is here comes first
+    (root / "hard.txt").write_text("n02")  # the working directory comes first
     assert small(root, class_list="hard.txt").names == ["n02"]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "has no classes: expected the name of one a line"),
-        (b"# none\n\n", "has no classes: expected the name of one a line"),
+        (b"", "has no classes: expected one name per line"),
+        (b"# none\n\n", "has no classes: expected one name per line"),
         (b"n01\nn02\nn01\n", "has class n01 twice: remove one of them"),
-        (b"n01\xff", "cannot be read: .*expected a text file in UTF-8, a class a line"),
+        (b"n01\xff", "cannot be read: .*expected a text file in UTF-8, one class per line"),
     ],
 )
 def test_bad_class_lists(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -125,7 +126,7 @@ def test_a_class_list_that_does_not_fit(root: Path) -> None:
         f"{folder}/train: has no folder n09: expected one for each class of {path}"
     )
     assert error_of(small(root, class_list="gone.txt")) == (
-        f"no gone.txt and no {folder}/gone.txt: give the path of one that is there"
+        f"neither gone.txt nor {folder}/gone.txt exists: give the path of an existing one"
     )
     assert "cannot be read" in error_of(small(root, class_list=str(root)))
 
@@ -178,40 +179,40 @@ def test_held_out_images_are_those_of_train(root: Path) -> None:
         small(root, val_size=2).setup("fit")
 
 
-# To the pixel
+# Pixels
 
 
 def only(root: Path, image: Image.Image, name: str = "n01_0.PNG", resize: int = 4, **options: Any) -> Tensor:
-    """What is read of an image (3, resize, resize)."""
+    """Read one image: (3, resize, resize)."""
     save(root / "imagenet" / "val" / "n01" / name, image, **options)
     return read(small(root, size=2, resize=resize))[0][0]
 
 
 def ramp(width: int, height: int) -> np.ndarray:
-    """Red says the column, green the row."""
+    """An image whose red encodes the column and green the row."""
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[..., 0], pixels[..., 1] = np.arange(width), np.arange(height)[:, None]
     return pixels
 
 
-def test_the_centre_of_the_longer_side_is_kept(root: Path) -> None:
+def test_the_center_of_the_longer_side_is_kept(root: Path) -> None:
     wide, high = ramp(10, 4), ramp(4, 8)
     assert np.array_equal(only(root, Image.fromarray(wide)).permute(1, 2, 0), wide[:, 3:7])
     assert np.array_equal(only(root, Image.fromarray(high)).permute(1, 2, 0), high[2:6])
 
 
 def test_the_shorter_side_is_resized(root: Path) -> None:
-    # Each 2 x 2 of one colour becomes about a pixel of it: shrunk and smoothed, a ramp in steps stays one.
+    # Each 2 x 2 square has one color and becomes about one pixel of it: a ramp in steps stays a ramp.
     steps = 10 * ramp(12, 8).repeat(2, 0).repeat(2, 1)
     found = only(root, Image.fromarray(steps), resize=8).int()
     expected = 10 * torch.from_numpy(ramp(12, 8)[:, 2:10]).permute(2, 0, 1).int()
     assert (found - expected)[:, 1:-1, 1:-1].abs().max() <= 1
-    # Enlarged, as torch does it.
+    # Enlarging agrees with torch.
     small_one = torch.from_numpy(40 * ramp(4, 4)).permute(2, 0, 1)
     found = only(root, Image.fromarray(40 * ramp(4, 4)), resize=7)
     larger = torch.nn.functional.interpolate(small_one[None].float(), (7, 7), mode="bilinear")[0]
     assert (found - larger).abs().max() <= 1
-    assert only(root, colour(9, 8, 7, size=(1, 500))).flatten(1).unique(dim=1).tolist() == [[9], [8], [7]]
+    assert only(root, color(9, 8, 7, size=(1, 500))).flatten(1).unique(dim=1).tolist() == [[9], [8], [7]]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_other_modes(root: Path, mode: str, value: Any, found: list[int], option
 
 def test_orientation_is_ignored(root: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned
+    exif[0x0112] = 6  # turn it
     assert np.array_equal(only(root, Image.fromarray(ramp(10, 4)), exif=exif).permute(1, 2, 0), ramp(10, 4)[:, 3:7])
 
 
@@ -258,9 +259,9 @@ def annotation(*boxes: tuple[Any, ...], size: tuple[Any, Any] = (100, 50)) -> st
     [
         ([(10, 20, 30, 40)], 0, (10, 20, 30, 40)),
         ([(10, 20, 30, 40)], 0.1, (8, 18, 32, 42)),
-        ([(10, 20, 40, 30)], 0.2, (4, 18, 46, 32)),  # of the width across, of the height down
-        ([(10, 20, 15, 25)], 0.1, (9, 19, 16, 26)),  # to whole pixels, outwards
-        ([(2, 1, 98, 49)], 0.5, (0, 0, 100, 50)),  # as far as the image goes
+        ([(10, 20, 40, 30)], 0.2, (4, 18, 46, 32)),  # relative to width and height
+        ([(10, 20, 15, 25)], 0.1, (9, 19, 16, 26)),  # rounded outward to whole pixels
+        ([(2, 1, 98, 49)], 0.5, (0, 0, 100, 50)),  # cut at the image's edges
         ([(-5, 10, 40, 60)], 0, (0, 10, 40, 50)),
         ([(0, 0, 9, 9), (50, 20, 90, 45), (60, 0, 70, 40)], 0, (50, 20, 90, 45)),  # the largest
         ([(40, 40, 10, 10), (1, 2, 5, 6)], 0, (1, 2, 5, 6)),
@@ -330,16 +331,16 @@ def test_objects_take_the_place_of_their_photographs(root: Path, place: str) -> 
 
 
 def test_boxes_that_are_not_there(root: Path) -> None:
-    assert error_of(small(root, boxes="gone")).startswith(f"no gone and no {root}/imagenet/gone: ")
+    assert error_of(small(root, boxes="gone")).startswith(f"neither gone nor {root}/imagenet/gone exists: ")
     (root / "imagenet" / "boxes.tar").touch()
-    with pytest.raises(DataError, match=f"^{root}/imagenet/boxes.tar: is no folder: expected one with annotations"):
+    with pytest.raises(DataError, match=f"^{root}/imagenet/boxes.tar: is not a folder: expected one with annotations"):
         small(root, boxes="boxes.tar").prepare_data()
     (root / "imagenet" / "boxes").mkdir()
     (root / "imagenet" / "boxes" / "n01_0.xml").write_text("<annotation>")
     assert error_of(small(root, boxes="boxes")).startswith(f"{root}/imagenet/boxes/n01_0.xml: is not an annotation")
 
 
-# What is wrong with an image
+# Damaged images
 
 
 def test_every_truncation_is_an_error(root: Path) -> None:
@@ -360,7 +361,7 @@ def test_not_an_image(root: Path) -> None:
     for content in (b"plain text", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
         path.write_bytes(content)
         assert error_of(small(root)).startswith(f"{path}: is not a JPEG or PNG of 8 bits (UnidentifiedImageError: ")
-    save(path, colour(1, 2, 3), format="GIF")
+    save(path, color(1, 2, 3), format="GIF")
     assert error_of(small(root)).startswith(f"{path}: is not a JPEG or PNG")
     save(path, Image.fromarray((ramp(4, 4)[..., 0] * 9000.0).astype(np.uint16)))
     assert "its pixels are of mode I" in error_of(small(root))
@@ -385,7 +386,7 @@ def test_an_error_in_a_worker_is_the_same_line(root: Path) -> None:
     with pytest.raises(DataError) as caught:
         list(batches)
     assert str(caught.value) == error_of(small(root))
-    batches._shutdown_workers()  # left to the garbage collector, torch waits 5 seconds for each
+    batches._shutdown_workers()  # otherwise torch waits 5 seconds for each at garbage collection
 
 
 # As a data module
@@ -430,7 +431,7 @@ def test_crops_are_of_the_square(images_of_noise: Path, capfd: pytest.CaptureFix
 
 
 class Recorder(lightning.LightningModule):
-    """Keeps the images that the Trainer hands over, and the type of what a layer makes of them."""
+    """Records the images that the Trainer passes, and the type of a layer's output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The laws of every image set: fixed splits, whole float batches, exact shifts, crops and mirrors, and when."""
+"""Laws of every image set: fixed splits, float batches, exact shifts, crops and mirror images, each in its stage."""
 
 import colorsys
 import pickle
@@ -32,7 +32,7 @@ from torchcaps.data.images import ImageSet
 
 
 class Toy(ImageData):
-    """90 training and 30 test images of 2 x 6 x 7, 3 classes; no pixel is zero, so every shift shows."""
+    """90 training and 30 test images of 2 x 6 x 7, 3 classes. No pixel is zero, so every shift is visible."""
 
     classes = 3
     shape = (2, 6, 7)
@@ -45,7 +45,7 @@ class Toy(ImageData):
 
 
 def shifts(before: Tensor, after: Tensor, most: int) -> list[tuple[int, int]]:
-    """How far (down, right) each image moved; fails unless it is an exact shift filled with zeros."""
+    """Shift (down, right) of each image. Fails unless it is an exact shift filled with zeros."""
     height, width = before.shape[-2:]
     padded = pad(before, (most,) * 4)
     found: list[tuple[int, int] | None] = [None] * len(before)
@@ -167,6 +167,8 @@ def test_loader_before_setup_says_what_to_call() -> None:
     for loader, stage in ((data.train_dataloader, "fit"), (data.val_dataloader, "validate")):
         with pytest.raises(RuntimeError, match=rf'setup\("{stage}"\)'):
             loader()
+    with pytest.raises(ValueError, match="^stage must be one of 'fit', 'validate', 'test', got 'predict'$"):
+        data.part("predict")
     with pytest.raises(RuntimeError, match=r'setup\("test"\)'):
         data.test_dataloader()
 
@@ -183,8 +185,11 @@ def test_loader_before_setup_says_what_to_call() -> None:
         ({"jitter": -0.1}, r"jitter .* -0\.1\b"),
         ({"jitter": 0.6}, r"jitter .* 0\.6\b"),
         ({"jitter": float("nan")}, r"jitter .* nan\b"),
-        ({"jitter": 0.2}, "jitter is for images in colour, and these have 2 channels: set it to 0"),
-        ({"ten_crop": True}, "ten_crop needs resize, the side of what .*: set it to more than 6 pixels"),
+        ({"jitter": 0.2}, "jitter is for color images of 3 channels, and these have 2: set it to 0"),
+        (
+            {"ten_crop": True},
+            "ten_crop needs resize, .* that is cropped: set resize to more than 6 pixels",
+        ),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -213,7 +218,7 @@ def test_every_set_takes_every_option(kind: type[ImageData]) -> None:
 @pytest.mark.parametrize("val_size", [2, 88, 90, 1000])
 def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
     data = Toy(val_size=val_size)
-    for _ in range(2):  # a failed setup leaves nothing behind that a second one would take for done
+    for _ in range(2):  # a failed setup leaves nothing that a second one takes for complete
         with pytest.raises(DataError, match=f"0 or from 3 to 87 .*got {val_size}"):
             data.setup("fit")
 
@@ -225,8 +230,8 @@ def test_shift_is_exact_uniform_and_independent() -> None:
     assert shifted.shape == images.shape
     assert shifted.dtype == images.dtype
     counts = Counter(shifts(images, shifted, most=2))
-    # Each of the 25 pairs is expected 200 times with a deviation of 14: both ends of both axes are drawn, all
-    # pairs equally often, so that down says nothing about right and no image follows another.
+    # Each of the 25 pairs is expected 200 times with a deviation of 14. Equal counts mean that all shifts occur, and
+    # that the shifts down and right, and those of different images, are independent.
     assert len(counts) == 25
     assert min(counts.values()) > 200 - 5 * 14
     assert max(counts.values()) < 200 + 5 * 14
@@ -259,7 +264,7 @@ def test_flip_mirrors_half_of_the_images_left_to_right(dtype: torch.dtype) -> No
     mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
     assert (same ^ mirrored).all()
     assert abs(mirrored.sum().item() - 1000) < 4 * 500**0.5  # a deviation is sqrt(2000 / 4)
-    assert not torch.equal(flipped, Toy(flip=True).augment(images))  # drawn anew
+    assert not torch.equal(flipped, Toy(flip=True).augment(images))  # new random numbers
 
 
 def test_shift_and_flip_are_independent() -> None:
@@ -287,8 +292,8 @@ def test_no_shift_returns_the_images() -> None:
 # Resizing and cropping
 
 
-class Colour(Toy):
-    """8 images of 4 x 4 in colour."""
+class Color(Toy):
+    """8 color images of 4 x 4."""
 
     shape = (3, 4, 4)
 
@@ -298,7 +303,7 @@ class Colour(Toy):
 
 
 def coordinates(count: int, side: int) -> Tensor:
-    """Images (count, 3, side, side) whose pixels say 100 * row + column + 1: already as large as `resize` asks for."""
+    """Images (count, 3, side, side) with pixels 100 * row + column + 1, of the size that `resize` gives."""
     rows = torch.arange(side, dtype=torch.float32)
     return (100 * rows[:, None] + rows + 1).expand(count, 3, side, side)
 
@@ -307,7 +312,7 @@ def test_enlarging_is_bilinear() -> None:
     class Pair(Toy):
         shape = (1, 2, 2)
 
-    # Twice as large, new pixels lie at 1/4 and 3/4 between the old ones, and beyond these, where nothing changes.
+    # At twice the size, new pixels lie at 1/4 and 3/4 between the old ones. Beyond the outer ones nothing changes.
     row = torch.tensor([0.0, 0.25, 0.75, 1.0])
     image = torch.tensor([[0.0, 1.0], [2.0, 3.0]])[None, None]
     whole = row + 2 * row[:, None]
@@ -324,9 +329,9 @@ def test_the_shorter_side_is_what_resize_says() -> None:
 
 def test_ten_crops_by_hand() -> None:
     images = coordinates(2, side=7) * torch.tensor([1.0, -1.0])[:, None, None, None]
-    crops = Colour(resize=7, ten_crop=True).crops(images)
+    crops = Color(resize=7, ten_crop=True).crops(images)
     assert crops.shape == (2, 10, 3, 4, 4)
-    # Three pixels are left over each way: the corners are 0 or 3 down and right, the centre is 1.
+    # The image is three pixels larger each way: corners begin at 0 or 3, the center at 1.
     assert crops[0, :, 0, 0, 0].tolist() == [1, 4, 301, 304, 102, 4, 7, 304, 307, 105]
     assert crops[0, :, 0, 3, 3].tolist() == [304, 307, 604, 607, 405, 301, 304, 601, 604, 402]
     assert crops[0, 3, 2].tolist() == [[100 * row + column + 1 for column in range(3, 7)] for row in range(3, 7)]
@@ -334,17 +339,17 @@ def test_ten_crops_by_hand() -> None:
     assert torch.equal(crops[1], -crops[0])
 
 
-def test_the_centre() -> None:
+def test_the_center() -> None:
     for side, first in ((4, 1), (5, 1), (6, 102), (7, 102), (8, 203)):
-        centre = Colour(resize=side).centre(coordinates(2, side))
-        assert centre.shape == (2, 3, 4, 4)
-        assert torch.equal(centre[1, 2] - first, coordinates(1, 4)[0, 0] - 1)
-        assert torch.equal(centre, Colour(resize=side).crops(coordinates(2, side)))
+        center = Color(resize=side).centre(coordinates(2, side))
+        assert center.shape == (2, 3, 4, 4)
+        assert torch.equal(center[1, 2] - first, coordinates(1, 4)[0, 0] - 1)
+        assert torch.equal(center, Color(resize=side).crops(coordinates(2, side)))
 
 
 def test_random_crops_are_anywhere_and_each_image_has_its_own() -> None:
     torch.manual_seed(0)
-    cropped = Colour(resize=7).augment(coordinates(6400, side=7))
+    cropped = Color(resize=7).augment(coordinates(6400, side=7))
     assert cropped.shape == (6400, 3, 4, 4)
     first = cropped[:, :1, :1, :1]
     assert torch.equal(cropped - first, (coordinates(1, 4) - 1).expand_as(cropped))
@@ -355,7 +360,7 @@ def test_random_crops_are_anywhere_and_each_image_has_its_own() -> None:
 
 def test_random_crops_with_a_shift_also_begin_outside() -> None:
     torch.manual_seed(0)
-    cropped = Colour(resize=5, shift=1).augment(coordinates(1600, side=5))
+    cropped = Color(resize=5, shift=1).augment(coordinates(1600, side=5))
     windows = pad(coordinates(1, side=5), (1, 1, 1, 1)).unfold(2, 4, 1).unfold(3, 4, 1)[0, 0].flatten(0, 1)
     matches = (windows == cropped[:, :1]).flatten(2).all(2)
     assert matches.sum(1).eq(1).all()
@@ -364,7 +369,7 @@ def test_random_crops_with_a_shift_also_begin_outside() -> None:
 
 
 def test_the_same_seed_gives_the_same_images() -> None:
-    data, images = Colour(resize=6, flip=True, jitter=0.2), torch.rand(16, 3, 4, 4)
+    data, images = Color(resize=6, flip=True, jitter=0.2), torch.rand(16, 3, 4, 4)
     torch.manual_seed(5)
     first, second = data.augment(images), data.augment(images)
     torch.manual_seed(5)
@@ -374,30 +379,30 @@ def test_the_same_seed_gives_the_same_images() -> None:
 
 def test_bytes_become_floats() -> None:
     images = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8)
-    for of_bytes in (Colour().augment(images), Colour().centre(images), Colour().crops(images)):
+    for of_bytes in (Color().augment(images), Color().centre(images), Color().crops(images)):
         assert torch.equal(of_bytes, images.float() / 255)
 
 
 # Jitter
 
 
-def test_jitter_of_a_grey_image_is_its_brightness() -> None:
-    # It has no contrast, no saturation and no hue.
+def test_jitter_of_a_gray_image_is_its_brightness() -> None:
+    # A uniform gray image has no contrast, no saturation and no hue.
     torch.manual_seed(0)
-    grey = torch.full((4000, 3, 4, 4), 0.5)
-    jittered = Colour(jitter=0.2).augment(grey)
+    gray = torch.full((4000, 3, 4, 4), 0.5)
+    jittered = Color(jitter=0.2).augment(gray)
     assert torch.allclose(jittered, jittered[:, :1, :1, :1].expand_as(jittered), atol=1e-5)
     factors = jittered[:, 0, 0, 0] / 0.5
     assert factors.min() >= 0.8 - 1e-5
     assert factors.max() <= 1.2 + 1e-5
-    counts = torch.histc(factors, 10, 0.8, 1.2)  # each image its own, uniform
+    counts = torch.histc(factors, 10, 0.8, 1.2)  # one per image, uniform
     assert (counts - 400).abs().max() < 5 * 20
 
 
 def test_jitter_turns_the_hue() -> None:
     torch.manual_seed(0)
     red = torch.tensor([0.6, 0.4, 0.4])[:, None, None].expand(1000, 3, 4, 4)
-    hues = [colorsys.rgb_to_hsv(*pixel)[0] for pixel in Colour(jitter=0.2).augment(red)[:, :, 0, 0].tolist()]
+    hues = [colorsys.rgb_to_hsv(*pixel)[0] for pixel in Color(jitter=0.2).augment(red)[:, :, 0, 0].tolist()]
     hues = [hue - round(hue) for hue in hues]
     assert max(map(abs, hues)) <= 0.2 + 1e-4
     assert min(hues) < -0.19
@@ -406,7 +411,7 @@ def test_jitter_turns_the_hue() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_precision_of_the_run_stays(dtype: torch.dtype) -> None:
-    data, images = Colour(resize=6, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4).to(dtype)
+    data, images = Color(resize=6, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4).to(dtype)
     for made in (data.augment(images), data.centre(images), data.crops(images)):
         assert made.dtype == dtype
         assert made.min() >= 0
@@ -414,15 +419,15 @@ def test_the_precision_of_the_run_stays(dtype: torch.dtype) -> None:
 
 
 def test_only_training_is_random() -> None:
-    data, images = Colour(resize=6, shift=1, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4)
-    plain = Colour(resize=6, ten_crop=True)
+    data, images = Color(resize=6, shift=1, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4)
+    plain = Color(resize=6, ten_crop=True)
     for _ in range(3):
         assert torch.equal(data.centre(images), plain.centre(images))
         assert torch.equal(data.crops(images), plain.crops(images))
 
 
 class Recorder(lightning.LightningModule):
-    """Trains one number and keeps every batch that the Trainer hands over."""
+    """Trains one number and records every batch that the Trainer passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -455,8 +460,8 @@ def small_trainer() -> lightning.Trainer:
     )
 
 
-# Three things Lightning says that are not so here: images in memory need no workers, no validation is
-# meant, and the last is between Lightning and torch 2.13.
+# Three warnings of Lightning that do not apply: images in memory need no workers, there is no validation on purpose,
+# and the last one is between Lightning and torch 2.13.
 quiet = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
     "ignore:Total length of `list` across ranks is zero",
@@ -482,7 +487,7 @@ def test_trainer_augments_training_batches_only() -> None:
     assert data.train_set is not None
     assert data.val_set is not None
     assert data.test_set is not None
-    # One validation batch more than the set has: the sanity check's.
+    # One more validation batch than the set has: the sanity check's.
     val = torch.cat(module.seen["val"][1:])
     assert torch.equal(val, data.val_set.images.float() / 255)
     assert torch.equal(module.seen["val"][0], val[:20])
@@ -490,9 +495,9 @@ def test_trainer_augments_training_batches_only() -> None:
 
     train, originals = torch.cat(module.seen["train"]), data.train_set.images.float() / 255
     assert len(train) == 60
-    # A pixel that a shift of one cannot lose tells which original an image is.
+    # A shift of one cannot remove this pixel, which identifies the original of an image.
     padded = pad(originals, (1, 1, 1, 1))
-    windows = padded.unfold(2, 6, 1).unfold(3, 7, 1)  # (60, 2, 3, 3, 6, 7): every original at all nine shifts
+    windows = padded.unfold(2, 6, 1).unfold(3, 7, 1)  # (60, 2, 3, 3, 6, 7): every original with all nine shifts
     straight, mirrored = (
         (windows[None] == images[:, None, :, None, None]).flatten(5).all(-1).all(2)
         for images in (train, train.flip(-1))
@@ -507,7 +512,7 @@ def test_trainer_augments_training_batches_only() -> None:
 
 @quiet
 def test_trainer_crops_as_the_stage_wants() -> None:
-    data, module, trainer = Colour(batch_size=9, resize=6, val_size=3, ten_crop=True), Recorder(), small_trainer()
+    data, module, trainer = Color(batch_size=9, resize=6, val_size=3, ten_crop=True), Recorder(), small_trainer()
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
     assert data.train_set is not None

@@ -1,4 +1,4 @@
-"""The MATLAB reader: the arrays that SciPy finds in files of MATLAB and its own; one line for whatever is wrong."""
+"""The MATLAB reader finds the same arrays as SciPy, in files of MATLAB and of SciPy, and reports damage in one line."""
 
 import io
 import random
@@ -54,7 +54,7 @@ def test_numbers_of_every_type(kind: str, compressed: bool) -> None:
         assert found.dtype == kind
         assert np.array_equal(found, NUMBERS)
         assert found.flags.f_contiguous
-        assert found.flags.writeable  # torch warns of memory that is not
+        assert found.flags.writeable  # otherwise torch warns
     assert read(raw, "b")[0].shape == (1, 1)
 
 
@@ -94,7 +94,7 @@ def test_functions_and_objects_are_not_looked_into() -> None:
 
 
 def test_an_opaque_object_is_not_looked_into() -> None:
-    # Its name comes where other classes have their shape, so that nothing of it can be read as theirs is.
+    # Opaque objects have their name where other classes have their shape.
     content = struct.pack("<4I", 6, 8, 17, 0) + struct.pack("<2I8s", 1, 3, b"abc") + b"MCOS"
     opaque = struct.pack("<2I", 14, len(content)) + content
     raw = saved({"A": NUMBERS})
@@ -109,7 +109,7 @@ def test_a_large_variable_is_read_in_pieces() -> None:
         assert np.array_equal(after, NUMBERS)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ NAMES = ("A", "S.x", "S.y")
 
 
 def changed(position: int, *values: int) -> bytes:
-    """Other 32-bit integers in GOOD from a byte on; A begins at 128."""
+    """GOOD with other 32-bit integers from a byte on. A begins at 128."""
     raw = bytearray(GOOD)
     struct.pack_into(f"<{len(values)}I", raw, position, *values)
     return bytes(raw)
@@ -158,7 +158,7 @@ def changed(position: int, *values: int) -> bytes:
         (changed(128, 15), "truncated or corrupt: Error -3 while decompressing data: "),
         (changed(128, 9), 'has no array of numbers "A"'),
         (changed(132, 2**32 - 1), "truncated"),
-        (changed(136, 6, 2**31), "truncated or corrupt: an element is larger than what it is in"),
+        (changed(136, 6, 2**31), "truncated or corrupt: an element is larger than the one that contains it"),
         (changed(136, 6, 0), "truncated or corrupt: unpack_from requires a buffer of at least 4 bytes"),
         (changed(144, 1), 'has no array of numbers "A"'),
         (changed(144, 9 + 0x800), '"A" is not an array of real numbers'),
@@ -168,7 +168,7 @@ def changed(position: int, *values: int) -> bytes:
         (changed(160, 2, 3, 5), '"A" is corrupt: 24 bytes for shape (2, 3, 5) of uint8'),
         (changed(160, 2**32 - 2, 2**32 - 3, 4), '"A" is corrupt: 24 bytes for shape (-2, -3, 4) of uint8'),
         (changed(160, 2**31 - 1, 2**31 - 1, 0), '"A" is corrupt: 24 bytes for shape (2147483647, 2147483647, 0)'),
-        (changed(176, 0x00050001), "truncated or corrupt: an element is larger than what it is in"),
+        (changed(176, 0x00050001), "truncated or corrupt: an element is larger than the one that contains it"),
         (changed(184, 8), '"A" is corrupt: its numbers are of an unknown kind, 8'),
         (changed(184, 9), '"A" is corrupt: 24 bytes for shape (2, 3, 4) of float64'),
         (PACKED[:128] + struct.pack("<2I", 15, 16) + zlib.compress(b"few")[:16].ljust(16), "truncated or corrupt: "),
@@ -205,7 +205,7 @@ def test_every_truncation_is_refused() -> None:
 
 
 def test_no_change_of_bytes_does_harm() -> None:
-    """SciPy's reader ends in a segmentation fault for some of these."""
+    """For some of these, SciPy's reader ends in a segmentation fault: see `torchcaps.data.matfile`."""
     draw = random.Random(0)
     lines: list[str] = []
     for good in (GOOD, PACKED):

@@ -1,4 +1,4 @@
-"""The idx reader, where MNIST looks for its files, and one clear line for whatever can be wrong with them."""
+"""The idx reader, the paths of MNIST's files, and errors of one line for damaged files."""
 
 import gzip
 import hashlib
@@ -33,7 +33,7 @@ def write_idx(path: Path, sizes: tuple[int, ...], data: bytes, magic: bytes | No
 
 
 def write_mnist(folder: Path) -> dict[str, str]:
-    """Seven training and three test images in the canonical format; returns their md5s."""
+    """Write seven training and three test images in the published format. Return the files' md5s."""
     for part, count in (("train", 7), ("t10k", 3)):
         pixels = bytes((i + 50 * (part == "t10k")) % 256 for i in range(count * 784))
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28), pixels)
@@ -43,7 +43,7 @@ def write_mnist(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[str]) -> Path:
-    """A data root with a tiny MNIST whose md5s pass for the published ones."""
+    """A data root with a tiny MNIST whose md5s count as the published ones."""
     for name, md5 in write_mnist(tmp_path / "root" / "mnist").items():
         monkeypatch.setitem(MNIST.md5, name, md5)
     return tmp_path / "root"
@@ -119,7 +119,7 @@ def test_read_idx_of_no_file(tmp_path: Path) -> None:
         read_idx(tmp_path / "none.gz")
 
 
-# Where the files are looked for
+# Paths of the files
 
 
 def test_root_and_environment(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_published_md5_is_no_warning_and_another_is(tiny: Path, monkeypatch: pyt
 
     found = MNIST.md5[IMAGES]
     monkeypatch.setitem(MNIST.md5, IMAGES, PUBLISHED[IMAGES])
-    with pytest.warns(UserWarning, match="using it all the same") as caught:
+    with pytest.warns(UserWarning, match="it is used anyway") as caught:
         images, _ = MNIST(root=str(tiny)).load(train=True)
     assert len(images) == 7
     (message,) = [str(warning.message) for warning in caught]
@@ -163,12 +163,12 @@ def test_published_md5_is_no_warning_and_another_is(tiny: Path, monkeypatch: pyt
 def test_a_cached_file_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, md5 in write_mnist(tmp_path / "cache" / "torchcaps" / "mnist").items():
         monkeypatch.setitem(MNIST.md5, name, md5)
-    monkeypatch.setattr(MNIST, "mirrors", ())  # without a mirror to try, nothing could be had
+    monkeypatch.setattr(MNIST, "mirrors", ())  # no download is possible
     with pytest.raises(DataError):
         MNIST().load(train=True)
     monkeypatch.setattr(MNIST, "mirrors", ("http://127.0.0.1:9/",))  # nothing answers there
     assert len(MNIST().load(train=True)[0]) == 7
-    # A root without the file falls through to the cache; an empty variable is no root.
+    # Without the file in the root, the cache is used. An empty variable counts as no root.
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "nowhere"))
     assert len(MNIST().load(train=True)[0]) == 7
     monkeypatch.setenv("TORCHCAPS_DATA", "")
@@ -194,7 +194,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_second_mirror_is_tried(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first mirror with the wrong content and one without the file: neither leaves anything behind."""
+    """A mirror with the wrong content and one without the file leave nothing behind."""
     for name, md5 in write_mnist(tmp_path / "served" / "good").items():
         monkeypatch.setitem(MNIST.md5, name, md5)
     write_idx(tmp_path / "served" / "wrong" / IMAGES, (7, 28, 28), bytes(7 * 784))
@@ -246,7 +246,7 @@ def test_one_missing_file_of_four(tiny: Path, no_network: list[str]) -> None:
     assert len(MNIST(root=str(tiny)).load(train=False)[0]) == 3
 
 
-# What is wrong with a file that is there
+# Damaged files
 
 
 def test_a_corrupt_file_is_an_error_and_never_downloaded(tiny: Path, no_network: list[str]) -> None:
@@ -324,7 +324,7 @@ def test_published_fashion_mnist(no_network: list[str], tmp_path: Path) -> None:
     ]
 
 
-# The real things
+# Real files
 
 
 @needs_mnist
@@ -337,7 +337,7 @@ def test_real_mnist(no_network: list[str]) -> None:
     assert test.shape == (10000, 1, 28, 28)
     assert train_labels[0] == 5
     assert test_labels[0] == 7
-    # The label counts that every description of MNIST gives.
+    # The label counts in descriptions of MNIST.
     assert train_labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert train.max() == 255
@@ -369,6 +369,6 @@ def test_real_fashion_mnist(no_network: list[str]) -> None:
     assert test_labels.bincount().tolist() == [1000] * 10
     assert train_labels[:5].tolist() == [9, 0, 0, 3, 0]
     assert test_labels[:5].tolist() == [9, 2, 1, 1, 6]
-    # The mean and the deviation that everybody normalizes by.
+    # The well-known mean and standard deviation.
     assert round(train.float().mean().item() / 255, 4) == 0.286
     assert round(train.float().std().item() / 255, 4) == 0.353

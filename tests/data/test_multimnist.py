@@ -1,4 +1,4 @@
-"""Overlapping digits: the random numbers, every image against plain loops, and streams that depend on nothing else."""
+"""MultiMNIST: its random numbers, its images against plain loops, and the independence of its streams."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def by_hand(seed: int, index: int) -> int:
 
 
 class Noise:
-    """Instead of MNIST: digits of noise in unequal classes, 90 for training and 40 for the test, none like another."""
+    """Replace MNIST by digits of noise in unequal classes, 90 for training and 40 for the test, all different."""
 
     def prepare_data(self) -> None:
         pass
@@ -67,7 +67,7 @@ def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
 
 
 def chi_square(counts: list[int]) -> float:
-    """In standard deviations from what equal probabilities lead one to expect."""
+    """Deviations of counts from those of equal probabilities, in standard deviations."""
     expected, freedom = sum(counts) / len(counts), len(counts) - 1
     return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
 
@@ -76,7 +76,7 @@ def chi_square(counts: list[int]) -> float:
 
 
 def test_splitmix64_is_the_published_one() -> None:
-    # What splitmix64.c prints for the seed 1234567.
+    # The output of splitmix64.c for the seed 1234567.
     first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert [value & MASK for value in splitmix64(1234567, torch.arange(5)).tolist()] == first
     assert [by_hand(1234567, i) for i in range(5)] == first
@@ -104,7 +104,7 @@ def test_outputs_are_uniform_and_independent() -> None:
     assert ones.abs().max() < 4
     for below in (9, 10, 16):
         assert abs(chi_square(((values >> 11 & 2**53 - 1) % below).bincount().tolist())) < 4
-    # Neighbours, and outputs of the same number under neighbouring seeds: correlation 0 with a deviation of 1/256.
+    # Neighbors, and outputs of the same number under neighboring seeds: correlation 0 with a deviation of 1/256.
     numbers = values.double()
     for other in (numbers.roll(1), numbers.roll(8), splitmix64(1, torch.arange(2**16)).double()):
         assert abs(torch.corrcoef(torch.stack([numbers, other]))[0, 1]) < 4 / 256
@@ -116,7 +116,7 @@ def test_outputs_are_uniform_and_independent() -> None:
 
 
 def slowly(images: np.ndarray, labels: list[int], seed: int, index: int, single: float) -> tuple[np.ndarray, list[int]]:
-    """Image `index` of a stream, pixel by pixel."""
+    """Image `index` of a stream, computed pixel by pixel."""
     order = sorted(range(len(labels)), key=lambda i: (labels[i], i))
     draws = [by_hand(seed, 8 * index + draw) >> 11 for draw in range(7)]
     first = order[draws[1] % len(order)]
@@ -155,7 +155,7 @@ def test_images_against_plain_loops(kind: type[MultiMNIST], single: float, stage
 
 
 def corners(count: int, single: float = 0.0, sizes: tuple[int, int] = (1, 1)) -> tuple[Tensor, Tensor, Tensor]:
-    """Images of digits that are one pixel: class 0 top left, class 1 bottom right. With where each is, from -4 to 4."""
+    """Images of digits of one pixel, class 0 top left and class 1 bottom right, and the shifts of both, -4 to 4."""
     digits = torch.zeros(sum(sizes), 1, 28, 28, dtype=torch.uint8)
     digits[: sizes[0], 0, 0, 0] = 100
     digits[sizes[0] :, 0, 27, 27] = 200
@@ -194,7 +194,7 @@ def test_a_sixth_has_one_digit() -> None:
 
 
 def test_second_digit_is_uniform_over_the_other_classes() -> None:
-    # Seven digits, told apart by their grey level at the centre of a frame that nothing else reaches.
+    # Seven digits with different gray levels at the center of the frame, which no other pixel reaches.
     classes = torch.tensor([4, 2, 2, 7, 4, 2, 9])
     digits = torch.zeros(7, 1, 28, 28, dtype=torch.uint8)
     for i in range(7):
@@ -206,7 +206,7 @@ def test_second_digit_is_uniform_over_the_other_classes() -> None:
     shown = torch.stack([(levels == 30 + i).any(1) for i in range(7)], 1)
     for present, label in zip(shown, labels, strict=True):
         seen = present.nonzero().flatten().tolist()
-        if len(seen) == 2:  # else one pixel lies on the other
+        if len(seen) == 2:  # otherwise one pixel covers the other
             assert label.nonzero().flatten().tolist() == sorted(int(classes[i]) for i in seen)
             found[tuple(seen)] += 1
     allowed = {(i, j) for j in range(7) for i in range(j) if classes[i] != classes[j]}
@@ -287,7 +287,7 @@ def test_digits_of_the_parts_are_disjoint() -> None:
 
 
 class Recorder(lightning.LightningModule):
-    """Keeps every batch that the Trainer hands over."""
+    """Records every batch that the Trainer passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -386,7 +386,7 @@ def test_loader_before_setup_says_what_to_call() -> None:
     ],
 )
 def test_real_mnist(kind: type[MultiMNIST], classes: list[list[int]], ink: int) -> None:
-    """A published accuracy names this stream: its first labels, and the sum of all grey levels."""
+    """Published accuracies refer to this stream: its first labels, and the sum of all gray levels."""
     data = kind(root=str(REAL))
     data.setup("test")
     images, labels = images_of(data, "test", range(10_000))
@@ -412,7 +412,9 @@ def test_parts_are_the_digits_of_the_same_images(kind):
 
 def test_digits_on_their_own_fit_no_other_images() -> None:
     for options in ({"resize": 38}, {"flip": True}):
-        with pytest.raises(ValueError, match="^parts do not fit mirrored or resized images: leave out flip and resize"):
+        with pytest.raises(
+            ValueError, match="^parts are not mirrored or resized with the images: leave out flip and resize"
+        ):
             Multi(parts=True, **options)
     data = Multi(resize=38, flip=True, ten_crop=True, test_size=3)
     data.setup("test")

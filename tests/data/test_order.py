@@ -1,4 +1,4 @@
-"""Orders of samples and draws in batches that follow from seed, epoch and batch, and from nothing before."""
+"""Orders of samples and random numbers in batches: they depend on seed, epoch and batch, not on what came before."""
 
 import itertools
 from types import SimpleNamespace
@@ -10,9 +10,7 @@ from lightning import LightningModule, Trainer
 from torch import Tensor
 
 from torchcaps.data import Digits
-from torchcaps.data.multimnist import NewImages
-from torchcaps.data.order import Order
-from torchcaps.data.texts import ByLength
+from torchcaps.data.order import ByLength, NewImages, Order
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 41)
 
@@ -135,7 +133,7 @@ def test_new_images_are_new_in_every_epoch():
 
 
 class Few(Digits):
-    """Sixteen images, of which the brightest pixel tells the number."""
+    """Sixteen images, identified by their brightest pixel."""
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         images = torch.zeros(16, 1, 8, 8, dtype=torch.uint8)
@@ -170,11 +168,11 @@ def test_a_new_loader_for_every_epoch_goes_on():
     assert [[labels.tolist() for _, labels in again.train_dataloader()] for _ in range(2)] == both
 
 
-# The numbers that are drawn for a batch
+# Random numbers in a batch
 
 
 class Draws(LightningModule):
-    """Notes what it sees and draws in each step; `waste` numbers more are drawn in each."""
+    """Records the images and a random number in each step, and draws `waste` more numbers."""
 
     def __init__(self, waste: int) -> None:
         super().__init__()
@@ -203,7 +201,7 @@ def alike(some: list[Tensor], others: list[Tensor]) -> list[bool]:
     return [torch.equal(one, other) for one, other in zip(some, others, strict=True)]
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's, of loaders and loggers
+@pytest.mark.filterwarnings("ignore")  # Lightning warns about loaders and loggers
 def test_draws_follow_from_seed_epoch_and_batch():
     seen = seen_in_training()
     assert len({tuple(batch[-3:].tolist()) for batch in seen}) == len(seen) == 8
@@ -213,7 +211,7 @@ def test_draws_follow_from_seed_epoch_and_batch():
 
 
 def draw(epoch: int, batch: int, rank: int, seed: int = 0, training: bool = True) -> Tensor:
-    """What is drawn for a batch, by a stand-in for the Trainer of one of several processes."""
+    """The random number for a batch, with a stand-in for the Trainer of one of several processes."""
     epochs = SimpleNamespace(current=SimpleNamespace(ready=epoch + 1, processed=epoch))
     batches = SimpleNamespace(current=SimpleNamespace(ready=batch))
     data = few()

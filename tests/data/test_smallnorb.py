@@ -1,4 +1,4 @@
-"""The reader of NORB's matrices, smallNORB's files and what is wrong with them, and sets that are a choice of poses."""
+"""The reader of NORB's matrices, smallNORB's files, errors for damaged ones, and sets with some of the poses."""
 
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "sha
 
 @pytest.fixture
 def md5s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny set's md5s pass for the published ones, zipped or not."""
+    """Make the tiny set's md5s count as the published ones, zipped or not."""
     for name, values in small_norb().items():
         raw = matrix(values)
         md5s = (hashlib.md5(data).hexdigest() for data in (gzip.compress(raw, 1, mtime=0), raw))
@@ -68,7 +68,7 @@ def test_by_hand(tmp_path: Path) -> None:
 
 
 def test_these_are_the_published_files() -> None:
-    """Three of the six files are a rule: written by the helper of these tests, they have the published hash."""
+    """Three of the six files follow a rule. The helper of these tests writes them with the published hash."""
     categories = np.arange(24300) % 5
     grid = product((0, 1, 2, 3, 5), range(9), range(0, 36, 2), range(6), range(5))
     info = np.array([row[:4] for row in grid])
@@ -83,7 +83,7 @@ def test_bytes_are_memory_mapped_and_cannot_be_spoilt(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(20 + 1)
         file.write(b"\x07")
-    assert found.flatten().tolist() == [0, 7] + [0] * 22  # read when it was asked for
+    assert found.flatten().tolist() == [0, 7] + [0] * 22  # the file was read when it was needed
     found += 1
     assert read_norb(path).sum() == 7
 
@@ -204,7 +204,7 @@ def test_validation_keeps_images_labels_and_metadata_together(
 
 
 def test_validation_on_toys_that_are_not_trained_on(tiny: Path) -> None:
-    data = SmallNORB(root=str(tiny), val_instances=[9, 7])  # of which there is no 7
+    data = SmallNORB(root=str(tiny), val_instances=[9, 7])  # the tiny set has no 7
     data.setup("fit")
     trained, held_out = data.metadata("fit"), data.metadata("validate")
     assert set(trained.instance.tolist()) == {4}
@@ -281,7 +281,7 @@ def test_crops_are_of_images_padded_at_the_edges() -> None:
     found = []
     for k in range(40):
         same = (places[k, :, :, :, ::19, ::19] == moved[k, :, None, None, ::19, ::19]).flatten(3).all(3).all(0)
-        for top, left in same.nonzero().tolist():  # both images of a pair are at one place
+        for top, left in same.nonzero().tolist():  # both images of a pair move together
             if torch.equal(places[k, :, top, left], moved[k]):
                 found.append((k, top, left))
     assert [k for k, _, _ in found] == list(range(40))
@@ -296,11 +296,11 @@ def test_smaller_images_are_crops() -> None:
     assert data.shape == (2, 40, 40)
     torch.testing.assert_close(data.centre(images), images[..., 28:68, 28:68], rtol=0, atol=0)
     assert data.augment(images).shape == (3, 2, 40, 40)
-    # As Hinton et al. 2018.
+    # As in Hinton et al. 2018.
     torch.testing.assert_close(SmallNORB(size=32, resize=48).centre(images), avg_pool2d(images, 2)[..., 8:40, 8:40])
 
 
-# Where the files are looked for, and what is wrong with them
+# Paths of the files, and damaged files
 
 
 def test_published_files(no_network: list[str]) -> None:
@@ -321,7 +321,7 @@ def test_a_cached_file_needs_no_network(md5s: None, tmp_path: Path, monkeypatch:
     write(tmp_path / "cache" / "torchcaps" / "smallnorb", True, small_norb())
     images, _ = SmallNORB().read(train=True)
     assert np.array_equal(images.numpy(), small_norb()[f"{TRAIN}-dat"])
-    # One that is not zipped comes first, but only from a root.
+    # A file that is not zipped comes first, but only in a root.
     write(tmp_path / "root" / "smallnorb", False, {f"{TRAIN}-dat": small_norb()[f"{TRAIN}-dat"]})
     data = SmallNORB(root=str(tmp_path / "root"))
     assert [data._find(f"{TRAIN}-{kind}")[1].suffix for kind in ("dat", "cat")] == [".mat", ".gz"]
@@ -332,7 +332,7 @@ def test_another_md5_is_a_warning(tiny: Path) -> None:
     values = small_norb()[f"{TEST}-dat"].copy()
     values[0, 0, 0, 0] += 1
     write(tiny / "smallnorb", False, {f"{TEST}-dat": values})
-    with pytest.warns(UserWarning, match=rf"{TEST}-dat\.mat has md5 .*: using it all the same"):
+    with pytest.warns(UserWarning, match=rf"{TEST}-dat\.mat has md5 .*: it is used anyway"):
         images, _ = SmallNORB(root=str(tiny)).read(train=False)
     assert np.array_equal(images.numpy(), values)
 
@@ -377,11 +377,11 @@ def changed(kind: str, row: int, column: int, value: int) -> np.ndarray:
         ),
         ("cat", np.zeros(20, np.uint8), "holds shape (20,) of torch.uint8"),
         ("cat", np.zeros((20, 1)), "holds shape (20, 1) of torch.int32"),
-        ("cat", np.zeros(19), "is of 19 pairs, but {dat} of 20"),
+        ("cat", np.zeros(19), "has 19 pairs, but {dat} has 20"),
         ("cat", changed("cat", 3, 0, 5), "holds category 5"),
         ("cat", changed("cat", 3, 0, -1), "holds category -1"),
         ("info", np.ones((20, 3)), "holds shape (20, 3) of torch.int32"),
-        ("info", np.repeat(INFO[TRAIN], 6, 0), "is of 24 pairs, but {dat} of 20"),
+        ("info", np.repeat(INFO[TRAIN], 6, 0), "has 24 pairs, but {dat} has 20"),
         ("info", changed("info", 7, 0, 5), "holds instance 5"),
         ("info", changed("info", 7, 1, 9), "holds elevation 9"),
         ("info", changed("info", 7, 2, 3), "holds azimuth 3"),
@@ -392,7 +392,7 @@ def test_well_formed_but_not_smallnorb(tiny: Path, kind: str, values: np.ndarray
     name = f"{TRAIN}-{kind}"
     write(tiny / "smallnorb", False, {name: values})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that of another md5
+        warnings.simplefilter("ignore", UserWarning)  # of another md5
         message = error_of(tiny)
     expected = problem.format(dat=tiny / "smallnorb" / f"{TRAIN}-dat.mat")
     assert message.startswith(f"{tiny / 'smallnorb' / name}.mat: {expected}")

@@ -1,4 +1,4 @@
-"""Trees of sentiment, and what is trained and tested on of them."""
+"""Trees of the Sentiment Treebank, and the texts that are used for training and test."""
 
 import os
 import zipfile
@@ -12,8 +12,8 @@ import torch
 from encoders import make_encoder
 
 from torchcaps.data import SST, DataError
+from torchcaps.data.order import ByLength
 from torchcaps.data.sst import Phrase, read_tree
-from torchcaps.data.texts import ByLength
 
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 needs_sst = pytest.mark.skipif(
@@ -62,14 +62,14 @@ def test_a_tree_by_hand():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "ends before its tree does"),
-        ("(3 (2 a) (3 good)", "ends before its tree does"),
+        ("", "ends before its tree is complete"),
+        ("(3 (2 a) (3 good)", "ends before its tree is complete"),
         ("(3 (2 a) (3 good))) ", "from '\\) ' on"),
         ("(3 (2 a) (3 good)) (2 b)", "from '\\(2 b\\)' on"),
         ("(7 a)", "holds label 7"),
         ("(three a)", "holds label three"),
         ("(2 )", "closes a phrase that has no words"),
-        ("(2 a b)", "is no tree from 'a b\\)' on"),
+        ("(2 a b)", "is not a tree from 'a b\\)' on"),
         ("(2 (2 a) b)", "from 'b\\)' on"),
         ("(2)", "from '\\(2\\)' on"),
         ("a", "from 'a' on"),
@@ -142,7 +142,7 @@ def test_batches_are_embeddings_masks_and_labels(root, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 19, 20, 1000, 1007, 2345])
 def test_batches_of_equal_length(count):
-    """Every text once, only the last batch smaller, in another order each time, and with little padding."""
+    """Every text comes once, in a new order each time, with little padding. Only the last batch is smaller."""
     torch.manual_seed(0)
     lengths = torch.randint(1, 50, (count,)).numpy()
     sampler = ByLength(lengths, 20, seed=0)
@@ -151,7 +151,7 @@ def test_batches_of_equal_length(count):
     assert len(sampler) == count
     if count >= 1000:
         assert order != list(sampler)
-        assert order == list(ByLength(lengths, 20, seed=0))  # as another process of the run has it
+        assert order == list(ByLength(lengths, 20, seed=0))  # the same in another process
         sampler.set_epoch(0)
         assert order == list(sampler)
         assert order != list(ByLength(lengths, 20, seed=1))
@@ -163,7 +163,7 @@ def test_batches_of_equal_length(count):
 
 @pytest.mark.parametrize("count", [7, 20, 41, 2345])
 def test_batches_of_equal_length_in_several_processes(count):
-    """Whole batches, as many for each, every text once before the first ones come again."""
+    """Each process takes the same number of whole batches. Every text comes once before the first ones repeat."""
     lengths = torch.randint(1, 50, (count,), generator=torch.Generator().manual_seed(0)).numpy()
     alone = list(ByLength(lengths, 20, seed=0))
     samplers = [ByLength(lengths, 20, seed=0, processes=3, rank=rank) for rank in range(3)]
@@ -171,11 +171,11 @@ def test_batches_of_equal_length_in_several_processes(count):
     batches = [[order[i : i + 20] for i in range(0, len(order), 20)] for order in orders]
     turns = -(-count // 60)
     assert [len(mine) for mine in batches] == [turns] * 3
-    assert [-(-len(sampler) // 20) for sampler in samplers] == [turns] * 3  # what a DataLoader expects
+    assert [-(-len(sampler) // 20) for sampler in samplers] == [turns] * 3  # as a DataLoader expects
     given = [batch for of_turn in zip(*batches, strict=True) for batch in of_turn]
     expected = [alone[i : i + 20] for i in range(0, count, 20)]
     assert given == [expected[k % len(expected)] for k in range(3 * turns)]
-    assert isinstance(samplers[0], torch.utils.data.DistributedSampler)  # which Lightning leaves as it is
+    assert isinstance(samplers[0], torch.utils.data.DistributedSampler)  # which Lightning does not replace
 
 
 @other_numbers
@@ -192,7 +192,7 @@ def test_trained_in_batches_of_equal_length(root, tmp_path):
 
 
 def test_another_number_of_trees_is_said(root):
-    with pytest.warns(UserWarning, match=r"train.txt: has 4 trees, the published file 8544: using it all the same"):
+    with pytest.warns(UserWarning, match=r"train.txt: has 4 trees, the published file 8544: it is used anyway"):
         SST(str(root)).read("fit")
 
 
@@ -200,11 +200,11 @@ def test_another_number_of_trees_is_said(root):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"(2 a)\n(2 (2 b)", "train.txt: line 2 ends before its tree does: replace the file"),
+        (b"(2 a)\n(2 (2 b)", "train.txt: line 2 ends before its tree is complete: replace the file"),
         (b"(2 a)\n\n(9 b)", "train.txt: line 3 holds label 9, expected 0 to 4: replace the file"),
         (b"\n", "train.txt: has no tree: replace the file"),
         (b"(2 \xff)", "train.txt: is not UTF-8 at byte 3: replace the file"),
-        (b"(2 ok)", "train.txt: train.txt is all neutral: replace the file"),
+        (b"(2 ok)", "train.txt: train.txt has neutral texts only: replace the file"),
     ],
 )
 def test_corrupt_files(root, content, said):
@@ -225,7 +225,7 @@ def archive_of(root: Path, path: Path, **files: str) -> Path:
 @other_numbers
 def test_the_archive_as_it_is_published(root, tmp_path, monkeypatch):
     path = archive_of(root, tmp_path / "other" / "sst" / SST.archive.name)
-    with pytest.warns(UserWarning, match=f"{path} has sha256 .*, the published file has 5c613a4f.*: using it"):
+    with pytest.warns(UserWarning, match=f"{path} has sha256 .*, the published file has 5c613a4f.*: it is used"):
         found = SST(str(tmp_path / "other")).read("test")
     assert found[0] == SST(str(root)).read("test")[0]
     digest = pooch.file_hash(str(path))
@@ -234,7 +234,7 @@ def test_the_archive_as_it_is_published(root, tmp_path, monkeypatch):
     archive_of(root, path, train="(2 (2 a)")
     with (
         pytest.warns(UserWarning, match="has sha256"),
-        pytest.raises(DataError, match=f"{path}: train.txt line 1 ends before its tree does"),
+        pytest.raises(DataError, match=f"{path}: train.txt line 1 ends before its tree is complete"),
     ):
         SST(str(tmp_path / "other")).read("fit")
     path.write_bytes(b"PK")

@@ -1,4 +1,4 @@
-"""SVHN's files to the pixel, its label 10, its extra images, and one line for whatever can be wrong with them."""
+"""SVHN's pixels, its label 10, its extra images, and errors of one line for damaged files."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ FILES = {"train_file": "train_32x32.mat", "test_file": "test_32x32.mat", "extra_
 
 
 def pixels(count: int, first: int = 0) -> np.ndarray:
-    """Images as in the files: row, column, colour, image. No two pixels in a neighbourhood are alike."""
+    """Images as in the files: row, column, color, image. Nearby pixels are all different."""
     return ((np.arange(count * 3072) + first) % 251).astype(np.uint8).reshape(32, 32, 3, count)
 
 
@@ -37,7 +37,7 @@ def column(*labels: int) -> np.ndarray:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data root with a tiny SVHN whose md5s pass for the published ones."""
+    """A data root with a tiny SVHN whose md5s count as the published ones."""
     folder = tmp_path / "root" / "svhn"
     write(folder / FILES["train_file"], pixels(4), column(1, 10, 5, 9))
     write(folder / FILES["test_file"], pixels(3, first=50), column(10, 2, 1), compressed=False)
@@ -69,8 +69,8 @@ def test_pixel_by_pixel(tiny: Path) -> None:
         assert found.tolist() == labels
         assert found.dtype == torch.int64
         for image in range(len(labels)):
-            for row, col, colour in ((0, 0, 0), (0, 31, 0), (31, 0, 0), (5, 7, 1), (7, 5, 2), (30, 31, 2)):
-                assert images[image, colour, row, col] == source[row, col, colour, image]
+            for row, col, color in ((0, 0, 0), (0, 31, 0), (31, 0, 0), (5, 7, 1), (7, 5, 2), (30, 31, 2)):
+                assert images[image, color, row, col] == source[row, col, color, image]
         assert np.array_equal(images.numpy(), np.moveaxis(np.moveaxis(source, 3, 0), 3, 1))
 
 
@@ -102,13 +102,13 @@ def test_other_types_of_labels(tiny: Path) -> None:
 def test_another_md5_is_a_warning(tiny: Path) -> None:
     path = tiny / "svhn" / FILES["test_file"]
     write(path, pixels(1), column(7))
-    with pytest.warns(UserWarning, match="using it all the same") as caught:
+    with pytest.warns(UserWarning, match="it is used anyway") as caught:
         assert SVHN(root=str(tiny)).load(train=False)[1].tolist() == [7]
     (message,) = [str(warning.message) for warning in caught]
     assert message.startswith(f"{path} has md5 {hashlib.md5(path.read_bytes()).hexdigest()}, the published file has")
 
 
-# Where the files are looked for
+# Paths of the files
 
 
 def test_published_files(tmp_path: Path, no_network: list[str]) -> None:
@@ -153,7 +153,7 @@ def test_the_environment_is_a_root(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(SVHN().load(train=True)[1]) == 4
 
 
-# What is wrong with a file that is there
+# Damaged files
 
 
 def test_every_truncation_is_an_error(tiny: Path, no_network: list[str]) -> None:
@@ -253,10 +253,10 @@ def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
 def test_real_svhn() -> None:
     data = SVHN(root=str(REAL))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*using it all the same")  # a copy of another md5 passes too
+        warnings.filterwarnings("ignore", ".*it is used anyway")  # a copy with another md5 is fine too
         (train, train_labels), (test, test_labels) = data.load(train=True), data.load(train=False)
     assert train.shape == (73257, 3, 32, 32)
     assert test.shape == (26032, 3, 32, 32)
-    # The label counts that descriptions of SVHN give, of the digits 0 to 9.
+    # The label counts in descriptions of SVHN, of the digits 0 to 9.
     assert train_labels.bincount().tolist() == [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
     assert test_labels.bincount().tolist() == [1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595]

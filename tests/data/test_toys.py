@@ -1,4 +1,4 @@
-"""The renderer of stereo toys against rays walked step by step, what poses and lamps do, and the cached sets."""
+"""Stereo toys: the renderer against rays followed step by step, poses, lamps, and the cached sets."""
 
 import hashlib
 import struct
@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import DataError, SmallNORB, StereoToys, toys
-from torchcaps.data.toys import BACKGROUND, BASELINE, DISTANCE, HALF_WIDTH, Part, ball, box, fitted, geometry, rod, toy
+from torchcaps.data import DataError, SmallNORB, StereoToys
+from torchcaps.data.toys import renderer, solids, stereo_toys
+from torchcaps.data.toys.renderer import BACKGROUND, BASELINE, DISTANCE, HALF_WIDTH, geometry
+from torchcaps.data.toys.solids import Part, ball, box, fitted, rod, toy
 
 ELEVATION, AZIMUTHS, LIGHTINGS = 3, [0, 6], [0, 1]
 FEW: dict[str, Any] = {
@@ -31,13 +33,13 @@ SOLIDS = {
 
 
 def place(values: np.ndarray, size: int) -> np.ndarray:
-    """Where something is in an image, in units of the window: the mean column and row of the pixels that are true."""
+    """Mean column and row of the pixels that are true, in units of the window."""
     down, right = np.nonzero(values.reshape(size, size))
     return HALF_WIDTH * ((2 * np.array([right.mean(), down.mean()]) + 1) / size - 1)
 
 
 def walk(part: Part, elevation: float, azimuth: float, eye: int, size: int) -> np.ndarray:
-    """The distances that `geometry` gives, by walking along each ray until a point is in the solid."""
+    """Distances as from `geometry`, found by following each ray until a point is in the solid."""
     up, turn = np.radians(elevation), np.radians(azimuth)
     camera = np.array([(eye - 0.5) * BASELINE, -DISTANCE * np.cos(up), DISTANCE * np.sin(up)])
     steps = np.arange(0.7, 1.3, 5e-4)
@@ -47,7 +49,7 @@ def walk(part: Part, elevation: float, azimuth: float, eye: int, size: int) -> n
         pixel = np.array([u, -v * np.sin(up), -v * np.cos(up)])
         x, y, z = (camera + steps[:, None] * (pixel - camera)).T
         points = np.stack([x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn), z], 1)
-        p = np.linalg.solve(part.axes, (points - part.centre).T)
+        p = np.linalg.solve(part.axes, (points - part.center).T)
         inside = (np.abs(p) <= 1).all(0) & ((p[: part.round] ** 2).sum(0) <= 1)
         if inside.any():
             found[i, j] = steps[inside.argmax()]
@@ -65,7 +67,7 @@ def test_distances_against_walking(solid: str, elevation: float, azimuth: float,
     normals, found = geometry([part], elevation, azimuth, eye, 24)
     assert 30 < np.isfinite(expected).sum() < 24 * 24 / 2
     sure = np.isfinite(expected) & np.isfinite(found)
-    # Where the ray is in the solid for less than a step, walking may miss it.
+    # `walk` can miss a ray that is in the solid for less than a step.
     assert (np.isfinite(expected) != np.isfinite(found)).sum() <= 2
     assert (np.abs(found[sure] - expected[sure]) < 6e-4).all()
     np.testing.assert_allclose(np.linalg.norm(normals[sure], axis=1), 1, atol=1e-5)
@@ -74,7 +76,7 @@ def test_distances_against_walking(solid: str, elevation: float, azimuth: float,
 
 @pytest.mark.parametrize("solid", SOLIDS)
 def test_normals_are_those_of_the_surface(solid: str) -> None:
-    """Across neighbouring pixels the surface is where the normal says: d(point) . normal = 0."""
+    """Differences of neighboring points lie in the surface: d(point) . normal = 0."""
     size, elevation = 400, 40
     normals, nearest = geometry([SOLIDS[solid]], elevation, 0, 0, size)
     up = np.radians(elevation)
@@ -119,7 +121,7 @@ def test_half_a_turn_of_what_is_symmetric_changes_nothing() -> None:
 
 
 def test_elevation_is_that_of_the_cameras() -> None:
-    """A pole looks as long as the cosine of the elevation says, and its top comes into view."""
+    """A pole's length in the picture goes with the cosine of the elevation, and its top is visible."""
     pole = [rod((0, 0, -0.6), (0, 0, 0.6), 0.1)]
     for elevation in (30, 70):
         up = np.radians(elevation)
@@ -139,10 +141,10 @@ def test_elevation_is_that_of_the_cameras() -> None:
 
 @pytest.mark.parametrize("depth", [0.7, 0.0, -0.7])
 def test_disparity(depth: float) -> None:
-    """What is before the middle of a toy is farther right for the left camera, what is behind it farther left."""
+    """A point before the middle of a toy is farther right for the left camera, one behind it farther left."""
     up = np.radians(30)
-    centre = depth * np.array([0, -np.cos(up), np.sin(up)])
-    speck = [ball(tuple(centre), (0.05, 0.05, 0.05))]
+    center = depth * np.array([0, -np.cos(up), np.sin(up)])
+    speck = [ball(tuple(center), (0.05, 0.05, 0.05))]
     (left, y), (right, other_y) = (place(np.isfinite(geometry(speck, 30, 0, eye, 480)[1]), 480) for eye in (0, 1))
     assert left - right == pytest.approx(BASELINE * depth / (DISTANCE - depth), abs=0.004)
     assert y == pytest.approx(other_y, abs=0.003)
@@ -166,7 +168,7 @@ FACES = {"left": (-1, 0, 0), "right": (1, 0, 0), "front": (0, -1, 0), "top": (0,
     ],
 )
 def test_where_the_lamps_are(lighting: int, order: list[str]) -> None:
-    """The faces in `order` are brighter and brighter, and nothing lights what looks down."""
+    """The faces in `order` are increasingly bright. No lamp lights a face that looks down."""
     levels = {face: _shaded(normal, lighting) for face, normal in FACES.items()}
     assert levels["below"] == min(levels.values())
     for darker, brighter in pairwise(order):
@@ -177,9 +179,9 @@ def test_where_the_lamps_are(lighting: int, order: list[str]) -> None:
 
 
 def _shaded(normal: tuple[int, int, int], lighting: int) -> int:
-    rays = toys.OVERSAMPLING**2
+    rays = renderer.OVERSAMPLING**2
     normals = np.repeat(np.array([normal], np.float32), rays, 0)
-    return int(toys.shade(normals, np.ones(rays, np.float32), [lighting], 1)[0, 0, 0])
+    return int(renderer.shade(normals, np.ones(rays, np.float32), [lighting], 1)[0, 0, 0])
 
 
 def test_shading_by_hand() -> None:
@@ -194,7 +196,7 @@ def test_a_pixel_is_the_mean_of_its_rays() -> None:
     nearest = np.array([1, np.inf] * 2 + [np.inf] * 12, np.float32)  # 4 x 4 rays: two pixels of the first row see it
     normals = np.zeros((16, 3), np.float32)
     normals[[0, 2], 0] = 1
-    (picture,) = toys.shade(normals, nearest, [0], 2)
+    (picture,) = renderer.shade(normals, nearest, [0], 2)
     mixed, plain = round(255 * (0.75 * BACKGROUND + 0.25 * 0.08)), round(255 * BACKGROUND)
     assert picture.tolist() == [[mixed, mixed], [plain, plain]]
 
@@ -206,11 +208,11 @@ def test_fifty_toys() -> None:
     seen = set()
     for category, instance in product(range(5), range(10)):
         parts = toy(category, instance)
-        points = np.concatenate([part.centre + toys._surface(part.round) @ part.axes.T for part in parts])
+        points = np.concatenate([part.center + solids._surface(part.round) @ part.axes.T for part in parts])
         assert np.linalg.norm(points, axis=1).max() == pytest.approx(1)
-        # No pose brings it to the edge of the picture, and every one shows it.
+        # The toy is visible in every pose, and never at the edge of the picture.
         for elevation, azimuth in ((8, 26), (1, 4)):
-            pairs = toys.render(category, instance, elevation, azimuth, [3], 24)
+            pairs = renderer.render(category, instance, elevation, azimuth, [3], 24)
             background = pairs == round(255 * BACKGROUND)
             assert background[..., [0, -1], :].all()
             assert background[..., :, [0, -1]].all()
@@ -221,15 +223,15 @@ def test_fifty_toys() -> None:
 
 def test_fitted_parts_are_moved_and_scaled_only() -> None:
     first, second = fitted([ball((3, 0, 0), (1, 1, 1)), ball((7, 0, 0), (1, 1, 1))])
-    np.testing.assert_allclose([first.centre, second.centre], [[-2 / 3, 0, 0], [2 / 3, 0, 0]], atol=1e-9)
+    np.testing.assert_allclose([first.center, second.center], [[-2 / 3, 0, 0], [2 / 3, 0, 0]], atol=1e-9)
     np.testing.assert_allclose(first.axes, np.eye(3) / 3, atol=1e-9)
 
 
 def test_a_toy_is_always_the_same() -> None:
-    before = toys.render(0, 3, 2, 8, [0, 4], 16)
+    before = renderer.render(0, 3, 2, 8, [0, 4], 16)
     toy.cache_clear()
-    assert np.array_equal(before, toys.render(0, 3, 2, 8, [0, 4], 16))
-    assert np.array_equal(before[1:], toys.render(0, 3, 2, 8, [4], 16))
+    assert np.array_equal(before, renderer.render(0, 3, 2, 8, [0, 4], 16))
+    assert np.array_equal(before[1:], renderer.render(0, 3, 2, 8, [4], 16))
 
 
 def test_what_the_numbers_of_a_pose_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,13 +241,13 @@ def test_what_the_numbers_of_a_pose_stand_for(monkeypatch: pytest.MonkeyPatch) -
         asked.append(pose)
         return geometry(parts, *pose)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(toys, "geometry", seen)
-    left_and_right = toys.render(1, 0, 0, 34, [2, 5], 8)
-    toys.render(1, 0, 8, 2, [0], 8)
+    monkeypatch.setattr(renderer, "geometry", seen)
+    left_and_right = renderer.render(1, 0, 0, 34, [2, 5], 8)
+    renderer.render(1, 0, 8, 2, [0], 8)
     assert asked == [(30, 340, 0, 16), (30, 340, 1, 16), (70, 20, 0, 16), (70, 20, 1, 16)]
     for lighting, pair in zip((2, 5), left_and_right, strict=True):
         for eye in (0, 1):
-            (picture,) = toys.shade(*geometry(toy(1, 0), 30, 340, eye, 16), [lighting], 8)
+            (picture,) = renderer.shade(*geometry(toy(1, 0), 30, 340, eye, 16), [lighting], 8)
             assert np.array_equal(pair[eye], picture)
 
 
@@ -273,7 +275,7 @@ def test_the_set(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert list(zip(*(column.tolist() for column in (*known[1:], known.category)), strict=True)) == list(expected)
     for k in (0, 3, 12, 99):
         category, instance, elevation, azimuth, lighting = (int(column[k]) for column in known)
-        (pair,) = toys.render(category, instance, elevation, azimuth, [lighting], 8)
+        (pair,) = renderer.render(category, instance, elevation, azimuth, [lighting], 8)
         assert np.array_equal(images[k].numpy(), pair)
     assert set(data.metadata("test").instance.tolist()) == {0, 1, 2, 3, 5}
     (batch, labels), *rest = data.test_dataloader()
@@ -305,7 +307,7 @@ def test_unseen_poses_are_disjoint() -> None:
 
 def test_rendered_once_and_memory_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = StereoToys(**FEW).read(train=True)[0].clone()
-    monkeypatch.setattr(toys, "render", None)
+    monkeypatch.setattr(stereo_toys, "render", None)
     data = StereoToys(**FEW)
     images, _ = data.read(train=True)
     assert torch.equal(images, before)
@@ -319,7 +321,7 @@ def test_rendered_once_and_memory_mapped(cache: Path, monkeypatch: pytest.Monkey
 
 
 def test_of_a_root(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole grid is in the order of smallNORB's test set, of which the hash is published."""
+    """The whole grid has the order of smallNORB's test set, whose hash is published."""
     (tmp_path / "root" / "stereo-toys").mkdir(parents=True)
     np.save(tmp_path / "root" / "stereo-toys" / "test-8-v1.npy", np.zeros((24300, 2, 8, 8), np.uint8))
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "root"))
@@ -331,14 +333,14 @@ def test_of_a_root(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     info = struct.pack("<5i", 0x1E3D4C54, 2, 24300, 4, 1) + torch.stack(known[1:], 1).int().numpy().tobytes()
     (published,) = (md5 for name, (_, md5) in SmallNORB.md5.items() if name.endswith("testing-info"))
     assert hashlib.md5(info).hexdigest() == published
-    # What is not there is rendered, and not into the user's own folder.
+    # Missing sets are rendered, but not into the user's folder.
     StereoToys(**FEW).read(train=False)
     assert [path.name for path in cache.iterdir()] == ["test-8-v1-e3-a0-l5.npy"]
     assert len(list((tmp_path / "root" / "stereo-toys").iterdir())) == 1
 
 
 def test_written_whole_or_not_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    render, done = toys.render, []
+    render, done = renderer.render, []
 
     def stops(*arguments: Any) -> np.ndarray:
         done.append(arguments)
@@ -347,7 +349,7 @@ def test_written_whole_or_not_at_all(cache: Path, monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         return render(*arguments)
 
-    monkeypatch.setattr(toys, "render", stops)
+    monkeypatch.setattr(stereo_toys, "render", stops)
     with pytest.raises(KeyboardInterrupt):
         StereoToys(**FEW).prepare_data()
     assert list(cache.iterdir()) == []
@@ -357,11 +359,14 @@ def test_no_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> np.ndarray:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(toys, "render", full)
+    monkeypatch.setattr(stereo_toys, "render", full)
     with pytest.raises(DataError) as caught:
         StereoToys(**FEW).prepare_data()
     path = cache / "train-8-v1-e3-a0.6-l0.1.npy"
-    assert str(caught.value) == f"{path}: cannot be written: No space left on device: make room, or the folder writable"
+    assert (
+        str(caught.value)
+        == f"{path}: cannot be written: No space left on device: free disk space or make the folder writable"
+    )
     assert list(cache.iterdir()) == []
 
 
@@ -411,7 +416,7 @@ def test_every_option() -> None:
 
 def test_what_shift_moves_in_is_background() -> None:
     data = StereoToys(**FEW, shift=4)
-    images = torch.from_numpy(toys.render(4, 0, 0, 0, [0], 8))
+    images = torch.from_numpy(renderer.render(4, 0, 0, 0, [0], 8))
     moved = torch.cat([data.augment(images) for _ in range(20)])
     assert (moved >= 0.05).all()
     assert len(moved.unique(dim=0)) > 5

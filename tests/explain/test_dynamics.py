@@ -16,7 +16,7 @@ from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRoutin
 
 
 class Around(nn.Module):
-    """A network around a layer that takes no images: its input is an index of children."""
+    """A network around a layer; its input is not an image but the index of the children to route."""
 
     def __init__(self, layer: nn.Module, *children: Capsules):
         super().__init__()
@@ -31,7 +31,7 @@ def dynamics_of(layer: nn.Module, *children: Capsules, name: str = "layer", bins
 
 
 def counted(pairs: list[tuple[list[float], list[float]]], bins: int) -> RoutingDynamics:
-    """The same from parents and votes, one pair at a time."""
+    """Routing dynamics of pairs of a parent and a vote, counted one pair at a time."""
     edges = [-1 + 2 * k / bins for k in range(bins + 1)]
     counts, lengths, zeros = [0] * bins, [0.0] * bins, 0
     for parent, vote in pairs:
@@ -59,7 +59,7 @@ def assert_same(found: RoutingDynamics, expected: RoutingDynamics) -> None:
 
 def test_a_case_worked_out_by_hand():
     layer = CapsuleLinear(2, 2, 2, 2, DynamicRouting(1))
-    # Of the pose (1, 0), the first row of a weight is the vote.
+    # The vote of the pose (1, 0) is the first row of its weight.
     votes = torch.tensor([[[3.0, 0.0], [1.0, 0.0]], [[0.0, 4.0], [-3.0, 0.0]]])
     layer.weight.data.zero_()[:, :, 0] = votes
     children = Capsules(torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]))
@@ -73,7 +73,7 @@ def test_a_case_worked_out_by_hand():
 
 
 def vectors(children: Tensor, layer: CapsuleLinear) -> list[tuple[list[float], list[float]]]:
-    """Every parent with every vote of a child for it."""
+    """Pairs of each parent and each vote for it."""
     parents = layer(children).poses
     return [
         (parents[b, j].flatten().tolist(), (children[b, i] @ layer.weight[i, j]).flatten().tolist())
@@ -124,7 +124,7 @@ def test_layers_of_a_stack(schedule):
     children = torch.randn(4, 6, 4)
     with torch.no_grad():
         between, last = (trace.parents.poses for trace in stack.trace(children))
-        if schedule == "concurrent":  # the second layer never sees more than the first iteration of the first
+        if schedule == "concurrent":  # the second layer sees only the first iteration of the first layer
             between = layers[0].routing.step(layers[0].votes(children), None, 0)[0].poses
     votes = torch.einsum("bid,ijdh->bijh", between, layers[1].weight)
     pairs = [(last[b, j].tolist(), votes[b, i, j].tolist()) for b in range(4) for i in range(5) for j in range(3)]
@@ -153,7 +153,7 @@ def test_zeros_have_no_cosine():
     poses[0, 0] = 0
     found = dynamics_of(layer, Capsules(poses))
     assert found.zeros == 12.5  # one child of eight
-    with_none = Capsules(torch.cat([poses[:, 1:2], -poses[:, 1:2]], 1))  # whose votes cancel
+    with_none = Capsules(torch.cat([poses[:, 1:2], -poses[:, 1:2]], 1))  # two votes that cancel
     assert dynamics_of(layer, with_none).zeros == 100
     assert dynamics_of(layer, with_none).length.isnan().all()
 
@@ -171,7 +171,9 @@ def test_cosines_of_one_fall_into_the_outer_bins():
 def test_cosines_on_an_edge_belong_to_the_bin_above():
     layer = CapsuleLinear(None, 1, 2, 2, VectorNormRouting(0))
     layer.weight.data.copy_(torch.eye(2))
-    children = torch.tensor([[[4.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]]])  # the parent is along the first
+    children = torch.tensor(
+        [[[4.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]]]
+    )  # the parent has the direction of the first child
     assert dynamics_of(layer, Capsules(children), bins=4).share.tolist() == [25, 0, 50, 25]
 
 
@@ -206,7 +208,7 @@ def test_blocks_are_the_stored_votes(parents, gated, monkeypatch):
         total, mass, blocks = torch.zeros_like(stored[:, 0]), torch.zeros(votes.batch), 0
         for samples, block, of_block in kind.blocks():
             of_block = torch.ones(block.shape[:2]) if of_block is None else of_block
-            # Distinct gates: a vote with the gate of another would show.
+            # Gates differ, so that a vote with another vote's gate is found.
             total[samples] += (of_block[..., None, None] * block).sum(1)
             mass[samples] += of_block.sum(1)
             blocks += 1
@@ -232,7 +234,7 @@ def test_the_network_is_left_as_it_was():
     state = {name: value.clone() for name, value in network.state_dict().items()}
     images = torch.rand(5, 1, 4, 4)
     found = routing_dynamics(network, "capsules", [images[:2], (images[2:], torch.zeros(3))])
-    assert_same(found, routing_dynamics(network, "capsules", [images]))  # no dropout, and a batch has no influence
+    assert_same(found, routing_dynamics(network, "capsules", [images]))  # neither dropout nor the batch changes it
     modes = [network.training, network.features[1].training, network.features[2].training]
     assert modes == [True, False, True]
     torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)

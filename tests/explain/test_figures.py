@@ -1,9 +1,11 @@
 """Figures show what they say they show."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from torchcaps import CapsNet
+from torchcaps import CapsNet, explain
 from torchcaps.explain import coefficients_figure, perturb, perturbations_figure, write_figures
 from torchcaps.models import ConvNet
 
@@ -61,3 +63,12 @@ def test_write_figures(network, tmp_path):
     assert [path.name for path in write_figures(network, batches, tmp_path)] == ["coefficients.png"]
     with pytest.raises(TypeError, match="not for a ConvNet"):
         list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["capsnet", "dynamics", "heatmaps", "images", "poses", "scaling"])
+def test_modules_that_compute_do_not_draw(name):
+    source = (Path(explain.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    assert "import" in source
+    assert "import matplotlib" not in source
+    assert "from matplotlib" not in source
+    assert "torchcaps.explain.pictures" not in source

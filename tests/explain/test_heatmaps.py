@@ -21,7 +21,7 @@ def test_shares_of_the_whole_map_relative_to_the_average():
     maps = heatmaps(model, images)
     assert maps.shape == (3, 2, 8, 12)
     _, coefficients = model[3](model[:3](images), return_coefficients=True)
-    # Bilinear: the image's pixels 2k and 2k + 1 are a quarter of a map's pixel from its k-th centre.
+    # Bilinear: the image's pixels 2k and 2k + 1 are a quarter of a map's pixel from the center of the map's pixel k.
     inner = 0.25 * coefficients[:, :, 0, 1] + 0.75 * coefficients[:, :, 0, 2]
     torch.testing.assert_close(maps[:, :, 0, 4], 24 * inner.detach())
     torch.testing.assert_close(maps[:, :, 0, 0], 24 * coefficients[:, :, 0, 0].detach())
@@ -91,7 +91,7 @@ def test_compiled_networks():
 
 
 class Twice(nn.Module):
-    """Runs its pool twice, the last time by keyword."""
+    """A network that runs its pool twice, the last time by keyword."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ def test_figures():
 def test_long_lines_of_figures_are_broken():
     model = nn.Sequential(RoutingPool2d(1, 2.0))
     of_one = heatmaps_figure(model, torch.rand(1, 1, 4, 4))
-    assert len(of_one.axes) == 2 + 1  # the image and its only map, and the colour bar
+    assert len(of_one.axes) == 2 + 1  # the image and its only map, and the color bar
     many = heatmaps_figure(model, torch.rand(12, 1, 4, 4), [str(k) for k in range(12)])
     drawn = [axis for axis in many.axes[:40] if axis.axison]
     assert len(drawn) == 24
@@ -179,7 +179,7 @@ def test_pictures_from_files(tmp_path):
     Image.fromarray(clear.numpy()).save(tmp_path / "clear.png")
     assert read_image(tmp_path / "clear.png", (1, 2, 2)).tolist() == [[[0.0, 1.0], [1.0, 1.0]]]
     lying = Image.fromarray(picture.numpy())
-    lying.getexif()[0x0112] = 6  # to be turned by 90 degrees clockwise
+    lying.getexif()[0x0112] = 6  # viewers turn it by 90 degrees clockwise
     lying.save(tmp_path / "lying.png", exif=lying.getexif())
     torch.testing.assert_close(read_image(tmp_path / "lying.png", (3, 6, 4)), image.rot90(-1, (1, 2)))
 

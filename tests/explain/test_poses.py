@@ -1,4 +1,4 @@
-"""Pose vectors of class capsules along turning toys: known turns, hand-worked changes, and the figures of them."""
+"""Pose vectors of class capsules along turning toys: known turns, changes worked out by hand, and their figures."""
 
 import math
 import re
@@ -34,7 +34,7 @@ FEW: dict[str, Any] = {"test_elevations": ELEVATIONS, "test_azimuths": AZIMUTHS,
 
 
 class CodedToys(StereoData):
-    """Pictures of six pixels, five of which are the numbers of `Metadata`: two test toys of each category."""
+    """Two test toys of each category; an image has six pixels, and the first five are the numbers of `Metadata`."""
 
     shape = picture = (2, 1, 3)
     instances = (1, 5)
@@ -52,11 +52,11 @@ class CodedToys(StereoData):
 
 
 class Turned(nn.Module):
-    """Its class capsules are two pose vectors of three features that turn and grow with the toy.
+    """A network whose class capsules are two pose vectors of three features that turn and grow with the toy.
 
-    Those of a toy's own category, of instance i, elevation e, azimuth a and lighting l, are
-    (10 i + l) R(10 a degrees) (3, 4, 0) and (0, 1 + e, 0); of other categories all is -7. It takes toys at azimuth 340
-    degrees for those of the next category.
+    For a toy of instance i at elevation e, azimuth a and lighting l, the pose vectors of its own category are
+    (10 i + l) R(10 a degrees) (3, 4, 0) and (0, 1 + e, 0); those of other categories are -7 everywhere. At azimuth 340
+    degrees the network predicts the next category, which is wrong.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Turned(nn.Module):
 
     def forward(self, images: Tensor) -> Prediction:
         self.sizes.append(len(images))
-        with torch.no_grad():  # in training, both would change what it reads
+        with torch.no_grad():  # in training mode, both layers would change the numbers
             numbers = self.dropout(self.norm(images.flatten(1)) / self.norm(torch.ones(2, 6, dtype=images.dtype))[:1])
         category, instance, elevation, azimuth, lighting, _ = (255 * numbers).round().to(images.dtype).unbind(1)
         turn = torch.deg2rad(10 * azimuth)
@@ -81,7 +81,7 @@ class Turned(nn.Module):
 
 
 class Vectors(Turned):
-    """The same with the first pose vector alone."""
+    """The same network with the first pose vector alone."""
 
     def forward(self, images: Tensor) -> Prediction:
         scores, capsules = super().forward(images)
@@ -116,7 +116,9 @@ def test_known_turns(found):
         for step, number in enumerate(ELEVATIONS):
             expected = [[3 * size, 4 * size, 0], [0, 1 + number, 0]]
             torch.testing.assert_close(elevation.poses[toy, step], torch.tensor(expected).double())
-    assert azimuth.right.tolist() == [[True] * 4 + [False]] * 10  # and it is the own capsule all along
+    assert (
+        azimuth.right.tolist() == [[True] * 4 + [False]] * 10
+    )  # though the capsule is always that of the toy's own class
     assert elevation.right.all()
 
 
@@ -159,9 +161,9 @@ def test_the_network_is_left_as_it_was(found):
     assert not trajectories.poses.requires_grad
 
 
-def test_images_are_taken_at_the_centre():
+def test_images_are_taken_at_the_center():
     class Small(CodedToys):
-        shape = (2, 1, 1)  # the middle of each of the pair
+        shape = (2, 1, 1)  # the middle pixel of each image of the pair
 
     class Seen(nn.Module):
         def forward(self, images):
@@ -188,7 +190,7 @@ def test_relative_changes_by_hand():
 
 
 def test_changes_of_known_turns(found):
-    """Of the first pose vector 2 sin(a/2), 1 and cos a; of the second nothing changes, or its length alone."""
+    """The first pose vector changes by 2 sin(a/2), 1 and cos a; the second does not change, or only in its length."""
     azimuth = relative_changes(found["azimuth"].poses)
     turn = torch.deg2rad(found["azimuth"].angles.double())
     ones = torch.ones(5, dtype=torch.float64)
@@ -290,7 +292,7 @@ def test_figure_of_changes(found):
 
 def test_means_leave_out_what_is_undefined(found):
     poses = found["azimuth"].poses.clone()
-    poses[0, 0, 0] = 0  # nothing is relative to this
+    poses[0, 0, 0] = 0  # no change can be relative to zero
     poses[1, 2, 0] = 0
     poses[:, 1, 1] = 0
     figure = relative_changes_figure(found["azimuth"]._replace(poses=poses))
@@ -348,7 +350,7 @@ def test_no_text_is_cut_off_or_overlaps(found, columns):
 
 
 def only_name(figure: Figure, path: Path) -> Path:
-    """In the place of `write`, which takes a second for each."""
+    """Stand-in for `write`, which takes a second per figure."""
     return path
 
 
@@ -356,7 +358,7 @@ def test_write_pose_figures(tmp_path, monkeypatch):
     written = [path.name for path in write_pose_figures(Vectors(), CodedToys(), tmp_path / "new")]
     assert written == ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(written)
-    monkeypatch.setattr("torchcaps.explain.poses.write", only_name)
+    monkeypatch.setattr("torchcaps.explain.figures.write", only_name)
     one = CodedToys(test_elevations=[4])
     assert [path.name for path in write_pose_figures(Turned(), one, tmp_path)] == written[::2]
     one = CodedToys(test_azimuths=[4])
@@ -393,7 +395,7 @@ def test_networks_without_class_capsules():
 
     for network in (Plain(), nn.Flatten(), OnAGrid()):
         assert not has_class_capsules(network, CodedToys())
-        with pytest.raises(TypeError, match=f"of class capsules, and a {type(network).__name__} gives none"):
+        with pytest.raises(TypeError, match=f"need class capsules, and a {type(network).__name__} gives none"):
             pose_trajectories(network, CodedToys(), "azimuth")
     with pytest.raises(ValueError, match=r"class capsule.* 5 .* 3\b"):
         pose_trajectories(Few(), CodedToys(), "azimuth")
@@ -413,7 +415,7 @@ def test_nothing_varies(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"varying": "lighting"}, r"varying .*lighting\b"),
+        ({"varying": "lighting"}, "varying must be one of 'elevation', 'azimuth', got 'lighting'"),
         ({"varying": "azimuth", "azimuth": 0}, r"azimuth .* 0\b"),
         ({"varying": "azimuth", "elevation": 1}, r"elevation .* 1\b"),
         ({"varying": "elevation", "lighting": 0}, r"lighting .* 0\b"),
@@ -465,7 +467,7 @@ trainer: {max_epochs: 1, log_every_n_steps: 1, enable_progress_bar: false}
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in with a recipe, tiny.yaml, and a cache of its own."""
+    """The working directory: a folder with a recipe, tiny.yaml, and its own cache of data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
@@ -478,7 +480,7 @@ def call(*arguments: str) -> int:
         return main(list(arguments))
 
 
-# Outside our hands: Lightning's own imports and deprecations under this torch.
+# Lightning's own imports and deprecations under this torch.
 lightning = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
@@ -490,7 +492,7 @@ def test_explain_stereo_toys(tiny, capfd, monkeypatch):
         figures.append(figure)
         return path  # writing it takes a second
 
-    monkeypatch.setattr("torchcaps.explain.poses.write", keep)
+    monkeypatch.setattr("torchcaps.explain.figures.write", keep)
     assert call("train", "tiny.yaml") == 0
     capfd.readouterr()
     assert call("explain", "tiny.yaml", "--ckpt_path", "last") == 0
@@ -522,17 +524,17 @@ def test_explain_stereo_toys_to_a_network_without_capsules(tiny, capfd):
 
 @lightning
 def test_no_figures_of_texts(tiny, capfd):
-    assert call("explain", "heinsen2019/sst2", "--ckpt_path", "last") == 2
+    assert call("explain", "heinsen2019/table3/heinsen", "--ckpt_path", "last") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert re.match("torchcaps: .* figures .*images, and SST", line)
 
 
 @pytest.mark.parametrize("network", [Turned, Plain])
 def test_heatmaps_stay(network, tmp_path, monkeypatch):
-    """Of a network with a pool that routes, beside the figures of poses if it has class capsules too."""
-    from torchcaps.cli import _write_figures
+    """A network with a routing pool has heatmaps, and figures of poses too if it has class capsules."""
+    from torchcaps.cli.explain import _write_figures
 
-    class InGrey(CodedToys):
+    class InGray(CodedToys):
         shape = picture = (1, 2, 3)
 
     class Pooled(network):
@@ -544,8 +546,8 @@ def test_heatmaps_stay(network, tmp_path, monkeypatch):
             self.pool(images)
             return super().forward(images)
 
-    monkeypatch.setattr("torchcaps.explain.poses.write", only_name)
-    data = InGrey()
+    monkeypatch.setattr("torchcaps.explain.figures.write", only_name)
+    data = InGray()
     data.setup("test")
     written = [path.name for path in _write_figures(Pooled(), data, tmp_path)]
     poses = ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"] if network is Turned else []

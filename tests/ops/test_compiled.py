@@ -1,4 +1,4 @@
-"""The Triton kernels, compiled for GPUs that need not be there: the interpreter takes what a compiler does not."""
+"""Compilation of the Triton kernels, without a GPU: the interpreter accepts code that the compiler does not."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from torchcaps.ops.backend import HAS_TRITON
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = ["80", "86", "90"]
-# What the kernels of the papers' layers took when somebody last looked: registers of a thread, bytes spilled by it,
-# shared bytes of a program; and launches and memory of the layers. This file writes it anew with --write.
+# Recorded limits for the kernels of the papers' layers: registers and spilled bytes of a thread, shared memory of a
+# program; and launches and memory of the layers. This file run with --write records them anew.
 EXPECTED = Path(__file__).with_name("compiled.json")
 LIMITS = ("registers", "spilled", "shared")
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_script(*arguments: str) -> str:
-    """benchmarks/compiled.py, in a process in which nothing is interpreted."""
+    """Run torchcaps.bench.compiled in a process without Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    command = [sys.executable, str(ROOT / "benchmarks" / "compiled.py"), *arguments]
+    command = [sys.executable, "-m", "torchcaps.bench.compiled", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -34,7 +34,7 @@ def run_script(*arguments: str) -> str:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_reductions_compile(capability):
-    """Each way to reduce, pose, layout, number of parents and precision once."""
+    """Each kind of reduction, pose, layout, number of parents and precision occurs once."""
     assert ", 0 did not" in run_script("--cases", "few", "--capability", capability)
 
 
@@ -68,7 +68,7 @@ def test_the_papers_layers_take_no_more_than_they_did(capability):
 
 
 def test_no_more_launches_and_memory_than_before():
-    """Of a layer's training pass: our kernels and PyTorch's, and the most bytes held at once."""
+    """Launches of the package's and PyTorch's kernels in a training pass of a layer, and its peak memory."""
     expected = json.loads(EXPECTED.read_text())["host"]
     for layer, found in json.loads(run_script("--host", "--json").splitlines()[-1]).items():
         before = expected[layer]

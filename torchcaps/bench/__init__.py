@@ -1,11 +1,22 @@
-"""`torchcaps bench`: time and memory of the papers' layers and networks in each way to compute them.
+"""Benchmarks: `torchcaps bench`, and scripts for single questions.
 
-Each layer runs forward (without gradients) and forward and backward; a network forward and in a training step. The
-ways: our backends, our reference under torch.compile, and a *baseline* in the style that most published code has
+`torchcaps bench` measures time and memory of the papers' layers and networks in each way to compute them. A layer runs
+forward (without gradients), and forward and backward; a network runs forward, and in a training step. The ways are our
+backends, our reference under torch.compile, and a *baseline* in the style of most published code
 (:mod:`torchcaps.bench.baselines`). A way gets numbers only if its values and gradients agree with the reference in
-float64. Beside them stands the *bound*: the larger of floating-point operations / rate of a large matrix product and
-bytes / rate of a large copy, both rates measured in the same run, both counts in
-:class:`torchcaps.bench.cases.Work`.
+float64. Beside them stands the *bound*: the larger of floating-point operations / rate of a large matrix product, and
+bytes / rate of a large copy. Both rates are measured in the same run; :class:`torchcaps.bench.cases.Work` says how
+operations and bytes are counted.
+
+Scripts, started by `python -m torchcaps.bench.NAME`:
+
+- `gpu`: are the Triton kernels right on a GPU, and how fast are they?
+- `compiled`: what do the Triton kernels become on a GPU? Needs none.
+- `encapsulated`: encapsulated layers beside their convolutions.
+- `pooling`: routing in the place of average pooling.
+- `sequences`: memory on longer and longer sequences.
+- `study`: Table 1 of Li et al. 2018, the memory and time of six networks.
+- `tiles`: ways to organize one routing pass on a CPU.
 """
 
 from torchcaps.bench.measurement import Rates, Row, measure, measure_rates

@@ -1,8 +1,8 @@
 """Baselines: the papers' layers as most published code writes them, with the votes in memory.
 
-Each function takes one of our layers, for its parameters, and children; it returns the parents' poses and, where the
-algorithm has them, scores. They are what the ratios of `torchcaps bench` refer to and are written for nothing else:
-the routing modules are the place to read the algorithms.
+Each function takes one of our layers, for its parameters, and children. It returns the parents' poses and, if the
+algorithm has them, scores. The ratios of `torchcaps bench` refer to the baselines. To read the algorithms, see the
+modules of `torchcaps.routing` instead.
 """
 
 import math
@@ -16,7 +16,7 @@ from torchcaps.nn import CapsuleConv2d
 
 
 def inverted_attention_conv(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
-    """BASELINE: Tsai et al. 2020 in the way of the authors' code."""
+    """BASELINE: a layer of Tsai et al. 2020, as in the authors' code."""
     parents = None
     for _ in range(layer.routing.iterations):
         parents = _inverted_attention(layer, poses, parents)
@@ -25,10 +25,10 @@ def inverted_attention_conv(layer: Any, poses: Tensor, scores: None) -> tuple[Te
 
 
 def inverted_attention_network(network: Any, images: Tensor) -> tuple[Tensor, ...]:
-    """BASELINE: Tsai et al. 2020, Procedure 2 in the way of the authors' code: backbone and classifier are ours.
+    """BASELINE: a network of Tsai et al. 2020, Procedure 2, as in the authors' code, with our backbone and classifier.
 
-    As there, all layers take part in all passes, also where a lower layer's pass can no longer reach the last one;
-    :class:`torchcaps.CapsuleStack` leaves those out, and gives the same.
+    All layers take part in all passes, even where a lower layer's pass can no longer reach the last layer.
+    :class:`torchcaps.CapsuleStack` leaves those passes out, with the same result.
     """
     layers = network.capsules.layers
     first = network.primary_capsules(images).poses
@@ -42,17 +42,17 @@ def inverted_attention_network(network: Any, images: Tensor) -> tuple[Tensor, ..
 
 
 def _windows(layer: Any, x: Tensor) -> Tensor:
-    """The windows of a convolution's map, `(b, n, y, x, ..., k, l)`."""
+    """Unfold a map into the windows of a convolution, `(b, n, y, x, ..., k, l)`."""
     for side in (0, 1):
         x = x.unfold(2 + side, layer.kernel_size[side], layer.stride[side])
     return x
 
 
 def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Tensor:
-    """One pass, from the parents of the one before to new ones.
+    """One pass, from the parents of the pass before to new ones.
 
-    A convolution's input is unfolded into windows; one einsum of three operands takes windows, weights and parents to
-    the agreement, and one windows, weights and coefficients to the parents.
+    A convolution's input is unfolded into windows. One einsum of three operands makes the agreement from windows,
+    weights and parents, and another the parents from windows, weights and coefficients.
     """
     weight, routing = layer.weight, layer.routing
     if isinstance(layer, CapsuleConv2d):
@@ -106,9 +106,11 @@ def capnet_dynamic(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...
 
 
 def digit_capsules(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
-    """BASELINE: Sabour et al. 2017 in the way of the tutorials: a copy of the weights per sample, a broadcast matrix
-    product for the votes, and a logit per sample, child and parent. (Many of them take the softmax over the wrong
-    axis; this one does not.)"""
+    """BASELINE: Sabour et al. 2017, as in the tutorials.
+
+    It makes a copy of the weights per sample, a broadcast matrix product for the votes, and a logit per sample, child
+    and parent. Unlike many tutorials, it takes the softmax over the right axis.
+    """
     weight = layer.weight.transpose(-1, -2).unsqueeze(0).repeat(poses.shape[0], 1, 1, 1, 1)
     votes = (weight @ poses[:, :, None, :, None]).squeeze(-1)
     logits = torch.zeros(*votes.shape[:3], 1, dtype=votes.dtype, device=votes.device)

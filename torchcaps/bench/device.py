@@ -1,4 +1,7 @@
-"""What `benchmarks/gpu.py` measures on a device, each kind in a process of its own: see `torchcaps.bench.items`."""
+"""The kinds of measurements of `torchcaps.bench.gpu`, each made in a process of its own.
+
+The process gets a kind and its arguments as JSON and prints a line of JSON; `torchcaps.bench.items` starts it.
+"""
 
 import copy
 import functools
@@ -50,7 +53,7 @@ if HAS_TRITON:
 
 
 def environment(device: str, way: str) -> dict[str, Any]:
-    """The machine, and whether the way runs there at all."""
+    """Describe the machine, after a check that the way runs on it."""
     prepare(way, Request("heinsen", smoke=True, device=device).build(), True)()
     found = software_and_machine(device)
     if device == "cuda":
@@ -64,20 +67,22 @@ def environment(device: str, way: str) -> dict[str, Any]:
 
 
 def twice(device: str, way: str, smoke: bool = False) -> dict[str, Any]:
-    """The same inputs give the same digits."""
+    """Check that the same inputs give the same digits."""
     for name in LAYERS:
         run = prepare(way, Request(name, smoke=smoke, device=device).build(), True)
         first, second = ({what: x.clone() for what, x in run().items()} for _ in range(2))
         for what, x in first.items():
             if not torch.equal(x, second[what]):
-                raise NoNumber(f"{name}: {what} has other digits the second time")
+                raise NoNumber(f"{name}: {what} has other digits in the second run")
     return {"said": f"bit-equal: {', '.join(LAYERS)}"}
 
 
 def tiny(device: str, way: str, parents: int) -> dict[str, Any]:
-    """Softmax over the parents, over the children, and moments, forward and backward. The reference is on the CPU, so
-    that on the device little else runs than our kernels."""
-    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an address beside a tensor is in no other tensor's memory
+    """Check softmax over the parents, over the children, and moments, forward and backward.
+
+    The reference runs on the CPU, so that little else than our kernels runs on the device.
+    """
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # the sanitizer sees each tensor's bounds only without a cache
     torch.manual_seed(0)
     for name in ("digit-capsules", "capnet-dynamic", "heinsen"):
         small = LAYERS[name].smoke._replace(parents=parents)
@@ -90,13 +95,13 @@ def tiny(device: str, way: str, parents: int) -> dict[str, Any]:
 
 
 def training(device: str, way: str, layer: str, how: str, smoke: bool = False) -> dict[str, Any]:
-    """Steps that are replayed, or compiled, change the parameters as eager steps do."""
+    """Check that training steps that are replayed, or compiled, change the parameters as eager steps do."""
     case: Any = Request(layer, smoke=smoke, device=device).build()
     truth = _changes(case.to(device, torch.float64), "reference", "eager")
     eager, found = _changes(case, way, "eager"), _changes(case, way, how)
     allowed = tolerances(relative_errors(eager, truth), torch.float32)
     errors = relative_errors(found, truth)
-    # Inductor computes in an order of its own.
+    # Inductor computes in another order.
     check_values(errors, {name: SLACK * e if how == "compiled" else e for name, e in allowed.items()})
     skipped = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if how == "compiled" else 0
     equal = all(torch.equal(x, eager[name]) for name, x in found.items())
@@ -105,7 +110,7 @@ def training(device: str, way: str, layer: str, how: str, smoke: bool = False) -
 
 
 def _changes(case: LayerCase, way: str, how: str) -> dict[str, Tensor]:
-    """What WARM_UP + 2 steps of SGD add to the parameters; each of the last two has children of its own."""
+    """What WARM_UP + 2 steps of SGD add to the parameters; each of the last two sees other children."""
     module, inputs = copy.deepcopy(case.module), {name: x.clone() for name, x in case.inputs.items()}
     before = {name: x.detach().clone() for name, x in module.named_parameters()}
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
@@ -118,10 +123,10 @@ def _changes(case: LayerCase, way: str, how: str) -> dict[str, Tensor]:
             results = case.compute(compiled, inputs, False)
         torch.autograd.backward(results, list(case.of_parents.values()))
         optimizer.step()
-        optimizer.zero_grad()  # to None: a graph has memory of its own for gradients
+        optimizer.zero_grad()  # sets them to None: a graph has its own memory for gradients
 
     if how == "graph":
-        step = capture(step)  # which takes the first steps
+        step = capture(step)  # takes the first steps as its warm-up
     else:
         for _ in range(WARM_UP):
             step()
@@ -132,13 +137,14 @@ def _changes(case: LayerCase, way: str, how: str) -> dict[str, Tensor]:
 
 
 def rates(device: str, way: str) -> dict[str, Any]:
+    """Measure the rates of a large copy and of large matrix products."""
     torch.set_float32_matmul_precision("highest")  # no tf32
     products = {name: matrix_rate(device, getattr(torch, name)) for name in ("float32", "bfloat16")}
     return {"copy_bytes_per_second": copy_rate(device), "matrix_flops_per_second": products}
 
 
 def launches(device: str, way: str, count: int = 1000) -> dict[str, Any]:
-    """Seconds of a launch that does next to nothing, among many."""
+    """Measure the seconds of a launch that does next to nothing, one among many."""
     x = torch.zeros(1, device=device)
     runs: dict[str, Callable[[], object]] = {"PyTorch, one number": x.zero_}
     if way == "triton":
@@ -161,7 +167,7 @@ def launches(device: str, way: str, count: int = 1000) -> dict[str, Any]:
 
 
 def kernels(device: str, way: str, layer: str, batch: int | None, smoke: bool = False) -> dict[str, Any]:
-    """What a pass spends its time in, on the device."""
+    """Measure how a pass spends its time, by kernel."""
     case = Request(layer, batch=batch, smoke=smoke, device=device).build()
     tables = {name: kernel_times(prepare(way, case, bool(b)), device) for b, name in enumerate(PASSES)}
     if not all(tables.values()):
@@ -170,6 +176,7 @@ def kernels(device: str, way: str, layer: str, batch: int | None, smoke: bool = 
 
 
 def layers(ways: list[str], rounds: int, request: dict[str, Any]) -> dict[str, Any]:
+    """Measure a layer in several ways, with the rates of the device."""
     torch.set_float32_matmul_precision("highest")
     wanted = Request(**request)
     found = measure_rates(wanted.device, getattr(torch, wanted.dtype))
@@ -178,7 +185,10 @@ def layers(ways: list[str], rounds: int, request: dict[str, Any]) -> dict[str, A
 
 
 def huge(way: str, request: dict[str, Any]) -> dict[str, Any]:
-    """More votes than 32 bits can count. The last sample must be as tiled has it, which was checked elsewhere."""
+    """Check a layer with more numbers in its votes than 32 bits can count.
+
+    The last sample must agree with the tiled backend, which other measurements check.
+    """
     wanted = Request(**request)
     case: Any = wanted.build()
     last = case.parts()[-1]
@@ -195,7 +205,7 @@ def huge(way: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_pass(device: str, way: str, layer: str, smoke: bool = False) -> dict[str, Any]:
-    """What ncu looks at."""
+    """Run one pass for ncu to profile."""
     run = prepare(way, Request(layer, smoke=smoke, device=device).build(), True)
     run()
     if device == "cuda":
@@ -215,7 +225,7 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """What the process runs: the answer is a line of JSON."""
+    """Measure what the command line asks for; print the answer, or the error, as a line of JSON."""
     task = json.loads(sys.argv[1])
     try:
         answer = KINDS[task.pop("kind")](**task)

@@ -1,7 +1,7 @@
-"""Measurements one after the other, each in a process of its own, and a file that keeps what is known.
+"""Run measurements one after the other, each in a process of its own, and keep their results in a file.
 
-An address that a kernel must not touch ends the CUDA context of its process, so no two measurements share one. They may
-be stopped at any time, and go on where they were.
+A kernel that touches a wrong address ends the CUDA context of its process, so no two measurements share a process. A
+run can be stopped at any time and continues where it stopped. :mod:`torchcaps.bench.gpu` says what to measure.
 """
 
 import json
@@ -20,8 +20,8 @@ from torchcaps.bench.passes import NoNumber, first_line
 from torchcaps.files import write_text_whole
 
 Done = subprocess.CompletedProcess[str]
-SAME = ("commit", "device")  # what makes a measurement of the same arguments another one
-SAID = 4000  # last characters that are kept of a command that failed
+SAME = ("commit", "device")  # a result counts as known only if these are the same as now
+SAID = 4000  # characters kept of the end of a failed command's output
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,12 @@ class Item:
     """One measurement.
 
     Attributes:
-        name: what it is called where it is spoken of.
-        arguments: what it depends on, in JSON.
-        command: measures it.
-        read: what is to be kept, in JSON, of the command that has ended; NoNumber if there is nothing.
-        seconds: with less time than this it is not begun.
+        name: name in messages and tables.
+        arguments: arguments that the result depends on, as JSON values.
+        command: command that measures it.
+        read: function that returns the result, as JSON values, from the ended command; it raises NoNumber if there is
+            none.
+        seconds: time without which the measurement is not begun.
     """
 
     name: str
@@ -44,11 +45,11 @@ class Item:
 
 
 class Ledger:
-    """What was measured, in a JSON file that is whole at any time.
+    """Results of measurements, in a JSON file that is complete at any time.
 
     Args:
-        path: the file.
-        stamp: what each measurement depends on beside its arguments.
+        path: path of the file.
+        stamp: what each measurement depends on beside its arguments, such as commit and device.
     """
 
     def __init__(self, path: Path, stamp: Mapping[str, Any]):
@@ -56,13 +57,14 @@ class Ledger:
         self.entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
     def find(self, item: Item) -> dict[str, Any] | None:
+        """Return the entry of an item for this commit and device, or None."""
         return next((entry for entry in self.entries if self._is_of(entry, item)), None)
 
     def keep(self, item: Item, **found: Any) -> dict[str, Any]:
-        """In the place of what was there of the same arguments, commit and device."""
+        """Write an entry in the place of the one with the same arguments, commit and device; return it."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"item": item.name, "arguments": item.arguments, **self.stamp, "date": date, **found}
-        text = json.dumps(entry, allow_nan=False)  # before anything is lost
+        text = json.dumps(entry, allow_nan=False)  # raises before the old entry is lost
         self.entries = [*(e for e in self.entries if not self._is_of(e, item)), json.loads(text)]
         write_text_whole(self.path, json.dumps(self.entries, indent=1) + "\n")
         return entry
@@ -79,10 +81,15 @@ def work_through(
     retry: bool,
     say: Callable[[str], None],
 ) -> tuple[int, list[str]]:
-    """Measure what is not known yet, as long as there is time.
+    """Measure the items that have no result yet, as long as there is time.
 
     Args:
-        retry: also what has failed before.
+        items: measurements, in order.
+        ledger: file of results.
+        environment: environment variables of the processes.
+        minutes: time limit.
+        retry: whether to measure again the items that failed before.
+        say: function that is given a line of progress.
 
     Returns:
         How many failed now, and the names of those that are left.
@@ -95,7 +102,7 @@ def work_through(
             continue
         begun = time.monotonic()
         if end - begun < item.seconds:
-            left.append(item.name)  # and a shorter one may fit
+            left.append(item.name)  # a later, shorter one may fit
             continue
         say(f"{item.name} ...")
         done = None
@@ -105,7 +112,7 @@ def work_through(
         except subprocess.TimeoutExpired:
             say(f"{item.name}: stopped after {time.monotonic() - begun:.0f} s, the time is up")
             left.append(item.name)
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # whatever it is, the other items are measured
             reason = str(error) if isinstance(error, NoNumber) else first_line(error)
             said = (done.stdout + done.stderr)[-SAID:] if done else ""
             ledger.keep(item, error=" ".join(reason.split()), said=said)
@@ -115,7 +122,7 @@ def work_through(
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Done:
-    """A command that has ended; if the time is up before, or this process is stopped, it and its own are killed."""
+    """Run a command to its end. If time is up, or this process is stopped, it and its children are killed."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=dict(environment), process_group=0

@@ -1,4 +1,4 @@
-"""The papers' layers that are measured: their sizes and their children."""
+"""The papers' layers that `torchcaps bench` measures: their sizes and their children."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,8 +27,10 @@ from torchcaps.routing import DynamicRouting, EMRouting, HeinsenRouting, Inverte
 
 
 class Sizes(NamedTuple):
+    """Sizes of a layer; without a grid, `types` is the number of children."""
+
     batch: int
-    types: int  # of children; where there is no grid, the children
+    types: int
     parents: int
     in_pose: Pose
     out_pose: Pose
@@ -36,24 +38,36 @@ class Sizes(NamedTuple):
 
     @property
     def children(self) -> int:
-        """Of one sample."""
+        """Number of children of one sample."""
         return self.types * math.prod(self.grid)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a paper in the paper's sizes, and in sizes to try things out (`smoke`)."""
+    """A layer of a paper.
 
-    make: Callable[[Sizes, int], Any]  # with that many iterations
+    Attributes:
+        make: function that builds the layer from sizes and a number of iterations.
+        baseline: function that computes it as most published code does.
+        iterations: the paper's number of iterations.
+        paper: the paper's sizes.
+        smoke: small sizes to try things out.
+        scores: whether children and parents have scores and the agreement is Gaussian.
+        widen_grid: whether more children are more positions, and not more types.
+        copies_weight: whether the baseline copies the weights for each sample.
+    """
+
+    make: Callable[[Sizes, int], Any]
     baseline: Callable[..., tuple[Tensor, ...]]
-    iterations: int  # the paper's
+    iterations: int
     paper: Sizes
     smoke: Sizes
-    scores: bool = False  # children and parents have them, and the agreement is Gaussian
-    widen_grid: bool = False  # more children are more positions, and not more types
-    copies_weight: bool = False  # the baseline does, for each sample
+    scores: bool = False
+    widen_grid: bool = False
+    copies_weight: bool = False
 
     def sizes(self, factor: int, batch: int | None, smoke: bool) -> Sizes:
+        """Return the layer's sizes with `factor` times as many children."""
         sizes = self.smoke if smoke else self.paper
         sizes = sizes._replace(batch=batch or sizes.batch)
         if self.widen_grid:
@@ -61,9 +75,10 @@ class Layer:
         return sizes._replace(types=sizes.types * factor)
 
     def build(self, factor: int, batch: int | None, iterations: int | None, smoke: bool) -> "LayerCase":
+        """Build the layer with random children; None stands for the paper's value."""
         s = self.sizes(factor, batch, smoke)
         module = self.make(s, iterations or self.iterations)
-        # As after some training: votes of size one that have something in common, coefficients that are not uniform.
+        # As after some training: votes of size one that agree in part, and coefficients that are not uniform.
         nn.init.normal_(module.weight, std=matrix_shape(s.in_pose)[1] ** -0.5)
         perturb(module.routing.parameters(), min(0.1, 1 / s.children))
         grid = () if s.grid == (1, 1) else s.grid
@@ -114,7 +129,11 @@ class LayerCase(Case):
 
     def work(self, backward: bool) -> Work:
         flops = forward_flops(self.module, *self._samples_and_children(), self.iterations, self.layer.scores)
-        tensors = [*self.inputs.values(), *self.module.parameters(), *self.of_parents.values()]  # as large as parents
+        tensors = [
+            *self.inputs.values(),
+            *self.module.parameters(),
+            *self.of_parents.values(),
+        ]  # gradients as large as the parents
         moved = sum(x.numel() * x.element_size() for x in tensors)
         return Work(3 * flops, 2 * moved) if backward else Work(flops, moved)
 
@@ -126,7 +145,7 @@ class LayerCase(Case):
         return needed
 
     def _samples_and_children(self) -> tuple[int, int]:
-        """Windows of a convolution, and the children of each."""
+        """Number of samples (windows in a convolution), and of the children of each."""
         places = output_grid(self.module, self.sizes.grid)
         return self.batch * math.prod(places), self.module.layer_shape.children if places else self.children
 

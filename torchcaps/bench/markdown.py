@@ -1,18 +1,18 @@
-"""What was measured on a GPU, as Markdown for docs/performance.md."""
+"""Markdown tables of what `torchcaps.bench.gpu` has measured, for docs/performance.md."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchcaps.bench.measurement import PASSES, show_bytes
 
-Entry = dict[str, Any]  # of a ledger, see torchcaps.bench.items
-BESIDE = "compiled-reference"  # what ratios refer to
+Entry = dict[str, Any]  # of a `Ledger` in torchcaps.bench.items
+BESIDE = "compiled-reference"  # the way that ratios refer to
 DISAGREE = "values disagree"
-TOP = 12  # kernels of a pass
+TOP = 12  # kernels of a pass in a table; the others are added up
 
 
 def to_markdown(entries: Iterable[Entry]) -> str:
-    """A part for each machine and commit."""
+    """Return the tables of all entries, grouped by machine and commit."""
     parts: dict[str, list[Entry]] = {}
     for entry in entries:
         stamp = [f"{name} {entry[name]}" for name in ("capability", "driver", "torch", "triton", "commit")]
@@ -26,7 +26,7 @@ def to_markdown(entries: Iterable[Entry]) -> str:
 
 
 def _outcomes(entries: Sequence[Entry]) -> str:
-    """A line for each item that has one, and for each that failed."""
+    """Table with a line for each item that says something, and for each that failed."""
     lines = []
     for entry in entries:
         said = entry["result"].get("said") if "result" in entry else f"failed: {_reason(entry['error'])}"
@@ -35,7 +35,7 @@ def _outcomes(entries: Sequence[Entry]) -> str:
 
 
 def _reason(note: str) -> str:
-    """Of values that are wrong not even by how much."""
+    """Reason for a table; for wrong values it leaves out by how much they are off."""
     return DISAGREE if note.startswith(DISAGREE) else note.replace("|", "/")
 
 

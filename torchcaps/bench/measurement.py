@@ -1,4 +1,4 @@
-"""Time and memory of a layer or a network in all ways, side by side, of those whose values are right."""
+"""Measure time and memory of a layer or a network in several ways, side by side; ways with wrong values get none."""
 
 import functools
 import math
@@ -29,14 +29,14 @@ from torchcaps.bench.request import Request
 
 PASSES = ("forward", "forward+backward")
 OURS = ("reference", "tiled", "native", "triton")
-SLACK = 5  # for what others compute in an order of their own, as eager PyTorch and Inductor do
+SLACK = 5  # factor on allowed errors of ways that are not ours, which compute in another order
 
 Run = Callable[[], dict[str, Tensor]]
 Progress = Callable[[str], None]
 
 
 class Rates(NamedTuple):
-    """What the machine does: floating-point operations, and bytes read or written, in a second."""
+    """Rates of the machine: floating-point operations, and bytes read or written, per second."""
 
     matrix: float
     copy: float
@@ -44,7 +44,25 @@ class Rates(NamedTuple):
 
 @dataclass
 class Row:
-    """One way in one pass. Where something is None, `note` says why."""
+    """Time and memory of one way in one pass. Where a number is None, `note` says why.
+
+    Attributes:
+        layer: name of the layer or network.
+        factor: children in multiples of the paper's.
+        children: number of children of a sample.
+        iterations: number of routing iterations.
+        batch: number of samples.
+        way: one of `WAYS`.
+        pass_: one of `PASSES`.
+        bound_seconds: least time that the arithmetic or the copies can take.
+        seconds: median time.
+        rounds: time in each round.
+        ratio: seconds / the baseline's.
+        bytes: peak memory.
+        bytes_ratio: bytes / the baseline's.
+        errors: error of each result, relative to float64.
+        note: why numbers are missing, or what was checked.
+    """
 
     layer: str
     factor: int
@@ -54,26 +72,28 @@ class Row:
     way: str
     pass_: str
     bound_seconds: float
-    seconds: float | None = None  # median
+    seconds: float | None = None
     rounds: list[float] = field(default_factory=list)
-    ratio: float | None = None  # to the baseline's seconds
-    bytes: int | None = None  # peak
+    ratio: float | None = None
+    bytes: int | None = None
     bytes_ratio: float | None = None
-    errors: dict[str, float] = field(default_factory=dict)  # relative to float64, by result
+    errors: dict[str, float] = field(default_factory=dict)
     note: str | None = None
 
     def json(self) -> dict[str, Any]:
+        """Return the row as JSON values."""
         row = {name.rstrip("_"): value for name, value in asdict(self).items()}
         row["errors"] = {name: e if math.isfinite(e) else None for name, e in self.errors.items()}
         return row
 
 
 def measure_rates(device: str, dtype: torch.dtype) -> Rates:
-    """The faster of a large matrix product in float32 and in `dtype`, and a large copy; the best of six each."""
+    """Measure a large matrix product, the faster of float32 and `dtype`, and a large copy; the best of six each."""
     return Rates(max(matrix_rate(device, kind) for kind in {torch.float32, dtype}), copy_rate(device))
 
 
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
+    """Measure floating-point operations per second of a large matrix product."""
     n = 8192 if device == "cuda" else 1536
     a = torch.randn(n, n, device=device).to(dtype)
     taken = time_side_by_side({"product": functools.partial(torch.mm, a, a)}, 6, device)
@@ -81,6 +101,7 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
 
 
 def copy_rate(device: str) -> float:
+    """Measure bytes read and written per second of a large copy."""
     size = 2**30 if device == "cuda" else 2**28
     source = torch.zeros(size // 4, device=device)
     taken = time_side_by_side({"copy": functools.partial(torch.empty_like(source).copy_, source)}, 6, device)
@@ -90,7 +111,7 @@ def copy_rate(device: str) -> float:
 def time_side_by_side(
     runs: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
 ) -> dict[str, list[float]]:
-    """Seconds of each in each round. All take turns, so that what disturbs the machine disturbs all alike."""
+    """Return the seconds of each run in each round. They take turns, so that disturbances affect all alike."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -99,7 +120,7 @@ def time_side_by_side(
 
 
 def seconds_of(run: Callable[[], object], device: str) -> float:
-    """By the clock, or on CUDA between two events, before the first of which the device has come to rest."""
+    """Time one run: by the clock, or on CUDA between two events, once the device is idle."""
     if device != "cuda":
         begun = time.perf_counter()
         run()
@@ -114,7 +135,7 @@ def seconds_of(run: Callable[[], object], device: str) -> float:
 
 
 def kernel_times(run: Callable[[], object], device: str) -> list[tuple[str, int, float]]:
-    """What a pass runs on the device (on the CPU: operators): name, how often, and microseconds of all together."""
+    """Profile a pass: name, count and total microseconds of each kernel; on the CPU, of each operator."""
     on_cuda = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     run()  # the warm-up
@@ -123,7 +144,7 @@ def kernel_times(run: Callable[[], object], device: str) -> list[tuple[str, int,
         if on_cuda:
             torch.cuda.synchronize()
     wanted = torch.autograd.DeviceType.CUDA if on_cuda else torch.autograd.DeviceType.CPU
-    own = "Activity Buffer Request"  # the profiler's
+    own = "Activity Buffer Request"  # made by the profiler itself
     events = [event for event in profiled.key_averages() if event.device_type == wanted and event.key != own]
     found = [(e.key, e.count, e.self_device_time_total if on_cuda else e.self_cpu_time_total) for e in events]
     return sorted(found, key=lambda row: -row[2])
@@ -132,11 +153,19 @@ def kernel_times(run: Callable[[], object], device: str) -> list[tuple[str, int,
 def measure(
     request: Request, ways: Sequence[str], rounds: int, rates: Rates, progress: Progress, here: bool = False
 ) -> list[Row]:
-    """A row per way and pass. A way has numbers only if its values and gradients agree with the reference in float64,
-    for these children or, where the reference in float64 does not fit, for the paper's.
+    """Measure a layer or network; return a row per way and pass.
 
-    Memory is measured in fresh processes; `here` in this one, which does for what a CUDA device allocates and saves
-    compiling everything twice. A graph that is replayed allocates nothing.
+    A way has numbers only if its values and gradients agree with the reference in float64: for these children or,
+    where the reference in float64 does not fit, for as many as the paper's.
+
+    Args:
+        request: what to measure.
+        ways: names of the ways.
+        rounds: number of timed runs of each.
+        rates: rates of the machine, for the bound.
+        progress: function that is given a line of progress.
+        here: whether to measure memory in this process and not in fresh ones. That is precise enough for CUDA, and
+            saves compiling everything twice. A replayed graph allocates nothing, and gets no bytes.
     """
     torch.compiler.reset()
     case = request.build()
@@ -159,12 +188,12 @@ def measure(
             peaks: list[int | None] = []
             for backward, name in enumerate(() if here else PASSES):
                 progress(f"{title}: {way}, {name}: memory")
-                # Memory first: if it is more than there is, it is not this process that ends.
+                # Memory first: if there is too little, a fresh process is killed and not this one.
                 peaks.append(measure_peak(request, way, bool(backward)))
             progress(f"{title}: {way}: values")
             prepared = [prepare(way, case, backward) for backward in (False, True)]
             for row, run in zip(new, prepared, strict=True):
-                found = run()  # which is the warm-up too
+                found = run()  # also the warm-up
                 if checked is not case:
                     found = prepare(way, checked, row.pass_ == PASSES[1])()
                     row.note = f"values checked for {checked.children} children"
@@ -174,7 +203,7 @@ def measure(
             check_values(errors, {name: e if ours else SLACK * e for name, e in allowed.items()})
             if here:
                 peaks = [None if way.endswith(GRAPH) else peak_bytes(run, request.device) for run in prepared]
-        except Exception as error:  # whatever it is, the other ways go on
+        except Exception as error:  # whatever it is, the other ways are measured
             for row in new:
                 row.note = str(error) if isinstance(error, NoNumber) else first_line(error)
             continue
@@ -197,6 +226,7 @@ def measure(
 
 
 def show_bytes(n: float) -> str:
+    """Return bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB"):
         if n < 1000:
             return f"{n:.3g} {unit}"
@@ -205,7 +235,7 @@ def show_bytes(n: float) -> str:
 
 
 def _truth(request: Request, case: Case) -> tuple[Case, dict[str, Tensor], dict[str, float]]:
-    """A case that can be checked, what must come out in float64, and the errors that are allowed."""
+    """A case that fits into memory, its results in float64, and the errors allowed for each."""
     free, needed = free_bytes(request.device), case.bytes_needed(baseline=False)
     if 2 * needed / case.batch > free and request.factor > 1:
         fewer = replace(request, factor=1)

@@ -1,7 +1,8 @@
-"""Peak memory of one pass, in a process of its own so that no measurement sees another's."""
+"""Peak memory of a pass: in a process of its own, so that no measurement sees another's, or by PyTorch's profiler."""
 
 import ctypes
 import gc
+import itertools
 import json
 import re
 import subprocess
@@ -12,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from torchcaps.bench.passes import NoNumber, first_line, prepare
 from torchcaps.bench.request import Request
 
 
 def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
-    """How far memory rises above what was there before while something runs.
+    """Return by how many bytes memory rises at most while something runs.
 
-    On CUDA what PyTorch allocates, else the resident memory of this process: at its highest, which Linux can start
-    anew; where it cannot be started anew, only what goes beyond this process's highest so far counts.
+    On CUDA it is the memory that PyTorch allocates. On the CPU it is the resident memory of this process, whose
+    recorded peak Linux can reset; where it cannot be reset, only what exceeds the process's highest peak so far counts.
     """
     gc.collect()
     if device == "cuda":
@@ -32,7 +34,7 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     if sys.platform == "linux":
-        # What was freed may still be resident, would be used again and not be counted.
+        # Freed memory may still be resident: it would be used again and not be counted.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
         if trim is not None:
             trim(0)
@@ -45,29 +47,49 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
     return max(0, highest() - before)
 
 
+def peak_allocated(run: Callable[[], object]) -> int:
+    """Return the most bytes that PyTorch's CPU allocator holds at once during a run, beyond those held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    return peak_of(profiled)
+
+
+def peak_of(profiled: Any) -> int:
+    """Return the peak of a profile with `profile_memory`, as :func:`peak_allocated`."""
+    events = [
+        event
+        for event in profiled.profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+    ]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
+
+
 def measure_peak(request: Request, way: str, backward: bool) -> int:
-    """Peak bytes of one pass beyond parameters, children and the gradients of their parents, in a fresh process.
+    """Measure, in a fresh process, the peak bytes of a pass beyond parameters, children and gradients of the parents.
 
     Raises:
-        NoNumber: it failed; the message is a line that says how.
+        NoNumber: the process failed; the message is a line that says why.
     """
     code = "from torchcaps.bench.memory import main; main()"
     task = json.dumps({"request": asdict(request), "way": way, "backward": backward})
     if request.device == "cuda":
-        torch.cuda.empty_cache()  # leave the device to it
+        torch.cuda.empty_cache()  # leave the memory of the device to the process
     run = subprocess.run([sys.executable, "-c", code, task], capture_output=True, text=True)
     return answer_of(run)["bytes"]
 
 
 def answer_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The last line of JSON that a process has printed.
+    """Return the last line of JSON that a process has printed.
 
     Raises:
-        NoNumber: it failed; the message is a line that says how.
+        NoNumber: the process failed; the message is a line that says why.
     """
     if run.returncode < 0:
         raise NoNumber(f"killed by signal {-run.returncode} (9: out of memory)")
-    said = [line for line in run.stdout.splitlines() if line.startswith("{")]  # tools around it may speak later
+    said = [
+        line for line in run.stdout.splitlines() if line.startswith("{")
+    ]  # tools around the process may print other lines
     if run.returncode > 0 or not said:
         raise NoNumber(run.stderr.strip().rpartition("\n")[2] or f"status {run.returncode}, and no answer")
     answer = json.loads(said[-1])
@@ -77,14 +99,14 @@ def answer_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What the fresh process runs."""
+    """Measure what the command line asks for, in the fresh process; print bytes or an error as a line of JSON."""
     task = json.loads(sys.argv[1])
     request, way, backward = Request(**task["request"]), task["way"], task["backward"]
     try:
         case = request.build()
         run = prepare(way, case, backward)
         if way == "compiled-reference":
-            run()  # compiled for these sizes alone
+            run()  # warms up in full size, for which alone it is compiled
         else:
             prepare(way, Request(**{**task["request"], "smoke": True, "factor": 1}).build(), backward)()
         print(json.dumps({"bytes": peak_bytes(run, request.device)}))
@@ -93,7 +115,7 @@ def main() -> None:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that can still be had."""
+    """Return the bytes that are still free on a device."""
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -101,7 +123,7 @@ def free_bytes(device: str) -> int:
         found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     except OSError:
         found = None
-    return int(found[1]) * 1024 if found else sys.maxsize  # unknown elsewhere: try
+    return int(found[1]) * 1024 if found else sys.maxsize  # unknown on other systems: try
 
 
 def _resident(field: str) -> int:

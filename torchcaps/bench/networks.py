@@ -1,4 +1,4 @@
-"""The papers' networks that are measured, forward and in a training step."""
+"""The papers' networks that `torchcaps bench` measures, forward and in a training step."""
 
 import copy
 import functools
@@ -25,21 +25,30 @@ from torchcaps.routing import InvertedAttentionRouting
 
 @dataclass(frozen=True)
 class Network:
-    """A network of a paper, whose layers are concurrent, and a small one to try things out (`smoke`)."""
+    """A network of a paper with concurrent layers.
 
-    make: Callable[[int], Any]  # with that many iterations
+    Attributes:
+        make: function that builds the network with a number of iterations.
+        baseline: function that computes it as the authors' code does.
+        iterations: the paper's number of iterations.
+        batch: the paper's batch size.
+        smoke: function that builds a small network to try things out.
+    """
+
+    make: Callable[[int], Any]
     baseline: Callable[..., tuple[Tensor, ...]]
-    iterations: int  # the paper's
+    iterations: int
     batch: int
     smoke: Callable[[int], Any]
 
     def build(self, factor: int, batch: int | None, iterations: int | None, smoke: bool) -> "NetworkCase":
+        """Build the network with random images; None stands for the paper's value."""
         if factor != 1:
             raise ValueError("a network takes images of one size, and its number of children follows from it")
         module = (self.smoke if smoke else self.make)(iterations or self.iterations)
-        # The normalisations', which start at 1 and 0; the others are drawn as in the paper.
+        # These are the parameters of normalizations, which start at 1 and 0; others are drawn as in the paper.
         perturb((p for p in module.parameters() if p.dim() == 1), 0.1)
-        # What shifts all logits alike has a gradient of zero, and an error relative to that would be noise.
+        # This bias shifts all logits alike: its gradient is zero, and an error relative to zero would be noise.
         module.classifier.bias.requires_grad_(False)
         if iterations == 1:  # later ones compare the last parents with their votes
             module.capsules.layers[-1].routing.bias.requires_grad_(False)
@@ -51,8 +60,8 @@ class Network:
 class NetworkCase(Case):
     """A network with images and their classes.
 
-    It is in training mode also where there are no gradients, so that batch normalisation computes the same in both
-    passes. Backward, the optimizer of Tsai et al. takes a step: each way takes as many, from the same parameters.
+    It is in training mode without gradients too, so that batch normalization computes the same in both passes. A
+    backward pass includes a step of Tsai et al.'s optimizer: each way takes as many steps from the same parameters.
     """
 
     network: Network
@@ -75,17 +84,20 @@ class NetworkCase(Case):
         return torch.autograd.grad(F.cross_entropy(results[0], self.inputs["labels"]), of)
 
     def start(self) -> tuple[Any, torch.optim.Optimizer]:
-        module = copy.deepcopy(self.module)  # whose steps are no other's
+        module = copy.deepcopy(self.module)  # steps change it
         return module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 
     def compile(self, module: Any) -> Any:
-        """The capsules alone: a compiled backbone rounds in its own way, which turns a few ReLUs on or off, and then
-        errors of the gradients below them say nothing."""
+        """Compile the capsules alone.
+
+        A compiled backbone rounds differently and so turns a few ReLUs on or off: then errors of the gradients below
+        them say nothing.
+        """
         module.capsules.compile(dynamic=False)
         return module
 
     def parts(self) -> Sequence[Case]:
-        """A single one, as batch normalisation needs all samples; the capsules of one after the other."""
+        """Return one case, because batch normalization needs all samples; its capsules run one sample at a time."""
         module = copy.deepcopy(self.module)
         module.capsules = _OneByOne(*module.capsules.layers, schedule=module.capsules.schedule)
         return [replace(self, module=module)]
@@ -110,8 +122,8 @@ class NetworkCase(Case):
         return int(DOT * sum(votes))
 
     def _layers(self) -> list[tuple[Any, int, int, int]]:
-        """Each capsule layer, its samples (in a convolution, windows) and their children, and the passes that reach
-        the last layer."""
+        """Each capsule layer with the numbers of its samples (windows in a convolution), of their children, and of
+        the passes that reach the last layer."""
         layers, found = self.module.capsules.layers, []
         places: tuple[int, ...] = self._primary_shape()[2:4]
         for k, layer in enumerate(layers):
@@ -127,7 +139,7 @@ class NetworkCase(Case):
 
 
 class _OneByOne(CapsuleStack):
-    """A stack in the memory of one sample's votes, forward and backward."""
+    """A stack that runs one sample at a time, and needs the memory of one sample's votes."""
 
     def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
         def of_one(poses: Tensor) -> Tensor:

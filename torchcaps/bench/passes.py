@@ -1,4 +1,4 @@
-"""The ways to compute a layer or a network, a pass of each, and whether what comes out is right."""
+"""The ways to compute a layer or a network: run a pass in one of them, and check its values."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torchcaps.ops import use_backend
 
 T = TypeVar("T")
 
-# By way: the backend of our layer. The baseline is no layer of ours.
+# By way: the backend of our layer. The baseline is not our layer and uses none.
 WAYS = {
     "baseline": "auto",
     "reference": "reference",
@@ -21,14 +21,14 @@ WAYS = {
     "native": "native",
     "triton": "triton",
 }
-GRAPH = "-graph"  # behind the name of a way: its pass as a CUDA graph that is replayed
+GRAPH = "-graph"  # suffix of a way: its pass as a replayed CUDA graph
 STORES_VOTES = ("baseline", "reference", "compiled-reference")
 WARM_UP = 3  # runs before a graph is captured
-FLOOR = 4  # roundings: an error that is none, see `tolerances`
+FLOOR = 4  # roundings that are always allowed, see `tolerances`
 
 
 def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tensor]]:
-    """A pass, to be run many times. It returns the results and, backward, the gradients of inputs and parameters."""
+    """Return a pass to run many times. It returns results by name and, backward, gradients of inputs and parameters."""
     if way.endswith(GRAPH):
         return capture(prepare(way.removesuffix(GRAPH), case, backward))
     module, optimizer = case.start()
@@ -56,11 +56,13 @@ def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tens
 
 
 def capture(run: Callable[[], T]) -> Callable[[], T]:
-    """What runs, as a CUDA graph, after WARM_UP runs. It reads and writes the same memory each time: a replay
-    overwrites what the one before has returned."""
+    """Capture a run as a CUDA graph, after WARM_UP runs.
+
+    A replay reads and writes the same memory each time: it overwrites what the replay before has returned.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what is made once (kernels, workspaces) must be there before
+    with torch.cuda.stream(stream):  # makes what is made once: kernels, workspaces
         for _ in range(WARM_UP):
             run()
     torch.cuda.current_stream().wait_stream(stream)
@@ -69,7 +71,7 @@ def capture(run: Callable[[], T]) -> Callable[[], T]:
         with torch.cuda.graph(graph):
             results = run()
     except RuntimeError as error:
-        raise error.__context__ or error from None  # the end of a broken capture fails too, and does not say why
+        raise error.__context__ or error from None  # the end of a broken capture raises too, and hides the cause
 
     def replay() -> T:
         graph.replay()
@@ -79,7 +81,7 @@ def capture(run: Callable[[], T]) -> Callable[[], T]:
 
 
 def by_samples(case: Case) -> dict[str, Tensor]:
-    """What the reference gives, in the memory of one sample's votes."""
+    """Compute the results of the reference, in the memory of one sample's votes."""
     joined: dict[str, Tensor] = {}
     for part in case.parts():
         for name, x in prepare("reference", part, True)().items():
@@ -90,7 +92,7 @@ def by_samples(case: Case) -> dict[str, Tensor]:
 
 
 def relative_errors(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
-    """`|found - truth| / |truth|` of each result, in the Euclidean norm; infinite for what is not finite."""
+    """Return `|found - truth| / |truth|` of each result, in the Euclidean norm; infinity if it is not finite."""
     errors = {}
     for name, x in found.items():
         error = float(torch.linalg.vector_norm(x.double() - truth[name]))
@@ -100,22 +102,30 @@ def relative_errors(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[
 
 
 def tolerances(eager: dict[str, float], dtype: torch.dtype) -> dict[str, float]:
-    """Twice the error of the eager reference in the same precision, and a floor of FLOOR roundings: of two errors as
-    small as one rounding, neither is the better."""
+    """Return the allowed errors: twice those of the eager reference in the same precision, plus FLOOR roundings.
+
+    The roundings are there because two errors of the size of one rounding are equally good.
+    """
     floor = FLOOR * torch.finfo(dtype).eps
     return {name: 2 * error + floor for name, error in eager.items()}
 
 
 def check_values(errors: dict[str, float], allowed: dict[str, float]) -> None:
+    """Check that no error is larger than allowed.
+
+    Raises:
+        NoNumber: one is; the message names the worst.
+    """
     worst = max(errors, key=lambda name: errors[name] / allowed[name])
     if not errors[worst] <= allowed[worst] < math.inf:
         raise NoNumber(f"values disagree: {worst} is off by {errors[worst]:.1e}, allowed {allowed[worst]:.1e}")
 
 
 class NoNumber(Exception):
-    """Why a way has none."""
+    """Raised when a way gets no number; the message says why."""
 
 
 def first_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

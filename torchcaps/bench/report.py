@@ -1,4 +1,4 @@
-"""What was measured, as JSON, a table and a plot."""
+"""Results of `torchcaps bench` as JSON, as a table and as a figure."""
 
 import importlib.metadata
 import itertools
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Over = Literal["children", "iterations"]  # what a figure shows the growth with
+Over = Literal["children", "iterations"]  # the horizontal axis of a figure
 
-# Of each pass: how many times as fast as the baseline, what it adds to memory, and that in times of the bound.
+# Columns of each pass: speed and memory relative to the baseline, and time relative to the bound.
 PASS = ("faster", "memory (less)", "x bound")
 TABLE = (
     "layer",
@@ -34,7 +34,7 @@ TABLE = (
     *(f"{pass_}: {cell}" for pass_ in ("fwd", "+bwd") for cell in PASS),
     "",
 )
-COLORS = {  # that colour-blind readers can tell apart
+COLORS = {  # told apart by color-blind readers too
     "baseline": "#d55e00",
     "reference": "#0072b2",
     "compiled-reference": "#56b4e9",
@@ -45,7 +45,7 @@ COLORS = {  # that colour-blind readers can tell apart
 
 
 def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return what the numbers depend on: software, machine, precision and measured rates."""
     return {
         **software_and_machine(device),
         "dtype": dtype,
@@ -55,6 +55,7 @@ def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
 
 
 def software_and_machine(device: str) -> dict[str, Any]:
+    """Return the versions, the commit, the device and the threads."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -69,12 +70,12 @@ def software_and_machine(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "opt_einsum": torch.backends.opt_einsum.is_available(),  # which may contract the baselines in another order
+        "opt_einsum": torch.backends.opt_einsum.is_available(),  # if so, it may contract the baselines in another order
     }
 
 
 def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
-    """A line per way, and one for the bound, as TABLE heads them; on CUDA with milliseconds."""
+    """Return a line per way, and one for the bound, with the columns of TABLE; on CUDA with milliseconds."""
     lines: list[tuple[str, ...]] = []
     for case in dict.fromkeys((row.layer, row.children, row.iterations) for row in rows):
         of_case = [row for row in rows if (row.layer, row.children, row.iterations) == case]
@@ -94,16 +95,18 @@ def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
 
 
 def write_json(path: Path, head: dict[str, Any], rows: Sequence[Row]) -> Path:
+    """Write rows as JSON, after `head`; return the path."""
     text = json.dumps({**head, "rows": [row.json() for row in rows]}, indent=1, allow_nan=False)
     return write_whole(path, lambda unfinished: unfinished.write_text(text + "\n", encoding="utf-8"))
 
 
 def write_figure(path: Path, rows: Sequence[Row], over: Over, on_cuda: bool) -> Path:
+    """Write :func:`scaling_figure`; return the path."""
     return write_whole(path, lambda unfinished: scaling_figure(rows, over, on_cuda).savefig(unfinished, dpi=130))
 
 
 def scaling_figure(rows: Sequence[Row], over: Over, on_cuda: bool) -> "Figure":
-    """Time and memory of both passes against the number of children or of iterations, one line per way."""
+    """Draw time and memory of both passes over the number of children or of iterations, one line per way."""
     with needs("train"):
         from matplotlib.figure import Figure
 
@@ -142,7 +145,10 @@ def _draw(axes: "Axes", over: Over, points: Sequence[tuple[Row, float | None]]) 
 
 
 def _time_unit(rows: Sequence[Row], over: Over, on_cuda: bool) -> tuple[float, str]:
-    """On CUDA milliseconds, else the baseline's time for the fewest (or the bound, if it has none)."""
+    """Unit of a time axis and its label: milliseconds on CUDA.
+
+    On the CPU it is the baseline's time for the fewest children or iterations, or the bound if that time is missing.
+    """
     fewest = min(rows, key=lambda row: (getattr(row, over), row.way != "baseline"))
     if on_cuda:
         return 1e-3, "ms"

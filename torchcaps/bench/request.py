@@ -1,4 +1,4 @@
-"""What can be measured, by name, and what is to be."""
+"""Requests: which layer or network to measure, in which size, and where."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,30 @@ MEASURED: dict[str, Layer | Network] = {**LAYERS, **NETWORKS}
 
 @dataclass(frozen=True)
 class Request:
-    """Which layer or network, in which size, where. Its fields are JSON."""
+    """What to measure; its fields are JSON values, to be passed to another process.
+
+    Attributes:
+        layer: name in `MEASURED`.
+        factor: children in multiples of the paper's.
+        batch: batch size, or None for the paper's.
+        iterations: number of routing iterations, or None for the paper's.
+        smoke: whether to take small sizes.
+        device: "cpu" or "cuda".
+        dtype: precision, the name of a torch.dtype.
+        autocast: whether to use that precision under autocast, with parameters in float32.
+    """
 
     layer: str
-    factor: int = 1  # of children
-    batch: int | None = None  # instead of the paper's
-    iterations: int | None = None  # instead of the paper's
+    factor: int = 1
+    batch: int | None = None
+    iterations: int | None = None
     smoke: bool = False
     device: str = "cpu"
     dtype: str = "float32"
-    autocast: bool = False  # parameters stay in float32
+    autocast: bool = False
 
     def build(self) -> Case:
-        """Module and inputs: the same numbers at each call."""
+        """Build module and inputs, with the same numbers at each call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             case = MEASURED[self.layer].build(self.factor, self.batch, self.iterations, self.smoke)

@@ -1,6 +1,7 @@
-"""The fastest tiles of the Triton kernels on this device, for the table that they are looked up in.
+"""Find the fastest tiles of the Triton kernels on this device, for the table in which the kernels look them up.
 
-Nothing is tuned while a network runs: the table makes results the same each time, and a graph can be captured.
+`torchcaps bench --tune FILE` runs it. Nothing is tuned while a network runs, so that results are the same each time and
+a graph can be captured.
 """
 
 import json
@@ -25,12 +26,21 @@ from torchcaps.bench.request import Request
 from torchcaps.files import write_text_whole
 from torchcaps.ops.triton.sizes import Layer, Tile, read_table, tile_by_rule, try_tiles
 
-MARGIN = 0.98  # of the rule's time: a tile that is hardly faster is noise
+MARGIN = 0.98  # a tile must take less of the rule's time than this; a smaller gain may be noise
 
 
 def tune(requests: Sequence[Request], file: Path, rounds: int, progress: Callable[[str], None]) -> int:
-    """Tries tiles for each kernel of the layers, forward and backward, and writes those that are faster than the
-    rule's into `file`, beside what is there. How many these are."""
+    """Try tiles for each kernel of the layers, and add those that are faster than the rule's to the table in `file`.
+
+    Args:
+        requests: layers to tune, forward and backward.
+        file: JSON file of the table; other entries stay.
+        rounds: timed runs of each tile.
+        progress: function that is given a line of progress.
+
+    Returns:
+        Number of new entries.
+    """
     from torchcaps.ops.triton import launch  # Triton may be missing
 
     device = torch.device(requests[0].device)
@@ -41,13 +51,13 @@ def tune(requests: Sequence[Request], file: Path, rounds: int, progress: Callabl
     for request in requests:
         for key, tile in tune_layer(request, rounds, progress):
             found[key] = tile
-        # After each layer: tuning may be cut short.
+        # Written after each layer, because tuning may be interrupted.
         write_text_whole(file, json.dumps(table, indent=1, sort_keys=True) + "\n")
     return len(found) - before
 
 
 def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Tile]]:
-    """Key and tile of each kernel of a layer for which another tile than the rule's is faster; values must agree."""
+    """Yield key and tile of each kernel for which a tile is faster than the rule's; its values must agree."""
     from triton.errors import TritonError  # Triton may be missing
 
     case = request.build()
@@ -70,10 +80,14 @@ def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -
             try:
                 check_values(relative_errors(with_tile(), exact), allowed)
                 runs[tile] = with_tile
-            except (NoNumber, RuntimeError, TritonError) as error:  # it does not compile, or the device is too small
+            except (
+                NoNumber,
+                RuntimeError,
+                TritonError,
+            ) as error:  # the tile does not compile, or the device is too small for it
                 progress(f"{request.layer}, {layer.key}, {tuple(tile)}: {first_line(error)}")
         if not runs:
-            raise NoNumber(f"{request.layer}, {layer.key}: no tile is right")
+            raise NoNumber(f"{request.layer}, {layer.key}: no tile gives the right values")
         taken = time_side_by_side({str(tuple(tile)): of for tile, of in runs.items()}, rounds, request.device)
         seconds = {tile: statistics.median(taken[str(tuple(tile))]) for tile in runs}
         fastest = min(seconds, key=lambda tile: seconds[tile])
@@ -86,7 +100,7 @@ def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -
 
 
 def candidates(layer: Layer) -> list[Tile]:
-    """Tiles around the rule's: more or fewer parents for a lane, warps, samples and programs."""
+    """Return tiles around the rule's: more or fewer parents per lane, warps, samples, programs and weights."""
     rule, found = tile_by_rule(layer), dict[Tile, None]()
     for per_lane in (1, 2, 4):
         if layer.parents % per_lane == 0:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their canonical Python batches, of which no code is run."""
+"""CIFAR-10 and CIFAR-100, read from their published pickles without running any code in them."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
 
-# What a pickled array names, in NumPy 1 and 2.
+# The globals in the pickle of an array, in NumPy 1 and 2.
 ARRAY_NAMES = {
     "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray._reconstruct",
@@ -25,7 +25,7 @@ ARRAY_NAMES = {
 
 
 class _Record:
-    """Stands for whatever a pickle names or makes by a call: it only notes what it was given."""
+    """Stand-in for every object that a pickle names or constructs. It records the arguments and runs nothing."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
         self.name, self.arguments, self.state = name, arguments, None
@@ -38,11 +38,11 @@ class _Record:
 
 
 class _Reader(pickle.Unpickler):
-    """Reads a batch without running anything that it names."""
+    """Unpickles a batch without running anything that it names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("_codecs", "encode"):
-            # How Python 3 writes bytes for Python 2.
+            # Python 3 pickles bytes for Python 2 as a call of this function.
             return lambda text, encoding: text.encode("latin-1")
         if f"{module}.{name}" not in ARRAY_NAMES:
             raise DataError(f"is not a CIFAR batch: it wants to run {f'{module}.{name}'[:80]!r}")
@@ -55,25 +55,25 @@ class _Reader(pickle.Unpickler):
 def read_batch(raw: bytes, label_key: str, classes: int) -> tuple[Tensor, Tensor]:
     """Read a CIFAR batch: a pickled dict with "data", an array (n, 3072) of unsigned bytes, and a list of n labels.
 
-    A row of the array has the image's red plane, then the green one, then the blue one. Keys and values may
-    have been pickled by Python 2 or by Python 3.
+    A row of the array holds the image's red plane, then the green one, then the blue one. The pickle may come from
+    Python 2 or Python 3.
 
     Args:
-        raw: the pickle.
-        label_key: "labels" or "fine_labels".
-        classes: labels must be below.
+        raw: content of the file.
+        label_key: key of the labels: "labels" or "fine_labels".
+        classes: number of classes.
 
     Returns:
         Images (n, 3, 32, 32) uint8 and labels (n,) int64.
 
     Raises:
-        DataError: it is not exactly this. The message names no file.
+        DataError: the content does not have this format. The message does not name the file.
     """
     try:
         batch = _Reader(io.BytesIO(raw), encoding="bytes").load()
     except DataError:
         raise
-    except Exception as error:  # pickle names no end of the exceptions that bad bytes can raise
+    except Exception as error:  # damaged bytes make pickle raise many kinds of errors
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"truncated, or not a pickle ({reason})") from None
     if not isinstance(batch, dict):
@@ -94,9 +94,9 @@ def read_batch(raw: bytes, label_key: str, classes: int) -> tuple[Tensor, Tensor
 
 
 def _array(record: Any) -> np.ndarray:
-    """The array that NumPy would make of the record, if it is one of bytes (n, 3072)."""
+    """Return the array of bytes (n, 3072) that a record describes."""
     try:
-        # What ndarray.__setstate__ and dtype are given: numpy.ndarray.__reduce__ in NumPy's reference.
+        # The arguments of ndarray.__setstate__ and of dtype; see numpy.ndarray.__reduce__.
         _, shape, dtype, fortran, raw = record.state
         (kind, *_), (count, width) = dtype.arguments, shape
     except (AttributeError, TypeError, ValueError):
@@ -111,7 +111,7 @@ def _array(record: Any) -> np.ndarray:
 
 
 class _CIFAR(ImageData):
-    """Batches from a folder beside the archive, or from the archive itself."""
+    """Base of the CIFAR sets. Batches come from a folder beside the archive, or from the archive itself."""
 
     shape = (3, 32, 32)
     archive: CanonicalFile
@@ -124,7 +124,7 @@ class _CIFAR(ImageData):
         self.root = root
 
     def prepare_data(self) -> None:
-        # Lightning calls this in one process per machine, so that the others do not all download.
+        # Lightning calls this in one process per machine: the others wait instead of downloading too.
         if self._folder() is None:
             self.archive.find(self.root)
 
@@ -162,7 +162,7 @@ class _CIFAR(ImageData):
                     for member in archive:
                         if member.name in names and member.isfile():
                             found[member.name] = archive.extractfile(member).read()  # type: ignore[union-attr]
-                while file.read(2**20):  # to the end, where gzip has its checksum
+                while file.read(2**20):  # to the end: gzip's checksum is there
                     pass
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             raise self.archive.corrupt(path, f"cannot be read: {' '.join(str(error).split())}") from None
@@ -179,24 +179,23 @@ class _CIFAR(ImageData):
 
 
 class CIFAR10(_CIFAR):
-    """CIFAR-10: 50,000 training and 10,000 test photographs, 32 x 32 in colour, 10 classes.
+    """CIFAR-10: 50,000 training and 10,000 test photographs, 32 x 32, in color, 10 classes.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; the "python version".
     `shift=4, flip=True` is the usual augmentation.
 
-    The batches are read from `<root>/cifar-10/cifar-10-batches-py`; where that folder is not there, from
-    `<root>/cifar-10/cifar-10-python.tar.gz`, which is not unpacked; where that is not there either, the
-    archive is downloaded into pooch's cache and checked against its published md5. Files that are well-formed
-    but have another md5 are used, with a warning; corrupt ones are an error, never silently replaced. A batch
-    is a pickle: nothing that it names is run.
+    The batches are read from the folder `<root>/cifar-10/cifar-10-batches-py`, or else from the archive
+    `<root>/cifar-10/cifar-10-python.tar.gz`, which is not unpacked. If neither exists, the archive is downloaded once
+    into pooch's cache and checked against its published md5. A well-formed local file with another md5 is used, with a
+    warning. A corrupt one is an error and is never replaced. The batches are pickles; no code in them is run.
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
         options: see `ImageData`.
 
     Raises:
-        DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5
-            it should have and what to do.
+        DataError: a file is corrupt or cannot be downloaded. The one line says which file, what is wrong, the md5 it
+            should have, and what to do.
     """
 
     classes = 10
@@ -218,9 +217,9 @@ class CIFAR10(_CIFAR):
 
 
 class CIFAR100(_CIFAR):
-    """CIFAR-100: 50,000 training and 10,000 test photographs, 32 x 32 in colour, 100 classes (the fine labels).
+    """CIFAR-100: 50,000 training and 10,000 test photographs, 32 x 32, in color, 100 classes (the fine labels).
 
-    Like `CIFAR10` in everything else: its files are `<root>/cifar-100/cifar-100-python/train` and `test`, or
+    Everything else is as in `CIFAR10`. The files are `<root>/cifar-100/cifar-100-python/train` and `test`, or
     `<root>/cifar-100/cifar-100-python.tar.gz`.
     """
 

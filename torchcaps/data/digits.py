@@ -1,4 +1,4 @@
-"""The small real set that needs no download."""
+"""Handwritten digits from scikit-learn: a small real data set that needs no download."""
 
 import numpy as np
 import torch
@@ -10,15 +10,16 @@ from torchcaps.data.images import ImageData
 
 
 class Digits(ImageData):
-    """UCI handwritten digits, as embedded in scikit-learn: 1,797 images of 8 x 8, 10 classes.
+    """UCI handwritten digits, from scikit-learn: 1,797 images of 8 x 8, gray, 10 classes.
 
-    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
-    Repository, 1998; `sklearn.datasets.load_digits` carries the test part of it. The 17 grey levels 0..16
-    become 0..255.
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998;
+    `sklearn.datasets.load_digits` has its test part. The 17 gray levels 0..16 are scaled to 0..255.
 
-    1,437 images train and 360 test: a stratified split of 80 and 20 per cent that never changes. The embedded
-    set does not say who wrote which digit, so the same writers are in both parts: the accuracy is not one on
-    writers never seen.
+    1,437 images are for training and 360 for the test, a fixed stratified split of 80 % and 20 %. scikit-learn does not
+    say who wrote which digit, so both parts have the same writers. The accuracy does not hold for unseen writers.
+
+    Args:
+        options: see `ImageData`.
     """
 
     classes = 10

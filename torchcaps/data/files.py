@@ -1,4 +1,4 @@
-"""Published files by their hash: a copy of the user's own, or one downloaded once."""
+"""Files that data sets are published as: found in the user's folder or downloaded once, and checked by their hash."""
 
 import os
 import textwrap
@@ -13,29 +13,35 @@ class DataError(RuntimeError):
     """A data file is missing, corrupt or not what its name says. The message is one line."""
 
     def __init__(self, message: str) -> None:
-        # Of an error in a worker, a DataLoader makes one here whose message is the traceback there, ours at its end.
+        # A DataLoader raises a worker's error again, with the worker's traceback as the message: keep only our line,
+        # which is at its end.
         super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].strip())
 
 
 def own_folder(root: str | None, folder: str) -> Path | None:
-    """The user's own folder of a data set; None without a root."""
+    """Return the user's folder for a data set, or None without a root.
+
+    Args:
+        root: folder of all data sets; None for the environment variable TORCHCAPS_DATA.
+        folder: name of the data set's folder in it.
+    """
     root = root or os.environ.get("TORCHCAPS_DATA")
     return Path(root).expanduser() / folder if root else None
 
 
 @dataclass(frozen=True)
 class CanonicalFile:
-    """A file that a data set is published as.
+    """A published file of a data set, with its hash.
 
-    It is taken from `<root>/<folder>/<name>`; where it is not there, from pooch's cache, into which it is
-    downloaded and checked against its hash. A local file that is well-formed but has another hash is used, with
-    a warning; one that is corrupt is an error, never silently replaced. A root is the folder of all data sets;
-    None stands for the environment variable TORCHCAPS_DATA.
+    It is read from `<root>/<folder>/<name>`. If it is missing there, it is downloaded once into pooch's cache and
+    checked against its hash. A well-formed local file with another hash is used, with a warning. A corrupt one is an
+    error and is never replaced. The root is the folder of all data sets; None stands for the environment variable
+    TORCHCAPS_DATA.
 
     Args:
-        folder, name: where it lies below a root.
-        digest: the published hash in hexadecimal, an md5 or a sha256.
-        urls: where it can be had, asked in turn; none for a file that comes only inside an archive.
+        folder, name: folder and name of the file below a root.
+        digest: published hash in hexadecimal, an md5 or a sha256.
+        urls: addresses to download it from, tried in turn; none for a file that comes only inside an archive.
     """
 
     folder: str
@@ -45,29 +51,30 @@ class CanonicalFile:
 
     @property
     def algorithm(self) -> str:
+        """Name of the hash function: "md5" or "sha256"."""
         return {32: "md5", 64: "sha256"}[len(self.digest)]
 
     def place(self, root: str | None) -> Path | None:
-        """Where the user's own copy is looked for; None without a root."""
+        """Return the path of the user's own copy, which may not exist; None without a root."""
         folder = own_folder(root, self.folder)
         return folder / self.name if folder else None
 
     def find(self, root: str | None) -> Path:
-        """The local file, or a downloaded one. Raises DataError if neither can be had."""
+        """Return the path of the local file or of the downloaded one. Raise DataError if there is neither."""
         place = self.place(root)
         return place if place is not None and place.exists() else self._download(place)
 
     def warn_of_other_hash(self, path: Path) -> None:
-        """For a file that has proved well-formed."""
+        """Warn if a well-formed file does not have the published hash."""
         found = pooch.file_hash(str(path), alg=self.algorithm)
         if found != self.digest:
             warnings.warn(
-                f"{path} has {self.algorithm} {found}, the published file has {self.digest}: using it all the same",
+                f"{path} has {self.algorithm} {found}, the published file has {self.digest}: it is used anyway",
                 stacklevel=3,
             )
 
     def corrupt(self, path: Path, problem: str) -> DataError:
-        """The error to raise for the file at `path`."""
+        """Return the error to raise for a corrupt file at `path`."""
         advice = "replace the file" + (", or remove it to have it downloaded" if self.urls else "")
         return DataError(f"{path}: {problem}; the {self.algorithm} should be {self.digest}: {advice}")
 
@@ -76,10 +83,10 @@ class CanonicalFile:
         failures = []
         for url in self.urls:
             try:
-                # pooch writes to a temporary file and moves it only when its hash is right.
+                # pooch downloads to a temporary file, and renames it only if its hash is right.
                 return Path(pooch.retrieve(url, f"{self.algorithm}:{self.digest}", fname=self.name, path=cache))
             except (OSError, ValueError) as error:
-                # requests raises OSErrors; pooch raises a ValueError when the hash is wrong.
+                # requests raises OSErrors, pooch a ValueError for a wrong hash.
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
                 failures.append(f"{url} ({reason})")
         here = f"{place}" if place else f"DIR/{self.folder}/{self.name} and set TORCHCAPS_DATA=DIR"

@@ -1,4 +1,4 @@
-"""Which classes a classifier is most often wrong about: how h-ImageNet was chosen."""
+"""The classes that a classifier gets wrong most often. h-ImageNet was chosen in this way."""
 
 import csv
 from collections import Counter
@@ -10,12 +10,12 @@ from torchcaps.data.files import DataError
 
 
 class Difficulty(NamedTuple):
-    """How a classifier does on one class.
+    """Result of a classifier on one class.
 
     Fields:
-        name: of the class.
-        correct: images of it that were taken for it.
-        images: all images of it.
+        name: name of the class.
+        correct: number of its images that are classified correctly.
+        images: number of its images.
     """
 
     name: str
@@ -28,19 +28,19 @@ class Difficulty(NamedTuple):
 
 
 def hardest_classes(labels: Sequence[str], predictions: Sequence[str], count: int) -> list[Difficulty]:
-    """The `count` classes whose top-1 accuracy is lowest, the lowest first, equal ones by name.
+    """Return the `count` classes with the lowest top-1 accuracy, the lowest first. Equal ones are sorted by name.
 
-    Source: H. Li, X. Guo, B. Dai, W. Ouyang and X. Wang, Neural Network Encapsulation, ECCV 2018, section 5:
-    h-ImageNet is the 200 classes of ImageNet on which a ResNet-18's top-1 accuracy is lower than on the others. The
-    paper does not list them; the list is to be made again, from a ResNet-18's predictions.
+    Source: H. Li, X. Guo, B. Dai, W. Ouyang and X. Wang, Neural Network Encapsulation, ECCV 2018, section 5: h-ImageNet
+    consists of the 200 classes of ImageNet with the lowest top-1 accuracy of a ResNet-18. The paper does not list them.
+    This function makes such a list from a ResNet-18's predictions.
 
     Args:
-        labels: the class of each image.
-        predictions: what it was taken for.
-        count: of classes.
+        labels: name of the class of each image.
+        predictions: name of the predicted class of each image.
+        count: number of classes to return.
 
     Raises:
-        ValueError: there are not as many predictions as labels, or not so many classes.
+        ValueError: the numbers of labels and predictions differ, or fewer than `count` classes have images.
     """
     images = Counter(labels)
     correct = Counter(label for label, prediction in zip(labels, predictions, strict=True) if label == prediction)
@@ -51,14 +51,20 @@ def hardest_classes(labels: Sequence[str], predictions: Sequence[str], count: in
 
 
 def class_list(labels: Sequence[str], predictions: Sequence[str], count: int) -> str:
-    """The text of a `class_list` of `ImageNet`: the hardest classes, a line each, below a comment on how hard they are.
+    """Return the text of a `class_list` for `ImageNet`: a comment, then the hardest classes, one per line.
 
-    Arguments and errors are those of `hardest_classes`; a name that a list cannot have is one more error.
+    The comment gives their accuracies.
+
+    Args:
+        labels, predictions, count: see `hardest_classes`.
+
+    Raises:
+        ValueError: see `hardest_classes`; or a class has a name that cannot stand in such a list.
     """
     found = hardest_classes(labels, predictions, count)
     for name in (each.name for each in found):
         if name != name.strip() or "#" in name or len(name.splitlines()) != 1:
-            raise ValueError(f"a class list cannot have the name {name!r}: it would read as another one, or as two")
+            raise ValueError(f"a class list cannot have the name {name!r}: it would be read as another name, or as two")
     mean = sum(each.correct for each in found) / sum(each.images for each in found)
     head = (
         f"# the {count} hardest of {len(set(labels))} classes: top-1 accuracy {found[0].accuracy:.2f} to "
@@ -68,10 +74,10 @@ def class_list(labels: Sequence[str], predictions: Sequence[str], count: int) ->
 
 
 def read_predictions(path: Path) -> tuple[list[str], list[str]]:
-    """Labels and predictions from a CSV file with columns of these names, and perhaps others.
+    """Read labels and predictions from a CSV file that has the columns `label` and `prediction`, and possibly others.
 
     Raises:
-        DataError: it cannot be read, or is not exactly this.
+        DataError: the file cannot be read or does not have this format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -80,7 +86,7 @@ def read_predictions(path: Path) -> tuple[list[str], list[str]]:
             if missing:
                 raise DataError(
                     f"{path}: has no column {min(missing)}: expected a first line with label and prediction, separated "
-                    "by commas"
+                    "by a comma"
                 )
             pairs = []
             for row in rows:

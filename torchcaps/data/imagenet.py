@@ -1,94 +1,35 @@
 """ImageNet, or any photographs in one folder per class: read from their files batch by batch."""
 
-import math
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
-from xml.etree import ElementTree
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from torchcaps.data.annotations import Region, find_object
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
 from torchcaps.data.labelled import Batch, LabelledSet
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
-EDGES = ("xmin", "ymin", "xmax", "ymax")
-
-Region = tuple[int, int, int, int]  # left, top, right, bottom, in pixels
-
-
-class _Annotation(ElementTree.TreeBuilder):
-    """Without a document type there are no entities, and without entities a short file cannot become a long one."""
-
-    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
-        raise ValueError("it has a DOCTYPE")
-
-
-def find_object(path: Path, size: tuple[int, int], margin: float) -> Region | None:
-    """Where the largest object of an image is, by an annotation as of ILSVRC: Pascal VOC's XML,
-
-        annotation/size/{width,height}, annotation/object/bndbox/{xmin,ymin,xmax,ymax}.
-
-    Args:
-        path: of the annotation.
-        size: width and height of the image. If the annotation has others, its boxes are scaled.
-        margin: so much of the box's width is added left and right, of its height above and below, as far as the
-            image goes.
-
-    Returns:
-        The box in whole pixels; None if the annotation has no object.
-
-    Raises:
-        DataError: it is not exactly this.
-    """
-    try:
-        root = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=_Annotation()))
-        scales = [side / _number(root, f"size/{name}") for side, name in zip(size, ("width", "height"), strict=True)]
-        boxes = [[_number(box, edge) for edge in EDGES] for box in root.iterfind("object/bndbox")]
-        if not boxes:
-            return None
-        left, top, right, bottom = max(boxes, key=_area)
-        region = []
-        for low, high, scale, side in zip((left, top), (right, bottom), scales, size, strict=True):
-            more = margin * (high - low)
-            region.append((max(0, math.floor((low - more) * scale)), min(side, math.ceil((high + more) * scale))))
-            if low >= high or region[-1][0] >= region[-1][1]:
-                raise ValueError(f"its largest box, {low:g} to {high:g}, is empty or outside of the image")
-    except (OSError, ElementTree.ParseError, LookupError, ValueError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: is not an annotation of ILSVRC ({reason}): replace or remove the file") from None
-    (left, right), (top, bottom) = region
-    return left, top, right, bottom
-
-
-def _number(element: ElementTree.Element, name: str) -> float:
-    text = element.findtext(name)
-    if text is None:
-        raise ValueError(f"it has no {name}")
-    return float(text)
-
-
-def _area(box: list[float]) -> float:
-    left, top, right, bottom = box
-    return max(right - left, 0) * max(bottom - top, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(LabelledSet):
-    """Labelled photographs, read from their files as squares: uint8 (n, 3, side, side).
+    """Labeled photographs, read from their files as squares: uint8 (n, 3, side, side).
 
     Args:
-        folder: where they are.
-        names: paths in it, `<class>/<file>`, an array of n.
-        labels: (n,) int64.
-        side: pixels. The shorter side of a photograph is resized to so many, and the centre of the longer one is kept.
-        boxes: folder of annotations; where one is there, its object is the photograph.
+        folder: folder with the files.
+        names: paths of the files in it, `<class>/<file>`, an array (n,).
+        labels: labels (n,) int64.
+        side: side of the squares in pixels. The shorter side of a photograph is resized to it, and the middle of the
+            longer one is kept.
+        boxes: folder of annotations, or None. A photograph with an annotation is first cropped to its largest object.
         margin: see `find_object`.
     """
 
@@ -107,17 +48,18 @@ class ImageFiles(LabelledSet):
         return replace(self, names=self.names[indices], labels=self.labels[indices])
 
     def _read(self, name: str) -> np.ndarray:
-        """(side, side, 3) uint8."""
+        """Read one photograph, (side, side, 3) uint8."""
         path = self.folder / name
         try:
+            # catch_warnings is not safe with threads, but only one thread of a process reads images: the main one.
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what is wrong with metadata does not matter here
+                warnings.simplefilter("ignore")  # Pillow warns of damaged metadata, which is not used here
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 with Image.open(path, formats=("JPEG", "PNG")) as image:
-                    if image.mode[0] in "IF":  # converting would clip them
+                    if image.mode[0] in "IF":  # more than 8 bits: converting would clip
                         raise ValueError(f"its pixels are of mode {image.mode}")
                     pixels = image.convert("RGB")
-        except Exception as error:  # Pillow raises whatever the bad bytes lead to
+        except Exception as error:  # damaged bytes make Pillow raise many kinds of errors
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(f"{path}: is not a JPEG or PNG of 8 bits ({reason}): replace the file") from None
         region = self._object(name, pixels.size)
@@ -126,6 +68,7 @@ class ImageFiles(LabelledSet):
         return np.asarray(ImageOps.fit(pixels, (self.side, self.side), Image.Resampling.BILINEAR))
 
     def _object(self, name: str, size: tuple[int, int]) -> Region | None:
+        """Return the box of a photograph's largest object, if it has an annotation with one."""
         if self.boxes is not None:
             for path in (self.boxes / Path(name).with_suffix(".xml"), self.boxes / f"{Path(name).stem}.xml"):
                 if path.is_file():
@@ -134,18 +77,18 @@ class ImageFiles(LabelledSet):
 
 
 def read_class_list(path: Path) -> list[str]:
-    """The names in a text file, one a line, in its order; what follows a `#` is a comment.
+    """Read the class names in a text file, one per line. The rest of a line after a `#` is a comment.
 
     Raises:
-        DataError: it cannot be read, or it has no name, or one twice.
+        DataError: the file cannot be read, has no name, or has a name twice.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}: expected a text file in UTF-8, a class a line") from None
+        raise DataError(f"{path}: cannot be read: {error}: expected a text file in UTF-8, one class per line") from None
     names = [name for line in lines if (name := line.partition("#")[0].strip())]
     if not names:
-        raise DataError(f"{path}: has no classes: expected the name of one a line")
+        raise DataError(f"{path}: has no classes: expected one name per line")
     for name in names:
         if names.count(name) > 1:
             raise DataError(f"{path}: has class {name} twice: remove one of them")
@@ -153,43 +96,44 @@ def read_class_list(path: Path) -> list[str]:
 
 
 class ImageNet(ImageData):
-    """ImageNet's photographs, or any in folders by class: squares of `size` x `size` in colour.
+    """ImageNet, or any photographs in one folder per class: color images of `size` x `size`.
 
     Source: O. Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015: 1,281,167 training
-    images and, for the test, the 50,000 of its validation set, of 1000 classes. It cannot be downloaded without an
-    account: it is read from
+    images and, for the test, the 50,000 images of its validation set, in 1000 classes. Downloading it needs an account,
+    so torchcaps does not do that. It is read from
 
         <root>/imagenet/train/<class>/*.JPEG
         <root>/imagenet/val/<class>/*.JPEG
 
-    where files may also be .jpg or .png, in upper or lower case; hidden ones are left out. `val` is the test set;
-    `val_size` holds out images of `train`. Classes are numbered by the names of their folders, in order.
+    Files may also end in .jpg or .png, in upper or lower case. Hidden files are ignored. `val` is the test set;
+    `val_size` holds out images of `train`. Classes are numbered in the order of their folders' names.
 
     h-ImageNet (Li et al. 2018, section 5: the 200 classes that are hardest for a ResNet-18) is a `class_list`; see
     `torchcaps.data.hardest`.
 
-    A photograph is resized (bilinear) until its shorter side is `resize`, and the centre of its longer one is kept.
-    Batches that a loader gives are these squares, uint8 (batch, 3, resize, resize); what the Trainer's hook, or
-    `augment`, `centre` and `crops` make of them are the crops, floats (batch, 3, size, size). Li et al. take 128 of
-    156, and 224 of 256. The whole image is decoded, metadata on its orientation is ignored, and so is transparency.
+    A photograph is resized (bilinear) until its shorter side is `resize`, and the middle of its longer side is kept.
+    Loaders return these squares, uint8 (batch, 3, resize, resize). The Trainer's hook, or `augment`, `centre` and
+    `crops`, make floats (batch, 3, size, size) of them by cropping. Li et al. use crops of 128 out of 156, and of 224
+    out of 256. The whole image is decoded; its orientation in the metadata and its transparency are ignored.
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        size: of a crop, in pixels.
-        resize: of the square that it is taken from.
-        class_list: text file with the names of the classes to take, one a line, which number them in its order; what
-            follows a `#` is a comment. By default all. It is looked for from here, and then from `<root>/imagenet`.
-        boxes: folder of annotations, looked for likewise, see `find_object`: `<class>/<image>.xml` or `<image>.xml`
-            for `<class>/<image>.JPEG`, there or in its folders `train` and `val`. Where an image has one, its largest
-            object takes the place of the photograph.
-        margin: what is left around an object, relative to the sides of its box.
-        num_workers: see `ImageData`; decoding is what takes the time here.
+        size: side of a crop in pixels.
+        resize: side in pixels of the square from which it is cropped.
+        class_list: text file with the classes to use, one name per line; the rest of a line after a `#` is a comment.
+            Classes are numbered in the order of the file. None for all classes. A relative path starts from the working
+            directory, or else from `<root>/imagenet`.
+        boxes: folder of annotations, see `find_object`; None for no boxes. Relative paths are as for `class_list`. The
+            annotation of `<class>/<image>.JPEG` is `<class>/<image>.xml` or `<image>.xml`, in this folder or, if it has
+            such folders, in its `train` and `val`. An image with an annotation is cropped to its largest object.
+        margin: margin around an object, relative to the sides of its box.
+        num_workers: see `ImageData`. The default is above 0 because decoding takes most of the time.
         options: see `ImageData`.
 
     Raises:
         ValueError: an argument is out of range.
-        DataError: a folder or a file is missing, or a file is not what its name says; one line that says which, what
-            was expected and what to do. Images are read, and missed, while training.
+        DataError: a folder or a file is missing or damaged. The one line says which one, what was expected and what to
+            do. Image files are read during training, so errors in them come only then.
     """
 
     resize: int
@@ -215,7 +159,7 @@ class ImageNet(ImageData):
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the classes: their folders."""
+        """Names of the classes: those of their folders."""
         folders = [self._folder / part for part in ("train", "val")]
         found = [{path.name for path in folder.iterdir() if _shown(path) and path.is_dir()} for folder in folders]
         if self.class_list is None:
@@ -232,11 +176,11 @@ class ImageNet(ImageData):
         return names
 
     @cached_property
-    def classes(self) -> int:  # type: ignore[override]  # the folders may not be there yet when this object is made
+    def classes(self) -> int:  # type: ignore[override]  # known only when the folders exist
         return len(self.names)
 
     def prepare_data(self) -> None:
-        # What is missing is better missed now than after the training.
+        # Report missing folders now, not after the training.
         _ = self.names, self._boxes
 
     def _images(self, train: bool) -> ImageFiles:
@@ -269,13 +213,14 @@ class ImageNet(ImageData):
             return None
         folder = self._find(self.boxes)
         if not folder.is_dir():
-            raise DataError(f"{folder}: is no folder: expected one with annotations, boxes={self.boxes!r}")
+            raise DataError(f"{folder}: is not a folder: expected one with annotations, boxes={self.boxes!r}")
         return folder
 
     def _find(self, name: str) -> Path:
+        """Return a path relative to the working directory, or else to the folder of ImageNet."""
         here, there = Path(name).expanduser(), self._folder / name
         if not here.exists() and not there.exists():
-            raise DataError(f"no {here} and no {there}: give the path of one that is there")
+            raise DataError(f"neither {here} nor {there} exists: give the path of an existing one")
         return here if here.exists() else there
 
 

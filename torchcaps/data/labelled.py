@@ -1,4 +1,4 @@
-"""What every set of labelled samples shares: its parts, and batches of them."""
+"""Base of all labeled data sets: training, validation and test sets, and loaders of their batches."""
 
 import os
 from typing import Any, Self
@@ -9,14 +9,15 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from torchcaps.checks import check_choice
 from torchcaps.data.order import Order
 from torchcaps.data.streams import stream
 
-Batch = tuple[Any, ...]  # inputs, a tensor or a tuple of them; labels; and what a set has beside them
+Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 
 
 class LabelledSet(Dataset[Batch]):
-    """Samples and their labels (n,) int64, wherever the samples are. A DataLoader asks for a whole batch at a time."""
+    """Samples in memory or on disk, with labels (n,) int64. A DataLoader reads a whole batch in one call."""
 
     labels: Tensor
 
@@ -29,37 +30,41 @@ class LabelledSet(Dataset[Batch]):
         return alone, *(of_batch[0] for of_batch in rest)
 
     def __getitems__(self, indices: list[int]) -> Batch:
+        """Return the samples at the indices as one batch."""
         raise NotImplementedError
 
     def subset(self, indices: np.ndarray) -> Self:
+        """Return the set of the samples at the indices."""
         raise NotImplementedError
 
 
 def _as_is(batch: Any) -> Any:
-    # __getitems__ has already made one batch of it. A named function, so that workers can pickle it.
+    # __getitems__ already returns a batch. This is a named function because workers must pickle it.
     return batch
 
 
 def _leave_group(worker: int) -> None:
-    # Ctrl-C is sent to the whole group: the first process stops in order, and ends its workers itself.
+    # Ctrl-C goes to the whole process group. The main process handles it and ends its workers itself.
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
 
 
 class LabelledData(LightningDataModule):
-    """Base of the labelled sets, of images and of texts: loaders of a training, a validation and a test set.
+    """Base of the labeled data sets, of images and of texts: loaders of a training, a validation and a test set.
 
-    A subclass sets `classes`, and in `setup` those of `train_set`, `val_set` and `test_set` that the stage needs.
-    Training batches are shuffled. With a Trainer, the order of an epoch follows from the seed of the run and the epoch,
-    and torch's generators are seeded anew for every training batch, from the seed, epoch, batch and process, so that
-    augmentation, mixup and dropout of a resumed run are those of a run that was never interrupted. A checkpoint has the
-    seed, and a resumed run keeps it. The seed of a new run is that of torch's default generator when it begins.
+    A subclass sets `classes`. Its `setup` sets `train_set`, `val_set` and `test_set`, as far as the stage needs them.
 
-    A subclass that overrides `on_before_batch_transfer`, `state_dict` or `load_state_dict` calls those of this class.
+    Training batches are shuffled. With a Trainer, the run's seed and the epoch determine the order of the samples. For
+    every training batch torch's generators get a new seed, made of the run's seed, the epoch, the batch and the
+    process. A resumed run therefore has the same augmentation, mixup and dropout as one that was never interrupted. A
+    checkpoint contains the seed. The seed of a new run is that of torch's default generator when the run begins.
+
+    A subclass that overrides `on_before_batch_transfer`, `state_dict` or `load_state_dict` must call those of this
+    class.
 
     Args:
-        batch_size: samples in a batch; the last batch of an epoch may be smaller.
-        num_workers: worker processes.
+        batch_size: samples in a batch. The last batch of an epoch may be smaller.
+        num_workers: worker processes of each loader.
 
     Raises:
         ValueError: an argument is out of range.
@@ -83,13 +88,13 @@ class LabelledData(LightningDataModule):
 
     @property
     def names(self) -> list[str]:
-        """What the classes are called: by default their indices."""
+        """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         order = self.order()
         if self._order is not None:
-            order.set_epoch(self._order.epoch)  # a loader may be made for every epoch
+            order.set_epoch(self._order.epoch)  # Lightning may make a new loader for every epoch
         self._order = order
         return self._loader(self.part("fit"), order)
 
@@ -100,15 +105,15 @@ class LabelledData(LightningDataModule):
         return self._loader(self.part("test"))
 
     def part(self, stage: str) -> Dataset[Batch]:
-        """What the loader of a stage reads: "fit", "validate" or "test"."""
+        """Return the samples that the loader of a stage reads: "fit", "validate" or "test"."""
         return self._loaded(stage)
 
     def order(self) -> Order:
-        """The order of the training samples."""
+        """Return the order of the training samples."""
         return Order(len(self._loaded("fit")), **self.order_options())
 
     def order_options(self) -> dict[str, Any]:
-        """The arguments of `Order` beside the number of samples."""
+        """Return the arguments of `Order` other than the number of samples."""
         trainer, seed = self.trainer, torch.initial_seed()
         if trainer is not None and self._seeded is not trainer:
             self._seed, self._seeded = trainer.strategy.broadcast(seed), trainer
@@ -121,7 +126,7 @@ class LabelledData(LightningDataModule):
         }
 
     def _position(self) -> tuple[int, int] | None:
-        """The epoch, and the batch in it, that the Trainer takes next."""
+        """Return the epoch and the batch in it that the Trainer runs next; None without a Trainer."""
         if self.trainer is None:
             return None
         epochs: Any = self.trainer.fit_loop.epoch_progress.current
@@ -132,7 +137,7 @@ class LabelledData(LightningDataModule):
         position = self._position()
         if self.trainer is not None and self.trainer.training and position is not None and self._seed is not None:
             seed = stream(self._seed, *position, self.trainer.global_rank)
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond without a GPU
             device = self.trainer.strategy.root_device
             if device.type != "cpu":
                 torch.get_device_module(device).manual_seed(seed)
@@ -146,7 +151,9 @@ class LabelledData(LightningDataModule):
             self._seed, self._seeded = state_dict["seed"], self.trainer
 
     def _loaded(self, stage: str) -> LabelledSet:
-        samples = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}[stage]
+        sets = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}
+        check_choice("stage", stage, sets)
+        samples = sets[stage]
         if samples is None:
             raise RuntimeError(f'the data is not loaded yet: call data.setup("{stage}") first')
         return samples

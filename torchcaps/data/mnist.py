@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from their four canonical files."""
+"""MNIST and Fashion-MNIST, read from their four published files."""
 
 import gzip
 import math
@@ -18,14 +18,14 @@ from torchcaps.data.images import ImageData
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
     """Read a gzipped idx file of bytes.
 
-    The format: two zero bytes, 0x08 for unsigned bytes, the number of dimensions; each dimension as a
-    big-endian 32-bit integer; then the bytes themselves, last dimension fastest.
+    The format: two zero bytes, 0x08 for unsigned bytes, and the number of dimensions, a byte; the size of each
+    dimension, a big-endian 32-bit integer; then the bytes themselves, last dimension fastest.
 
     Returns:
-        A uint8 tensor of the shape that the header gives.
+        A uint8 tensor of the shape in the header.
 
     Raises:
-        DataError: the file cannot be read, or it is not exactly this.
+        DataError: the file cannot be read or does not have this format.
     """
     try:
         with gzip.open(path) as file:
@@ -50,20 +50,20 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
 class MNIST(ImageData):
     """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28 x 28, 10 classes.
 
-    Source: Y. LeCun, C. Cortes and C. Burges, The MNIST database of handwritten digits, 1998. The writers of
-    the test images are not those of the training images.
+    Source: Y. LeCun, C. Cortes and C. Burges, The MNIST database of handwritten digits, 1998. Training and test images
+    have different writers.
 
-    Each of the four idx.gz files is taken from `<root>/mnist`; where it is not there, from pooch's cache,
-    into which it is downloaded and checked against its published md5. A local file that is well-formed but
-    has another md5 is used, with a warning; one that is corrupt is an error, never silently replaced.
+    The four idx.gz files are read from `<root>/mnist`. Missing files are downloaded once into pooch's cache and checked
+    against their published md5. A well-formed local file with another md5 is used, with a warning. A corrupt one is an
+    error and is never replaced.
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
         options: see `ImageData`.
 
     Raises:
-        DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5
-            it should have and what to do.
+        DataError: a file is corrupt or cannot be downloaded. The one line says which file, what is wrong, the md5 it
+            should have, and what to do.
     """
 
     classes = 10
@@ -85,7 +85,7 @@ class MNIST(ImageData):
         self.root = root
 
     def prepare_data(self) -> None:
-        # Lightning calls this in one process per machine, so that the others do not all download.
+        # Lightning calls this in one process per machine: the others wait instead of downloading too.
         for name in self.md5:
             self._file(name).find(self.root)
 
@@ -118,7 +118,7 @@ class FashionMNIST(MNIST):
     Source: H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
     Learning Algorithms, 2017.
 
-    Like `MNIST` in everything else; its files have the same names, in `<root>/fashion-mnist`.
+    Everything else is as in `MNIST`. The files have the same names, in `<root>/fashion-mnist`.
     """
 
     folder = "fashion-mnist"

@@ -1,8 +1,10 @@
-"""The order of the training samples: it follows from the seed of the run and the epoch, so that a run can go on."""
+"""Orders of the training samples. They depend on the run's seed and the epoch only, so a resumed run continues them."""
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
@@ -11,18 +13,21 @@ from torchcaps.data.streams import stream
 
 
 class Order(DistributedSampler[int]):
-    """Every sample once in an epoch, shuffled. It is a DistributedSampler so that Lightning does not replace it.
+    """A shuffled order with every sample once in an epoch.
 
-    An iteration begins where `position` says, in a resumed run perhaps within an epoch. If it says nothing, an
-    iteration is a whole epoch: the one that `set_epoch` gave, or the next. Several processes take the samples in turn;
-    where there are too few for the last turn, the first samples come again.
+    An iteration begins at the epoch and batch that `position` returns; in a resumed run this may be within an epoch. If
+    `position` returns None, an iteration is a whole epoch: that of `set_epoch`, or the one after the last iteration's.
+    Several processes take the samples in turn. The first samples are repeated if the last turn has too few.
+
+    The class is a DistributedSampler because Lightning replaces other samplers when there are several processes.
 
     Args:
-        samples: how many there are in an epoch.
-        batch_size: of each process.
-        seed: all processes must have the same.
-        processes, rank: how many processes take part, and which of them this is.
-        position: gives the epoch and the batch in it that is to come next, or None.
+        samples: number of samples in an epoch.
+        batch_size: batch size of each process.
+        seed: seed of the run, the same in all processes.
+        processes: number of processes.
+        rank: index of this process.
+        position: function that returns the next epoch and batch, or None.
     """
 
     def __init__(
@@ -34,7 +39,7 @@ class Order(DistributedSampler[int]):
         rank: int = 0,
         position: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
-        super().__init__(range(samples), processes, rank, seed=seed)  # type: ignore[arg-type]  # it takes its length
+        super().__init__(range(samples), processes, rank, seed=seed)  # type: ignore[arg-type]  # only its length is used
         self.samples, self.batch_size, self.position = samples, batch_size, position
 
     def __len__(self) -> int:
@@ -46,14 +51,67 @@ class Order(DistributedSampler[int]):
         return iter(self.of_process(epoch)[batch * self.batch_size :].tolist())
 
     def of_epoch(self, epoch: int) -> Tensor:
-        """The samples of an epoch, `(samples,)`."""
+        """Return the order of an epoch over all processes: indices `(samples,)`."""
         return torch.randperm(self.samples, generator=self.generator(epoch))
 
     def of_process(self, epoch: int) -> Tensor:
-        """The samples of an epoch that this process takes, `(len(self),)`."""
+        """Return this process's part of an epoch: indices `(len(self),)`."""
         places = torch.arange(self.rank, len(self) * self.num_replicas, self.num_replicas)
         return self.of_epoch(epoch)[places % self.samples]
 
     def generator(self, epoch: int) -> torch.Generator:
-        """What an epoch's order is drawn by."""
+        """Return the random generator of an epoch's order."""
         return torch.Generator().manual_seed(stream(self.seed, epoch))
+
+
+class NewImages(Order):
+    """New samples in every epoch of an endless stream: epoch e has the indices e * samples to (e + 1) * samples - 1."""
+
+    def of_epoch(self, epoch: int) -> Tensor:
+        return torch.arange(epoch * self.samples, (epoch + 1) * self.samples)
+
+
+class ByLength(Order):
+    """A random order with every sample once in an epoch, in which the samples of a batch have about equal lengths.
+
+    Random samples for POOL batches at a time are sorted by length and cut into batches, whose order is then shuffled.
+    Several processes take whole batches in turn. The first batches are repeated if the last turn has too few.
+
+    Args:
+        lengths: length of each sample.
+        batch_size, seed, processes, rank, position: see `Order`.
+    """
+
+    POOL = 50  # batches
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        batch_size: int,
+        seed: int,
+        processes: int = 1,
+        rank: int = 0,
+        position: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
+        super().__init__(len(lengths), batch_size, seed, processes, rank, position)
+        self.lengths = torch.from_numpy(lengths)
+
+    def __len__(self) -> int:
+        if self.num_replicas == 1:
+            return self.samples
+        batches = math.ceil(self.samples / self.batch_size)
+        return math.ceil(batches / self.num_replicas) * self.batch_size
+
+    def of_process(self, epoch: int) -> Tensor:
+        batches = self._batches(self.generator(epoch))
+        turns = math.ceil(len(batches) / self.num_replicas)
+        return torch.cat(list(islice(cycle(batches), self.rank, turns * self.num_replicas, self.num_replicas)))
+
+    def _batches(self, generator: torch.Generator) -> list[Tensor]:
+        found: list[Tensor] = []
+        for pool in torch.randperm(self.samples, generator=generator).split(self.POOL * self.batch_size):
+            batches = pool[self.lengths[pool].argsort()].split(self.batch_size)
+            whole = [batch for batch in batches if len(batch) == self.batch_size]
+            found += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
+            found += batches[len(whole) :]  # an incomplete batch must be last: it would shift all those after it
+        return found

@@ -1,4 +1,4 @@
-"""The Stanford Sentiment Treebank, from its trees."""
+"""The Stanford Sentiment Treebank, read from its trees."""
 
 import re
 import warnings
@@ -17,22 +17,25 @@ LABELS = ["very negative", "negative", "neutral", "positive", "very positive"]
 NEUTRAL = 2
 FILES = {"fit": ("train.txt", 8544), "validate": ("dev.txt", 1101), "test": ("test.txt", 2210)}
 
-# A leaf, the beginning of another node, or its end. A token may have a no-break space in it.
+# A leaf "(label token)", the beginning "(label" of another node, its end ")", or spaces. A token may contain a
+# no-break space.
 NODE = re.compile(r"\((?P<label>[^\s()]+) +(?:(?P<token>[^ ()]+)\))?|(?P<end>\))| +")
 
 
 class Phrase(NamedTuple):
-    """A node of a tree."""
+    """A phrase: a node of a tree."""
 
-    text: str  # its tokens as the file has them, a space between two
+    text: str  # tokens as in the file, separated by spaces
     label: int  # 0 very negative, 1 negative, 2 neutral, 3 positive, 4 very positive
 
 
 def read_tree(line: str) -> list[Phrase]:
-    """Read a tree in the form of the Penn Treebank, as `(3 (2 Quite) (3 good))`: its phrases, the whole sentence last.
+    """Return the phrases of a tree in the format of the Penn Treebank, such as `(3 (2 Quite) (3 good))`.
+
+    The whole sentence comes last.
 
     Raises:
-        DataError: it is not exactly that. The message names no file.
+        DataError: the line does not have this format. The message does not name the file.
     """
     phrases: list[Phrase] = []
     opened: list[tuple[int, list[str]]] = []
@@ -40,7 +43,9 @@ def read_tree(line: str) -> list[Phrase]:
     while place < len(line):
         found = NODE.match(line, place)
         if found is None or (phrases and not opened and found.group().strip()):
-            raise DataError(f"is no tree from {line[place : place + 20]!r} on, expected such as (3 (2 Quite) (3 good))")
+            raise DataError(
+                f"is not a tree from {line[place : place + 20]!r} on, expected one like (3 (2 Quite) (3 good))"
+            )
         place = found.end()
         if found["label"]:
             if found["label"] not in ("0", "1", "2", "3", "4"):
@@ -54,41 +59,40 @@ def read_tree(line: str) -> list[Phrase]:
             if opened:
                 opened[-1][1].extend(tokens)
     if opened or not phrases:
-        raise DataError("ends before its tree does")
+        raise DataError("ends before its tree is complete")
     return phrases
 
 
 class SST(TextData):
-    """Stanford Sentiment Treebank: 11,855 sentences of film reviews, every phrase of which has a sentiment.
+    """Stanford Sentiment Treebank: 11,855 sentences of film reviews, with a sentiment label for every phrase.
 
     Source: R. Socher et al., Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank, EMNLP 2013;
-    https://nlp.stanford.edu/sentiment/. As in Heinsen 2019, the training set is every phrase of the training trees,
-    once; the validation and the test set are whole sentences. A text is what the files have: tokens with spaces between
-    them, brackets as -LRB- and -RRB-.
+    https://nlp.stanford.edu/sentiment/. As in Heinsen 2019, the training set has every phrase of the training trees
+    once, and the validation and the test set have whole sentences. Texts are as in the files: tokens separated by
+    spaces, with brackets as -LRB- and -RRB-.
 
     | | training | validation | test |
     |---|---|---|---|
     | five classes | 8,544 sentences, 159,274 phrases | 1,101 | 2,210 |
     | binary | 6,920 sentences, 77,616 phrases | 872 | 1,821 |
 
-    The binary phrases are of all 8,544 trees, as in the author's code; those of the 6,920 alone are 67,349.
+    The binary phrases come from all 8,544 trees, as in the author's code. The 6,920 trees alone have 67,349.
 
-    The files train.txt, dev.txt and test.txt, or the archive trainDevTestTrees_PTB.zip, are taken from `<root>/sst`;
-    where neither is there, the archive from pooch's cache, into which it is downloaded and checked against its
-    published hash. Files of another number of sentences are used, with a warning; what is corrupt is an error, never
-    silently replaced.
+    The files train.txt, dev.txt and test.txt, or the archive trainDevTestTrees_PTB.zip, are read from `<root>/sst`. If
+    they are missing, the archive is downloaded once into pooch's cache and checked against its published hash. Files
+    with another number of sentences are used, with a warning. A corrupt file is an error and is never replaced.
 
     In half precision the embeddings of all sets take 10 GB for an encoder of 7 layers of 384, and 170 GB for
-    gpt2-large, 37 layers of 1,280; those of whole sentences alone an eighth of that.
+    gpt2-large, 37 layers of 1,280. Those of whole sentences alone take an eighth of that.
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        binary: two classes, negative and positive; what is neutral is left out.
-        phrases: train on every phrase; otherwise on whole sentences.
+        binary: whether there are two classes, negative and positive, without neutral texts, in place of five.
+        phrases: whether to train on every phrase, or else on whole sentences.
         options: see `TextData`.
 
     Raises:
-        DataError: in `setup`, a file is corrupt or cannot be had, or the encoder; see `Encoder`.
+        DataError: in `setup`, if a file or the encoder is corrupt or cannot be downloaded; see `Encoder`.
     """
 
     archive = CanonicalFile(
@@ -108,7 +112,7 @@ class SST(TextData):
         return ["negative", "positive"] if self.binary else LABELS
 
     def prepare_data(self) -> None:
-        # Lightning calls this in one process per machine, so that the others do not all download.
+        # Lightning calls this in one process per machine: the others wait instead of downloading too.
         folder = own_folder(self.root, "sst")
         if not folder or not any((folder / name).exists() for name, _ in FILES.values()):
             self.archive.find(self.root)
@@ -125,11 +129,11 @@ class SST(TextData):
                 first.setdefault(text, label)
             chosen = list(map(Phrase._make, first.items()))
         if not chosen:
-            raise DataError(f"{path}: {FILES[stage][0]} is all neutral: replace the file")
+            raise DataError(f"{path}: {FILES[stage][0]} has neutral texts only: replace the file")
         return [text for text, _ in chosen], torch.tensor([label for _, label in chosen])
 
     def _trees(self, stage: str) -> tuple[Path, list[list[Phrase]]]:
-        """The phrases of every tree of a file, and where the file is."""
+        """Return the path of a stage's file and the phrases of each of its trees."""
         path, raw = self._find(stage)
         name, count = FILES[stage]
         where = f"{path}: {name}" if path.name != name else f"{path}:"
@@ -148,12 +152,12 @@ class SST(TextData):
             raise DataError(f"{where} has no tree: replace the file")
         if len(trees) != count:
             warnings.warn(
-                f"{where} has {len(trees)} trees, the published file {count}: using it all the same", stacklevel=2
+                f"{where} has {len(trees)} trees, the published file {count}: it is used anyway", stacklevel=2
             )
         return path, trees
 
     def _find(self, stage: str) -> tuple[Path, bytes]:
-        """A file of trees, and what is in it."""
+        """Return the path of a stage's file, or of the archive that has it, and the file's content."""
         name = FILES[stage][0]
         folder = own_folder(self.root, "sst")
         if folder and (folder / name).exists():

@@ -1,13 +1,17 @@
-"""Random numbers that can be had again: each follows from a seed and from its place in a stream."""
+"""Reproducible streams of random numbers: each number depends on a seed and on its position in the stream alone.
+
+The orders of training samples, the seeds of batches and the images of MultiMNIST and Expanded MNIST are drawn from
+them.
+"""
 
 import torch
 from torch import Tensor
 
-DRAWS = 8  # for every image, used or not
+DRAWS = 8  # random numbers of every image, whether it uses them or not
 
 
 def _signed(value: int) -> int:
-    """The integer of 64 bits with a sign that has the same bits."""
+    """Return the signed 64-bit integer with the same bits as an unsigned one."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -17,20 +21,20 @@ SECOND_MULTIPLIER = _signed(0x94D049BB133111EB)
 
 
 def splitmix64(seed: int, index: Tensor) -> Tensor:
-    """The outputs number `index`, from 0, of the generator SplitMix64 with that seed.
+    """Return the outputs number `index`, counted from 0, of the generator SplitMix64.
 
-    Any of them at once, without those before. Integers only, which overflow alike everywhere: the same on every
-    device.
+    An output needs none of those before it. Results are the same on every device, because integers overflow in the same
+    way on all of them.
 
-    Source: G. L. Steele, D. Lea and C. H. Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014;
-    the constants are those of S. Vigna's splitmix64.c.
+    Source: G. L. Steele, D. Lea and C. H. Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014. The
+    constants are those of S. Vigna's splitmix64.c.
 
     Args:
-        seed: its lower 64 bits count.
-        index: int64, any shape.
+        seed: seed; its lower 64 bits are used.
+        index: int64 of any shape.
 
     Returns:
-        int64 of the same shape; as bits, uniform.
+        int64 of the same shape, whose 64 bits are uniform.
     """
     z = (index + 1) * GOLDEN + _signed(seed)
     z = (z ^ _shift_right(z, 30)) * FIRST_MULTIPLIER
@@ -39,20 +43,23 @@ def splitmix64(seed: int, index: Tensor) -> Tensor:
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
-    # torch repeats the sign, and there are no 64 bits without one.
+    # A shift of int64 repeats the sign bit: mask the repeated bits.
     return (value >> bits) & (2 ** (64 - bits) - 1)
 
 
 def draws(seed: int, index: Tensor) -> Tensor:
-    """For each image number of `index` (n,) its random numbers: (n, DRAWS) integers from 0 below 2^53.
+    """Return the random numbers of the images number `index` (n,): integers (n, DRAWS) from 0 to 2^53 - 1.
 
-    Small remainders of them are uniform to 1 in 10^11.
+    Their remainder by a small number is uniform to 1 in 10^11.
     """
     return _shift_right(splitmix64(seed, index[:, None] * DRAWS + torch.arange(DRAWS, device=index.device)), 11)
 
 
 def stream(seed: int, *places: int) -> int:
-    """The seed of a stream of its own, such as that of a batch in an epoch of a run: 64 bits with a sign."""
+    """Return the seed of a stream that belongs to the places, a signed 64-bit integer.
+
+    For example, `stream(seed, epoch, batch)` is the seed for one batch in one epoch of a run.
+    """
     for place in places:
         seed = int(splitmix64(seed, torch.tensor(place)))
     return seed

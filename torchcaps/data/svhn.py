@@ -1,4 +1,4 @@
-"""SVHN, format 2, from its canonical MATLAB files."""
+"""SVHN, format 2, read from its published MATLAB files."""
 
 from typing import Any
 
@@ -17,26 +17,25 @@ def _file(name: str, md5: str) -> CanonicalFile:
 
 
 class SVHN(ImageData):
-    """SVHN: 73,257 training and 26,032 test photographs of digits in house numbers, 32 x 32 in colour, 10 classes.
+    """SVHN: 73,257 training and 26,032 test photographs of digits in house numbers, 32 x 32, in color, 10 classes.
 
     Source: Y. Netzer, T. Wang, A. Coates, A. Bissacco, B. Wu and A. Y. Ng, Reading Digits in Natural Images with
     Unsupervised Feature Learning, NIPS Workshop on Deep Learning and Unsupervised Feature Learning, 2011; the
     cropped digits, "format 2". Class k is the digit k: the files' label 10 stands for 0.
 
-    `train_32x32.mat`, `test_32x32.mat` and `extra_32x32.mat` are taken from `<root>/svhn`; where one is not there,
-    from pooch's cache, into which it is downloaded and checked against its published md5. A local file that is
-    well-formed but has another md5 is used, with a warning; one that is corrupt is an error, never silently
-    replaced.
+    `train_32x32.mat`, `test_32x32.mat` and `extra_32x32.mat` are read from `<root>/svhn`. Missing files are downloaded
+    once into pooch's cache and checked against their published md5. A well-formed local file with another md5 is used,
+    with a warning. A corrupt one is an error and is never replaced.
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        extra: train on the 531,131 easier images of `extra_32x32.mat`, too. They take 1.6 GB, while being loaded
-            twice that.
+        extra: also train on the 531,131 easier images of `extra_32x32.mat`. They take 1.6 GB of memory, and twice that
+            while loading.
         options: see `ImageData`.
 
     Raises:
-        DataError: a file is corrupt or cannot be had; one line that says which file, what is wrong, the md5
-            it should have and what to do.
+        DataError: a file is corrupt or cannot be downloaded. The one line says which file, what is wrong, the md5 it
+            should have, and what to do.
     """
 
     classes = 10
@@ -50,7 +49,7 @@ class SVHN(ImageData):
         self.root, self.extra = root, extra
 
     def prepare_data(self) -> None:
-        # Lightning calls this in one process per machine, so that the others do not all download.
+        # Lightning calls this in one process per machine: the others wait instead of downloading too.
         for file in (*self._files(train=True), *self._files(train=False)):
             file.find(self.root)
 
@@ -68,7 +67,7 @@ class SVHN(ImageData):
         try:
             with path.open("rb") as opened:
                 images, labels = read_mat(opened, "X", "y")
-            check_images(images, "X", (32, 32, 3))  # row, column, colour
+            check_images(images, "X", (32, 32, 3))  # row, column, color
             numbers = check_labels(labels, "y", images.shape[-1], range(1, 11))
         except (OSError, DataError) as error:
             problem = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -1,29 +1,29 @@
-"""Figures of what a capsule network has learned."""
+"""What a capsule network has learned, as numbers and as figures: used by `torchcaps explain`, and from Python.
+
+Modules of this package compute (`dynamics`, `heatmaps`, `poses`, `capsnet`, `scaling`); those of `drawing` draw what
+they return; `figures` writes all figures that fit a network.
+"""
 
 from torchcaps.extras import needs
 
 with needs("train"):
-    from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-    from torchcaps.explain.figures import (
-        coefficients_figure,
-        has_figures,
-        perturb,
-        perturbations_figure,
-        reconstructions_figure,
-        write_figures,
-    )
-    from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure, read_image, write_heatmaps
+    from torchcaps.explain.capsnet import perturb
+    from torchcaps.explain.drawing.capsnet import coefficients_figure, perturbations_figure, reconstructions_figure
+    from torchcaps.explain.drawing.dynamics import routing_dynamics_figure
+    from torchcaps.explain.drawing.heatmaps import heatmaps_figure
+    from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
+    from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics
+    from torchcaps.explain.figures import has_figures, write_figures, write_heatmaps, write_pose_figures
+    from torchcaps.explain.heatmaps import entropies, heatmaps
+    from torchcaps.explain.images import read_image
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,
         has_class_capsules,
-        mds,
         pose_trajectories,
-        pose_trajectories_figure,
         relative_changes,
-        relative_changes_figure,
-        write_pose_figures,
     )
+    from torchcaps.explain.scaling import mds
 
 __all__ = [
     "PoseTrajectories",

@@ -1,20 +1,19 @@
-"""The first minutes on a GPU: is it right, how fast can the device be, how fast are the layers.
+"""The first minutes on a GPU: are the kernels right, how fast can the device be, how fast are the layers?
 
-    export PYTHONPATH=$PWD
-    python benchmarks/gpu.py selftest                   # needs no GPU
-    python benchmarks/gpu.py check --out build/gpu      # the kernels' tests, compute-sanitizer, captured graphs
-    python benchmarks/gpu.py ceilings --out build/gpu   # copies, matrix products, launches, time by kernel
-    python benchmarks/gpu.py layers --out build/gpu     # the papers' layers in every way
-    python benchmarks/gpu.py sweep --out build/gpu      # block sizes
-    python benchmarks/gpu.py profile --out build/gpu    # ncu
-    python benchmarks/gpu.py rows --out build/gpu       # as Markdown, anywhere
+    python -m torchcaps.bench.gpu selftest                   # needs no GPU
+    python -m torchcaps.bench.gpu check --out build/gpu      # the kernels' tests, compute-sanitizer, captured graphs
+    python -m torchcaps.bench.gpu ceilings --out build/gpu   # copies, matrix products, launches, time by kernel
+    python -m torchcaps.bench.gpu layers --out build/gpu     # the papers' layers in every way
+    python -m torchcaps.bench.gpu sweep --out build/gpu      # block sizes
+    python -m torchcaps.bench.gpu profile --out build/gpu    # ncu
+    python -m torchcaps.bench.gpu rows --out build/gpu       # print results as Markdown, on any machine
 
-Each mode ends within --minutes (default: 9), and the same command goes on where it stopped: what is measured is in
-FOLDER/MODE.json at once. What failed is there in one line and is tried again with --retry. The commit of a copy without
-its .git comes from --commit or $TORCHCAPS_COMMIT. A mode in which something failed ends with status 1.
+Run it in a clone of the repository, because `check` runs its tests. Each mode ends within --minutes (default: 9), and
+the same command continues where it stopped: each result is written to FOLDER/MODE.json at once. A failure is kept there
+in one line and is tried again with --retry. In a copy without .git, the commit comes from --commit or
+$TORCHCAPS_COMMIT. A mode in which something failed ends with status 1.
 """
 
-import argparse
 import functools
 import importlib.util
 import json
@@ -41,14 +40,15 @@ from torchcaps.bench.measurement import PASSES, Row
 from torchcaps.bench.memory import answer_of
 from torchcaps.bench.passes import NoNumber, check_values
 from torchcaps.bench.report import software_and_machine
+from torchcaps.bench.script import script_parser
 from torchcaps.files import write_text_whole
 from torchcaps.machine import commit
 
-ROOT = Path(__file__).resolve().parents[1]
-ON: dict[str, Any] = {"device": "cuda", "way": "triton"}  # tests have others
+ROOT = Path(__file__).resolve().parents[2]
+ON: dict[str, Any] = {"device": "cuda", "way": "triton"}  # tests use others
 TIMED = ("reference", "compiled-reference", "tiled", "triton", "triton-graph")
 ROUNDS = 20
-CASES = (  # layers and batches
+CASES = (  # (layer, batch)
     ("inverted-attention-conv", 32),
     ("inverted-attention-conv", 128),
     ("heinsen", 20),
@@ -59,8 +59,8 @@ CASES = (  # layers and batches
     ("em-conv", 32),
 )
 HUGE = Request("heinsen", factor=410, batch=2)  # 2.1 million children: 2.2e9 numbers in the votes of a sample
-PARENTS = (3, 32, 131)  # a part of a block, a block, several blocks
-KERNELS = "sums|normalize|grads|weight_grads|pack|merge"  # Triton calls a kernel as its function is called
+PARENTS = (3, 32, 131)  # part of a block, one block, several blocks
+KERNELS = "sums|normalize|grads|weight_grads|pack|merge"  # a kernel has the name of its function
 METRICS = (
     "gpu__time_duration.sum",
     "launch__registers_per_thread",
@@ -70,33 +70,34 @@ METRICS = (
     "dram__bytes.sum",
 )
 
-# ---------------------------------------------------------------- what a mode measures
+# ---------------------------------------------------------------- what each mode measures
 
 
 def own(name: str, kind: str, seconds: float = 60, **arguments: Any) -> Item:
-    """One of the kinds of `torchcaps.bench.device`."""
+    """An item that measures one of the kinds of `torchcaps.bench.device`."""
     arguments = {"kind": kind, **arguments}
     command = [sys.executable, "-m", "torchcaps.bench.device", json.dumps(arguments)]
     return Item(name, arguments, command, seconds=seconds)
 
 
 def around(item: Item, tool: Sequence[str], read: Callable[[Done], dict[str, Any]]) -> Item:
-    """The same with a tool that watches it."""
+    """The same item, run under a tool that watches it."""
     named = [Path(tool[0]).name, *tool[1:]]
     return replace(item, arguments={"tool": named, **item.arguments}, command=[*tool, *item.command], read=read)
 
 
 def find_tool(name: str) -> str | None:
+    """Path of a tool, or None with a line that says that it is missing."""
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
     if found is None:
-        print(f"{name} is missing: it is neither on the PATH nor in /usr/local/cuda/bin, and is left out")
+        print(f"{name} is missing, and left out: it is neither on the PATH nor in /usr/local/cuda/bin")
     return found
 
 
 def check(out: Path) -> list[Item]:
     items = [own("environment", "environment", **ON)]
     for name, chosen in (("kernels", []), ("layers", ["-k", "triton"]), ("library", ["-k", "triton"])):
-        # A warning of another PyTorch than ours is no error here; processes wait for the compiler, not for the GPU.
+        # Warnings of other PyTorch versions are no errors here. Most time goes to the compiler: use several processes.
         arguments = [f"tests/ops/test_{name}.py", *chosen, "-W", "default", "-p", "no:cacheprovider", "--tb=short"]
         arguments += ["-n", "8"] if importlib.util.find_spec("xdist") else []
         command = [sys.executable, "-m", "pytest", "--rootdir", str(ROOT), str(ROOT / arguments[0]), *arguments[1:]]
@@ -109,7 +110,7 @@ def check(out: Path) -> list[Item]:
     for tool in ("memcheck", "racecheck") if sanitizer else ():
         for parents in PARENTS:
             item = own(f"{tool}, {parents} parents", "tiny", 90, parents=parents, **ON)
-            # Calls that find nothing, as PyTorch's of what a driver has, are not what is looked for.
+            # API errors are left out: PyTorch's calls that ask what a driver has may fail without harm.
             watch = [str(sanitizer), "--tool", tool, "--error-exitcode", "9"]
             watch += ["--report-api-errors", "no"] if tool == "memcheck" else []
             items.append(around(item, watch, read_sanitizer))
@@ -117,6 +118,7 @@ def check(out: Path) -> list[Item]:
 
 
 def read_tests(done: Done) -> dict[str, Any]:
+    """Return the summary line of pytest; raise it with the first failures if tests failed."""
     lines = done.stdout.strip().splitlines() or [""]
     if done.returncode:
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -125,12 +127,13 @@ def read_tests(done: Done) -> dict[str, Any]:
 
 
 def read_sanitizer(done: Done) -> dict[str, Any]:
+    """Return the answer with the summary of compute-sanitizer; raise the summary if it found errors."""
     summary = re.search(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)", done.stdout + done.stderr)
     if done.returncode == 9 and summary:
         raise NoNumber(summary[1])
     answer = answer_of(done)
     if summary is None:
-        raise NoNumber("compute-sanitizer has no summary")
+        raise NoNumber("compute-sanitizer printed no summary")
     return {"said": f"{answer['said']}; {summary[1]}"}
 
 
@@ -196,11 +199,12 @@ MODES = {"check": check, "ceilings": ceilings, "layers": all_layers, "sweep": sw
 
 # ---------------------------------------------------------------- without a GPU
 
+# Stamp of invented measurements.
 MADE = {"commit": "c0ffee", "device": "made", "capability": "9.0", "driver": "1", "torch": "2", "triton": "3"}
 
 
 def made_rows(*ways: tuple[str, float, float]) -> str:
-    """What a process would print that has measured ways: name, seconds, and error where 1e-6 is allowed."""
+    """What a process prints that has measured ways: (name, seconds, error), where an error of 1e-6 is allowed."""
     rows = []
     for way, seconds, error in ways:
         for name in PASSES:
@@ -215,12 +219,13 @@ def made_rows(*ways: tuple[str, float, float]) -> str:
 
 
 def made_item(name: str, code: str, seconds: float = 0) -> Item:
+    """An item that runs Python code."""
     arguments = {"name": name, "request": {"dtype": "float32", "autocast": False}}
     return Item(name, arguments, [sys.executable, "-I", "-c", code], seconds=seconds)
 
 
 def selftest() -> int:
-    """Made measurements through the code that decides, keeps, goes on, refuses and prints."""
+    """Check on invented measurements that results are judged, kept, continued and printed; return a status."""
     printed = made_rows(("compiled-reference", 3e-4, 1e-7), ("triton", 1e-4, 2e-7), ("tiled", 5e-5, 1e-3))
     items = [
         made_item("right", f"print({printed!r})"),
@@ -255,12 +260,12 @@ def selftest() -> int:
         line = next((line for line in text.splitlines() if line.startswith("| triton ")), "")
         expect("numbers are printed", "| 100 µs | 3x | 12 MB |" in line)
         line = next((line for line in text.splitlines() if line.startswith("| tiled ")), "")
-        expect("wrong values have none", line == "| tiled | values disagree | - | - | values disagree | - | - |")
+        expect("wrong values have no numbers", line == "| tiled | values disagree | - | - | values disagree | - | - |")
         expect("machine and commit are printed", "made, capability 9.0, driver 1" in text and "commit c0ffee" in text)
         call(1, commit="another")
         expect("another commit is another measurement", len(json.loads(file.read_text(encoding="utf-8"))) == 3)
         expect("no other file is left", [path.name for path in Path(folder).iterdir()] == [file.name])
-    print("selftest: " + ("; not so: ".join(["failed", *wrong]) if wrong else "passed"))
+    print("selftest: " + ("; not true: ".join(["failed", *wrong]) if wrong else "passed"))
     return 1 if wrong else 0
 
 
@@ -268,7 +273,7 @@ def selftest() -> int:
 
 
 def children_environment(out: Path) -> dict[str, str]:
-    """Caches are kept from one call to the next, and the package is the one of this process."""
+    """Environment of the measuring processes: caches kept between calls, and the package of this process."""
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = [str(Path(torchcaps.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return inherited | {
@@ -281,7 +286,7 @@ def children_environment(out: Path) -> dict[str, str]:
 
 
 def stamp(given: str | None) -> dict[str, Any]:
-    """What all measurements of this call depend on."""
+    """What all measurements of this call depend on beside their arguments."""
     found = commit()
     of_copy = os.environ.get("TORCHCAPS_COMMIT", "unknown")
     here = software_and_machine("cuda")
@@ -297,27 +302,31 @@ def stamp(given: str | None) -> dict[str, Any]:
 
 
 def run_mode(mode: str, out: Path, minutes: float, retry: bool, stamped: dict[str, Any]) -> int:
+    """Measure what a mode still lacks; return the status of the process."""
     ledger, say = Ledger(out / f"{mode}.json", stamped), functools.partial(print, flush=True)
     failed, left = work_through(MODES[mode](out), ledger, children_environment(out), minutes, retry, say)
     if left:
-        print(f"{mode}: {len(left)} left, the same command goes on: {'; '.join(left)}")
+        print(f"{mode}: {len(left)} left, the same command continues: {'; '.join(left)}")
     if failed:
         print(f"{mode}: {failed} failed, see {ledger.path}; --retry tries again")
     return 1 if failed else 0
 
 
 def rows(out: Path) -> str:
+    """The measurements of all modes in a folder, as Markdown."""
     files = [out / f"{mode}.json" for mode in MODES if (out / f"{mode}.json").is_file()]
     return to_markdown(entry for file in files for entry in json.loads(file.read_text(encoding="utf-8")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=(*MODES, "rows", "selftest"))
-    parser.add_argument("--out", type=Path, metavar="FOLDER", default=Path("build/gpu"), help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=9, help="default: %(default)s")
-    parser.add_argument("--commit", help="of this copy")
-    parser.add_argument("--retry", action="store_true", help="what has failed before too")
+    parser = script_parser("gpu", __doc__)
+    parser.add_argument("mode", choices=(*MODES, "rows", "selftest"), help="what to do, see above")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=Path("build/gpu"), help="folder of results (default: %(default)s)"
+    )
+    parser.add_argument("--minutes", type=float, default=9, help="time limit (default: %(default)s)")
+    parser.add_argument("--commit", help="commit of a copy without .git")
+    parser.add_argument("--retry", action="store_true", help="try again what failed before")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     if options.mode == "selftest":
@@ -325,16 +334,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mode == "rows":
         text = rows(out)
         if not text.strip():
-            print(f"gpu.py: there are no measurements in {out}: --out names their folder", file=sys.stderr)
+            print(f"gpu: there are no measurements in {out}: give their folder with --out", file=sys.stderr)
             return 2
         print(text, end="")
         return 0
     if not torch.cuda.is_available():
-        print("gpu.py: there is no CUDA device; the modes selftest and rows run without one", file=sys.stderr)
+        print("gpu: there is no CUDA device: the modes selftest and rows run without one", file=sys.stderr)
         return 2
     return run_mode(options.mode, out, options.minutes, options.retry, stamp(options.commit))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started is ended with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit ends the processes that it started
     sys.exit(main())

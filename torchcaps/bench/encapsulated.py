@@ -1,30 +1,31 @@
-"""What an encapsulated layer costs beside the convolutions inside it.
+"""Time and memory of an encapsulated layer, relative to the convolutions inside it.
 
-    python benchmarks/encapsulated.py [--batch 64] [--rounds 11]
+    python -m torchcaps.bench.encapsulated [--batch 64] [--rounds 11]
 
-Layers of EncapNet run forward and backward, in turns with their own convolutions: alone, and with batch normalisation
-and ReLU after those of the branches and of the shortcut, as in an ordinary network. Printed are ratios of medians over
-the rounds, and of the most memory that was allocated at once (PyTorch's count) beyond weights and input. "norm" is the
-same layer with its capsules squashed by `torch.linalg.vector_norm`; values and gradients must agree first. The last row
-is a whole EncapNet of 18 layers; of that, "alone" leaves out all BN, ReLU and squash, and "+ BN, ReLU" all squash.
+Layers of EncapNet run forward and backward, in turns with their own convolutions: alone, and with batch normalization
+and ReLU after those of the branches and of the shortcut, as in an ordinary network. Printed are ratios of the medians
+over the rounds, and of the most memory that PyTorch allocated at once beyond weights and input. "norm" is the same
+layer with its capsules squashed by `torch.linalg.vector_norm`; values and gradients must agree first. The last row is a
+whole EncapNet of 18 layers: "alone" leaves out all BN, ReLU and squash, and "+BN,ReLU" leaves out all squash.
 """
 
-import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from torchcaps import CapsuleBlock2d, create_model
+from torchcaps.bench.memory import peak_allocated
+from torchcaps.bench.script import script_parser
 from torchcaps.functional import squash
 from torchcaps.nn import encapsulated
-from torchcaps.nn.encapsulated import as_poses
+from torchcaps.nn.encapsulated import Coefficients, as_poses
 
 # (in_pose, out_pose, kernel_size, stride, size): EncapNet's third and fourth module, type I and type II.
 LAYERS = {
@@ -34,14 +35,18 @@ LAYERS = {
     "module 4, type II": (16, 16, 1, 1, 4),
 }
 TYPES = 32
+COEFFICIENTS: tuple[Coefficients | None, ...] = ("both", "own", None)
+
+Forward = Callable[[], Tensor]
 
 
 def squash_by_norm(x: Tensor, features: int) -> Tensor:
+    """ReLU and squash with `torch.linalg.vector_norm`, in the place of `relu_squash`."""
     return squash(x.relu().unflatten(1, (-1, features)), dim=2).flatten(1, 2)
 
 
-def convolutions(block: CapsuleBlock2d, normed: bool) -> Callable[[Tensor], Tensor]:
-    """The layer's convolutions one after the other, each on an input of the right shape."""
+def convolutions(block: Any, normed: bool) -> Callable[[Tensor], Tensor]:
+    """The layer's convolutions alone, each on an input of the right shape; `normed` adds BN and ReLU."""
     branches = [block.conv] if block.coefficients is None else [block.master[0], block.aide[0]]
     readers = [] if block.coefficients is None else [block.from_master, block.from_aide]
     norms = [nn.BatchNorm2d(branch.out_channels) for branch in branches]
@@ -51,46 +56,37 @@ def convolutions(block: CapsuleBlock2d, normed: bool) -> Callable[[Tensor], Tens
         if normed:
             maps = [norm(y).relu() for norm, y in zip(norms, maps, strict=True)]
         maps += [reader(y) for reader, y in zip(readers, maps, strict=False)]
-        return sum(y.sum() for y in maps)
+        total: Tensor = sum(y.sum() for y in maps)
+        return total
 
     return run
 
 
-def peak(run: Callable[[], None]) -> int:
-    """Bytes that PyTorch's CPU allocator held at most at once during a run, beyond those held before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    held = most = 0
-    for event in profiled.profiler.kineto_results.events():
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU:
-            held += event.nbytes()
-            most = max(most, held)
-    return most
-
-
-def compare(
-    name: str, coefficients: str | None, runs: dict[str, Callable[[], Tensor]], learned: nn.Module, rounds: int
-):
-    """One row of ratios: runs["layer"] to the others."""
-    taken = defaultdict(list)
-    for _ in range(rounds + 1):  # the first warms up
+def compare(name: str, coefficients: str | None, runs: Mapping[str, Forward], learned: nn.Module, rounds: int) -> None:
+    """Print one row of ratios: runs["layer"] to the others, forward and backward."""
+    taken: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds + 1):  # the first round warms up
         for way, run in runs.items():
             learned.zero_grad()
             start = time.perf_counter()
             run().backward()
             taken[way].append(time.perf_counter() - start)
     medians = {way: statistics.median(times[1:]) for way, times in taken.items()}
-    peaks = {}
+    peaks: dict[str, float] = {}
     for way, run in runs.items():
         learned.zero_grad()
-        peaks[way] = peak(lambda run=run: run().backward())
+        peaks[way] = peak_allocated(partial(_backward, run))
     ratios = [part["layer"] / part[way] for part in (medians, peaks) for way in ("alone", "normed", "norm")]
     shown = "".join(f"{ratio:>{width}.2f}x" for ratio, width in zip(ratios, (11, 11, 7, 15, 11, 7), strict=True))
     print(f"{name:20}{coefficients!s:14}{shown}", flush=True)
 
 
-def patched(run: Callable[[], Tensor], where: object, name: str, by: Callable[..., Tensor]) -> Callable[[], Tensor]:
-    """A forward pass with something replaced."""
+def _backward(run: Forward) -> None:
+    run().backward()
+
+
+def patched(run: Forward, where: object, name: str, by: Callable[..., Tensor]) -> Forward:
+    """A forward pass in which `where.name` is replaced."""
 
     def forward() -> Tensor:
         with mock.patch.object(where, name, by):
@@ -100,9 +96,9 @@ def patched(run: Callable[[], Tensor], where: object, name: str, by: Callable[..
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser = script_parser("encapsulated", __doc__)
+    parser.add_argument("--batch", type=int, default=64, help="images of a pass (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=11, help="passes of each way (default: %(default)s)")
     options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{'':34}{'time':16}{'':16}{'memory'}")
@@ -111,13 +107,16 @@ def main() -> None:
         for title, width in zip(2 * ("alone", "+BN,ReLU", "norm"), (12, 12, 8, 16, 12, 8), strict=True)
     )
     print(f"{'layer':20}{'coefficients':14}{head}")
+    runs: dict[str, Forward]
     for name, (before, after, kernel, stride, size) in LAYERS.items():
-        for coefficients in ("both", "own", None):
+        for coefficients in COEFFICIENTS:
             block = CapsuleBlock2d(TYPES, before, after, kernel, stride, coefficients=coefficients)
             x = torch.rand(options.batch, TYPES * before, size, size, requires_grad=True)
             weights = torch.rand(options.batch, TYPES, size // stride, size // stride, after)
 
-            def layer(x=x, block=block, weights=weights, before=before) -> Tensor:
+            def layer(
+                x: Tensor = x, block: CapsuleBlock2d = block, weights: Tensor = weights, before: int = before
+            ) -> Tensor:
                 return (block(as_poses(x, before)).poses * weights).sum()
 
             runs = {
@@ -136,7 +135,8 @@ def main() -> None:
     images = torch.rand(options.batch, 3, 32, 32)
 
     def step() -> Tensor:
-        return network(images).scores.sum()
+        scores: Tensor = network(images).scores
+        return scores.sum()
 
     activation = encapsulated.BNReLUSquash
     runs = {

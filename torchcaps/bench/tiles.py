@@ -1,32 +1,37 @@
 """Ways to compute one routing pass on a CPU without storing the votes, side by side.
 
-    python benchmarks/tiles.py
+    python -m torchcaps.bench.tiles
 
 The pass is the second iteration of the inverted attention convolution: 1568 windows, 288 children, 32 parents, 4x4
-poses, softmax over the parents, forward only. What is measured is how to organise the work, so these are sketches of
-it and not the library's code (`torchcaps/ops/tiled` became of the first). All must agree with stored votes before
-a time is printed; times are medians, as ratios to stored votes. Inductor needs a C++ compiler and numba
-(`pip install numba`); what is missing is left out, in words.
+poses, softmax over the parents, forward only. The benchmark compares how to organize the work, so the ways are sketches
+and not the library's code; the tiles with parents innermost became `torchcaps/ops/tiled`. Each way must agree with
+stored votes before its time is printed. Times are medians, as ratios to stored votes. One way needs a C++ compiler, for
+Inductor, and one needs numba (`pip install numba`); a way that cannot run is left out with a line that says why.
 """
 
+import functools
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from torchcaps.bench.measurement import time_side_by_side
+from torchcaps.bench.script import script_parser
 
 SAMPLES, CHILDREN, PARENTS, ROWS, D, H = 1568, 288, 32, 4, 4, 4
 ROUNDS = 7
 
 
 def stored(poses: Tensor, weight: Tensor, query: Tensor) -> Tensor:
+    """All votes in memory, in two einsums: the baseline."""
     votes = torch.einsum("nird,ijdh->nijrh", poses, weight).flatten(3)
     coefficients = torch.einsum("nijk,njk->nij", votes, query).softmax(-1)
     return torch.einsum("nij,nijk->njk", coefficients, votes)
 
 
 def parents_innermost(poses: Tensor, weight: Tensor, query: Tensor, samples: int = 64, children: int = 16) -> Tensor:
+    """Blocks of samples and children, with the parents innermost in memory."""
     weight = weight.permute(0, 2, 3, 1).flatten(2).contiguous()
     query = query.transpose(1, 2).contiguous()
     sums = torch.zeros_like(query)
@@ -41,6 +46,7 @@ def parents_innermost(poses: Tensor, weight: Tensor, query: Tensor, samples: int
 
 
 def parents_outermost(poses: Tensor, weight: Tensor, query: Tensor, samples: int = 16, children: int = 32) -> Tensor:
+    """Blocks of samples and children, with the features innermost in memory."""
     weight = weight.transpose(1, 2).flatten(2).contiguous()
     sums = torch.zeros_like(query)
     for i in range(0, CHILDREN, children):
@@ -55,7 +61,7 @@ def parents_outermost(poses: Tensor, weight: Tensor, query: Tensor, samples: int
 
 
 def pulled(poses: Tensor, weight: Tensor, query: Tensor, samples: int = 4) -> Tensor:
-    """Queries through the weights to the poses, weighted poses through the weights to the parents: no votes."""
+    """No votes: the queries go through the weights to the poses, weighted poses through the weights to the parents."""
     forth = weight.permute(1, 3, 2, 0).flatten(2).contiguous()  # (parents, h, d * children)
     back = weight.permute(1, 2, 0, 3).flatten(1, 2).contiguous()  # (parents, d * children, h)
     poses = poses.permute(0, 2, 3, 1).contiguous()  # (samples, rows, d, children)
@@ -71,7 +77,7 @@ def pulled(poses: Tensor, weight: Tensor, query: Tensor, samples: int = 4) -> Te
 
 
 def inductor() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The first way with each tile compiled."""
+    """Blocks with the parents innermost, each compiled by Inductor."""
 
     @torch.compile(dynamic=False)
     def tile(rows: Tensor, weight: Tensor, query: Tensor) -> Tensor:
@@ -93,6 +99,7 @@ def inductor() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def numba() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Loops over children and samples, compiled by numba."""
     import numba as nb
     import numpy as np
 
@@ -133,6 +140,7 @@ def numba() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def main() -> None:
+    script_parser("tiles", __doc__).parse_args()
     torch.manual_seed(0)
     children = torch.randn(SAMPLES, CHILDREN, ROWS, D), torch.randn(CHILDREN, PARENTS, D, H) * 0.3
     arguments = *children, torch.randn(SAMPLES, PARENTS, ROWS * H) * 0.3
@@ -151,20 +159,17 @@ def main() -> None:
         except Exception as error:  # whatever is missing
             print(f"{name}: left out, {type(error).__name__}: {str(error).splitlines()[0]}")
             ways.pop(name, None)
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    runs: dict[str, Callable[[], Tensor]] = {}
     for name, way in ways.items():
-        error = (way(*arguments) - expected).norm()
-        if not error <= allowed:
-            print(f"{name}: values disagree, {error:.1e} and not {allowed:.1e}")
-            del times[name]
-    for _ in range(ROUNDS):
-        for name in times:
-            start = time.perf_counter()
-            ways[name](*arguments)
-            times[name].append(time.perf_counter() - start)
-    base = statistics.median(times["stored votes (einsum)"])
-    for name, taken in times.items():
-        print(f"{name}: {base / statistics.median(taken):.1f} times as fast as stored votes")
+        off = (way(*arguments) - expected).norm()
+        if off <= allowed:
+            runs[name] = functools.partial(way, *arguments)
+        else:
+            print(f"{name}: values disagree: off by {off:.1e}, allowed {allowed:.1e}")
+    taken = time_side_by_side(runs, ROUNDS)
+    base = statistics.median(taken["stored votes (einsum)"])
+    for name, seconds in taken.items():
+        print(f"{name}: {base / statistics.median(seconds):.1f} times as fast as stored votes")
 
 
 if __name__ == "__main__":

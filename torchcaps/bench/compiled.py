@@ -1,21 +1,19 @@
-"""What the Triton kernels become on a GPU, which need not be there: registers, spills, instructions of their loops.
+"""Machine code of the Triton kernels, compiled without a GPU: registers, spills, instructions of their loops.
 
-    python benchmarks/compiled.py                              # the papers' layers on sm_90
-    python benchmarks/compiled.py --layers heinsen --capability 80
-    python benchmarks/compiled.py --host                       # their launches and memory in place of their code
-    python benchmarks/compiled.py --cases all                  # do all kinds of reductions compile? No table
+    python -m torchcaps.bench.compiled                              # the papers' layers on sm_90
+    python -m torchcaps.bench.compiled --layers heinsen --capability 80
+    python -m torchcaps.bench.compiled --host                       # launches and memory instead of machine code
+    python -m torchcaps.bench.compiled --cases all                  # does every kind of reduction compile? no table
 
-Triton compiles for a device that a driver names; here the driver only says a name. What layers would launch is
-recorded, compiled, and its machine code is taken apart by the tools that Triton brings
-along. The numbers are counts, not times.
+Triton compiles for the device that its driver names, and here a driver names one that need not exist. The launches of a
+layer are recorded and compiled, and the tools that come with Triton take their machine code apart. The numbers are
+counts, not times.
 """
 
-import argparse
 import collections
 import contextlib
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,27 +21,34 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
-os.environ.pop("TRITON_INTERPRET", None)
 import torch
-import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from torchcaps.bench.layers import LAYERS
+from torchcaps.bench.memory import peak_of
 from torchcaps.bench.passes import prepare
+from torchcaps.bench.script import script_parser
+from torchcaps.extras import needs
 from torchcaps.ops import backend
 from torchcaps.ops.children import Children, Gradients, Options
-from torchcaps.ops.triton import launch, uniform
 
-CAPABILITIES = {80: 108, 86: 84, 90: 132}  # with the multiprocessors of an A100, an RTX 3090 and an H100
+with needs("dev"):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from torchcaps.ops.triton import launch, uniform
+
+# By compute capability: the multiprocessors of an A100, an RTX 3090 and an H100.
+CAPABILITIES = {80: 108, 86: 84, 90: 132}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 BATCHES = {"inverted-attention-conv": 32, "heinsen": 20, "capnet-dynamic": 4, "digit-capsules": 128, "em-conv": 8}
 
 
 class Driver:
-    """All that Triton asks of a device in order to compile for it."""
+    """A driver without a device: the answers that Triton needs in order to compile."""
 
     capability = 90
 
@@ -51,7 +56,7 @@ class Driver:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return self.capability  # compiled kernels are kept for each device
+        return self.capability  # Triton keeps the compiled kernels of each device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -61,6 +66,8 @@ class Driver:
 
 
 class Launch(NamedTuple):
+    """A launch of a kernel that was recorded in place of running it."""
+
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
@@ -74,7 +81,7 @@ class Launch(NamedTuple):
 
 
 def record(run: Callable[[], object], capability: int) -> list[Launch]:
-    """What would be launched on such a device."""
+    """Record what would be launched on a device of this compute capability."""
     found: list[Launch] = []
     with launches_to(lambda *one: found.append(Launch(*one)), capability):
         run()
@@ -83,26 +90,32 @@ def record(run: Callable[[], object], capability: int) -> list[Launch]:
 
 @contextlib.contextmanager
 def launches_to(note: Callable[[Any, tuple[int, ...], dict[str, Any]], object], capability: int) -> Iterator[None]:
-    """Within this context nothing is launched, but noted."""
+    """Within this context, pass each launch to `note` in place of running it."""
     Driver.capability = capability
-    originals = launch.run, launch.architecture, launch.multiprocessors, backend.INTERPRETED
-    launch.run = lambda device, kernel, grid, **arguments: note(kernel, grid, arguments)
-    launch.architecture = lambda device: f"sm_{capability}"
-    launch.multiprocessors = lambda device: CAPABILITIES[capability]
-    backend.INTERPRETED = True  # as far as the choice of a backend goes: tensors need not be on CUDA
-    try:
+    with (
+        mock.patch.multiple(
+            launch,
+            run=lambda device, kernel, grid, **arguments: note(kernel, grid, arguments),
+            architecture=lambda device: f"sm_{capability}",
+            multiprocessors=lambda device: CAPABILITIES[capability],
+        ),
+        mock.patch.object(backend, "INTERPRETED", True),  # lets tensors on the CPU choose the Triton backend
+    ):
         yield
-    finally:
-        launch.run, launch.architecture, launch.multiprocessors, backend.INTERPRETED = originals
 
 
 # ---------------------------------------------------------------- machine code
 
 
 class Code(NamedTuple):
-    """Fields:
-    registers, spilled, shared: of a thread; bytes of a thread; bytes of a program.
-    loop: instructions of the innermost loop over children by name; empty if there is none.
+    """What a compiled kernel uses.
+
+    Fields:
+        registers: registers of a thread.
+        spilled: bytes that a thread spills to memory.
+        shared: bytes of shared memory of a program.
+        loop: number of instructions by name in the largest innermost loop, which runs over children; empty if there is
+            no loop.
     """
 
     registers: int
@@ -130,7 +143,7 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 def _loop(listing: str) -> dict[str, int]:
-    """Instructions of the largest loop that holds no other."""
+    """Number of instructions by name in the largest loop that contains no other loop."""
     labels: dict[str, int] = {}
     code: list[str] = []
     for line in listing.splitlines():
@@ -140,8 +153,8 @@ def _loop(listing: str) -> dict[str, int]:
         elif instruction:
             code.append(instruction[1])
     loops = []
-    for last, instruction in enumerate(code):
-        jump = re.search(r"BRA.*`\((\.L_\w+)\)", instruction)
+    for last, line in enumerate(code):
+        jump = re.search(r"BRA.*`\((\.L_\w+)\)", line)
         if jump and labels.get(jump[1], last) < last - 3:  # the last instruction jumps to itself
             loops.append((labels[jump[1]], last))
     inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
@@ -156,13 +169,13 @@ def _loop(listing: str) -> dict[str, int]:
 
 
 def layer_launches(name: str, capability: int) -> list[Launch]:
-    """Forward and backward of a paper's layer."""
+    """Record the launches of a paper's layer, forward and backward."""
     case = LAYERS[name].build(1, BATCHES[name], None, False).to("cpu", torch.float32)
     return record(prepare("triton", case, backward=True), capability)
 
 
 def layer_rows(name: str, capability: int) -> dict[str, dict[str, Any]]:
-    """The code of each kernel and agreement, and how many votes a loop makes at a time."""
+    """Machine code of each kernel and agreement of a layer, and the votes that an iteration of its loop computes."""
     rows: dict[str, dict[str, Any]] = {}
     for one in layer_launches(name, capability):
         if one.name in ("pack", "merge"):
@@ -194,7 +207,7 @@ def _tile(one: Launch) -> str:
 
 # ---------------------------------------------------------------- the host
 
-# Operators that start nothing on a device.
+# Operators that start no kernel on a device.
 NOTHING = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "as_strided", "view", "_unsafe_view",
     "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "slice", "select", "unsqueeze", "squeeze", "detach",
@@ -205,13 +218,14 @@ NOTHING = {
 
 
 class Host(NamedTuple):
-    """Forward and backward of a layer, without what its kernels do.
+    """Launches and memory of a layer, forward and backward, while its kernels do nothing.
 
     Fields:
-        iterations: of the routing.
-        kernels, operators: ours, and PyTorch's that would start a kernel.
-        peak: bytes that are held at once beyond children and weights.
-        tiled: the peak of the tiled backend.
+        iterations: number of routing iterations.
+        kernels: launches of our kernels.
+        operators: PyTorch's operators that would start a kernel.
+        peak: most bytes held at once beyond children and weights.
+        tiled: the same peak for the tiled backend, or None if it was not measured.
     """
 
     iterations: int
@@ -222,15 +236,17 @@ class Host(NamedTuple):
 
 
 def host(name: str, with_tiled: bool) -> Host:
+    """Count the launches and memory of a paper's layer."""
     case = LAYERS[name].build(1, BATCHES[name], None, False).to("cpu", torch.float32)
     started: list[str] = []
-    with launches_to(lambda kernel, *rest: started.append(kernel.__name__), 90):  # and no tensor is held
+    with launches_to(lambda kernel, *rest: started.append(kernel.__name__), 90):  # keeps no tensor alive
         found = _profile(prepare("triton", case, backward=True), started.clear)
-    tiled = _peak(_profile(prepare("tiled", case, backward=True))) if with_tiled else None
-    return Host(LAYERS[name].iterations, len(started), sum(map(_operators, _roots(found))), _peak(found), tiled)
+    tiled = peak_of(_profile(prepare("tiled", case, backward=True))) if with_tiled else None
+    return Host(LAYERS[name].iterations, len(started), sum(map(_operators, _roots(found))), peak_of(found), tiled)
 
 
 def _profile(run: Callable[[], object], before: Callable[[], object] = int) -> Any:
+    """Profile the second run; call `before` between the two."""
     run()
     before()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
@@ -243,7 +259,10 @@ def _roots(found: Any) -> list[Any]:
 
 
 def _operators(event: Any) -> int:
-    """Operators that call no others and would start a kernel; on the CPU some do more than on a device."""
+    """Count the operators in an event that would start a kernel on a device: those that call no other operator.
+
+    Those that other operators call on the CPU, but not on a device, are left out.
+    """
     inner = sum(map(_operators, event.cpu_children))
     name = event.name.removeprefix("aten::")
     if inner or name == event.name or name in NOTHING:
@@ -253,25 +272,20 @@ def _operators(event: Any) -> int:
     return int(not number and (name != "fill_" or above != "sum"))
 
 
-def _peak(found: Any) -> int:
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
-
-
 # ---------------------------------------------------------------- all kinds of reductions
 
-# rows, d, h of the papers' poses: matrices, vectors, and what is padded
+# (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
 POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6": (6, 6, 6), "8x8": (8, 8, 8),
          "64 -> 2": (1, 64, 2), "1 -> 1": (1, 1, 1), "3x2 -> 3x5": (3, 2, 5)}  # fmt: skip
 WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children", "uniform",
         "moments none", "moments dot", "moments gaussian"]  # fmt: skip
-# Groups of four types: what the children share, whether they have gates, windows.
+# For four types of children: the number of groups that share weights, whether there are gates, whether windows.
 LAYOUTS = {"each": (4, False, False), "groups": (2, True, False), "one": (1, True, False), "windows": (4, True, True)}
 PARENTS = [10, 32, 1, 131]
 
 
 def case_launches(way: str, pose: str, layout: str, parents: int, dtype: torch.dtype, capability: int) -> list[Launch]:
-    """Forward and backward of one reduction, with biases, offsets and betas where it takes them."""
+    """Record the launches of one reduction and its backward pass, with the biases, offsets and betas that it takes."""
     (rows, d, h), (groups, gated, on_grid) = POSES[pose], LAYOUTS[layout]
     kernel, grid = ((2, 2), (5, 5)) if on_grid else ((1, 1), (1, 1))
     images, types = 3, 4
@@ -296,7 +310,7 @@ def case_launches(way: str, pose: str, layout: str, parents: int, dtype: torch.d
             with_gates = children._replace(gates=new(samples, types, *kernel))
             uniform.vote_sum_backward((state,), (), with_gates, options, into._replace(gates=with_gates.gates))
         elif kind == "moments":
-            about: tuple[Tensor | None, ...] = (None, None, None, None)
+            about: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = (None, None, None, None)
             if over == "dot":
                 about = state, None, None, new(groups, *kernel, parents)
             elif over == "gaussian":
@@ -316,7 +330,10 @@ def case_launches(way: str, pose: str, layout: str, parents: int, dtype: torch.d
 
 
 def cases(which: str, capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """All ways, poses and layouts, the rest in turns; or few in which each value occurs."""
+    """Yield the arguments of :func:`case_launches`.
+
+    "all" combines all ways, poses and layouts, and takes the other values in turns; "few" is one case per way.
+    """
     dtypes = [torch.float32, torch.float64]
     if which == "all":
         products = itertools.product(capabilities, WAYS, POSES, LAYOUTS)
@@ -333,7 +350,7 @@ def cases(which: str, capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def compile_cases(which: str, capabilities: Sequence[int]) -> list[str]:
-    """Compiles what they launch; what does not compile, in words."""
+    """Compile the launches of all cases; return a line for each kernel that does not compile."""
     failed, done, count = [], set(), 0
     for case in cases(which, capabilities):
         for one in case_launches(**case):
@@ -353,6 +370,7 @@ def compile_cases(which: str, capabilities: Sequence[int]) -> list[str]:
 
 
 def print_host(found: dict[str, Host], as_json: bool) -> None:
+    """Print launches and memory by layer, as Markdown or as a line of JSON."""
     if as_json:
         print(json.dumps({name: of._asdict() for name, of in found.items()}))
         return
@@ -365,15 +383,22 @@ def print_host(found: dict[str, Host], as_json: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
-    parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=[90])
-    parser.add_argument("--cases", choices=["few", "all"], help="compile all kinds of reductions, and print no table")
+    parser = script_parser("compiled", __doc__)
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="layers (default: all)")
     parser.add_argument(
-        "--host", action="store_true", help="count launches and memory, with those of tiled beside them"
+        "--capability",
+        type=int,
+        nargs="+",
+        choices=CAPABILITIES,
+        default=[90],
+        help="compute capabilities to compile for (default: 90)",
     )
+    parser.add_argument("--cases", choices=["few", "all"], help="compile every kind of reduction, and print no table")
+    parser.add_argument("--host", action="store_true", help="count launches and memory, beside the memory of tiled")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     options = parser.parse_args()
+    if backend.INTERPRETED:
+        raise SystemExit("TRITON_INTERPRET=1 makes Triton interpret its kernels, and they must be compiled: unset it")
     driver.set_active(Driver())
     if options.cases:
         raise SystemExit(1 if compile_cases(options.cases, options.capability) else 0)

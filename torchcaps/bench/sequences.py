@@ -1,19 +1,18 @@
-"""Heinsen's layer on longer and longer sequences: memory and time of each backend.
+"""Memory and time of Heinsen's layer on longer and longer sequences, for each backend.
 
-    python benchmarks/sequences.py [--lengths 100 1000 10000 100000] [--rounds 5] [--device cuda] [--out FOLDER]
-    python benchmarks/sequences.py --smoke           # seconds; with TRITON_INTERPRET=1 the kernels' values too: minutes
+    python -m torchcaps.bench.sequences [--lengths 100 1000 10000 100000] [--rounds 5] [--device cuda] [--out FOLDER]
+    python -m torchcaps.bench.sequences --smoke      # seconds; with TRITON_INTERPRET=1 the kernels' values too: minutes
 
 The layer is the first one of `EmbeddingCapsNet`: any number of vectors of 64 features, with scores and shared weights,
 to 64 parts of 2. One sequence runs forward (without gradients) and forward and backward, in float32. Time is relative
 to the reference's, medians of rounds in turns. Memory is the peak of a pass in a process of its own, beyond vectors,
 parameters and the gradients of both: what PyTorch allocates and, on the CPU, by how much the process grows.
 
-There is no number before values and gradients of all backends are those of the reference in float64: in that length,
-or where that reference does not fit, in the longest length where it does. What would take more than half of the memory
-that is free is not run. `--out` writes sequences.png.
+Numbers are printed only after values and gradients of all backends agree with the reference in float64, at that length
+or, where that reference does not fit, at the longest length where it does. A backend that would take more than half of
+the free memory is not run. `--out` writes sequences.png.
 """
 
-import argparse
 import multiprocessing
 import statistics
 from collections.abc import Sequence
@@ -22,39 +21,54 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from encapsulated import peak as peak_allocated
-from matplotlib.figure import Figure
 from torch import nn
 
 from torchcaps import CapsuleLinear, HeinsenRouting
 from torchcaps.bench import baselines, peak_bytes
 from torchcaps.bench.layers import Layer, LayerCase, Sizes
 from torchcaps.bench.measurement import PASSES, show_bytes, time_side_by_side
-from torchcaps.bench.memory import free_bytes
+from torchcaps.bench.memory import free_bytes, peak_allocated
 from torchcaps.bench.passes import prepare, relative_errors, tolerances
 from torchcaps.bench.report import COLORS
-from torchcaps.explain.pictures import write
+from torchcaps.bench.script import script_parser
+from torchcaps.extras import needs
 from torchcaps.ops.backend import HAS_TRITON, INTERPRETED
 
+with needs("train"):
+    from matplotlib.figure import Figure
+
+    from torchcaps.explain.pictures import write
+
+FEATURES = 64  # of a vector
 HEAD = f"{'vectors':>9}  {'backend':11}" + 2 * f"{'time':>7}{'allocated':>11}{'resident':>10}"
 
 
 class Row(NamedTuple):
-    """One pass of one backend."""
+    """Time and memory of one pass of one backend.
+
+    Fields:
+        length: number of vectors.
+        way: backend.
+        pass_: one of `PASSES`.
+        seconds: median time.
+        allocated: peak bytes that PyTorch allocated.
+        resident: bytes by which the process grew; None on CUDA.
+    """
 
     length: int
     way: str
     pass_: str
     seconds: float
     allocated: int
-    resident: int | None  # on the CPU
+    resident: int | None
 
 
 def parts_of(sizes: Sizes, iterations: int) -> CapsuleLinear:
     layer = CapsuleLinear(
         None, sizes.parents, sizes.in_pose, sizes.out_pose, HeinsenRouting(iterations, init="paper"), bias=True
     )
-    nn.init.normal_(layer.bias, std=0.1)  # as after some training, not zero
+    assert layer.bias is not None
+    nn.init.normal_(layer.bias, std=0.1)  # not zero, as after some training
     return layer
 
 
@@ -62,7 +76,9 @@ LAYER = Layer(
     parts_of,
     baselines.heinsen,
     iterations=3,
-    paper=Sizes(batch=1, types=1, parents=64, in_pose=64, out_pose=2),  # of one vector: a length is the factor
+    paper=Sizes(
+        batch=1, types=1, parents=64, in_pose=FEATURES, out_pose=2
+    ),  # one vector, so that the length is the factor
     smoke=Sizes(batch=1, types=1, parents=3, in_pose=4, out_pose=2),
     scores=True,
 )
@@ -74,7 +90,7 @@ def build(length: int, device: str, smoke: bool) -> LayerCase:
 
 
 def check(case: LayerCase, ways: Sequence[str], device: str) -> None:
-    """End here if a backend is more than twice as far from float64 as the reference in float32 is."""
+    """Exit if a backend is more than twice as far from float64 as the reference in float32 is."""
     truth = prepare("reference", case.to(device, torch.float64), True)()
     allowed = tolerances(relative_errors(prepare("reference", case, True)(), truth), torch.float32)
     for way in ways:
@@ -82,22 +98,23 @@ def check(case: LayerCase, ways: Sequence[str], device: str) -> None:
             for name, error in relative_errors(prepare(way, case, backward)(), truth).items():
                 if not error <= allowed[name]:
                     off = f"{name} is off by {error:.1e}, allowed {allowed[name]:.1e}"
-                    raise SystemExit(f"{way}, {case.children:,} vectors: {off}: no numbers")
+                    raise SystemExit(f"{way}, {case.children:,} vectors: values disagree: {off}")
 
 
 def peaks(length: int, way: str, backward: bool, device: str, smoke: bool) -> tuple[int, int | None]:
-    """Bytes that PyTorch allocated, and by which this process grew."""
-    prepare(way, build(5, device, smoke=True), backward)()  # what is loaded at first use is no part of a pass
+    """Bytes that PyTorch allocated in a pass, and by which this process grew (None on CUDA)."""
+    prepare(way, build(5, device, smoke=True), backward)()  # libraries loaded at first use do not count
     case = build(length, device, smoke)
     run = prepare(way, case, backward)
     kept = sum(x.numel() * x.element_size() for x in (*case.inputs.values(), *case.module.parameters())) * backward
-    grown = peak_bytes(run, device)  # on CUDA what PyTorch allocated
+    grown = peak_bytes(run, device)
     if device == "cuda":
         return grown - kept, None
     return peak_allocated(run) - kept, max(0, grown - kept)
 
 
 def measure(length: int, ways: Sequence[str], rounds: int, device: str, smoke: bool) -> list[Row]:
+    """Measure memory and time of both passes in each way."""
     rows: list[Row] = []
     if device == "cuda":
         torch.cuda.empty_cache()  # leave the device to the fresh processes
@@ -106,7 +123,7 @@ def measure(length: int, ways: Sequence[str], rounds: int, device: str, smoke: b
         for way in ways:
             task = length, way, bool(backward), device, smoke
             if smoke:
-                memory[way] = peaks(*task)  # seconds less
+                memory[way] = peaks(*task)  # saves the seconds that a process takes to start
                 continue
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
                 memory[way] = fresh.submit(peaks, *task).result()
@@ -119,7 +136,7 @@ def measure(length: int, ways: Sequence[str], rounds: int, device: str, smoke: b
 
 
 def show(rows: Sequence[Row], ways: Sequence[str]) -> None:
-    """A line per backend; rows are those of one length."""
+    """Print a line per backend; all rows have the same length."""
     reference = {row.pass_: row.seconds for row in rows if row.way == "reference"}
     for way in ways:
         line = f"{rows[0].length:>9,}  {way:11}"
@@ -131,13 +148,14 @@ def show(rows: Sequence[Row], ways: Sequence[str]) -> None:
 
 
 def figure_of(rows: Sequence[Row]) -> Figure:
+    """Draw the allocated memory of both passes over the number of vectors."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     lengths = sorted({row.length for row in rows})
     for axes, name in zip(figure.subplots(1, 2, sharey=True), PASSES, strict=True):
         for way in dict.fromkeys(row.way for row in rows):
             line = [(row.length, row.allocated / 1e6) for row in rows if (row.way, row.pass_) == (way, name)]
             axes.plot(*zip(*line, strict=True), color=COLORS[way], marker="o", markersize=4, label=way)
-        vectors = [length * LAYER.paper.in_pose * 4 / 1e6 for length in lengths]
+        vectors = [length * FEATURES * 4 / 1e6 for length in lengths]
         axes.plot(lengths, vectors, color="black", linestyle=":", label="the vectors themselves")
         axes.set(xscale="log", yscale="log", title=name, xlabel="vectors")
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
@@ -150,18 +168,26 @@ def figure_of(rows: Sequence[Row]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[100, 1_000, 10_000, 100_000])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--smoke", action="store_true")
+    parser = script_parser("sequences", __doc__)
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=int,
+        default=[100, 1_000, 10_000, 100_000],
+        help="numbers of vectors (default: 100 1000 10000 100000)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="passes of each backend (default: %(default)s)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for sequences.png")
+    parser.add_argument("--smoke", action="store_true", help="run a tiny layer on 7 and 40 vectors")
     options = parser.parse_args()
     device, smoke, lengths, rounds = options.device, options.smoke, sorted(options.lengths), options.rounds
     if smoke:
         lengths, rounds = [7, 40], 1
     ways = ["reference", "tiled", *(["triton"] if HAS_TRITON and device == "cuda" else [])]
-    checked_too = ["triton"] if HAS_TRITON and INTERPRETED and smoke else []  # its time would be the interpreter's
+    checked_too = (
+        ["triton"] if HAS_TRITON and INTERPRETED and smoke else []
+    )  # without a time, which would be the interpreter's
     print(f"{'':22}{PASSES[0]:^28}{PASSES[1]:^28}\n{HEAD}")
     rows: list[Row] = []
     checked = 0

@@ -1,0 +1,193 @@
+"""Frozen encoders of Hugging Face: hidden states of all layers for all tokens of texts."""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pooch
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from torchcaps.data.embeddings import Embeddings, EmbeddingStore
+from torchcaps.data.files import DataError
+from torchcaps.extras import needs
+
+TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
+
+
+class Encoder:
+    """A frozen Hugging Face model that embeds texts: the hidden states of all layers for every token.
+
+    The hidden states are the input of the first layer and the output of every layer, as the model returns them with
+    `output_hidden_states`. For a model with an encoder and a decoder they are those of the encoder. The model's
+    tokenizer makes the tokens, special ones included. Some tokenizers, such as GPT-2's, put no special token at the
+    end; a text then gets the end-of-text token, as in the code of Heinsen 2019.
+
+    Each text is embedded once and kept in half precision, in a folder for the model and its revision that all data sets
+    share. An interrupted run keeps what it has computed, and a second process waits for the first. The model is loaded
+    only if there is a new text.
+
+    Args:
+        name: name of a model on the Hugging Face Hub, or path of a folder with a model.
+        revision: branch, tag or complete commit hash of a model on the Hub; None for its main branch. With a commit
+            hash, a downloaded model needs no request to the Hub. Not for a folder, which is identified by its files.
+        cache: folder for the embeddings of all encoders; None for `embeddings` in pooch's cache.
+
+    Raises:
+        DataError: the model cannot be loaded, a text is too long for it, half precision cannot hold its states, the
+            disk is full, or kept embeddings are damaged.
+        ImportError: transformers is not installed.
+
+    Reference:
+        Heinsen 2019, section 4.1.
+    """
+
+    def __init__(self, name: str, revision: str | None = None, cache: str | os.PathLike[str] | None = None) -> None:
+        with needs("text"):
+            import transformers  # noqa: F401  # fail now, not after the data is read
+        if Path(name).expanduser().is_dir():
+            name = str(Path(name).expanduser())
+        self.name, self.revision = name, _identity(name, revision)
+        place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
+        slug = re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).is_dir() else name)
+        self.folder = place / f"{slug}-{hashlib.sha256(self.revision.encode()).hexdigest()[:16]}"
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """Return the embeddings of one or more texts. New texts are computed and kept."""
+        if not texts:
+            raise DataError("no text to embed: at least one is needed")
+        store = EmbeddingStore(self.folder)
+        try:
+            store.read()
+            if any(text not in store for text in texts):
+                with store.adding():
+                    # Look again: another process may have added them.
+                    if new := sorted({text for text in texts if text not in store}):
+                        self._compute(new, store)
+        except OSError as error:
+            reason = error.strerror or " ".join(str(error).split())
+            advice = "free disk space, make the folder writable, or choose another"
+            raise DataError(f"{self.folder}: {reason}: {advice}") from None
+        return store.of(texts)
+
+    @torch.inference_mode()
+    def _compute(self, texts: list[str], store: EmbeddingStore) -> None:
+        model, tokenizer = self._load()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = model.to(device)
+        ids = self._tokenized(texts, model, tokenizer)
+        total = sum(map(len, ids))
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = progress.add_task(f"embedding {len(texts):,} texts", total=total)
+            for batch in _batches(ids):
+                tokens = [len(ids[i]) for i in batch]
+                padded = torch.zeros(len(batch), max(tokens), dtype=torch.long)
+                for row, i in zip(padded, batch, strict=True):
+                    row[: len(ids[i])] = torch.tensor(ids[i])
+                mask = torch.arange(max(tokens)) < torch.tensor(tokens).unsqueeze(1)
+                padded, mask = padded.to(device), mask.to(device)
+                outputs = model(input_ids=padded, attention_mask=mask.long(), output_hidden_states=True)
+                states = torch.stack(outputs.hidden_states, 2)[mask].half().cpu()
+                if not states.isfinite().all():
+                    raise DataError(f"{self.name} has hidden states that are NaN or too large for half precision")
+                if not progress.tasks[bar].completed:
+                    self._check_room(total * states[0].numel() * 2)
+                store.add([texts[i] for i in batch], tokens, states)
+                progress.advance(bar, sum(tokens))
+
+    def _load(self) -> tuple[Any, Any]:
+        """Return the model, in evaluation mode and single precision, and its tokenizer."""
+        from transformers import AutoModel, AutoTokenizer, logging
+
+        logging.disable_progress_bar()
+        try:
+            known = {} if Path(self.name).is_dir() else {"revision": self.revision.rpartition("@")[2]}
+            tokenizer = AutoTokenizer.from_pretrained(self.name, **known)
+            model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
+        except Exception as error:  # transformers raises many kinds of errors for damaged files
+            raise _no_model(self.name, error) from None
+        finally:
+            logging.enable_progress_bar()
+        if model.config.is_encoder_decoder:
+            model = model.get_encoder()
+        return model.eval(), tokenizer
+
+    def _tokenized(self, texts: list[str], model: Any, tokenizer: Any) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(texts, verbose=False).input_ids
+        special = set(tokenizer.all_special_ids)
+        end = tokenizer.eos_token_id
+        if end is not None:
+            ids = [of_text if of_text and of_text[-1] in special else [*of_text, end] for of_text in ids]
+        most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or np.inf)
+        for text, of_text in zip(texts, ids, strict=True):
+            if not 0 < len(of_text) <= most:
+                raise DataError(
+                    f"{self.name} takes texts of 1 to {most} tokens, and {text[:40]!r}... has {len(of_text)}: "
+                    "choose another encoder, or shorten the text"
+                )
+        return ids
+
+    def _check_room(self, size: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if size > free:
+            raise DataError(
+                f"{self.folder}: the embeddings need {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: free disk "
+                "space, or choose another folder, fewer texts or a smaller encoder"
+            )
+
+
+def _identity(name: str, revision: str | None) -> str:
+    """Return what identifies a model: its name and commit, or a hash of the files in its folder."""
+    folder = Path(name)
+    if folder.is_dir():
+        if revision is not None:
+            raise ValueError(f"revision is for models on the Hub, and {name} is a folder: leave it out")
+        content = hashlib.sha256()
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"):
+                with path.open("rb") as file:
+                    content.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        return content.hexdigest()
+    if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
+        with needs("text"):
+            from huggingface_hub import hf_hub_download
+        try:
+            config = hf_hub_download(name, "config.json", revision=revision)
+        except (OSError, ValueError) as error:
+            raise _no_model(name, error) from None
+        revision = Path(config).parent.name  # the Hub's cache names this folder after the commit
+    return f"{name}@{revision}"
+
+
+def _no_model(name: str, error: Exception) -> DataError:
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    if Path(name).is_dir():
+        return DataError(
+            f"{name} is not a folder from which transformers can load a model and its tokenizer ({reason})"
+        )
+    return DataError(
+        f"the encoder {name!r} is not a folder with a model, not in Hugging Face's cache, and cannot be downloaded "
+        f"({reason}): go online once, or give a folder with its configuration, weights and tokenizer"
+    )
+
+
+def _batches(ids: list[list[int]]) -> Iterator[list[int]]:
+    """Yield batches of texts, given by indices, with about equal lengths, so there is little padding.
+
+    The longest texts come first: if they need too much memory, the error comes at once.
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True):
+        if batch and len(ids[batch[0]]) * (len(batch) + 1) > TOKENS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -1,0 +1,1 @@
+"""Figures, drawn with matplotlib from what the modules of :mod:`torchcaps.explain` compute."""
