@@ -12,7 +12,6 @@ if not torch.cuda.is_available():
     # Before Triton is imported, which Lightning does too: kernels then run in Python, on any device.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import lightning  # noqa: F401  # before others, see torchcaps.data
 import pytest
 from noise import write_all, write_idx_files
 

@@ -100,7 +100,7 @@ def test_a_row_is_trained_tested_and_written_down(tmp_path, images_of_noise):
 
 
 def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
-    done = Result(ROW, "", "", 1, 7.5, "test error", "", "", "", "", "", "", 1.0)
+    done = Result(ROW, "", "", 1, 7.5, "test error", 9, "", "", "", "", "", "", 1.0)
     add_results(tmp_path / "results.csv", [done])
     assert [run.seed for run in missing(tmp_path, [ROW])] == [0, 2]
     assert done in known_results(tmp_path)

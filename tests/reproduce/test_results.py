@@ -8,7 +8,7 @@ import pytest
 
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, with_tables
+from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, small_table, with_tables
 from torchcaps.reproduce.results import (
     PUBLISHED_WITH_THE_PACKAGE,
     Result,
@@ -27,6 +27,7 @@ RESULT = Result(
     seed=0,
     value=8.5,
     unit="test error",
+    parameters=269722,
     published="8.73 % test error (mean of 3 runs)",
     command=f"torchcaps train {ROW} --seed_everything=0",
     commit="abc",
@@ -97,17 +98,37 @@ def test_the_table_of_a_paper():
         "| 8.73 % test error (mean of 3 runs) | 8.50 % (1 seed); 5.00 % (1 seed) on torchcaps.data.AffineMNIST |"
         in text
     )
-    assert (
-        "| 8.50 % test error | `torchcaps train zhao2019/cifar10-resnet20-average --seed_everything=0` | abc |" in text
-    )
+    assert f"| 8.50 % test error, SEED 0 | `torchcaps train {ROW} --seed_everything SEED` | abc |" in text
     assert text.count("not run") == len(published_rows) - 1
+
+
+def test_the_table_of_small_versions():
+    runs = [replace(RESULT, recipe=f"{ROW} --small", seed=seed, value=value) for seed, value in ((0, 9.0), (1, 10.0))]
+    longer = replace(runs[0], overrides="--trainer.max_steps 9")
+    text = small_table("zhao2019/table2", [*runs, longer, RESULT])
+    published = "8.73 % test error (mean of 3 runs)"
+    assert f"| `{ROW}` | 20 layers, baseline | 269,722 | 9.00, 10.00 | 9.50 ± 0.71 % test error | {published} |" in text
+    assert f"| `{ROW} --trainer.max_steps 9` | 20 layers, baseline | 269,722 | 9.00 |" in text
+    assert text.count(f"`{ROW}") == 2
+    assert "a processor, 1 thread; 32-true" in text
 
 
 def test_the_page_of_results_is_made_from_the_file():
     page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     papers = {name.partition("/")[0] for name in list_recipes() if load_recipe(name).has_number}
-    assert {block[2] for block in BLOCK.finditer(page)} == papers
-    assert with_tables(page, read_results(PUBLISHED_WITH_THE_PACKAGE)) == page, "run make results"
+    assert {block[3] for block in BLOCK.finditer(page) if not block[2]} == {*papers, "quickstart"}
+    results = read_results(PUBLISHED_WITH_THE_PACKAGE)
+    assert with_tables(page, results) == page, "run make results"
+    small = {result.recipe.partition(" ")[0] for result in results if result.recipe.endswith(" --small")}
+    shown = tuple(f"{block[3]}/" for block in BLOCK.finditer(page) if block[2])
+    assert {name for name in small if not name.startswith(shown)} == set()
+
+
+def test_every_result_that_comes_with_the_package_is_of_a_recipe():
+    for result in read_results(PUBLISHED_WITH_THE_PACKAGE):
+        name, *small = result.recipe.split()
+        assert load_recipe(name, small == ["--small"]).name == name
+        assert unit_of(load_recipe(name).published) == result.unit
 
 
 def test_the_curve_of_a_run_in_parts(tmp_path):

@@ -1,9 +1,9 @@
-"""Our numbers beside the published ones: a CSV file that tables are made from."""
+"""Our numbers: a CSV file from which `torchcaps recipes` and docs/results.md show them beside the published ones."""
 
 import csv
 import io
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -21,19 +21,20 @@ class Result:
     """One trained network, tested once.
 
     Args:
-        recipe: its name.
-        overrides: arguments that change the published training, such as a shorter one.
-        data: the class of data that it was tested on, if that is not the recipe's own.
-        seed: of the run.
-        value: in per cent of the test samples; the unit says of which.
+        recipe: name of the recipe, followed by ` --small` for its small version.
+        overrides: arguments that change the recipe's training, such as a shorter one.
+        data: class of the data that it was tested on, if that is not the recipe's own.
+        seed: seed of the run.
+        value: per cent of the test samples that were right or wrong, as the unit says.
         unit: "test error" or "test accuracy", as published.
-        published: the published number, as the recipe has it.
-        command: what trains it again.
-        commit: of the code, or commits, if it was resumed with others.
-        hardware: processor and threads, or GPU; and the release of PyTorch.
-        precision: as the Trainer calls it.
-        date: of the test, `YYYY-MM-DD`.
-        hours: of training, from the beginning to the end of each part, pauses included.
+        parameters: number of parameters of the network.
+        published: published number, as the recipe has it; empty for small versions.
+        command: command that trains it again.
+        commit: commit of the code, or several, if the run was resumed with others.
+        hardware: processor and threads, or GPU; and the version of PyTorch.
+        precision: precision, as the Trainer calls it.
+        date: date of the test, `YYYY-MM-DD`.
+        hours: hours of training, from the beginning to the end of each part, pauses included; nan if not measured.
     """
 
     recipe: str
@@ -42,6 +43,7 @@ class Result:
     seed: int
     value: float
     unit: str
+    parameters: int
     published: str
     command: str
     commit: str
@@ -52,23 +54,23 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What there is one result of."""
+        """What a result is identified by: there is one for each key."""
         return self.recipe, self.overrides, self.data, self.seed
 
 
 def unit_of(published: str) -> str:
-    """What a published number counts."""
+    """Unit of a published number: "test error" or "test accuracy"."""
     return "test error" if "error" in published else "test accuracy"
 
 
 def value_of(accuracy: float, published: str) -> float:
-    """An accuracy from 0 to 1 in the unit of a published number, in per cent."""
+    """Convert an accuracy from 0 to 1 to the unit of a published number, in per cent."""
     share = 1 - accuracy if unit_of(published) == "test error" else accuracy
     return round(100 * share, 4)
 
 
 def read_results(path: Path) -> list[Result]:
-    """All results of a file; none if it is not there.
+    """Read all results of a file; none if there is no such file.
 
     Raises:
         ValueError: it is not a file of results.
@@ -87,7 +89,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Add results to a file. A result that it has already stays as it is there."""
+    """Add results to a file, and return all that it then has. A result whose key is there already is not added."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         found = {result.key: result for result in read_results(path)}
@@ -103,7 +105,7 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
 
 
 def known_results(root: Path) -> list[Result]:
-    """Those that came with the package, and those of the queue in this folder."""
+    """Return the results that come with the package, and those of the queue in a folder of runs."""
     found = {result.key: result for result in read_results(PUBLISHED_WITH_THE_PACKAGE)}
     for result in read_results(root / "results.csv"):
         found.setdefault(result.key, result)
@@ -111,15 +113,25 @@ def known_results(root: Path) -> list[Result]:
 
 
 def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
-    """Our number of a row, if there is one: the mean over seeds, and their standard deviation if there are several; and
-    with which overrides, if it was trained otherwise than published."""
+    """Our number of a row, or nothing: the mean over seeds and, of several, the standard deviation. Runs with other
+    overrides count apart; those without any are shown alone if there are some."""
     values: dict[str, list[float]] = {}
     for result in results:
         if (result.recipe, result.data) == (recipe, data):
             values.setdefault(result.overrides, []).append(result.value)
-    parts = []
-    for overrides, of_seeds in values.items():
-        spread = f" ± {statistics.stdev(of_seeds):.2f}" if len(of_seeds) > 1 else ""
-        seeds = f"{len(of_seeds)} seed{'s' if len(of_seeds) > 1 else ''}"
-        parts.append(f"{statistics.fmean(of_seeds):.2f}{spread} % ({', '.join(filter(None, (seeds, overrides)))})")
-    return "; ".join(parts)
+    shown = {"": values[""]} if "" in values else values
+    return "; ".join(
+        f"{mean(of_seeds)} % ({', '.join(filter(None, (seeds(of_seeds), overrides)))})"
+        for overrides, of_seeds in shown.items()
+    )
+
+
+def mean(values: Sequence[float]) -> str:
+    """Mean of several seeds, and their standard deviation."""
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def seeds(values: Sequence[float]) -> str:
+    """Number of seeds, in words."""
+    return f"{len(values)} seed{'s' if len(values) > 1 else ''}"

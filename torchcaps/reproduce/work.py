@@ -199,6 +199,7 @@ def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, teste
         seed=run.seed,
         value=value_of(metrics["test/accuracy"], number),
         unit=unit_of(number),
+        parameters=sum(p.numel() for p in trained.model.network.parameters()),
         published=number if not data else "",
         command=shlex.join(["torchcaps", "train", run.recipe, *overrides]),
         commit=" ".join(dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)),

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentError
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -22,6 +23,7 @@ from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.errors import explain_parsing, innermost
 from torchcaps.training.progress import ProgressLines
+from torchcaps.training.trainer import Trainer
 
 # Overrides that make any recipe a matter of seconds.
 SMOKE = (
@@ -71,6 +73,7 @@ class RecipeCLI(LightningCLI):
         super().__init__(
             Classifier,
             LabelledData,
+            trainer_class=Trainer,
             subclass_mode_data=True,
             run=False,
             args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
@@ -121,7 +124,7 @@ class RecipeCLI(LightningCLI):
         """All values, as `config.yaml` of a run has them."""
         return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         wanted = self.config_init["trainer"]
         callbacks = list(wanted["callbacks"] or [])
         if self.runs is None or wanted["fast_dev_run"]:
@@ -158,7 +161,7 @@ class _SaveConfig(SaveConfigCallback):
         super().__init__(*arguments, **options)
         self.folder = folder
 
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def save_config(self, trainer: LightningTrainer, pl_module: LightningModule, stage: str) -> None:
         text = self.parser.dump(self.config, skip_none=False)
         write_text_whole(self.folder / self.config_filename, text)
 

@@ -5,10 +5,9 @@ import inspect
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from torchcaps.checks import nearest
@@ -16,6 +15,7 @@ from torchcaps.data import LabelledData
 from torchcaps.models.registry import import_path
 from torchcaps.recipes import Recipe
 from torchcaps.training.classifier import Classifier
+from torchcaps.training.trainer import Trainer
 
 
 def innermost(error: BaseException) -> str:
@@ -146,7 +146,7 @@ def _choices(annotation: Any) -> list[Any]:
     """Types and literals of which an annotation allows any."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [choice for part in typing.get_args(annotation) for choice in _choices(part)]
-    return [annotation]
+    return _choices(typing.get_args(annotation)[0]) if typing.get_origin(annotation) is Annotated else [annotation]
 
 
 def _is_plain(annotation: Any) -> bool:
