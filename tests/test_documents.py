@@ -1,50 +1,242 @@
-"""What the README and the package say about themselves is true."""
+"""Tests that the documentation and the package say about themselves what is true."""
 
+import argparse
 import ast
+import importlib.util
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import torchcaps
-from torchcaps.recipes import load_recipe
+from torchcaps.cli import parser
+from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.testing import assert_routing_laws, assert_stacks_are_alive
+from torchcaps.training.cli import RecipeCLI
 
 ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PYTHON = ("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md")
+# A claim of the code on a page: `name = ...  # (2, 10)`, or `name = ...  # what it is: name.poses: (2, 10)`.
+CLAIM = re.compile(r"^ *(\w+) = .*  # (?:.*?\b([\w.]+): )?(\(\d[\d, ]*\))", re.MULTILINE)
+OVERRIDE = re.compile(r"--(model|data|trainer)\.[\w.+]+|--data|--seed_everything")
 
 
-def blocks(language: str, document: str = "README.md") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_the_python_of_the_readme_runs():
-    namespace: dict = {}
-    exec("\n".join(blocks("python")), namespace)
-    assert namespace["layer"].backend == "tiled"
-    assert set(namespace["backends"]()) == {"reference", "tiled", "native", "triton"}
-    assert namespace["digits"].poses.shape == (2, 10, 16)
-    assert namespace["grid"].poses.shape == (2, 32, 7, 7, 4, 4)
-    assert namespace["scores"].shape == (2, 10)
-    assert sum(p.numel() for p in namespace["model"].parameters()) == 8_215_568
+def blocks(language: str, page: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", read(page), flags=re.DOTALL)
+
+
+def prose(page: str) -> str:
+    """The page without its Python and YAML."""
+    return re.sub(r"```\w+\n.*?```", "", read(page), flags=re.DOTALL)
+
+
+def spans(page: str) -> list[str]:
+    """Inline code."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def command_lines(page: str) -> list[str]:
+    """Lines of indented code."""
+    return re.findall(r"^    (.*)$", re.sub(r" *\\\n *", " ", prose(page)), flags=re.MULTILINE)
+
+
+def words(line: str, name: str) -> list[str] | None:
+    """Words of a shell command after the program's name; None if it calls no such program."""
+    if not re.search(rf"(^|[\s/]){name}(\s|$)", line):
+        return None
+    found = shlex.split(line, comments=True)
+    at = next((i for i, word in enumerate(found) if word == name or word.endswith(f"/{name}")), None)
+    if at is None:
+        return None
+    end = next((i for i, word in enumerate(found) if i > at and re.match(r"[|&;>]", word)), len(found))
+    return found[at + 1 : end]
+
+
+@cache
+def run(page: str) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom; check the shapes that its comments claim."""
+    namespace: dict[str, Any] = {"__name__": page}
+    for block in blocks("python", page):
+        exec(block, namespace)
+        for name, described, shape in CLAIM.findall(block):
+            value = eval(described or name, namespace)
+            assert tuple(value.shape) == ast.literal_eval(shape), described or name
+    return namespace
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_the_python_of_a_page_runs(page):
+    assert run(page)
+
+
+def test_all_pages_with_python_are_run():
+    assert {page for page in PAGES if blocks("python", page)} == set(PYTHON)
+
+
+def test_the_python_of_the_readme_says_what_is_true():
+    found = run("README.md")
+    assert found["digits"].poses.shape == (2, 10, 16)  # as the comment claims, see CLAIM
+    assert sum(p.numel() for p in found["model"].parameters()) == 8_215_568
+
+
+def test_the_python_about_backends_says_what_is_true():
+    found = run("docs/backends.md")
+    assert found["layer"].backend == "tiled"
+    assert set(found["backends"]()) == {"reference", "tiled", "native", "triton"}
 
 
 def test_the_routing_of_contributing_is_a_whole_algorithm():
-    namespace: dict = {}
-    exec("\n".join(blocks("python", "CONTRIBUTING.md")), namespace)
-    routing = namespace["TemperedRouting"](temperature=2.0)
+    routing = run("CONTRIBUTING.md")["TemperedRouting"](temperature=2.0)
     assert_routing_laws(routing)
     assert_stacks_are_alive(routing)
     layer = torchcaps.CapsuleLinear(4, 3, 2, 2, routing)
     assert layer.routing.log_temperature.exp().item() == pytest.approx(2)
 
 
+def holds(values: Any, changes: Any) -> bool:
+    if not isinstance(changes, dict):
+        return values == changes
+    return all(key in values and holds(values[key], change) for key, change in changes.items())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks("yaml", page)])
+def test_the_recipes_of_a_page_extend_ours(page, tmp_path):
+    for number, text in enumerate(blocks("yaml", page)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        recipe, changes = load_recipe(str(path)), yaml.safe_load(text)
+        assert changes.pop("extends")
+        assert len(recipe.files) == 2
+        assert holds(recipe.config, changes)
+
+
+def test_a_recipe_that_names_another_class_drops_the_arguments_of_the_class_before(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(blocks("yaml", "docs/training.md")[1])
+    optimizer = load_recipe(str(path)).config["model"]["optimizer"]
+    assert optimizer == {"class_path": "torch.optim.RAdam", "init_args": {"lr": 0.0005}}
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_exist(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http:", "https:")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+def test_every_page_is_in_the_index_and_in_the_readme():
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "README.md":
+            assert f"]({page.name})" in read("docs/README.md")
+            assert f"](docs/{page.name})" in read("README.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_recipes_exist(page):
+    known = {"/".join(name.split("/")[:depth]) for name in list_recipes() for depth in (1, 2, 3)}
+    papers = "|".join({name.partition("/")[0] for name in list_recipes() if "/" in name})
+    for name in re.findall(rf"\b(?:{papers})/[\w./-]+", read(page)):
+        assert re.sub(r"\.$|/$|\.yaml$", "", name) in known, name
+
+
+def check_flags(command: str, arguments: list[str]) -> None:
+    """Check that a command has the options, or takes them as values of a recipe."""
+    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    assert command in commands, f"torchcaps {command}"
+    own = commands[command]
+    for flag in (argument.partition("=")[0] for argument in arguments if re.match("--[a-z]", argument)):
+        is_value = own.get_default("takes_overrides") and OVERRIDE.fullmatch(flag)
+        assert flag in own._option_string_actions or is_value, f"torchcaps {command} {flag}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_the_options_that_are_mentioned(page):
+    for line in command_lines(page):
+        arguments = words(line, "torchcaps")
+        if arguments:
+            options, rest = parser().parse_known_args(arguments)  # exits if an argument is missing
+            check_flags(options.command, rest)
+    for span in spans(page):
+        arguments = words(span, "torchcaps") if span.startswith("torchcaps ") else None
+        if arguments and not arguments[0].isupper():  # not COMMAND
+            check_flags(arguments[0], arguments[1:])
+
+
+class Parsed(RecipeCLI):
+    """Checks the values of a recipe and builds nothing."""
+
+    def before_instantiate_classes(self) -> None:
+        pass
+
+    def instantiate_classes(self) -> None:
+        pass
+
+
+def overridden(page: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+    """Recipes of our own, whether in their small versions, with the values that a page's commands override."""
+    for line in command_lines(page):
+        arguments = words(line, "torchcaps")
+        options, overrides = parser().parse_known_args(arguments) if arguments else (None, [])
+        if overrides and options.recipe in list_recipes():
+            yield options.recipe, options.small, tuple(overrides)
+
+
+@pytest.mark.parametrize(("name", "small", "overrides"), dict.fromkeys(x for page in PAGES for x in overridden(page)))
+def test_recipes_have_the_values_that_are_overridden(name, small, overrides, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["torchcaps"])  # Lightning warns of pytest's own arguments
+    Parsed(load_recipe(name, small), list(overrides))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_make_targets_and_files_exist(page):
+    code = [*command_lines(page), *spans(page)]
+    for line in code:
+        for module in re.findall(r"python -m (torchcaps[\w.]*)", line):
+            assert "NAME" in module or importlib.util.find_spec(module), line
+        for target in re.findall(r"^make ([\w./-]+)", line):
+            assert re.search(rf"^{re.escape(target)}:", read("Makefile"), flags=re.MULTILINE), line
+        for path in re.findall(r"(?<![\w/.])(?:torchcaps|tests|docs)/[\w/.-]+", line):
+            assert (ROOT / path).exists(), path
+
+
 def test_imports_point_one_way():
     """No cycle, and no arrow up, among the modules of the core."""
-    ranks = {"checks": 0, "private": 0, "capsules": 1, "ops": 2, "routing": 3, "nn": 4, "functional": 5, "testing": 5, "models": 5}
+    ranks = {
+        "checks": 0,
+        "private": 0,
+        "capsules": 1,
+        "ops": 2,
+        "routing": 3,
+        "nn": 4,
+        "functional": 5,
+        "testing": 5,
+        "models": 5,
+    }
     package = ROOT / "torchcaps"
     imports: dict[str, set[str]] = {}
     for path in package.rglob("*.py"):
@@ -64,13 +256,6 @@ def test_imports_point_one_way():
                 assert ranks[own] <= ranks[part], f"{name} imports {found}"
     graph = TopologicalSorter({k: {x for x in v if x in imports and x != k} for k, v in imports.items()})
     graph.prepare()
-
-
-def test_the_recipe_of_the_readme_extends_one_of_ours(tmp_path):
-    recipe, _ = blocks("yaml")
-    (tmp_path / "mine.yaml").write_text(recipe)
-    assert len(load_recipe(str(tmp_path / "mine.yaml")).files) == 2
-    assert yaml.safe_load(recipe)["model"]["network"]["init_args"] == {"iterations": 5}
 
 
 def test_every_public_name_is_there():

@@ -74,50 +74,17 @@ __all__ = [
     "use_backend",
 ]
 
-# Modules are imported when one of their names is first used, so that `torchcaps --help` need not wait for PyTorch.
-_HOMES = {
-    "capsules": ("Capsules", "Prediction"),
-    "models": ("CapsNet", "create_model", "list_models", "register_model"),
-    "nn": (
-        "CapsuleBlock2d",
-        "CapsuleConv1d",
-        "CapsuleConv2d",
-        "CapsuleFC",
-        "CapsuleLayer",
-        "CapsuleLinear",
-        "CapsuleStack",
-        "FeedbackAgreement",
-        "MarginLoss",
-        "MaskedDecoder",
-        "PrimaryCapsules",
-        "RoutingPool2d",
-        "SpreadLoss",
-        "replace_pooling",
-    ),
-    "ops": ("use_backend",),
-    "routing": (
-        "DynamicRouting",
-        "EMRouting",
-        "Equilibrium",
-        "HeinsenRouting",
-        "InvertedAttentionRouting",
-        "Routing",
-        "SelfRouting",
-        "VectorNormRouting",
-        "list_routings",
-        "squash",
-    ),
-}
-
 if not TYPE_CHECKING:
-
+    # The modules are imported when a name is first used: `torchcaps --help` need not wait for PyTorch.
     def __getattr__(name: str) -> Any:
         if name == "functional":
             return import_module("torchcaps.functional")
-        for home, names in _HOMES.items():
-            if name in names:
-                globals()[name] = value = getattr(import_module(f"torchcaps.{home}"), name)
-                return value
+        if name in __all__:
+            for home in ("capsules", "ops", "routing", "nn", "models"):
+                module = import_module(f"torchcaps.{home}")
+                if hasattr(module, name):
+                    globals()[name] = getattr(module, name)
+                    return globals()[name]
         raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Every recipe is whole, and those of every kind run."""
+"""Recipes: the values of all are valid, some of every kind run, and tables, rows and `extends` are merged correctly."""
 
 import os
 import warnings
@@ -15,9 +15,10 @@ from torchcaps import recipes
 from torchcaps.cli import main
 from torchcaps.data import ImageData, ImageNet
 from torchcaps.recipes import list_recipes, load_recipe
+from torchcaps.recipes.values import lines
 from torchcaps.training.cli import RecipeCLI
 
-# Outside our hands: Lightning's own imports and deprecations under this torch.
+# Warnings of Lightning's own imports with this version of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
@@ -35,7 +36,7 @@ Version = tuple[str, bool]  # a recipe, and whether it is the small one
 
 
 def narrower(name: str, small: bool, root: Path) -> list[str]:
-    """Overrides for recipes of hundreds of megabytes, of an encoder that must be had, or of a minute of rendering."""
+    """Return overrides for recipes that would take hundreds of megabytes, a minute of rendering, or a download."""
     paper, _, row = name.partition("/")
     if row.startswith(("table2", "table3")) and paper == "heinsen2019":
         if not (root / "bert").is_dir():
@@ -57,8 +58,8 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
     return ["--model.network.types=4"] if capsnets else ["--model.network.capsules=4"]
 
 
-# Of every kind of data, loss, routing, optimizer, schedule and callback that recipes have, and of every option that
-# makes a model one of another kind, one takes two steps each time; what networks do is tested in tests/models.
+# Recipes of which the fast tests take two steps. Together they have every kind of data, loss, routing, optimizer,
+# schedule and callback, and every option that changes how a model is trained. Networks are tested in tests/models.
 RUN: tuple[Version, ...] = (
     ("heinsen2019/table1/vector-norm", False),
     ("heinsen2019/table3/heinsen", True),
@@ -76,14 +77,14 @@ RUN: tuple[Version, ...] = (
     ("zhao2019/table4/affnist-r1", True),
     ("zhao2019/table4/expanded-mnist-r1", False),
 )
-ELSEWHERE = {"Digits", "MNIST"}  # whole trainings on these are in test_resume.py
+ELSEWHERE = {"Digits", "MNIST"}  # tests/training/test_resume.py trains on these
 VERSIONS: list[Version] = [
     (name, small) for name in list_recipes() for small in (False, True) if not small or name != "quickstart"
 ]
 
 
 def kinds(value: Any) -> set[str]:
-    """Names of the classes in a configuration."""
+    """Return the names of the classes in a configuration."""
     if isinstance(value, list):
         return set().union(*map(kinds, value))
     if not isinstance(value, dict):
@@ -107,8 +108,8 @@ def test_recipes_that_run_are_of_every_kind():
     assert not missing, f"add to RUN a recipe with {missing}"
 
 
-FITTED = set()  # networks and data that have been seen to fit each other
-DEEP = ("encapnet_v2", "encapnet_v3")  # seconds each: tests/models has these, and the slow tests their recipes
+FITTED = set()  # pairs of network and data that were tested together
+DEEP = ("encapnet_v2", "encapnet_v3")  # take seconds each; tests/models tests them, and the slow tests their recipes
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def parser():
 
 @pytest.mark.parametrize(("name", "small"), VERSIONS)
 def test_every_recipe_is_whole(name, small, parser):
-    """Its values are ones that there are, and what they make fits: of shapes alone, without a weight or an image."""
+    """The parser takes its values, and data, model and optimizer fit together: checked by shapes on the meta device."""
     recipe = load_recipe(name, small)
     assert recipe.title
     assert recipe.dataset
@@ -207,7 +208,10 @@ def test_a_row_is_the_base_and_its_changes(table):
     assert list_recipes() == ["paper2020/table1/wide", "paper2020/table1/other"]
     wide, other = map(load_recipe, list_recipes())
     assert network(wide) == {"class_path": "Net", "init_args": {"depth": 9, "width": 8}}
-    assert network(other) == {"class_path": "Other", "init_args": {"size": 9}}  # nothing of another class
+    assert network(other) == {
+        "class_path": "Other",
+        "init_args": {"size": 9},
+    }  # the former arguments are dropped
     assert wide.config["trainer"] == {"max_epochs": 100}
     assert (wide.paper, wide.table, wide.title, wide.published) == ("A paper", "Table 1", "wide", "5 %")
     assert wide.has_number
@@ -217,12 +221,12 @@ def test_a_row_is_the_base_and_its_changes(table):
 def test_a_small_row(table):
     wide, other = (load_recipe(name, small=True) for name in list_recipes())
     assert network(wide) == {"class_path": "Net", "init_args": {"depth": 3, "width": 8}}
-    assert network(other) == {"class_path": "Other", "init_args": {"size": 1}}  # depth is of the other class
+    assert network(other) == {"class_path": "Other", "init_args": {"size": 1}}  # depth belongs to the former class
     assert other.config["trainer"] == {"max_epochs": 1}
 
 
 def test_where_values_come_from(table):
-    assert list(load_recipe("paper2020/table1/wide", small=True).lines()) == [
+    assert list(lines(load_recipe("paper2020/table1/wide", small=True).values)) == [
         ("model:", ""),
         ("  network:", ""),
         ("    class_path: Net", "base"),
@@ -232,7 +236,7 @@ def test_where_values_come_from(table):
         ("trainer:", ""),
         ("  max_epochs: 1", "small"),
     ]
-    assert ("      size: 1", "small, row") in load_recipe("paper2020/table1/other", small=True).lines()
+    assert ("      size: 1", "small, row") in lines(load_recipe("paper2020/table1/other", small=True).values)
 
 
 def test_a_recipe_that_extends_a_row(table):
@@ -240,8 +244,8 @@ def test_a_recipe_that_extends_a_row(table):
     recipe = load_recipe("mine.yaml")
     assert recipe.config == {**load_recipe("paper2020/table1/wide").config, "trainer": {"max_epochs": 7}}
     assert [path.name for path in recipe.files] == ["table1.yaml", "mine.yaml"]
-    assert recipe.published == ""  # it is another training than the paper's
-    assert ("  max_epochs: 7", "mine.yaml") in recipe.lines()
+    assert recipe.published == ""  # because it is not the paper's training
+    assert ("  max_epochs: 7", "mine.yaml") in lines(recipe.values)
     assert network(load_recipe("mine.yaml", small=True))["init_args"] == {"depth": 3, "width": 8}
     Path("mine.yaml").write_text("extends: paper2020/table1/wide --small\nsmall: {trainer: {max_epochs: 5}}\n")
     assert load_recipe("mine.yaml").config == load_recipe("paper2020/table1/wide", small=True).config
@@ -252,13 +256,13 @@ def test_a_recipe_that_extends_a_row(table):
     ("name", "said"),
     [
         ("paper2020/table1/wid", "no recipe .*; did you mean paper2020/table1/wide"),
-        ("paper2020/table1", "paper2020/table1 is a table: choose one of its rows, wide, other"),
+        ("paper2020/table1", "choose one of paper2020/table1/wide, paper2020/table1/other"),
         ("paper2020", "choose one of paper2020/table1/wide"),
         ("paper2020/wide", "it is now called paper2020/table1/wide"),
         ("../package/paper2020/table1/wide", "no recipe"),
         ("bad.yaml", "bad.yaml: unknown key 'modle', expected title, .*model"),
         ("extends.yaml", "extends.yaml: extends must be RECIPE or RECIPE --small, got 'paper2020/table1/wide --smal'"),
-        ("package/paper2020/table1.yaml", "is a table: choose one of its rows, wide, other"),
+        ("package/paper2020/table1.yaml", "table1.yaml is a table: only those of the package"),
     ],
 )
 def test_what_is_no_recipe(table, name, said):

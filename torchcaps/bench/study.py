@@ -3,8 +3,8 @@
     python -m torchcaps.bench.study [--batch 4] [--rounds 2] [--narrow]
 
 The networks take steps (Adam) in turns on the same images of 32x32, at full size, or with --narrow in the sizes of the
-recipes li2018/small. Memory is the most that PyTorch allocated at once during a step, beyond the network, its gradients
-and the optimizer's state. Time is relative to network (c), a median over the rounds.
+small recipes of li2018/table1. Memory is the most that PyTorch allocated at once during a step, beyond the network, its
+gradients and the optimizer's state. Time is relative to network (c), a median over the rounds.
 """
 
 import functools
@@ -34,7 +34,7 @@ def main() -> None:
     parser = script_parser("study", __doc__)
     parser.add_argument("--batch", type=int, default=4, help="images of a step (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="steps of each network (default: %(default)s)")
-    parser.add_argument("--narrow", action="store_true", help="networks in the sizes of the recipes li2018/small")
+    parser.add_argument("--narrow", action="store_true", help="networks in the sizes of the small recipes of li2018/table1")
     options = parser.parse_args()
     torch.manual_seed(0)
     images, labels = torch.rand(options.batch, 3, 32, 32), torch.randint(10, (options.batch,))

@@ -60,14 +60,12 @@ def build(options: argparse.Namespace, overrides: list[str], logs: bool = False,
         smoke: see `RecipeCLI`.
     """
     with needs("train"):
-        from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
         from torchcaps.training.cli import RecipeCLI
 
     recipe = load(options)
     try:
         return RecipeCLI(recipe, overrides, runs_of(options, recipe) if logs else None, smoke, options.signals)
-    except (ValueError, MisconfigurationException) as error:
+    except ValueError as error:
         raise BadInput(str(error)) from error
 
 

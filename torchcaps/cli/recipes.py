@@ -55,6 +55,7 @@ def _list(options: argparse.Namespace, names: list[str]) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
+    from torchcaps.recipes.values import lines
     from torchcaps.reproduce.results import summary
 
     recipe = load(options)
@@ -66,9 +67,9 @@ def _show(options: argparse.Namespace) -> None:
             print(f"# {what}: {said}")
     print(f"# values of: {', '.join(map(str, recipe.files))}")
     print(f"# runs: {runs_of(options, recipe)}")
-    lines = list(recipe.lines())
-    width = max((len(line) for line, source in lines if source and len(line) < 80), default=0)
-    for line, source in lines:
+    shown = list(lines(recipe.values))
+    width = max((len(line) for line, source in shown if source and len(line) < 80), default=0)
+    for line, source in shown:
         print(f"{line:{width}}  # {source}" if source else line)
 
 

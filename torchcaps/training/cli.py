@@ -1,4 +1,7 @@
-"""A recipe as a parser: every value of it can be overridden on the command line."""
+"""From a recipe and overrides such as `--trainer.max_epochs 5` to a trainer, a model and data, by Lightning's CLI.
+
+The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reproduce` build their trainings here.
+"""
 
 import sys
 from contextlib import suppress
@@ -13,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from torchcaps.data import DataError, ImageNet, LabelledData
 from torchcaps.files import take_folder, write_text_whole
@@ -25,7 +29,7 @@ from torchcaps.training.errors import explain_parsing, innermost
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.trainer import Trainer
 
-# Overrides that make any recipe a matter of seconds.
+# Overrides with which any recipe runs in seconds.
 SMOKE = (
     "--data.batch_size=2",
     "--trainer.max_epochs=1",
@@ -37,22 +41,22 @@ SMOKE = (
 
 
 class RecipeCLI(LightningCLI):
-    """Builds the trainer, the model and the data of a recipe; runs nothing.
+    """Build the trainer, the model and the data of a recipe, without running anything.
 
     The recipe may name classes and functions of modules in its own folder; see `torchcaps.recipes.modules`.
 
     Args:
-        recipe: values, before they are overridden.
-        overrides: arguments such as `--trainer.max_epochs 5`.
-        runs: folder for the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None: nowhere.
-        smoke: take two steps of two samples, where the overrides do not say otherwise; the run is then `smoke_N`.
+        recipe: recipe whose values are parsed.
+        overrides: command-line arguments such as `--trainer.max_epochs 5`; they take precedence over the recipe.
+        runs: folder for the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None writes none.
+        smoke: take two steps of two samples, unless the overrides set these numbers; the folder is then `smoke_N`.
         signals: signals that ask the training to stop.
 
     Raises:
-        ValueError: a value cannot be used; the message is one line for the user.
+        ValueError: a value cannot be used; the message is one line for the user of the command.
 
     Attributes:
-        run_folder: folder that this run has taken, or None.
+        run_folder: folder of this run, or None if it writes no logs and checkpoints.
     """
 
     model: Classifier
@@ -92,7 +96,7 @@ class RecipeCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
             super().parse_arguments(parser, args)
-        except Exception as error:  # a module of the user's may raise anything
+        except Exception as error:  # the user's modules may raise any exception
             said = self.own_modules.why_not(error)
             if said is None and isinstance(error, (ArgumentError, TypeError, ValueError)):
                 said = explain_parsing(error, parser, self.recipe, self.overrides)
@@ -104,24 +108,24 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         data = self.config.data.init_args
         if self.smoke and "max_texts" in data and data.max_texts is None:
-            data.max_texts = 8  # all would be embedded before the first step
+            data.max_texts = 8  # otherwise all texts would be embedded before the first step
 
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
         except ValueError as error:
-            raise ValueError(innermost(error)) from error  # without what jsonargparse has put around it
+            raise ValueError(innermost(error)) from error  # without the lines that jsonargparse adds
         data, classes = self.datamodule, self.model.classes
-        some = isinstance(data, ImageNet)  # of whose classes a few may do
-        with suppress(DataError):  # those of folders that are not there; that is said when they are read
+        some = isinstance(data, ImageNet)  # may have only some of the model's classes
+        with suppress(DataError):  # missing files are reported when the data is read
             if data.classes > classes or (data.classes < classes and not some):
                 raise ValueError(
-                    f"{type(data).__name__} has {data.classes} classes here, and the model is for {classes}: set "
-                    f"model.classes and the network's own to {data.classes}, or choose other data"
+                    f"{type(data).__name__} has {data.classes} classes, but the model has {classes}: set model.classes "
+                    f"and the classes of the network to {data.classes}, or choose other data"
                 )
 
     def arguments(self) -> dict[str, Any]:
-        """All values, as `config.yaml` of a run has them."""
+        """Return all values, as they stand in a run's `config.yaml`."""
         return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
@@ -143,19 +147,21 @@ class RecipeCLI(LightningCLI):
             kwargs["enable_checkpointing"] = False
         try:
             return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
-        except TypeError as error:  # the Trainer's way to say that a value is wrong
+        except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
+            if self.run_folder is not None:
+                self.run_folder.rmdir()
             raise ValueError(str(error)) from error
 
     def _take_folder(self, runs: Path) -> Path:
         kind = "smoke" if self.smoke else "version"
         rank = getattr(rank_zero_only, "rank", 0)
-        if rank:  # the first process takes one for all, and says which when they are connected
+        if rank:  # a placeholder: the first process takes the folder, and broadcasts it when all are connected
             return runs / f"{kind}_of_the_first_process"
         return take_folder(runs, kind)
 
 
 class _SaveConfig(SaveConfigCallback):
-    """Writes all values of a run to its folder, whatever its loggers are."""
+    """Write all values of a run to its folder, whichever loggers it has."""
 
     def __init__(self, *arguments: Any, folder: Path, **options: Any) -> None:
         super().__init__(*arguments, **options)

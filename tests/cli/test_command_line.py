@@ -1,0 +1,79 @@
+"""What all commands share: quick help, completion, and a process that is left as it was."""
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import torchcaps
+from torchcaps.cli import COMMANDS, main, parser
+from torchcaps.quiet import quiet_lightning
+
+
+def python(code: str, **environment: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return run.stdout
+
+
+def test_help_does_not_wait_for_pytorch():
+    code = "import sys; from torchcaps.cli import parser; print(parser().format_help()); print('torch' in sys.modules)"
+    out = python(code)
+    assert out.endswith("False\n")
+    for command in COMMANDS:
+        assert (command.__doc__ or "").splitlines()[0].split()[0] in out
+
+
+@pytest.mark.parametrize("command", [command.__name__.rpartition(".")[2] for command in COMMANDS])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: torchcaps {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("torchcaps tr", ["train "]),
+        ("torchcaps train zhao2019/table2/resnet20", [f"zhao2019/table2/resnet20-{x}" for x in ("average", "routing")]),
+        ("torchcaps explain quickstart --dyn", ["--dynamics "]),
+    ],
+)
+def test_completion(line, expected, tmp_path):
+    pytest.importorskip("argcomplete")
+    answer = tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "|"}
+    python("from torchcaps.cli import run; run()", **asked, _ARGCOMPLETE_STDOUT_FILENAME=str(answer))
+    assert answer.read_text().split("|") == expected
+
+
+def test_warnings_and_logging_are_as_before_after_a_command():
+    logger = logging.getLogger("lightning.pytorch")
+    filters, level = list(warnings.filters), logger.level
+    with quiet_lightning():
+        assert warnings.filters != filters
+        assert logger.level == logging.WARNING
+    assert (warnings.filters, logger.level) == (filters, level)
+    main(["models", "vgg*"])
+    assert (warnings.filters, logger.level) == (filters, level)
+
+
+def test_names_of_the_package_are_imported_when_they_are_used():
+    """The table of homes has every public name but the modules, and what type checkers see is the same."""
+    homes = {name for names in torchcaps._HOMES.values() for name in names}
+    assert homes == set(torchcaps.__all__) - {"functional"}
+    source = Path(torchcaps.__file__).read_text(encoding="utf-8")
+    seen = source.partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
+    namespace: dict = {}
+    exec("\n".join(line.removeprefix("    ") for line in seen.splitlines()), namespace)
+    for name in torchcaps.__all__:
+        assert getattr(torchcaps, name) is namespace[name]
+    with pytest.raises(AttributeError, match="module 'torchcaps' has no attribute 'Capsule'"):
+        _ = torchcaps.Capsule
+    assert parser().prog == "torchcaps"

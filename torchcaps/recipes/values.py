@@ -1,0 +1,59 @@
+"""Values of a recipe, nested as in YAML, each with the place where it is written."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+
+
+class Value(NamedTuple):
+    """A value and its source.
+
+    Args:
+        value: a number, a string, a list, or None.
+        source: part of a table, such as "base" or "row", or name of a file.
+    """
+
+    value: Any
+    source: str
+
+
+Tree = Value | dict[str, Any]  # a dictionary for each level, with a Value at each leaf
+
+
+def with_source(values: Any, source: str) -> Tree:
+    """Give all values the same source."""
+    if isinstance(values, dict):
+        return {key: with_source(value, source) for key, value in values.items()}
+    return Value(values, source)
+
+
+def plain(tree: Tree) -> Any:
+    """Return the values without their sources."""
+    return {key: plain(value) for key, value in tree.items()} if isinstance(tree, dict) else tree.value
+
+
+def merge(values: Tree | None, changes: Tree) -> Tree:
+    """Change some of the values. Where changes name another class (`class_path`), the arguments of the class before are
+    dropped."""
+    if not isinstance(values, dict) or not isinstance(changes, dict):
+        return changes
+    if "class_path" in changes and ("class_path" not in values or _class(changes) != _class(values)):
+        return changes
+    return {**values, **{key: merge(values.get(key), change) for key, change in changes.items()}}
+
+
+def lines(values: Tree, indent: str = "") -> Iterator[tuple[str, str]]:
+    """Return lines of YAML, each with the source of its value; lines that only open a level have none."""
+    assert isinstance(values, dict)
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield f"{indent}{key}:", ""
+            yield from lines(value, f"{indent}  ")
+        else:
+            text = yaml.safe_dump([value.value], default_flow_style=True, width=10**6, allow_unicode=True)
+            yield f"{indent}{key}: {text.strip()[1:-1]}", value.source
+
+
+def _class(values: dict[str, Any]) -> Any:
+    return plain(values["class_path"])
