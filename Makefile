@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both make .venv with the pinned packages if it is not there.
+# `make demo` trains a small network, `make test` runs all checks. Both create .venv with the pinned packages if needed.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -14,11 +14,11 @@ test: .venv/.done
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# Minutes more: a whole training run, compilation with the default backend.
+# Tests that take many minutes, such as whole trainings and compilation with the default backend.
 test-slow: .venv/.done
 	$(BIN)/pytest -m slow
 
-# The tests of the reductions with kernels that check every address and every sum of integers.
+# Tests of the reductions with C++ kernels compiled for the address and undefined-behavior sanitizers.
 SANITIZED := build/sanitized
 test-sanitized: .venv/.done
 	TORCHCAPS_NATIVE_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" \
@@ -27,7 +27,7 @@ test-sanitized: .venv/.done
 		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/lib \
 		$(BIN)/pytest -n 2 --dist worksteal tests/ops tests/routing -k "not Triton and not kernels"
 
-# docs/results.md with what a queue (torchcaps reproduce, in $TORCHCAPS_RUNS) has finished.
+# Adds the results of `torchcaps reproduce` in $TORCHCAPS_RUNS to results.csv, and updates docs/results.md.
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 

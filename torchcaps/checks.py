@@ -1,19 +1,19 @@
-"""Checks of arguments: every module says in the same words what is wrong and what is expected."""
+"""Checks of arguments and parts of error messages that all modules share."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Check that an argument is one of the values that it can have.
+    """Check that an argument is one of its choices.
 
     Args:
-        name: of the argument.
-        value: given for it.
-        choices: it must be one of these, in the order in which the message lists them.
+        name: name of the argument.
+        value: value of the argument.
+        choices: allowed values, in the order in which the message lists them.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: the value is not among the choices.
     """
     choices = list(choices)
     if value not in choices:
@@ -21,7 +21,7 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """End of a message about an unknown name: the known names that look like it, or all of them."""
+    """Return the end of a message about an unknown name: the known names most like it, or all if none is like it."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     return f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop. Trainings stop after a step, and commands exit with the status of the signal."""
+"""Signals that ask a command to stop, such as Ctrl-C. Trainings save and stop after a step; other work stops."""
 
 import math
 import signal
@@ -29,8 +29,10 @@ class Stopped(SystemExit):
 
 
 class StopSignals:
-    """A context in which a signal raises `Stopped` at once; or, while `waits` is true, the first signal is stored in
-    `received`, so that the program can stop at a better place, and the second one raises.
+    """A context in which a signal raises `Stopped`.
+
+    While `waits` is true, the first signal is only stored in `received`, so that a training can finish its step and
+    save. The second signal raises.
 
     Attributes:
         waits: whether the first signal is only stored.
@@ -61,7 +63,7 @@ class StopSignals:
         return {**self.__dict__, "_before": dict.fromkeys(NUMBERS, signal.SIG_DFL), "_patient": True}
 
     def install(self) -> None:
-        """Install the handlers, also if other code has replaced them since."""
+        """Install the handlers, also after other code has replaced them."""
         for number in self._before:
             signal.signal(number, self._handle)
 

@@ -91,7 +91,7 @@ def test_unknown_names(capfd):
         (["--model.network.iterations=2", "--data.batch_size=x"], "torchcaps: --data.batch_size=x: expected int, got"),
         (["--model.network.decoder", "false"], r"reconstruction_weight=0\.005 .*decoder"),
         (["--model.loss", "Loss"], "--model.loss Loss: there is no class 'Loss': correct the name, or add its module"),
-        (["--model.network", "capsnet_mnist"], "are named with their module: torchcaps.models.sabour2017.capsnet_mnist"),
+        (["--model.network", "capsnet_mnist"], "with their module: torchcaps.models.sabour2017.capsnet_mnist"),
         (["--data", "torchcaps.MarginLoss"], "--data torchcaps.MarginLoss: .* subclass of LabelledData"),
         (["--data.batch_size", "0"], r"batch_size .* 0\b"),
         (["--data.resise", "9"], "--data.resise 9: there is no 'resise'; did you mean resize"),

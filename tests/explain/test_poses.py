@@ -2,13 +2,13 @@
 
 import math
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pooch
 import pytest
 import torch
+from commands import call
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -16,7 +16,6 @@ from sklearn.manifold import smacof
 from torch import Tensor, nn
 
 from torchcaps import Capsules, Prediction, RoutingPool2d
-from torchcaps.cli import main
 from torchcaps.data import Metadata, StereoData
 from torchcaps.explain import (
     PoseTrajectories,
@@ -473,11 +472,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
     (tmp_path / "tiny.yaml").write_text(TINY)
     return tmp_path
-
-
-def call(*arguments: str) -> int:
-    with warnings.catch_warnings():
-        return main(list(arguments))
 
 
 # Lightning's own imports and deprecations under this torch.

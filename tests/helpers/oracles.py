@@ -1,15 +1,16 @@
 """Slow, plain oracles: the routing algorithms as the papers print them, one scalar at a time.
 
-Only lists of floats and explicit indices, so that every axis is named where it is used.
+Tests of routings, layers and losses compare the library with these functions. They use only lists of floats and
+explicit indices, so that every axis is named where it is used.
 
-Letters: b batch, i child, j parent, k entry of a flattened pose, t iteration; for transforms also
-r row of a pose, d contracted feature, h produced feature (k = r * H + h).
-`votes[b][i][j][k]` is child i's vote for parent j; `gates[b][i]` in [0, 1] says how present child i is
-(None if all are present), and a child whose gate is 0 changes nothing.
+Letters: b batch, i child, j parent, k entry of a flattened pose, t iteration; for transforms also r row of a pose,
+d contracted feature, h produced feature (k = r * H + h). `votes[b][i][j][k]` is child i's vote for parent j.
+`gates[b][i]` in [0, 1] says how present child i is (None if all are present); a child whose gate is 0 changes nothing.
 
 Every routing returns `poses[b][j][k]`, `scores[b][j]` or None, `variances[b][j][k]` or None, and
-`coefficients[b][i][j]`, those of the last weighted sum: without the gates where the softmax is over
-parents (each child's sum to one), with them where it is over children (each parent's sum to one).
+`coefficients[b][i][j]` of the last weighted sum. With a softmax over parents they exclude the gates, and those of each
+child sum to one (with a leak, to less). With a softmax over children they include the gates, and those of each parent
+sum to one.
 """
 
 import math
@@ -63,7 +64,7 @@ def length(x: Vector) -> float:
 
 
 def unit(x: Vector) -> Vector:
-    """The vector over its norm; the zero vector stays zero (Zhao & Huang, equation 6)."""
+    """The vector divided by its norm; the zero vector stays zero (Zhao & Huang, equation 6)."""
     norm = length(x)
     if norm == 0.0:
         return [0.0 for _ in range(len(x))]
@@ -99,7 +100,7 @@ def layer_norm(x: Vector, weight: Vector | None, bias: Vector | None, eps: float
     return out
 
 
-# Pieces of one sample's routing; no batch index in here
+# Parts of the routing of one sample, without a batch index
 
 
 def softmax_over_parents(logits: Matrix, leaky: bool = False) -> Matrix:
@@ -155,7 +156,7 @@ def times_gates(coefficients: Matrix, gates: Vector) -> Matrix:
 
 
 def gates_of(gates: Matrix | None, b: int, children: int) -> Vector:
-    """The gates of sample b; all ones if gates is None."""
+    """Gates of sample b; all ones if gates is None."""
     if gates is None:
         return [1.0 for _ in range(children)]
     assert len(gates[b]) == children
@@ -179,8 +180,8 @@ def at(table: Matrix, row: int, column: int) -> float:
 def votes_from_poses(poses: Tensor4, weight: Tensor4, bias: Tensor4 | None = None) -> Tensor4:
     """votes[b][i][j][r*H+h] = sum_d poses[b][i][r][d] * weight[g(i)][j][d][h] + bias[gb(i)][m(j)][r][h].
 
-    `weight` has g groups and n, the number of children, is a multiple of g: neighbors share, so
-    g(i) = i // (n // g). `bias` has its own number of groups and one entry per parent, or one for all.
+    `weight` has g groups and n, the number of children, is a multiple of g. Neighboring children share a group:
+    g(i) = i // (n // g). `bias` has its own number of groups, and one entry per parent or one for all.
     """
     groups, parents = len(weight), len(weight[0])
     votes = []
@@ -415,28 +416,28 @@ def em_routing(
     routed: Routed = {"poses": [], "scores": [], "variances": [], "coefficients": []}
     for b in range(len(votes)):
         children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
-        shares = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
+        coefficients = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
         means, variances = zeros(parents, size), zeros(parents, size)
         scores = [0.0 for _ in range(parents)]
         for t in range(iterations):
             if t > 0:
-                shares = softmax_over_parents(_gaussian_logits(votes[b], means, variances, scores))
+                coefficients = softmax_over_parents(_gaussian_logits(votes[b], means, variances, scores))
             temperature = inverse_temperature * (t + 1 if schedule == "linear" else 1.0 - decay ** (t + 1))
             costs = [0.0 for _ in range(parents)]
             for j in range(parents):
                 mass = 0.0
                 for i in range(children):
-                    mass += shares[i][j] * activations[b][i]
+                    mass += coefficients[i][j] * activations[b][i]
                 cost = 0.0
                 for k in range(size):
                     mean, variance = 0.0, 0.0
                     if mass > 0.0:
                         for i in range(children):
-                            mean += shares[i][j] * activations[b][i] * votes[b][i][j][k]
+                            mean += coefficients[i][j] * activations[b][i] * votes[b][i][j][k]
                         mean /= mass
                         for i in range(children):
                             deviation = votes[b][i][j][k] - mean
-                            variance += shares[i][j] * activations[b][i] * deviation**2
+                            variance += coefficients[i][j] * activations[b][i] * deviation**2
                         variance /= mass
                     means[j][k] = mean
                     variances[j][k] = max(variance, eps)
@@ -452,7 +453,7 @@ def em_routing(
         routed["poses"].append(means)
         routed["scores"].append(scores)
         routed["variances"].append(variances)
-        routed["coefficients"].append(shares)
+        routed["coefficients"].append(coefficients)
     return routed
 
 
@@ -482,20 +483,20 @@ def heinsen_routing(
         available = [sigmoid(scores[b][i]) for i in range(children)]
         means, variances = zeros(parents, size), zeros(parents, size)
         out_scores = [0.0 for _ in range(parents)]
-        shares: Matrix = []
+        coefficients: Matrix = []
         for t in range(iterations):
             # E step
             if t == 0:
-                shares = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
+                coefficients = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
             elif model == "gaussian":
-                shares = softmax_over_parents(_gaussian_logits(votes[b], means, variances, out_scores))
+                coefficients = softmax_over_parents(_gaussian_logits(votes[b], means, variances, out_scores))
             else:
-                shares = softmax_over_parents(_distance_logits(votes[b], means, out_scores))
+                coefficients = softmax_over_parents(_distance_logits(votes[b], means, out_scores))
             # D step
             use, ignore = zeros(children, parents), zeros(children, parents)
             for i in range(children):
                 for j in range(parents):
-                    use[i][j] = available[i] * shares[i][j]
+                    use[i][j] = available[i] * coefficients[i][j]
                     ignore[i][j] = available[i] - use[i][j]
             # M step
             for j in range(parents):
@@ -515,13 +516,12 @@ def heinsen_routing(
         routed["poses"].append(means)
         routed["scores"].append(out_scores)
         routed["variances"].append(variances)
-        routed["coefficients"].append(shares)
+        routed["coefficients"].append(coefficients)
     return routed
 
 
 def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, gates: Matrix | None = None) -> Routed:
-    """Hahn et al. 2019, with `poses[b][i][r][d]` of the children, and `weight[i][j][r][d]` and `bias[i][j]` that turn
-    them into logits."""
+    """Hahn et al. 2019. `weight[i][j][r][d]` and `bias[i][j]` turn the children's poses `[b][i][r][d]` into logits."""
     all_poses, all_scores, all_coefficients = [], [], []
     for b in range(len(votes)):
         children, parents = len(votes[b]), len(votes[b][0])
@@ -547,7 +547,7 @@ def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, 
 
 
 def _gaussian_logits(votes: Tensor3, means: Matrix, variances: Matrix, scores: Vector) -> Matrix:
-    """E step: log sigmoid(score[j]) + log N(votes[i][j]; means[j], variances[j]), without log 2 pi."""
+    """Logits of the E step: log sigmoid(score[j]) + log N(votes[i][j]; means[j], variances[j]), without log 2 pi."""
     logits = zeros(len(votes), len(means))
     for i in range(len(votes)):
         for j in range(len(means)):
@@ -561,7 +561,7 @@ def _gaussian_logits(votes: Tensor3, means: Matrix, variances: Matrix, scores: V
 
 
 def _distance_logits(votes: Tensor3, means: Matrix, scores: Vector) -> Matrix:
-    """E step of soft k-means: log sigmoid(score[j]) - |votes[i][j] - means[j]|^2."""
+    """Logits of the E step of soft k-means: log sigmoid(score[j]) - |votes[i][j] - means[j]|^2."""
     logits = zeros(len(votes), len(means))
     for i in range(len(votes)):
         for j in range(len(means)):

@@ -1,7 +1,6 @@
 """Recipes: the values of all are valid, some of every kind run, and tables, rows and `extends` are merged correctly."""
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import pooch
 import pytest
 import torch
 import yaml
+from commands import call
 from encoders import make_encoder
 
 from torchcaps import recipes
-from torchcaps.cli import main
 from torchcaps.data import ImageData, ImageNet
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.recipes.values import lines
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def call(*arguments: str) -> int:
-    with warnings.catch_warnings():
-        return main(list(arguments))
 
 
 Version = tuple[str, bool]  # a recipe, and whether it is the small one

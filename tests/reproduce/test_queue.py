@@ -1,4 +1,4 @@
-"""The queue: rows trained one after the other, stopped, killed and gone on with, results written down once."""
+"""The queue of `torchcaps reproduce`: it can be stopped and killed, and each result is written once."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def start(root: Path, data: Path, *arguments: str) -> subprocess.Popen:
         text=True,
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.default_int_handler
-        ),  # which pytest may be told to ignore
+        ),  # because pytest may have been started with SIGINT ignored
     )
 
 
@@ -54,14 +54,14 @@ def weights(root: Path, seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_queue_killed_again_and_again_ends_in_the_same_weights(tmp_path, images_of_noise):
-    """Ten times at random moments of its work, by SIGKILL, SIGTERM and SIGINT."""
+    """The queue gets SIGKILL, SIGTERM or SIGINT at ten random moments."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start(whole, images_of_noise).wait() == 0
     draw = random.Random(0)
     kills = 0
     while missing(killed / "runs", [ROW]):
         queue = start(killed, images_of_noise)
-        assert queue.stdout.readline().split()[2].startswith(ROW)  # it has begun
+        assert queue.stdout.readline().split()[2].startswith(ROW)  # wait until the first row has started
         how = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         try:
             status = queue.wait(draw.uniform(1, 12) if kills < 10 else None)
@@ -84,7 +84,7 @@ def test_a_queue_killed_again_and_again_ends_in_the_same_weights(tmp_path, image
 @pytest.mark.slow
 def test_a_row_is_trained_tested_and_written_down(tmp_path, images_of_noise):
     queue = start(tmp_path, images_of_noise, "--hours", "1")
-    other = start(tmp_path, images_of_noise, "--hours", "1")  # shares the work
+    other = start(tmp_path, images_of_noise, "--hours", "1")  # a second queue that shares the work
     said = queue.communicate()[0] + other.communicate()[0]
     assert queue.returncode == other.returncode == 0, said
     assert len(re.findall(r"seed \d: \d+\.\d\d % test error \(published: 7.86 % test error\)", said)) >= 3
@@ -96,7 +96,7 @@ def test_a_row_is_trained_tested_and_written_down(tmp_path, images_of_noise):
     assert "1 thread, torch" in first.hardware
     assert first.hours > 0
     assert not list((tmp_path / "runs").rglob("failed.txt"))
-    assert len(list((tmp_path / "runs").rglob("version_*"))) == 3  # nobody trained a row twice
+    assert len(list((tmp_path / "runs").rglob("version_*"))) == 3  # no row was trained twice
 
 
 def test_rows_that_are_done_are_not_missing(tmp_path, capfd):

@@ -1,4 +1,4 @@
-"""What the queue writes down, and the tables that are made of it."""
+"""results.csv, the tables and the figure made from it, and the order of the queue's runs."""
 
 import threading
 from dataclasses import replace
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from torchcaps.recipes import list_recipes, load_recipe
+from torchcaps.reproduce.curves import curve, curves_figure
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, small_table, with_tables
+from torchcaps.reproduce.report import BLOCK, rows_table, small_table, with_tables
 from torchcaps.reproduce.results import (
     PUBLISHED_WITH_THE_PACKAGE,
     Result,

@@ -1,4 +1,4 @@
-"""A network that begins dead says so at the first step, once."""
+"""Warnings about networks whose capsules or gradients are almost zero at the first steps."""
 
 import warnings
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 class Deep(nn.Module):
-    """Vectors to class capsules, by three layers."""
+    """Three capsule layers, from vectors to class capsules."""
 
     def __init__(self, routing):
         super().__init__()
@@ -28,7 +28,7 @@ class Deep(nn.Module):
 
 
 def said(network: nn.Module, steps: int = 4) -> list[str]:
-    """What a training warns of."""
+    """Train and return the warnings."""
     data = TensorDataset(0.1 * torch.randn(16, 16, 8), torch.randint(3, (16,)))
     trainer = Trainer(
         max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -60,7 +60,7 @@ def test_a_first_layer_without_a_gradient_is_named():
 
 def test_networks_that_live_are_silent():
     assert said(Deep(DynamicRouting(2))) == []
-    # The betas begin at zero, so that only they have a gradient in the first step.
+    # The betas start at zero, so that only they have a gradient at the first step.
     assert said(Deep(HeinsenRouting(2, init="paper"))) == []
 
 

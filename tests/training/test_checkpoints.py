@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and what is damaged is seen; what a training says while it runs."""
+"""When checkpoints are saved, that they are whole or absent, and what the commands do with damaged ones."""
 
 import errno
 import os
@@ -6,22 +6,17 @@ import random
 import resource
 import shlex
 import shutil
-import subprocess
-import sys
-import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import call as run_command
 from interruptions import Killed
 
-from torchcaps.cli import main
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
-from torchcaps.training.progress import ProgressLines
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -36,13 +31,12 @@ def _own_folder(tmp_path, monkeypatch):
 
 
 def call(command: str, *arguments: str) -> int:
-    with warnings.catch_warnings():
-        return main([command, "quickstart", *TINY, *arguments])
+    return run_command(command, "quickstart", *TINY, *arguments)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """The runs of two epochs, which leave two checkpoints."""
+    """A folder of runs with a training of two epochs, which leaves two checkpoints."""
     runs = tmp_path_factory.mktemp("trained")
     assert call("train", "--runs", str(runs), "--trainer.max_epochs=2") == 0
     return runs
@@ -50,7 +44,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def checkpoints(trained) -> Path:
-    """A copy of them, to be damaged."""
+    """The folder of a copy of these two checkpoints, for tests that damage them."""
     shutil.copytree(trained, "runs")
     assert sorted(path.name for path in FOLDER.iterdir()) == ["last.ckpt", "previous.ckpt"]
     return FOLDER
@@ -63,7 +57,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def in_a_weight(path: Path) -> int:
-    """A place in the middle of the largest weight."""
+    """Return the position of a byte in the middle of the largest weight."""
     with zipfile.ZipFile(path) as archive:
         member = max(archive.infolist(), key=lambda info: info.file_size)
         with archive.open(member) as file:
@@ -81,14 +75,14 @@ DAMAGES = {
 
 
 def harm(what: str, path: Path) -> None:
-    """As a disk does it: the file is as old as before."""
+    """Damage a file as a disk does: its time of modification stays."""
     times = path.stat()
     DAMAGES[what](path)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-# Damage: each kind is seen, and what each command does then is tried with a file that is no archive and with one whose
-# contents are not what was written
+# Damage. Every kind is tested with `damage`. Commands are tested with a file that is no zip archive ("half") and with
+# an archive whose contents have changed ("one bit").
 
 
 @pytest.mark.parametrize("what", DAMAGES)
@@ -115,7 +109,7 @@ def test_training_goes_on_from_the_one_before(checkpoints, capfd):
     assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2") == 0
     assert f"taking {checkpoints / 'previous.ckpt'}, the newest that is whole" in capfd.readouterr().err
     again = torch.load("runs/quickstart/version_1/checkpoints/last.ckpt", weights_only=True)
-    harm("one bit", checkpoints / "last.ckpt")  # and it is as it was
+    harm("one bit", checkpoints / "last.ckpt")  # a second time, which restores it
     first = torch.load(checkpoints / "last.ckpt", weights_only=True)
     assert all(torch.equal(again["state_dict"][name], value) for name, value in first["state_dict"].items())
 
@@ -178,7 +172,7 @@ def test_every_length_but_the_whole_is_seen(checkpoints):
 
 
 def test_a_checkpoint_between_its_names_is_found(checkpoints, capfd):
-    """As an interruption between the two renames leaves them, and one before the first."""
+    """`next.ckpt` alone is the state after an interruption before the last rename."""
     (checkpoints / "previous.ckpt").unlink()
     (checkpoints / "last.ckpt").rename(checkpoints / "next.ckpt")
     assert call("test", "--ckpt_path", "last") == 0
@@ -191,7 +185,7 @@ def test_a_checkpoint_between_its_names_is_found(checkpoints, capfd):
     ("rename", "left"), [("previous.ckpt", {"next.ckpt", "last.ckpt"}), ("last.ckpt", {"next.ckpt", "previous.ckpt"})]
 )
 def test_an_interruption_between_the_renames_loses_nothing(rename, left, monkeypatch, trained):
-    """Of the checkpoint of the second epoch."""
+    """The interruption comes while the checkpoint of the second epoch is saved."""
     replace, done = Path.replace, []
 
     def interrupted(path: Path, target: Path) -> Path:
@@ -225,7 +219,7 @@ def test_what_is_unfinished_is_no_checkpoint(checkpoints, capfd):
 
 
 def test_the_newest_of_several_runs_comes_first(tmp_path):
-    """By their numbers: the times of files are lost where they are copied."""
+    """Runs are ordered by their numbers, because copies of files may have other times."""
     folders = [tmp_path / name / "checkpoints" for name in ("version_9", "version_10", "version_of_mine", "none")]
     found = [(1, "next"), (1, "last"), (0, "last"), (0, "previous")]
     for seconds, (run, name) in enumerate(found):
@@ -241,7 +235,7 @@ def test_the_newest_of_several_runs_comes_first(tmp_path):
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_full_disk_leaves_the_checkpoint_before(wrapped, tmp_path, monkeypatch):
-    """torch says so in an error of its own, which came of the disk's."""
+    """torch may raise an error of its own after that of the disk."""
     path = tmp_path / "last.ckpt"
     WholeCheckpointIO().save_checkpoint({"step": 1}, path)
 
@@ -263,7 +257,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(wrapped, tmp_path, monkeypatch
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """What writes more is told that it cannot, as on a full disk."""
+    """Within this context larger files cannot be written, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -282,7 +276,7 @@ def test_a_file_that_may_not_grow_leaves_the_checkpoint_before():
 
 
 def test_a_training_that_cannot_write(checkpoints, capfd):
-    """Files may be of 1 MB, and a checkpoint is of 5."""
+    """Files may have up to 1 MB, and a checkpoint has 5 MB."""
     before = {path.name: path.read_bytes() for path in checkpoints.iterdir()}
     with files_of_at_most(10**6):
         assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=3") == 2
@@ -292,8 +286,7 @@ def test_a_training_that_cannot_write(checkpoints, capfd):
     assert line.endswith(" --ckpt_path last")
     assert list(path.parent.iterdir()) == []
     assert {path.name: path.read_bytes() for path in checkpoints.iterdir()} == before
-    with warnings.catch_warnings():
-        assert main(shlex.split(line.partition("to go on: torchcaps ")[2])) == 0
+    assert run_command(*shlex.split(line.partition("to go on: torchcaps ")[2])) == 0
     found = torch.load("runs/quickstart/version_2/checkpoints/last.ckpt", weights_only=True)
     assert found["global_step"] == 6
 
@@ -302,6 +295,7 @@ def test_a_training_that_cannot_write(checkpoints, capfd):
 
 
 def steps_saved(monkeypatch, *arguments: str, seconds: float = 120.0) -> list[int]:
+    """Train, and return the steps at which checkpoints were saved."""
     saved = []
     save = WholeCheckpointIO.save_checkpoint
 
@@ -337,103 +331,3 @@ def test_one_where_training_ends(monkeypatch):
 def test_none_of_a_run_that_keeps_nothing():
     assert call("train", "--trainer.max_epochs=1", "--trainer.enable_checkpointing=false") == 0
     assert list(Path().rglob("*.ckpt")) == []
-
-
-# Lines of progress
-
-
-class Clock:
-    """A clock that goes on by 10 seconds with every step."""
-
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr("torchcaps.training.progress.time", SimpleNamespace(monotonic=lambda: self.now))
-
-
-def progress(monkeypatch, capfd, steps: int, lines: ProgressLines, first: int = 0, **values) -> list[str]:
-    """What is said in so many steps of 10 seconds."""
-    clock = Clock(monkeypatch)
-    metrics = {"train/loss": torch.tensor(0.25), "train/accuracy": 0.5}
-    trainer = SimpleNamespace(
-        global_step=first, current_epoch=0, max_epochs=2, estimated_stepping_batches=40, progress_bar_metrics=metrics
-    )
-    vars(trainer).update(values)
-    capfd.readouterr()
-    lines.on_train_start(trainer, None)
-    for batch in range(steps):
-        clock.now += 10
-        trainer.global_step += 1
-        lines.on_train_batch_end(trainer, None, None, None, batch)
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    return printed.err.splitlines()
-
-
-def test_a_line_tells_how_far_it_is(monkeypatch, capfd):
-    lines = progress(monkeypatch, capfd, 17, ProgressLines())
-    assert lines == [
-        "epoch 1 of 2, step 6 of 40, 0:05:40 left, train/loss 0.2500, train/accuracy 0.5000",
-        "epoch 1 of 2, step 12 of 40, 0:04:40 left, train/loss 0.2500, train/accuracy 0.5000",
-    ]
-
-
-def test_lines_of_a_resumed_run(monkeypatch, capfd):
-    """Only the steps of this process tell how long one takes."""
-    (line,) = progress(monkeypatch, capfd, 6, ProgressLines(), first=24)
-    assert line.startswith("epoch 1 of 2, step 30 of 40, 0:01:40 left")
-
-
-def test_lines_of_a_run_without_an_end(monkeypatch, capfd):
-    values = {"max_epochs": -1, "estimated_stepping_batches": float("inf"), "progress_bar_metrics": {}}
-    assert progress(monkeypatch, capfd, 2, ProgressLines(20), first=9_999, **values) == ["epoch 1, step 10,001"]
-
-
-def test_lines_of_steps_of_several_batches(monkeypatch, capfd):
-    """Until the first one is complete, there is no telling; nothing is divided by zero."""
-    lines = ProgressLines(10)
-    clock = Clock(monkeypatch)
-    trainer = SimpleNamespace(
-        global_step=5, current_epoch=0, max_epochs=2, estimated_stepping_batches=40, progress_bar_metrics={}
-    )
-    lines.on_train_start(trainer, None)
-    clock.now += 10
-    lines.on_train_batch_end(trainer, None, None, None, 0)
-    assert capfd.readouterr().err.startswith("epoch 1 of 2, step 5 of 40, ")
-
-
-def test_other_processes_say_nothing(monkeypatch, capfd):
-    lines = ProgressLines()
-    lines.disable()
-    assert progress(monkeypatch, capfd, 20, lines) == []
-    lines.enable()
-    assert len(progress(monkeypatch, capfd, 20, lines)) == 3
-
-
-def test_the_log_of_a_training_is_small(capfd):
-    """No bar that is drawn again and again where there is no terminal."""
-    arguments = ["train", "quickstart", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
-    with warnings.catch_warnings():
-        assert main([*arguments, "--trainer.limit_train_batches=5"]) == 0
-    printed = capfd.readouterr()
-    assert "test/accuracy: " in printed.out
-    assert len(printed.out + printed.err) < 10_000
-
-
-@pytest.mark.slow
-def test_the_log_of_the_demo_is_small():
-    command = [sys.executable, "-m", "torchcaps", "train", "quickstart", "--trainer.max_epochs=2"]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-    assert ran.returncode == 0
-    assert len(ran.stdout) < 10_000, ran.stdout
-
-
-def test_lines_in_a_training(capfd, monkeypatch):
-    monkeypatch.setattr(ProgressLines.__init__, "__defaults__", (0.0,))
-    arguments = [option for option in TINY if "progress_bar" not in option]
-    with warnings.catch_warnings():
-        assert main(["train", "quickstart", *arguments, "--trainer.max_epochs=2"]) == 0
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("epoch ")]
-    assert [line.partition(", train/")[0].rpartition(", ")[0] for line in lines] == [
-        f"epoch {epoch} of 2, step {step} of 4" for epoch, step in ((1, 1), (1, 2), (2, 3), (2, 4))
-    ]
-    assert all("train/loss" in line for line in lines)

@@ -1,4 +1,4 @@
-"""The LightningModule, without a Trainer where that is enough."""
+"""The LightningModule of all recipes, tested without a Trainer where possible."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_reconstruction_needs_a_decoder():
 
 
 class Scores(nn.Module):
-    """Images are the scores."""
+    """A network that returns its inputs as scores."""
 
     def forward(self, images):
         return Prediction(images)
@@ -63,14 +63,14 @@ PRESENT = torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0
 @pytest.mark.parametrize(
     ("labels_per_image", "correct"),
     [
-        # The two highest: {0, 2}, {0, 1}, {0, 1}, {1, 2}; true are {0, 2}, {0, 3}, {1}, {1, 2}.
+        # The two highest are {0, 2}, {0, 1}, {0, 1}, {1, 2}; the true classes are {0, 2}, {0, 3}, {1}, {1, 2}.
         (2, [1, 0, 0, 1]),
         # Above 0: {0, 2}, {0, 1}, {1}, {0, 1, 2}.
         (None, [1, 0, 1, 0]),
         (3, [0, 0, 0, 0]),
     ],
 )
-@pytest.mark.parametrize("scale", [1.0, 0.1])  # all in [-1, 1] or not: neither is a probability
+@pytest.mark.parametrize("scale", [1.0, 0.1])  # scores inside and outside of [-1, 1], of which none is a probability
 def test_exact_match(labels_per_image, correct, scale):
     classifier = Classifier(Scores(), nn.BCEWithLogitsLoss(), classes=4, labels_per_image=labels_per_image)
     for i, expected in enumerate(correct):
@@ -81,7 +81,7 @@ def test_exact_match(labels_per_image, correct, scale):
 
 
 def test_exact_match_of_probabilities_takes_the_highest():
-    # All lengths of capsules are above 0; 2 says how many to take, without a threshold.
+    # All lengths of capsules are above 0, so that a threshold of 0 would predict every class.
     classifier = Classifier(Scores(), MarginLoss(), classes=4, labels_per_image=2)
     classifier.test_step((torch.tensor([[0.3, 0.1, 0.2, 0.05]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]])), 0)
     assert classifier.test_accuracy.compute() == 1
@@ -152,7 +152,7 @@ def test_scores_of_crops_are_averaged(loss, labels_per_image):
     if labels_per_image == 1:
         right = mean.argmax(1) == labels
     else:
-        right = mean.argmin(1) == 1  # two of three are taken
+        right = mean.argmin(1) == 1  # two of the three classes are predicted
     assert classifier.test_accuracy.compute() == right.float().mean()
 
 

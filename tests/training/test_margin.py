@@ -20,7 +20,7 @@ def test_it_reaches_the_loss():
     module = SimpleNamespace(loss=SpreadLoss())
     SpreadMargin(0.1, 0.5, hold=0).on_train_epoch_start(SimpleNamespace(max_epochs=4, current_epoch=3), module)
     assert module.loss.margin.item() == pytest.approx(0.4)
-    assert module.loss.state_dict()["margin"].item() == pytest.approx(0.4)  # a checkpoint has it
+    assert module.loss.state_dict()["margin"].item() == pytest.approx(0.4)  # stored in checkpoints
 
 
 def test_bad_input():

@@ -1,20 +1,19 @@
-"""Recipes with networks, routings, losses and data of modules beside them."""
+"""Recipes with networks, routings, losses and data of modules in their folders."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from commands import call, error_of
 from torch.utils.data import DataLoader
 
 import torchcaps
-from torchcaps.cli import main
 from torchcaps.models import create_model, registry
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.training.cli import RecipeCLI
@@ -84,7 +83,7 @@ SMALL = {"image_size": 8, "channels": 4, "kernel_size": 3, "primary_types": 2, "
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    """What a test imports is forgotten, as a new process would have it."""
+    """Run each test in its own folder, and forget the modules that it imports, as if it had its own process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
@@ -97,7 +96,7 @@ def _own_folder(tmp_path, monkeypatch):
 
 
 def write(path: str, network: object = "network.few_capsules", **model: object) -> str:
-    """A recipe of a small network of one's own."""
+    """Write a recipe with a small network, and return its path."""
     content = {"extends": "quickstart", "model": {"network": network, "reconstruction_weight": 0, **model}}
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text(json.dumps(content))
@@ -106,18 +105,6 @@ def write(path: str, network: object = "network.few_capsules", **model: object) 
 
 def build(path: str, *overrides: str) -> RecipeCLI:
     return RecipeCLI(load_recipe(path), list(overrides))
-
-
-def call(*arguments: str) -> int:
-    with warnings.catch_warnings():
-        return main(list(arguments))
-
-
-def error_of(capfd, *arguments: str) -> str:
-    capfd.readouterr()
-    assert call(*arguments) == 2
-    (line,) = capfd.readouterr().err.strip().splitlines()
-    return line
 
 
 def test_a_network_beside_a_recipe(capfd):
@@ -170,8 +157,10 @@ def test_names_of_routings(routing, expected, iterations):
 
 
 def test_the_recipe_of_the_readme():
-    """It has a network and a routing of its own."""
-    _, recipe = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    """The recipe names a network and a routing in modules of its folder."""
+    *_, recipe = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs/training.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     Path("mine/digits.yaml").write_text(recipe)
     Path("mine/my_routing.py").write_text(ROUTING)
     Path("mine/network.py").write_text(README_NETWORK)
@@ -248,9 +237,9 @@ def test_no_run_is_outside_the_folder_of_all_runs(capfd):
         ("torchcaps.models.capsnet_digit", "models/__init__.py; did you mean capsnet_digits"),
         (
             "unheard",
-            "mine/digits.yaml: model.network: there is no class 'unheard': correct the name, or give its module",
+            "mine/digits.yaml: model.network: there is no class 'unheard': correct the name, or add its module",
         ),
-        ("capsnet_digits", "is named with its module: torchcaps.models.sabour2017.capsnet_digits"),
+        ("capsnet_digits", "are named with their module: torchcaps.models.sabour2017.capsnet_digits"),
         ("network.unannotated", "the function network.unannotated has no return annotation"),
         (
             "undefined.Net",
@@ -334,7 +323,7 @@ def test_modules_of_one_name_in_two_folders(capfd):
 
 @pytest.mark.slow
 def test_a_process_of_its_own():
-    """The folder is that of the recipe wherever the command runs, and an installed module stays what it is."""
+    """A process finds modules in the recipe's folder, wherever it runs. Installed modules are not replaced."""
     Path("mine/network.py").write_text(NETWORK)
     Path("mine/tabnanny.py").write_text("raise RuntimeError\n")
     recipe = write("mine/digits.yaml", "network.Line")

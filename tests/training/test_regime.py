@@ -1,4 +1,4 @@
-"""Mixup and the one cycle of the learning rate, by their formulas, and in a training."""
+"""Mixup and the one-cycle schedule: by their formulas, and in a training."""
 
 import math
 
@@ -24,10 +24,10 @@ def test_each_sample_is_mixed_with_one_other_and_its_label_alike():
     assert soft.dtype == torch.float64
     torch.testing.assert_close(soft.sum(1), torch.ones(8, dtype=torch.float64))
     assert ((soft > 0).sum(1) <= 2).all()
-    assert (soft[range(8), labels] > 0).all()  # of each sample's own label there is a share
+    assert (soft[range(8), labels] > 0).all()  # every sample keeps a part of its own label
     torch.testing.assert_close(torch.sort((soft > 0).float().sum(0)).values.max(), torch.tensor(2.0))
     shares = soft[range(8), labels]
-    assert len(shares.unique()) > 5  # each its own
+    assert len(shares.unique()) > 5  # one proportion for each sample
 
 
 def test_the_shares_are_of_the_beta_distribution():
@@ -51,7 +51,7 @@ def test_all_inputs_are_mixed_alike():
 
 
 def test_mixed_in_half_precision():
-    torch.set_default_dtype(torch.bfloat16)  # as a Trainer does for a run in it
+    torch.set_default_dtype(torch.bfloat16)  # as the Trainer does for precision bf16-true
     try:
         mixed, soft = mixup(torch.rand(8, 3), torch.arange(8) % 2, 2)
     finally:
@@ -61,7 +61,7 @@ def test_mixed_in_half_precision():
 
 
 class Scores(nn.Module):
-    """The inputs are the scores; a mask, if there is one, multiplies them."""
+    """A network that returns its inputs as scores, multiplied by a mask if there is one."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +125,7 @@ def test_the_part_of_a_step_by_hand():
 
 
 class Recorder(OneCycle):
-    """What each step is taken with."""
+    """Record the learning rate and the momentum of each step."""
 
     def __init__(self, **options):
         super().__init__(**options)

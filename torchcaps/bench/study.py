@@ -34,7 +34,7 @@ def main() -> None:
     parser = script_parser("study", __doc__)
     parser.add_argument("--batch", type=int, default=4, help="images of a step (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="steps of each network (default: %(default)s)")
-    parser.add_argument("--narrow", action="store_true", help="networks in the sizes of the small recipes of li2018/table1")
+    parser.add_argument("--narrow", action="store_true", help="sizes of the small recipes of li2018/table1")
     options = parser.parse_args()
     torch.manual_seed(0)
     images, labels = torch.rand(options.batch, 3, 32, 32), torch.randint(10, (options.batch,))

@@ -1,4 +1,8 @@
-"""Modules of your own beside a recipe: how they are imported, and why one cannot be."""
+"""Python modules in the folder of a user's recipe: how they are imported, and error messages if one cannot be.
+
+A recipe may name networks, routings, losses and data of such modules, for example `network.MyNet` of `network.py`.
+`RecipeCLI` calls this.
+"""
 
 import sys
 import traceback
@@ -12,13 +16,13 @@ from torchcaps.recipes import FOLDER, Recipe
 
 
 class OwnModules:
-    """Let this process, and those that it starts, import from the folders of a recipe's files.
+    """Let this process, and the processes that it starts, import modules from the folders of a recipe's files.
 
-    The folders go to the end of `sys.path`: a module in them never takes the place of an installed one. A spawned
-    process gets `sys.path` from this one, and a process that runs the command again comes here again.
+    The folders are appended to `sys.path`, so that a module in them never replaces an installed one. Spawned processes
+    copy `sys.path`, and processes that run the command again come here again.
 
     Args:
-        recipe: its files of the package's own folder do not count.
+        recipe: recipe whose folders are added, except those of the package.
     """
 
     def __init__(self, recipe: Recipe):
@@ -28,27 +32,27 @@ class OwnModules:
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
     def check_names(self, config: dict[str, Any]) -> None:
-        """Check that no other module hides one that the recipe uses.
+        """Check that no other module hides one that the recipe uses, for example an installed one of the same name.
 
-        A recipe uses the modules that it names. If one of them is beside the recipe, that one may import all others
-        beside it: then none may be hidden.
+        A recipe uses the modules that it names. If one of them is in its folder, that module may import any other in
+        the folder, so that none of them may be hidden.
 
         Args:
             config: all values of the recipe.
 
         Raises:
-            ValueError: a module beside the recipe has the name of an installed one, say.
+            ValueError: a module that the recipe uses is hidden.
         """
         hidden = dict(self._hidden())
         used = {path.partition(".")[0] for path in _class_paths(config)} & set(hidden)
         if not used and any(_is(sys.modules.get(name), path) for name, path in self._beside()):
-            used = set(hidden)  # by imports of the recipe's modules, which Python has resolved already
+            used = set(hidden)  # modules of the recipe may have imported the hidden ones
         if used:
             raise ValueError(_is_hidden(min(used), hidden[min(used)]))
 
     def why_not(self, error: BaseException) -> str | None:
-        """One line that says which name of the recipe cannot be imported; None for other errors."""
-        while error.__cause__ is not None and not isinstance(error, ImportError):  # which says what to install
+        """Return a message that says which name of the recipe cannot be imported and why, or None for other errors."""
+        while error.__cause__ is not None and not isinstance(error, ImportError):  # an ImportError says what to install
             error = error.__cause__
         hidden = dict(self._hidden())
         module, name = None, None
@@ -73,7 +77,7 @@ class OwnModules:
         return None
 
     def _place(self, error: BaseException) -> str | None:
-        """The line of one of the recipe's own modules that raised an error while it was imported."""
+        """Return the line of a module in the recipe's folders that raised an error while it was imported, or None."""
         stack = traceback.extract_tb(error.__traceback__)
         lines = [(frame.filename, frame.lineno) for frame in stack if frame.name == "<module>"]
         if isinstance(error, SyntaxError) and error.filename:
@@ -86,7 +90,7 @@ class OwnModules:
         return None
 
     def _beside(self) -> Iterator[tuple[str, Path]]:
-        """Names and files of modules and packages beside the recipe; torchcaps itself is there in a clone."""
+        """Yield names and files of modules and packages in the recipe's folders, except torchcaps itself in a clone."""
         for folder in self.folders:
             for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
                 name = path.stem if path.parent == folder else path.parent.name
@@ -94,6 +98,7 @@ class OwnModules:
                     yield name, path
 
     def _hidden(self) -> Iterator[tuple[str, Path]]:
+        """Yield names and files of those for which another module of the same name was imported."""
         for name, path in self._beside():
             module = sys.modules.get(name)
             if module and not _is(module, path):
@@ -101,7 +106,7 @@ class OwnModules:
 
 
 def _class_paths(value: Any) -> Iterator[str]:
-    """All that a recipe imports."""
+    """Yield all values of `class_path` in a recipe."""
     if isinstance(value, dict):
         if isinstance(value.get("class_path"), str):
             yield value["class_path"]

@@ -1,4 +1,4 @@
-"""What there is to reproduce, and in which order."""
+"""The runs of `torchcaps reproduce`: all rows of the papers with a published number, with three seeds, in order."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
-Key = tuple[str, str, str, int]  # of a result: recipe, overrides, data, seed
+Key = tuple[str, str, str, int]  # recipe, overrides, data and seed of a result
 
 
 @dataclass(frozen=True)
 class Run:
-    """A row of a paper with a seed.
+    """A row of a paper's table, trained with a seed.
 
     Args:
-        recipe: its name.
-        seed: of the run.
-        overrides: arguments of the run beside the recipe's and the seed.
-        tested_on: classes of other data that the trained network is tested on as well.
+        recipe: name of the row's recipe.
+        seed: seed of the run.
+        overrides: command-line arguments that change the recipe, such as a shorter training.
+        tested_on: classes of further data that the trained network is tested on.
     """
 
     recipe: str
@@ -36,25 +36,34 @@ class Run:
         return f"{self.recipe}, seed {self.seed}"
 
     def folder(self, root: Path) -> Path:
-        """Where it is trained."""
+        """Return the folder of the run's logs and checkpoints, in the folder of all runs."""
         return root / f"seed-{self.seed}" / self.recipe
 
     @property
     def keys(self) -> list[Key]:
-        """Those of its results."""
+        """Keys of its results, one for each data set that it is tested on."""
         return [(self.recipe, shlex.join(self.overrides), data, self.seed) for data in ("", *self.tested_on)]
+
+    @property
+    def arguments(self) -> list[str]:
+        """Command-line arguments of its training."""
+        # One device, because Lightning would start the queue again for each further one.
+        chosen = [f"--seed_everything={self.seed}", *self.overrides, "--trainer.devices=1"]
+        if load_recipe(self.recipe).bfloat16:
+            chosen.append("--trainer.precision=bf16-mixed")
+        return chosen
 
 
 def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> list[Run]:
-    """All rows that have a published number, the most useful first.
+    """Return all runs in their order: those of plan.yaml first, then the others, the shortest first.
 
     Args:
-        wanted: papers, tables or recipes; all if there are none.
-        hours: how long recipes take, as far as it is known. Those that the plan does not name are sorted by it; those
-            of which nothing is known come last.
+        wanted: papers, tables or recipes to run, or nothing for all.
+        hours: hours that recipes take, by name, as far as they are known. Recipes that are neither here nor in
+            plan.yaml come last.
 
     Raises:
-        ValueError: for an unknown paper, table or recipe; the message has the nearest ones.
+        ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
     named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
     rows = [name for name in list_recipes() if load_recipe(name).has_number]

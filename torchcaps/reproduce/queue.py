@@ -1,4 +1,7 @@
-"""A queue of rows: each trained in a process of its own, one after the other, stopped and gone on with at any time."""
+"""The queue of `torchcaps reproduce`: trains rows one after the other, each in its own process, and lists what is left.
+
+The queue can be stopped or killed at any time. The same command resumes it.
+"""
 
 import os
 import time
@@ -9,15 +12,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from torchcaps.recipes import load_recipe
+from torchcaps.reproduce.pace import read_pace
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import known_results, read_results, summary
-from torchcaps.reproduce.work import TAKEN, read_pace, steps_done, work
+from torchcaps.reproduce.work import TAKEN, steps_done, work
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "hours left", "")
 
 
 def missing(root: Path, papers: Sequence[str]) -> list[Run]:
-    """The rows that have no result yet, in the order of the plan; those that failed the last time come last."""
+    """Return the runs that have no result yet, in the order of the plan. Those that failed last time come last."""
     done = {result.key for result in known_results(root)}
     hours: dict[str, float] = {}
     for run in plan(papers):
@@ -28,7 +32,7 @@ def missing(root: Path, papers: Sequence[str]) -> list[Run]:
 
 
 def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
-    """A line per row: the published number, ours so far, and what is left, as HEADER heads them."""
+    """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
     results, left = known_results(root), missing(root, papers)
     lines: list[tuple[str, ...]] = []
     for recipe in dict.fromkeys(run.recipe for run in plan(papers)):
@@ -54,7 +58,7 @@ def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def measure(root: Path, papers: Sequence[str], threads: int, say: Callable[[str], None]) -> None:
-    """Take a few steps of each row that has not been measured here."""
+    """Measure the pace of each row, by a few steps, if it is not known for this hardware."""
     seen = set()
     for run in missing(root, papers):
         if run.recipe not in seen and read_pace(root, run) is None:
@@ -64,14 +68,14 @@ def measure(root: Path, papers: Sequence[str], threads: int, say: Callable[[str]
 
 
 def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: int, say: Callable[[str], None]) -> None:
-    """Train what is missing, until all is done or so many hours have passed.
+    """Train all runs without a result, one after the other.
 
     Args:
-        root: folder of the runs.
-        papers: or recipes; all if there are none.
-        hours: after which the run under way is stopped, to be gone on with the next time; None is without end.
-        threads: of a run.
-        say: what is told.
+        root: folder of all runs.
+        papers: papers, tables or recipes, or nothing for all.
+        hours: time after which the current run is saved and stopped, to be resumed next time, or None for no limit.
+        threads: number of threads of a run.
+        say: function that prints a line for the user.
     """
     end = None if hours is None else time.monotonic() + 3600 * hours
     tried: set[Run] = set()
@@ -93,19 +97,17 @@ def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: i
                     of = f" on {result.data}" if result.data else ""
                     say(f"{run}{of}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
         elif process.exitcode == TAKEN:
-            say(f"{run}: another process has it")
+            say(f"{run}: another process is at it")
         elif (run.folder(root) / "failed.txt").exists():
             say(f"{run}: failed: {(run.folder(root) / 'failed.txt').read_text(encoding='utf-8')}")
         else:
-            say(f"{run}: ended with status {process.exitcode}, killed perhaps for want of memory")
+            say(f"{run}: ended with status {process.exitcode}, perhaps killed for lack of memory")
     left = missing(root, papers)
-    say(
-        "all rows are done" if not left else f"{len(left)} runs have no result: failed, or under way in another process"
-    )
+    say("all rows are done" if not left else f"{len(left)} runs have no result: they failed or run in another process")
 
 
 def _start(run: Run, root: Path, threads: int, measure_only: bool) -> BaseProcess:
-    # Read when the libraries are loaded. Threads that wait in a spin slow all others down.
+    # Libraries read these when they are loaded. PASSIVE: threads that spin while they wait slow down all others.
     os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
     process = get_context("spawn").Process(target=work, args=(run, root, measure_only))
     process.start()
@@ -113,10 +115,10 @@ def _start(run: Run, root: Path, threads: int, measure_only: bool) -> BaseProces
 
 
 def _finish(process: BaseProcess, seconds: float | None = None) -> bool:
-    """Wait until a process is done. After so many seconds, or if this wait is interrupted, ask it to save and stop.
+    """Wait until a process ends. After `seconds`, or if the wait is interrupted, ask it to save and stop.
 
     Returns:
-        Whether the time was up.
+        Whether the seconds passed before the process ended.
     """
     try:
         process.join(seconds)

@@ -1,26 +1,21 @@
-"""Makes the tables of docs/results.md from results.csv, and the curves of a queue's runs.
+"""The tables of docs/results.md, which `make results` makes from results.csv.
 
-python -m torchcaps.reproduce.report docs    # `make results`: takes in what the queue in $TORCHCAPS_RUNS has finished
+python -m torchcaps.reproduce.report docs    # adds the results of the queue in $TORCHCAPS_RUNS to results.csv first
 """
 
-import csv
 import os
 import re
 import sys
 from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
-from statistics import fmean
 
 from torchcaps.explain.pictures import write
-from torchcaps.extras import needs
 from torchcaps.files import write_text_whole
 from torchcaps.recipes import list_recipes, load_recipe
-from torchcaps.reproduce.plan import Run, plan
+from torchcaps.reproduce.curves import curves_figure
+from torchcaps.reproduce.plan import plan
 from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, Result, add_results, mean, read_results, summary
-
-with needs("train"):
-    from matplotlib.figure import Figure
 
 BLOCK = re.compile(
     r"(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)", re.DOTALL
@@ -28,7 +23,7 @@ BLOCK = re.compile(
 
 
 def rows_table(part: str, results: Sequence[Result]) -> str:
-    """Rows of a paper or a table with published numbers and ours, and how each of ours came about, in Markdown."""
+    """Return the rows of a paper or a table with published numbers and ours, and how ours were made, in Markdown."""
     lines = ["| recipe | row | published | ours |", "|---|---|---|---|"]
     for name in list_recipes():
         recipe = load_recipe(name)
@@ -43,7 +38,7 @@ def rows_table(part: str, results: Sequence[Result]) -> str:
 
 
 def small_table(part: str, results: Sequence[Result]) -> str:
-    """Results of the small versions of a paper's or a table's recipes, in Markdown."""
+    """Return the results of the small versions of the recipes of a paper or a table, in Markdown."""
     groups = [group for group in _groups(part, results) if group[0].recipe.endswith(" --small")]
     lines = [
         "| recipe | row | parameters | by seed | ours | published, full size | commit | date |",
@@ -60,7 +55,7 @@ def small_table(part: str, results: Sequence[Result]) -> str:
 
 
 def _groups(part: str, results: Sequence[Result]) -> list[list[Result]]:
-    """Results of a part that differ in their seeds alone."""
+    """Return groups of results of a paper, a table or a recipe that differ only in their seeds."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
         if result.recipe.startswith((f"{part}/", f"{part} ")) or result.recipe == part:
@@ -79,7 +74,7 @@ def _small_line(name: str, group: Sequence[Result]) -> str:
 
 
 def _how(group: Sequence[Result]) -> str:
-    """How results that differ in their seeds came about."""
+    """Return a table line that says how results that differ only in their seeds were made."""
     first = group[0]
     command = re.sub(r"--seed_everything[= ]\d+", "--seed_everything SEED", first.command)
     seeds_of = ", ".join(str(result.seed) for result in group)
@@ -103,7 +98,7 @@ def _ours(recipe: str, results: Sequence[Result]) -> str:
 
 
 def with_tables(text: str, results: Sequence[Result]) -> str:
-    """Return a page with its tables made anew."""
+    """Return a page with the tables between its markers replaced by new ones."""
 
     def made(block: re.Match[str]) -> str:
         return block[1] + (small_table if block[2] else rows_table)(block[3], results) + block[4]
@@ -111,45 +106,8 @@ def with_tables(text: str, results: Sequence[Result]) -> str:
     return BLOCK.sub(made, text)
 
 
-def curve(folder: Path, name: str = "train/loss_step") -> tuple[list[int], list[float]]:
-    """Steps and logged values of a run, over all its parts."""
-    values: dict[int, float] = {}
-    parts = sorted(folder.glob("version_*"), key=lambda path: int(path.name.removeprefix("version_")))
-    for part in parts:
-        if (part / "metrics.csv").exists():
-            with (part / "metrics.csv").open(encoding="utf-8", newline="") as file:
-                values |= {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row.get(name)}
-    steps = sorted(values)
-    return steps, [values[step] for step in steps]
-
-
-def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure | None:
-    """Draw the training losses of the runs that have begun; None if none has.
-
-    Args:
-        root: folder of all runs.
-        runs: runs to draw.
-        window: number of logged values of which each point is the mean.
-    """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.add_subplot()
-    for run in runs:
-        steps, values = curve(run.folder(root))
-        if steps:
-            smooth = [fmean(values[max(i - window, 0) : i]) for i in range(1, len(values) + 1)]
-            axis.plot(steps, smooth, linewidth=1, label=str(run))
-    if not axis.lines:
-        return None
-    axis.set(xlabel="step", ylabel="training loss", yscale="log")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
 def main(docs: Path) -> None:
-    """Take in the results of the queue, make the tables anew, and draw the curves."""
+    """Add the results of the queue to the package's results.csv, update the tables, and draw the training losses."""
     root = Path(os.environ.get("TORCHCAPS_RUNS", "runs"))
     results = add_results(PUBLISHED_WITH_THE_PACKAGE, read_results(root / "results.csv"))
     page = docs / "results.md"

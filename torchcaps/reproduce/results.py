@@ -1,4 +1,4 @@
-"""Our numbers: a CSV file from which `torchcaps recipes` and docs/results.md show them beside the published ones."""
+"""results.csv, our numbers: `torchcaps recipes` and docs/results.md show them next to the published ones."""
 
 import csv
 import io
@@ -25,16 +25,16 @@ class Result:
         overrides: arguments that change the recipe's training, such as a shorter one.
         data: class of the data that it was tested on, if that is not the recipe's own.
         seed: seed of the run.
-        value: per cent of the test samples that were right or wrong, as the unit says.
-        unit: "test error" or "test accuracy", as published.
+        value: percentage of the test samples, wrong ones or right ones according to the unit.
+        unit: "test error" or "test accuracy", whichever the paper has.
         parameters: number of parameters of the network.
         published: published number, as the recipe has it; empty for small versions.
         command: command that trains it again.
-        commit: commit of the code, or several, if the run was resumed with others.
-        hardware: processor and threads, or GPU; and the version of PyTorch.
+        commit: commit of the code; several if the run was resumed with other commits.
+        hardware: processor and number of threads, or GPU, and the version of PyTorch.
         precision: precision, as the Trainer calls it.
         date: date of the test, `YYYY-MM-DD`.
-        hours: hours of training, from the beginning to the end of each part, pauses included; nan if not measured.
+        hours: hours of training, summed over the parts of a resumed run from start to end; nan if not measured.
     """
 
     recipe: str
@@ -54,26 +54,26 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What a result is identified by: there is one for each key."""
+        """What identifies a result: a file has one for each key."""
         return self.recipe, self.overrides, self.data, self.seed
 
 
 def unit_of(published: str) -> str:
-    """Unit of a published number: "test error" or "test accuracy"."""
+    """Return the unit of a published number: "test error" or "test accuracy"."""
     return "test error" if "error" in published else "test accuracy"
 
 
 def value_of(accuracy: float, published: str) -> float:
-    """Convert an accuracy from 0 to 1 to the unit of a published number, in per cent."""
+    """Convert an accuracy from 0 to 1 to the unit of a published number, in percent."""
     share = 1 - accuracy if unit_of(published) == "test error" else accuracy
     return round(100 * share, 4)
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read all results of a file; none if there is no such file.
+    """Read all results of a file. A missing file has none.
 
     Raises:
-        ValueError: it is not a file of results.
+        ValueError: the file is not a file of results.
     """
     if not path.exists():
         return []
@@ -89,7 +89,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
-    """Add results to a file, and return all that it then has. A result whose key is there already is not added."""
+    """Add results to a file, except those whose key it has already. Return all results of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         found = {result.key: result for result in read_results(path)}
@@ -105,7 +105,7 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
 
 
 def known_results(root: Path) -> list[Result]:
-    """Return the results that come with the package, and those of the queue in a folder of runs."""
+    """Return the results that come with the package and those of the queue in a folder of runs."""
     found = {result.key: result for result in read_results(PUBLISHED_WITH_THE_PACKAGE)}
     for result in read_results(root / "results.csv"):
         found.setdefault(result.key, result)
@@ -113,8 +113,8 @@ def known_results(root: Path) -> list[Result]:
 
 
 def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
-    """Our number of a row, or nothing: the mean over seeds and, of several, the standard deviation. Runs with other
-    overrides count apart; those without any are shown alone if there are some."""
+    """Return our number for a row, the mean over its seeds, or "" if there is none. Results without overrides are
+    preferred; otherwise there is one number for each choice of overrides."""
     values: dict[str, list[float]] = {}
     for result in results:
         if (result.recipe, result.data) == (recipe, data):
@@ -127,11 +127,11 @@ def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
 
 
 def mean(values: Sequence[float]) -> str:
-    """Mean of several seeds, and their standard deviation."""
+    """Return the mean over seeds, with the standard deviation if there are several."""
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}"
 
 
 def seeds(values: Sequence[float]) -> str:
-    """Number of seeds, in words."""
+    """Return the number of seeds in words."""
     return f"{len(values)} seed{'s' if len(values) > 1 else ''}"

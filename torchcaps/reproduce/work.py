@@ -1,4 +1,4 @@
-"""One row, trained in a process of its own: resumed where it stopped, tested at its end, its result written down."""
+"""The process in which the queue trains a row: it resumes the run, tests it at its end, and adds to results.csv."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -19,25 +18,29 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from lightning import Callback, LightningModule, Trainer
 
 from torchcaps.files import write_text_whole
-from torchcaps.machine import commit, processor
+from torchcaps.machine import commit
 from torchcaps.quiet import quiet_lightning
 from torchcaps.recipes import load_recipe
+from torchcaps.reproduce.pace import hardware, measure_pace
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import Result, add_results, known_results, unit_of, value_of
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.training.cli import RecipeCLI
 
-TAKEN = 75  # the status of a process whose run another one has
+TAKEN = 75  # exit status if another process works on the same run
 
 
 def work(run: Run, root: Path, measure_only: bool) -> None:
-    """Train a row and test it, or only measure how long that takes. Ends the process, with status 0 if all is done."""
+    """Train a row and test it, or only measure its pace.
+
+    This is the main function of a process. The exit status is 0 if all is done, and TAKEN if another process has the
+    run. Errors are written to `failed.txt`, and all output to `log.txt`, in the folder of the run.
+    """
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C is for the queue, which then asks this process to stop
+        os.setsid()  # Ctrl-C reaches only the queue, which then asks this process to stop
     folder = run.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
@@ -46,13 +49,13 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        # Longer than a process takes to stop whose queue was killed.
+        # The timeout gives the process of a killed queue the time to save and stop.
         with FileLock(folder / "lock", timeout=60), StopSignals() as signals, quiet_lightning():
             if {result.key for result in known_results(root)}.issuperset(run.keys):
-                return  # another queue has finished it while this one waited
+                return  # another queue finished the run while this one waited
             (folder / "failed.txt").unlink(missing_ok=True)
             if measure_only:
-                _measure(run, root)
+                measure_pace(root, run)
             else:
                 _train(run, root, signals)
     except Timeout:
@@ -64,66 +67,19 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
 
 
 def steps_done(run: Run, root: Path) -> int:
-    """How many steps the newest checkpoint of a run has."""
+    """Return the number of steps that the newest checkpoint of a run has taken."""
     checkpoint, _ = newest_whole(run.folder(root).glob("version_*/checkpoints"))
     if checkpoint is None:
         return 0
     return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"]
 
 
-def read_pace(root: Path, run: Run) -> tuple[float, int] | None:
-    """Seconds of a step and the number of steps of a row, if they were measured on this hardware with its threads."""
-    paces = _paces(root / "pace" / f"{run.recipe}.json")
-    return tuple(paces[_hardware()]) if _hardware() in paces else None
-
-
-def _paces(path: Path) -> dict[str, list[Any]]:
-    """Seconds and steps by hardware."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
 def _stop_without_parent() -> None:
-    """When the queue is gone, however that came, stop as it would have asked to."""
+    """Stop this process, with a checkpoint, when the queue has ended or was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-class _Pace(Callback):
-    """Takes a few steps and raises what it measured."""
-
-    STEPS = 5
-
-    class Measured(Exception):
-        pass
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.times = [time.perf_counter()]
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.times.append(time.perf_counter())
-        if len(self.times) > self.STEPS:
-            seconds = [after - before for before, after in zip(self.times[1:], self.times[2:], strict=False)]
-            seconds_per_step = statistics.median(seconds) * trainer.accumulate_grad_batches
-            raise self.Measured(seconds_per_step, int(trainer.estimated_stepping_batches))
-
-
-def _measure(run: Run, root: Path) -> None:
-    overrides = [*_overrides(run), "--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
-    cli = RecipeCLI(load_recipe(run.recipe), overrides)
-    cli.trainer.callbacks.append(_Pace())  # type: ignore[attr-defined]
-    try:
-        cli.trainer.fit(cli.model, cli.datamodule)
-    except _Pace.Measured as measured:
-        path = root / "pace" / f"{run.recipe}.json"
-        text = json.dumps({**_paces(path), _hardware(): measured.args})
-        write_text_whole(path, text)
 
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
@@ -132,12 +88,12 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
     recipe = load_recipe(run.recipe)
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
-        print(f"{problem}: going on from {checkpoint or 'the beginning'}", file=sys.stderr)
+        print(f"{problem}: resuming from {checkpoint or 'the beginning'}", file=sys.stderr)
     cli = RecipeCLI(recipe, overrides, folder, signals=signals)
     assert cli.run_folder is not None
     for old in folder.glob("version_*/checkpoints"):
         if checkpoint is not None and old != checkpoint.parent:
-            shutil.rmtree(old)  # of parts before the one that this goes on from
+            shutil.rmtree(old)  # only the checkpoints of the part that is resumed are needed
     with _noted(cli.run_folder):
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     results = [_result(run, "", overrides, cli, cli, folder)]
@@ -148,27 +104,19 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
     add_results(root / "results.csv", results)
 
 
-def _overrides(run: Run) -> list[str]:
-    # With several GPUs, Lightning would begin the queue anew for each.
-    chosen = [f"--seed_everything={run.seed}", *run.overrides, "--trainer.devices=1"]
-    if load_recipe(run.recipe).bfloat16:
-        chosen.append("--trainer.precision=bf16-mixed")
-    return chosen
-
-
 def _as_begun(run: Run, folder: Path) -> list[str]:
-    """The arguments that a run was begun with, which it keeps whatever the plan says since."""
+    """Return the arguments with which a run was started. A resumed run keeps them even if the plan has changed."""
     begun = folder / "overrides.json"
     if not begun.exists():
-        text = json.dumps(_overrides(run))
+        text = json.dumps(run.arguments)
         write_text_whole(begun, text)
     return json.loads(begun.read_text(encoding="utf-8"))
 
 
 @contextmanager
 def _noted(part: Path) -> Iterator[None]:
-    """Write down with which code and on what this part of a run is trained, and from when to when."""
-    about = {"commit": commit(), "hardware": _hardware(), "began": time.time()}
+    """Write the commit, the hardware, and the times of the start and the end of a part of a run to `part.json`."""
+    about = {"commit": commit(), "hardware": hardware(), "began": time.time()}
 
     def note() -> None:
         write_text_whole(part / "part.json", json.dumps(about))
@@ -180,7 +128,7 @@ def _noted(part: Path) -> Iterator[None]:
 
 
 def _parts(folder: Path) -> list[dict[str, Any]]:
-    """What is known of the parts of a run. One that was stopped or killed ended with what it wrote last."""
+    """Return `part.json` of all parts of a run. A part that was stopped or killed ended with its last file."""
     parts = []
     for path in sorted(folder.glob("version_*/part.json"), key=lambda path: path.stat().st_mtime):
         written = max(file.stat().st_mtime for file in path.parent.rglob("*"))
@@ -189,6 +137,7 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
 
 
 def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, tested: RecipeCLI, folder: Path) -> Result:
+    """Test a trained network, on its own data or on that of `tested`, and return the result."""
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
     number = load_recipe(run.recipe).published
     parts = _parts(folder)
@@ -208,10 +157,3 @@ def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, teste
         date=datetime.now(UTC).date().isoformat(),
         hours=round(sum(part["ended"] - part["began"] for part in parts) / 3600, 4),
     )
-
-
-def _hardware() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    threads = torch.get_num_threads()
-    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"

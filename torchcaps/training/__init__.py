@@ -1,4 +1,8 @@
-"""Training with Lightning."""
+"""Training with Lightning: the module that every recipe trains, and callbacks that recipes can name.
+
+The other files serve the commands: they build a training from a recipe (`cli.py`, `errors.py`, `trainer.py`), save it
+(`checkpoints.py`) and report on it (`progress.py`, `alive.py`).
+"""
 
 from torchcaps.extras import needs
 

@@ -1,4 +1,4 @@
-"""A word about networks that begin dead, before an hour of training has shown it."""
+"""A warning, at the first training steps, about capsules or gradients that are almost zero. `Classifier` uses it."""
 
 import warnings
 from typing import Any
@@ -11,16 +11,16 @@ from torch.utils.hooks import RemovableHandle
 from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleLayer
 
-LEAST = 1e-4  # activation, on average
-ADVICE = "try routings with init='fan_in', fewer layers, or longer poses to begin with"
+LEAST = 1e-4  # least mean activation that raises no warning
+ADVICE = "try routings with init='fan_in', fewer layers, or longer poses in the first layer"
 
 
 class BeginsAlive(Callback):
-    """Warns once, at the first steps, of a network in which nothing reaches the classes, or the first layer.
+    """Warn once if no signal reaches the classes in the forward pass, or the first layer in the backward pass.
 
-    It names the first capsule layer whose capsules are shorter than 1e-4 on average at the first step; or the first
-    layer with weights, if these have no gradient in two steps. (In one step they may have none although all is well:
-    where a network's last parameters begin at zero, as the betas of Heinsen's routing do.)
+    The warning names the first capsule layer whose mean activation is below 1e-4 at the first step. Otherwise it names
+    the first layer with weights, if their gradient is zero at the first two steps. One step would not be enough: where
+    a network's last parameters start at zero, as the betas of Heinsen routing do, only they have a gradient at first.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class BeginsAlive(Callback):
         self.hooks: list[RemovableHandle] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.steps = 0 if trainer.global_step == 0 else 2  # a run that goes on has begun before
+        self.steps = 0 if trainer.global_step == 0 else 2  # a resumed run was checked at its start
         if self.steps == 0:
             network: Any = pl_module.network
             layers = [(name, module) for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
@@ -46,7 +46,7 @@ class BeginsAlive(Callback):
             self.steps = 2
         elif self.steps == 2:
             layer = name.rpartition(".")[0] or name
-            self._warn(f"nothing reaches the first layer, {layer}: its gradient is 0 at the first two steps; {ADVICE}")
+            self._warn(f"the first layer, {layer}, does not learn: its gradient is 0 at the first two steps; {ADVICE}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._remove_hooks()
@@ -56,7 +56,7 @@ class BeginsAlive(Callback):
             if isinstance(output, Capsules) and not self.warned:
                 size = output.activations.detach().float().mean().item()
                 if size < LEAST:
-                    self._warn(f"layer {name} begins dead: its capsules have activations of {size:.1g}; {ADVICE}")
+                    self._warn(f"layer {name} starts dead: the mean activation of its capsules is {size:.1g}; {ADVICE}")
 
         return look
 

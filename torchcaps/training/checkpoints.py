@@ -1,4 +1,7 @@
-"""Checkpoints that are whole or absent, taken where a run can go on exactly."""
+"""Checkpoints of a training: saving them so that a run can resume exactly, and finding the newest one that is whole.
+
+`torchcaps train` and the queue of `torchcaps reproduce` save them; all commands with `--ckpt_path last` look for them.
+"""
 
 import signal
 import time
@@ -15,19 +18,19 @@ from lightning.pytorch.callbacks import Checkpoint
 from torchcaps.files import sync_folder, write_whole
 from torchcaps.signals import Stopped, StopSignals
 
-# The newest checkpoint has the first of these names that is there; `next` only in the moment before it becomes `last`.
+# Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, and puts it there when all of it is on the disk."""
+    """Write each checkpoint to a temporary file, and rename it when all of it is on the disk."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         def write(unfinished: Path) -> None:
             try:
                 with unfinished.open("wb") as file:
                     torch.save(checkpoint, file)
-            except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+            except (OSError, RuntimeError) as error:  # torch may raise a RuntimeError for a full disk
                 cause = error.__context__ if isinstance(error.__context__, OSError) else error
                 reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
                 raise OSError(f"cannot write {path}: {reason}") from None
@@ -36,28 +39,28 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoints(Checkpoint):
-    """Keeps the last two states that a run can go on from as if it had never stopped.
+    """Keep the last two checkpoints. A run resumed from either ends in the same weights as one that never stopped.
 
-    They are of the end of an epoch, or of the end of a step within one: every so often, where training ends within an
-    epoch, and where a signal asks it to stop. Nothing is saved when training fails: the state may be why it failed.
+    A checkpoint is saved at the end of every epoch. Within an epoch, a step saves one if `SECONDS` have passed, if
+    training ends there, or if a signal asks to stop. None is saved when training fails: its state may be the reason.
 
     Args:
-        folder: for `last.ckpt`, and for `previous.ckpt`, which is used if the other is damaged.
-        signals: that ask to stop; training then ends with :class:`torchcaps.signals.Stopped`.
+        folder: folder for `last.ckpt`, and for `previous.ckpt`, which is used if the last one is damaged.
+        signals: signals that ask to stop; training then ends with :class:`torchcaps.signals.Stopped`.
     """
 
-    SECONDS = 120.0  # between checkpoints within an epoch
+    SECONDS = 120.0  # least time between checkpoints within an epoch
 
     def __init__(self, folder: Path, signals: StopSignals) -> None:
         self.folder, self.signals = folder, signals
-        self._time, self._step = 0.0, -1  # of the newest
+        self._time, self._step = 0.0, -1  # of the newest checkpoint
         self._stops = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.folder = trainer.strategy.broadcast(self.folder)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # At its end an epoch is all but complete to Lightning, which would end it once more if there are max_steps.
+        # Lightning saves before it counts the epoch as completed. With max_steps, a resumed run would end it again.
         epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]
         for counts in (epochs["total"], epochs["current"]):
             if counts["processed"] == counts["ready"]:
@@ -68,7 +71,7 @@ class LastCheckpoints(Checkpoint):
         if epochs.processed == epochs.ready:
             trainer.fit_loop.epoch_loop.restarting = False  # a new epoch begins
         self._time, self._step = time.monotonic(), trainer.global_step
-        self.signals.install()  # Lightning has put its own in their place
+        self.signals.install()  # Lightning has replaced the handlers by its own
         self.signals.waits = True
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -84,14 +87,14 @@ class LastCheckpoints(Checkpoint):
             trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
             or (batch_idx + 1) % trainer.accumulate_grad_batches
         ):
-            return  # the end of the epoch follows; gradients that wait for more are in no checkpoint
+            return  # the end of the epoch follows; accumulating gradients are in no checkpoint
         ends = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
         due = time.monotonic() - self._time > self.SECONDS
         if self._any(trainer, self.signals.received is not None or ends or due):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step != self._step:  # one that ended within has been saved as such
+        if trainer.global_step != self._step:  # equal if training ended, and saved, within the epoch
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,14 +106,14 @@ class LastCheckpoints(Checkpoint):
         self.signals.waits = False
 
     def _any(self, trainer: Trainer, decision: bool) -> bool:
-        """Whether one of the processes decides so."""
+        """Return whether the decision is true in any of the processes."""
         return trainer.strategy.reduce_boolean_decision(decision, all=False)
 
     def _save(self, trainer: Trainer) -> None:
         self._stops = self._any(trainer, self.signals.received is not None)
         newest, last, previous = (self.folder / name for name in NAMES)
         for logger in trainer.loggers:
-            logger.save()  # or a kill would leave a gap in the curves of what went on
+            logger.save()  # otherwise a killed run would have a gap in its curves when it is resumed
         trainer.save_checkpoint(newest)
         if trainer.is_global_zero:
             if last.exists():
@@ -120,20 +123,20 @@ class LastCheckpoints(Checkpoint):
         self._time, self._step = time.monotonic(), trainer.global_step
 
     def _leave(self) -> None:
-        # Not where the checkpoint is saved: what is known of the step is logged after it.
+        # Called later than _save, because the metrics of the step are logged in between.
         if self._stops:
-            raise Stopped(self.signals.received or signal.SIGTERM)  # of another process
+            raise Stopped(self.signals.received or signal.SIGTERM)  # SIGTERM if only another process got a signal
 
 
 def newest_first(folders: Iterable[Path]) -> list[Path]:
-    """The checkpoints in folders `version_N/checkpoints`, whole or not; those of the run that began last come first."""
+    """Return the checkpoints in folders `version_N/checkpoints`, whole or not, those of the highest N first."""
     numbered = {folder: folder.parent.name.removeprefix("version_") for folder in folders}
     ordered = sorted((f for f in numbered if numbered[f].isdigit()), key=lambda f: int(numbered[f]), reverse=True)
     return [folder / name for folder in ordered for name in NAMES if (folder / name).is_file()]
 
 
 def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:
-    """The newest whole checkpoint of several runs of one recipe, and what is wrong with a newer one."""
+    """Return the newest whole checkpoint in such folders, if there is one, and what is wrong with a newer one."""
     problem = ""
     for path in newest_first(folders):
         found = damage(path)
@@ -144,10 +147,10 @@ def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, by its own checksums; None if it is whole."""
+    """Return what is wrong with a checkpoint according to its own checksums, or None if it is whole."""
     try:
         with zipfile.ZipFile(path) as archive:
             changed = archive.testzip()
-    except Exception as error:  # zipfile raises whatever the bad bytes lead to
+    except Exception as error:  # damaged bytes make zipfile raise errors of many types
         return " ".join(str(error).split()) or type(error).__name__
     return f"{changed} is not what was written" if changed else None

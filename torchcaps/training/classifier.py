@@ -1,4 +1,4 @@
-"""One LightningModule for every classifier: loss, reconstruction, metrics, optimizer."""
+"""The LightningModule that trains and tests every recipe's classifier: loss, reconstruction, metrics, optimizer."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.checks import check_choice
 from torchcaps.nn import FeedbackAgreement
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
@@ -20,41 +21,45 @@ Stage = Literal["train", "val", "test"]
 
 
 class Classifier(LightningModule):
-    """Train a network that maps images, or whatever else, to a Prediction.
+    """Train a network that maps images or other inputs to a Prediction.
 
-    A batch is inputs, labels and what else there is; inputs that are a tuple are the network's arguments.
+    A batch is `(inputs, labels)`, with the images of the digits as a third tensor where several labels per image are
+    reconstructed. If the inputs are a tuple, its items are the network's arguments. An image may also be several crops,
+    `(batch, crops, channels, height, width)`: the mean of their scores counts, and no reconstruction is made.
 
     Args:
-        network: images to a Prediction; with a reconstruction weight also `reconstruct(capsules, labels)`.
-        loss: of the scores and the labels.
-        classes: their number, for the accuracy.
-        optimizer: from the parameters to an optimizer.
-        scheduler: from the optimizer to a schedule of the learning rate, or None.
-        scheduler_interval: whether the schedule counts in "step"s or "epoch"s.
-        reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over
-            pixels (Sabour et al. 2017: 0.0005); 0 leaves the decoder out. With several labels per image, of the errors
-            of its digits, each drawn from its own capsule: batches then have the digits as a third tensor, `(batch,
-            classes, channels, height, width)`.
-        labels_per_image: 1 for labels that are class indices `(batch,)`. Otherwise labels are the presence of
-            each class `(batch, classes)`, 0 or 1, and an image counts as correct only if the predicted set of
-            classes is the true one: a number predicts so many classes, those with the highest scores; None
-            predicts those with a score above 0, as logits have it.
-        feedback: from the network to a regulariser of its layers, of which the divergence is added to the loss in
-            training (Li et al. 2018); None: there is none.
-        mixup: in training, every image is mixed with another one, and their labels likewise, by shares from
-            Beta(mixup, mixup); see :func:`torchcaps.training.mixup`. The loss then gets labels `(batch, classes)`
-            that sum to 1, and the accuracy counts the larger share. 0: none are.
-        top_k: an image of one label counts as correct if its class has one of so many highest scores.
+        network: module that returns a Prediction; with a reconstruction weight it also needs a `decoder` and
+            `reconstruct(capsules, labels)`.
+        loss: function of the scores and the labels.
+        classes: number of classes.
+        optimizer: function that takes the parameters and returns an optimizer.
+        scheduler: function that takes the optimizer and returns a schedule of its learning rate, or None.
+        scheduler_interval: whether the schedule advances every "step" or every "epoch".
+        reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over pixels
+            (Sabour et al. 2017: 0.0005). With several labels per image, each digit is reconstructed from its own
+            capsule, and the error is that to `(batch, classes, channels, height, width)`, the third tensor of a batch.
+            0 makes no reconstruction.
+        labels_per_image: 1 for labels that are class indices `(batch,)`. Otherwise labels `(batch, classes)` are 1 for
+            the classes that are present and 0 for the others, and an image counts as correct only if all its classes
+            are predicted and no other. A number predicts that many classes, those with the highest scores; None
+            predicts every class with a score above 0, for scores that are logits.
+        feedback: function that takes the network and returns a regularizer of its layers, whose divergence is added to
+            the loss in training (Li et al. 2018), or None.
+        mixup: parameter alpha of :func:`torchcaps.training.mixup`, which mixes the training batches. The loss then gets
+            labels `(batch, classes)` that sum to 1, and the training accuracy counts the larger label of each sample as
+            the true one. 0 mixes nothing.
+        top_k: number of highest scores among which the score of the true class counts as correct; 1 with several labels
+            per image.
 
-    Images may also be several crops each, `(batch, crops, channels, height, width)`: their scores are the mean of those
-    of their crops, and nothing is drawn again. If `predictions` is set to an empty list before a test, the test leaves
-    there the label and the predicted class of every image, a tensor `(2, batch)` per batch.
+    Attributes:
+        predictions: None, or a list set before a test. With one label per image, the test appends a tensor `(2, batch)`
+            of labels and predicted classes for each batch.
 
     Raises:
-        ValueError: an argument is out of range, the network has another number of classes, or the labels do not have
-            the shape that goes with `labels_per_image`.
-        FloatingPointError: at the first training step with a loss that is not finite; the message names the
-            step and the first layer whose output is not.
+        ValueError: an argument is out of range, the network has another number of classes, or the labels have another
+            shape than `labels_per_image` requires.
+        FloatingPointError: the loss of a training step is not finite; the message names the step and the first layer
+            whose output is not finite.
     """
 
     def __init__(
@@ -72,27 +77,28 @@ class Classifier(LightningModule):
         top_k: int = 1,
     ):
         super().__init__()
+        check_choice("scheduler_interval", scheduler_interval, ("step", "epoch"))
         if labels_per_image is not None and not 1 <= labels_per_image <= classes:
-            raise ValueError(f"labels_per_image must be None or from 1 to {classes} classes, got {labels_per_image}")
+            raise ValueError(f"labels_per_image must be None or from 1 to classes={classes}, got {labels_per_image}")
         if not 1 <= top_k <= classes or (top_k > 1 and labels_per_image != 1):
-            raise ValueError(f"top_k must be from 1 to {classes} classes, and 1 for several labels, got {top_k}")
+            raise ValueError(f"top_k must be from 1 to classes={classes}, and 1 with several labels, got {top_k}")
         if not mixup >= 0 or (mixup and (labels_per_image != 1 or reconstruction_weight)):
             raise ValueError(
-                "mixup must be at least 0, and 0 with several labels per image or with reconstruction, of which mixed "
-                f"images have none; got mixup={mixup}, labels_per_image={labels_per_image}, "
+                "mixup must be at least 0, and must be 0 with several labels per image or with reconstruction; "
+                f"got mixup={mixup}, labels_per_image={labels_per_image}, "
                 f"reconstruction_weight={reconstruction_weight}"
             )
         if reconstruction_weight and labels_per_image is None:
             raise ValueError(
-                f"reconstruction_weight={reconstruction_weight} needs a number of labels_per_image, got None: the "
-                "decoder draws so many classes"
+                f"reconstruction_weight={reconstruction_weight} needs a number as labels_per_image, got None: the "
+                "decoder reconstructs that many classes"
             )
         if reconstruction_weight and getattr(network, "decoder", None) is None:
             raise ValueError(
                 f"reconstruction_weight={reconstruction_weight} needs a network with a decoder: "
-                "give it one, or set reconstruction_weight to 0"
+                "give the network one, or set reconstruction_weight to 0"
             )
-        self.network: Any = network  # with more methods than nn.Module has
+        self.network: Any = network  # Any, because `reconstruct` is not a method of nn.Module
         self.loss = loss
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.reconstruction_weight = reconstruction_weight
@@ -111,7 +117,7 @@ class Classifier(LightningModule):
 
     def setup(self, stage: str) -> None:
         if self.trainer.strategy.root_device.type == "cpu":
-            # Convolutions alone: a ResNet trains a fifth faster so, other networks as fast (docs/performance.md).
+            # Only weights of convolutions. ResNets train a fifth faster, other networks as fast (docs/performance.md).
             convert_conv2d_weight_memory_format(self.network, torch.channels_last)
 
     def forward(self, inputs: Inputs) -> Prediction:
@@ -159,8 +165,8 @@ class Classifier(LightningModule):
             prediction = self(images)
         if prediction.scores.shape[1] != self.classes:
             raise ValueError(
-                f"the network has {prediction.scores.shape[1]} classes and the model classes={self.classes}: set both "
-                "to those of the data"
+                f"the network has {prediction.scores.shape[1]} classes, but the model has classes={self.classes}: set "
+                "both to the number of classes in the data"
             )
         expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
         if labels.shape != expected:
@@ -171,8 +177,8 @@ class Classifier(LightningModule):
         loss = self.loss(prediction.scores, labels)
         if divergence is not None:
             loss = loss + divergence
-        if self.reconstruction_weight and images.dim() < 5:  # there is one image to draw, and not several crops
-            # The decoder learns from the true class's capsule; at test time it draws the likeliest one.
+        if self.reconstruction_weight and images.dim() < 5:  # several crops of an image are not reconstructed
+            # From the capsule of the true class in training, and of the most likely one in validation and test.
             if self.labels_per_image == 1:
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
                 error = (drawn - images).square().sum() / len(images)
@@ -187,7 +193,7 @@ class Classifier(LightningModule):
             if stage == "test" and self.predictions is not None:
                 self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
         else:
-            # As integers: scores it would take for probabilities or logits by their range.
+            # As integers, because the metric would guess from the range of scores whether they are logits.
             accuracy(self._predicted(prediction.scores).int(), labels.int())
         train = stage == "train"
         self._log_mean(f"{stage}/loss", loss, len(labels), on_step=train, prog_bar=train)
@@ -195,31 +201,31 @@ class Classifier(LightningModule):
         return loss
 
     def _log_mean(self, name: str, value: Tensor, count: int, on_step: bool = False, prog_bar: bool = False) -> None:
-        """Of an epoch, over the samples of all processes; accuracies see to that themselves."""
+        """Log the mean over the samples of an epoch in all processes. Accuracies compute theirs themselves."""
         self.log(name, value, on_step=on_step, on_epoch=True, prog_bar=prog_bar, batch_size=count, sync_dist=True)
 
     def _error_of_parts(self, prediction: Prediction, chosen: Tensor, parts: list[Tensor]) -> Tensor:
-        """Squared error of the digits drawn of the `chosen` classes `(batch, classes)`, the mean over images."""
+        """Return the squared error of the reconstructed `chosen` classes `(batch, classes)`, mean over images."""
         if not parts:
             raise ValueError(
                 "reconstruction with several labels per image needs batches with each class's own image as a third "
-                "tensor: MultiMNIST(parts=True), or reconstruction_weight 0"
+                "tensor: use MultiMNIST(parts=True), or set reconstruction_weight to 0"
             )
         image, label = chosen.nonzero(as_tuple=True)
         assert prediction.capsules is not None
-        capsules = Capsules(prediction.capsules.poses[image])  # once for each of its classes
+        capsules = Capsules(prediction.capsules.poses[image])  # repeated for each chosen class
         drawn = self.network.reconstruct(capsules, label)
         return (drawn - parts[0][image, label]).square().sum() / len(chosen)
 
     def _predicted(self, scores: Tensor) -> Tensor:
-        """The predicted set of classes, `(batch, classes)` bool."""
+        """Return which classes are predicted, `(batch, classes)` bool."""
         if self.labels_per_image is None:
             return scores > 0
         highest = scores.topk(self.labels_per_image, dim=1).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, highest, True)
 
     def _first_non_finite(self, inputs: Inputs) -> str:
-        """Where in the network a value first stops being finite."""
+        """Return where in the network a value that is not finite appears first, as part of an error message."""
         found: list[str] = []
 
         def look(name: str) -> Any:

@@ -149,7 +149,8 @@ class RecipeCLI(LightningCLI):
             return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
             if self.run_folder is not None:
-                self.run_folder.rmdir()
+                with suppress(FileNotFoundError):  # only the first process has made it
+                    self.run_folder.rmdir()
             raise ValueError(str(error)) from error
 
     def _take_folder(self, runs: Path) -> Path:

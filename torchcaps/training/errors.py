@@ -1,4 +1,7 @@
-"""What is wrong with a value of a recipe: one line, made of the value's place and not of the parser's words."""
+"""Error messages for values of a recipe that the parser refuses: one line with the value, what was expected, and where.
+
+`RecipeCLI` uses them in place of the parser's own messages, which are long and often name the wrong value.
+"""
 
 import importlib
 import inspect
@@ -19,20 +22,20 @@ from torchcaps.training.trainer import Trainer
 
 
 def innermost(error: BaseException) -> str:
-    """Message of the error that the others were raised from."""
+    """Return the message of the first error in a chain of causes, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())
 
 
 def explain_parsing(error: Exception, parser: LightningArgumentParser, recipe: Recipe, overrides: list[str]) -> str:
-    """Find the value that the parser refused, and say what was expected in its place.
+    """Find the value that the parser refused, and return a message that says what was expected.
 
     Args:
-        error: raised by the parser.
-        parser: of recipes.
-        recipe: values before the overrides.
-        overrides: arguments such as `--trainer.max_epochs 5`.
+        error: error raised by the parser.
+        parser: parser of recipes.
+        recipe: recipe without the overrides.
+        overrides: command-line arguments such as `--trainer.max_epochs 5`.
     """
     config, reason = recipe.config, innermost(error)
     given = _first_refused(parser, config, overrides)
@@ -43,14 +46,14 @@ def explain_parsing(error: Exception, parser: LightningArgumentParser, recipe: R
         return f"{recipe.name}: {reason}"
     name, _, value = given[0].partition("=")
     if not name.startswith("--"):
-        return f"unexpected argument {name!r}: values of the recipe are given as --NAME VALUE"
+        return f"unexpected argument {name!r}: give values of the recipe as --NAME VALUE"
     path = tuple(name.removeprefix("--").removesuffix("+").split("."))
     said = _what_is_wrong(path, value or " ".join(given[1:]), config, reason) or reason
     return f"{' '.join(given)}: {said}"
 
 
 def _first_refused(parser: LightningArgumentParser, config: dict[str, Any], overrides: list[str]) -> list[str] | None:
-    """The first override with which the parser fails: option and value. None if it fails without any."""
+    """Return the first override that makes the parser fail, as option and value. None if it fails without overrides."""
     groups: list[list[str]] = []
     for token in overrides:
         if token.startswith("--") or not groups:
@@ -67,14 +70,14 @@ def _first_refused(parser: LightningArgumentParser, config: dict[str, Any], over
 
 
 def _recipe(seed_everything: int | bool, model: Classifier, data: LabelledData, trainer: Trainer) -> None:
-    """The names at the top of a recipe."""
+    """A function whose parameters are the top-level names of a recipe and their types."""
 
 
 def _what_is_wrong(path: tuple[str, ...], value: Any, config: dict[str, Any], reason: str) -> str | None:
-    """What is wrong with a value, as far as its place shows: no such name, no such class, or another type. None: the
-    place does not show it."""
+    """Return what is wrong with a value: an unknown name, an unknown class, or a wrong type. None if the signature that
+    the value is an argument of does not show it."""
     if isinstance(value, str) and (full := import_path(value)):
-        return f"a class or a function is named with its module: {full}"
+        return f"classes and functions are named with their module: {full}"
     parameters, name = _parameters(path, config)
     if parameters is None:
         return None
@@ -87,22 +90,22 @@ def _what_is_wrong(path: tuple[str, ...], value: Any, config: dict[str, Any], re
     if not isinstance(value, str) or any(choice in (int, float, bool, str) for choice in _choices(annotation)):
         return None
     if value.isidentifier() and value in reason.split():
-        return f"there is no class {value!r}: correct the name, or give its module too: MODULE.{value}"
+        return f"there is no class {value!r}: correct the name, or add its module: MODULE.{value}"
     found = _imported({"class_path": value})
     if inspect.isfunction(found) and inspect.signature(found).return_annotation is inspect.Signature.empty:
-        return f"the function {value} has no return annotation: give it the class of what it returns"
+        return f"the function {value} has no return annotation: annotate it with the class that it returns"
     return None
 
 
 def _without_arguments(path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path as it is given on the command line."""
+    """Return the names of a path as an option on the command line has them."""
     return tuple(name for name in path if name not in ("init_args", "dict_kwargs", "class_path"))
 
 
 def _parameters(path: tuple[str, ...], config: dict[str, Any]) -> tuple[dict[str, inspect.Parameter] | None, str]:
-    """The last name of a path, and the parameters of which it must be one; None where they are not known.
+    """Return the parameters among which the last name of a path must be, or None if they are unknown, and this name.
 
-    A path goes through the classes that the recipe names.
+    They are the parameters of the class or function that the recipe names at the path's parent.
     """
     path = _without_arguments(path)
     owner: Any = _recipe
@@ -117,7 +120,7 @@ def _parameters(path: tuple[str, ...], config: dict[str, Any]) -> tuple[dict[str
         parameters = dict(inspect.signature(owner, eval_str=True).parameters)
     except (TypeError, ValueError, NameError):
         return None, path[-1]
-    for base in getattr(owner, "__mro__", ())[1:]:  # a class may hand other options on to its base
+    for base in getattr(owner, "__mro__", ())[1:]:  # **options of a class are those of its base
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             parameters = {key: p for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
             inherited = inspect.signature(base, eval_str=True).parameters
@@ -126,7 +129,7 @@ def _parameters(path: tuple[str, ...], config: dict[str, Any]) -> tuple[dict[str
 
 
 def _imported(values: Any) -> Any:
-    """The class or function of a part of a recipe; None where that is not known."""
+    """Return the class or function that the `class_path` of a part of a recipe names, or None if there is none."""
     module, _, name = str(values.get("class_path", "")).rpartition(".") if isinstance(values, dict) else ("", "", "")
     try:
         return getattr(importlib.import_module(module), name, None) if module else None
@@ -135,6 +138,7 @@ def _imported(values: Any) -> Any:
 
 
 def _leaves(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and the value of every leaf of nested dictionaries."""
     for key, value in config.items():
         if isinstance(value, dict):
             yield from _leaves(value, (*path, key))
@@ -143,19 +147,20 @@ def _leaves(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """Types and literals of which an annotation allows any."""
+    """Return the members of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [choice for part in typing.get_args(annotation) for choice in _choices(part)]
     return _choices(typing.get_args(annotation)[0]) if typing.get_origin(annotation) is Annotated else [annotation]
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether an annotation is made of numbers, strings and literals; only the parser knows the others."""
+    """Return whether an annotation is made of numbers, strings, None and literals. Only the parser can judge others."""
     plain = (int, float, bool, str, type(None))
     return all(choice in plain or typing.get_origin(choice) is typing.Literal for choice in _choices(annotation))
 
 
 def _allows(annotation: Any, value: Any) -> bool:
+    """Return whether a value fits a plain annotation. Strings are read as YAML, as on the command line."""
     read = yaml.safe_load(value) if isinstance(value, str) else value
     for choice in _choices(annotation):
         if typing.get_origin(choice) is typing.Literal:
@@ -170,7 +175,7 @@ def _allows(annotation: Any, value: Any) -> bool:
 
 
 def _spelled(annotation: Any) -> str:
-    """A plain annotation in words, such as "int or None"."""
+    """Return a plain annotation in words, such as "int or None"."""
     words: list[str] = []
     for choice in _choices(annotation):
         literal = typing.get_origin(choice) is typing.Literal

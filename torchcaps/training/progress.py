@@ -1,4 +1,4 @@
-"""How far a training is, where there is no terminal to draw a bar on."""
+"""Progress of a training as lines of text: `torchcaps train` prints them if its output is not a terminal."""
 
 import sys
 import time
@@ -10,10 +10,10 @@ from lightning.pytorch.callbacks import ProgressBar
 
 
 class ProgressLines(ProgressBar):
-    """A line on stderr every so often: the epoch, the step, the newest metrics, and about how long it will take.
+    """Print a line on stderr every `seconds`: the epoch, the step, the estimated time left, and the newest metrics.
 
     Args:
-        seconds: between lines.
+        seconds: least time between two lines.
     """
 
     def __init__(self, seconds: float = 60.0) -> None:
@@ -22,7 +22,7 @@ class ProgressLines(ProgressBar):
         self._enabled = True
 
     def disable(self) -> None:
-        self._enabled = False  # Lightning asks all processes but the first to
+        self._enabled = False  # Lightning calls this in all processes but the first
 
     def enable(self) -> None:
         self._enabled = True

@@ -1,21 +1,21 @@
-"""Lightning's Trainer, with limits of batches that are read as they are written."""
+"""Lightning's Trainer with `limit_*_batches` that are parsed reliably: 1 is one batch, 1.0 is all. Recipes use it."""
 
 from typing import Annotated, Any
 
 from lightning.pytorch import Trainer as LightningTrainer
 
-# Lightning has Optional[Union[int, float]] here and Optional[Union[float, int]] elsewhere. These are equal keys of
-# typing's cache, which keeps one of them: depending on other imports, 1 would be read as 1.0, which is all batches.
-# Nothing else is equal to this type.
-Limit = Annotated[int, "number of batches"] | Annotated[float, "share of the batches"] | None
+# Lightning annotates these with Optional[Union[int, float]], and others with Optional[Union[float, int]]. The cache of
+# typing takes the two for equal and keeps the first: depending on other imports, 1 would be parsed as 1.0. The texts
+# make this type different from both.
+Limit = Annotated[int, "number of batches"] | Annotated[float, "fraction of the batches"] | None
 
 
 class Trainer(LightningTrainer):
-    """Trainer whose arguments are read alike whatever was imported before.
+    """Trainer whose arguments are parsed in the same way whatever was imported before.
 
     Args:
-        limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches: number (int) or share (float)
-            of the batches to take; None: all.
+        limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches: number (int) or fraction
+            (float) of the batches to take, or None for all.
         options: other arguments of `lightning.Trainer`.
     """
 

@@ -1,0 +1,49 @@
+"""The figure of the training losses of a queue's runs, in docs/results.md; `make results` draws it."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from torchcaps.extras import needs
+from torchcaps.reproduce.plan import Run
+
+with needs("train"):
+    from matplotlib.figure import Figure
+
+
+def curve(folder: Path, name: str = "train/loss_step") -> tuple[list[int], list[float]]:
+    """Return the steps and the logged values of a run. It may have several parts, one for each time it was resumed."""
+    values: dict[int, float] = {}
+    parts = sorted(folder.glob("version_*"), key=lambda path: int(path.name.removeprefix("version_")))
+    for part in parts:
+        if (part / "metrics.csv").exists():
+            with (part / "metrics.csv").open(encoding="utf-8", newline="") as file:
+                values |= {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row.get(name)}
+    steps = sorted(values)
+    return steps, [values[step] for step in steps]
+
+
+def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure | None:
+    """Draw the training losses of the runs that have started. Return None if none has.
+
+    Args:
+        root: folder of all runs.
+        runs: runs to draw.
+        window: number of logged values of which each point is the mean.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.add_subplot()
+    for run in runs:
+        steps, values = curve(run.folder(root))
+        if steps:
+            smooth = [fmean(values[max(i - window, 0) : i]) for i in range(1, len(values) + 1)]
+            axis.plot(steps, smooth, linewidth=1, label=str(run))
+    if not axis.lines:
+        return None
+    axis.set(xlabel="step", ylabel="training loss", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
