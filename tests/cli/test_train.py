@@ -92,7 +92,7 @@ def test_unknown_names(capfd):
         (["--model.network.decoder", "false"], r"reconstruction_weight=0\.005 .*decoder"),
         (["--model.loss", "Loss"], "--model.loss Loss: there is no class 'Loss': correct the name, or add its module"),
         (["--model.network", "capsnet_mnist"], "with their module: torchcaps.models.sabour2017.capsnet_mnist"),
-        (["--data", "torchcaps.MarginLoss"], "--data torchcaps.MarginLoss: .* subclass of LabelledData"),
+        (["--data", "torchcaps.MarginLoss"], "--data torchcaps.MarginLoss: .* subclass of LabeledData"),
         (["--data.batch_size", "0"], r"batch_size .* 0\b"),
         (["--data.resise", "9"], "--data.resise 9: there is no 'resise'; did you mean resize"),
         (["--modle.classes", "9"], "--modle.classes 9: "),

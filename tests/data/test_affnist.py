@@ -322,7 +322,7 @@ def test_the_canvas_is_large_enough_for_anything(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(affine_mnist.transform(white, extremes()), pad(canvases, (22,) * 4))
 
 
-def test_what_is_too_large_is_centred_and_cut() -> None:
+def test_what_is_too_large_is_centered_and_cut() -> None:
     white = torch.full((300, 1, 28, 28), 255, dtype=torch.uint8)
     canvases = affine_mnist.transform(white, affine_mnist.affine_maps(300))
     images = Affine()._for_test(white)

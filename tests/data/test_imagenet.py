@@ -423,7 +423,7 @@ def test_crops_are_of_the_square(images_of_noise: Path, capfd: pytest.CaptureFix
     data = small(images_of_noise, size=4, resize=7, ten_crop=True, jitter=0.2, flip=True)
     images, _ = read(data)
     floats = images.float() / 255
-    assert torch.equal(data.centre(images), floats[..., 1:5, 1:5])
+    assert torch.equal(data.center(images), floats[..., 1:5, 1:5])
     assert torch.equal(data.crops(images)[:, 3], floats[..., 3:, 3:])
     assert torch.equal(data.crops(images)[:, 9], floats[..., 1:5, 1:5].flip(-1))
     assert data.augment(images).shape == (20, 3, 4, 4)

@@ -317,14 +317,14 @@ def test_enlarging_is_bilinear() -> None:
     image = torch.tensor([[0.0, 1.0], [2.0, 3.0]])[None, None]
     whole = row + 2 * row[:, None]
     data = Pair(resize=4, ten_crop=True)
-    torch.testing.assert_close(data.centre(image)[0, 0], whole[1:3, 1:3])
+    torch.testing.assert_close(data.center(image)[0, 0], whole[1:3, 1:3])
     torch.testing.assert_close(data.crops(image)[0, 1, 0], whole[:2, 2:])
     assert data.augment(image).shape == (1, 1, 2, 2)
 
 
 def test_the_shorter_side_is_what_resize_says() -> None:
     assert Toy(resize=12)._enlarged(torch.rand(3, 2, 6, 7)).shape == (3, 2, 12, 14)
-    assert Toy(resize=12).centre(torch.rand(3, 2, 6, 7)).shape == (3, 2, 6, 7)
+    assert Toy(resize=12).center(torch.rand(3, 2, 6, 7)).shape == (3, 2, 6, 7)
 
 
 def test_ten_crops_by_hand() -> None:
@@ -341,7 +341,7 @@ def test_ten_crops_by_hand() -> None:
 
 def test_the_center() -> None:
     for side, first in ((4, 1), (5, 1), (6, 102), (7, 102), (8, 203)):
-        center = Color(resize=side).centre(coordinates(2, side))
+        center = Color(resize=side).center(coordinates(2, side))
         assert center.shape == (2, 3, 4, 4)
         assert torch.equal(center[1, 2] - first, coordinates(1, 4)[0, 0] - 1)
         assert torch.equal(center, Color(resize=side).crops(coordinates(2, side)))
@@ -379,7 +379,7 @@ def test_the_same_seed_gives_the_same_images() -> None:
 
 def test_bytes_become_floats() -> None:
     images = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8)
-    for of_bytes in (Color().augment(images), Color().centre(images), Color().crops(images)):
+    for of_bytes in (Color().augment(images), Color().center(images), Color().crops(images)):
         assert torch.equal(of_bytes, images.float() / 255)
 
 
@@ -412,7 +412,7 @@ def test_jitter_turns_the_hue() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_precision_of_the_run_stays(dtype: torch.dtype) -> None:
     data, images = Color(resize=6, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4).to(dtype)
-    for made in (data.augment(images), data.centre(images), data.crops(images)):
+    for made in (data.augment(images), data.center(images), data.crops(images)):
         assert made.dtype == dtype
         assert made.min() >= 0
         assert made.max() <= 1
@@ -422,7 +422,7 @@ def test_only_training_is_random() -> None:
     data, images = Color(resize=6, shift=1, jitter=0.5, flip=True, ten_crop=True), torch.rand(8, 3, 4, 4)
     plain = Color(resize=6, ten_crop=True)
     for _ in range(3):
-        assert torch.equal(data.centre(images), plain.centre(images))
+        assert torch.equal(data.center(images), plain.center(images))
         assert torch.equal(data.crops(images), plain.crops(images))
 
 
@@ -523,7 +523,7 @@ def test_trainer_crops_as_the_stage_wants() -> None:
     originals = data._enlarged(data.train_set.__getitems__([*every][:6])[0]).unfold(2, 4, 1).unfold(3, 4, 1)
     for image in module.seen["train"][0]:
         assert (originals == image[None, :, None, None]).flatten(4).all(4).all(1).sum() == 1
-    assert torch.equal(module.seen["val"][1], data.centre(data.val_set.__getitems__([0, 1, 2])[0]))
+    assert torch.equal(module.seen["val"][1], data.center(data.val_set.__getitems__([0, 1, 2])[0]))
     test = data.test_set.__getitems__([*every])[0]
     assert torch.equal(module.seen["test"][0], data.crops(test))
     assert module.seen["test"][0].shape == (9, 10, 3, 4, 4)

@@ -294,10 +294,10 @@ def test_smaller_images_are_crops() -> None:
     images = torch.rand(3, 2, 96, 96)
     data = SmallNORB(size=40)
     assert data.shape == (2, 40, 40)
-    torch.testing.assert_close(data.centre(images), images[..., 28:68, 28:68], rtol=0, atol=0)
+    torch.testing.assert_close(data.center(images), images[..., 28:68, 28:68], rtol=0, atol=0)
     assert data.augment(images).shape == (3, 2, 40, 40)
     # As in Hinton et al. 2018.
-    torch.testing.assert_close(SmallNORB(size=32, resize=48).centre(images), avg_pool2d(images, 2)[..., 8:40, 8:40])
+    torch.testing.assert_close(SmallNORB(size=32, resize=48).center(images), avg_pool2d(images, 2)[..., 8:40, 8:40])
 
 
 # Paths of the files, and damaged files

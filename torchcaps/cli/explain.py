@@ -86,7 +86,7 @@ def _write_figures(network: "nn.Module", data: "ImageData", folder: Path) -> Ite
         yield from write_pose_figures(network, data, folder)
         if not has_figures(network):
             return
-    batches = ((data.centre(images), *rest) for images, *rest in data.test_dataloader())
+    batches = ((data.center(images), *rest) for images, *rest in data.test_dataloader())
     yield from write_figures(network, batches, folder)
 
 
@@ -122,7 +122,7 @@ def _first_images(data: "ImageData", count: int) -> list["Tensor"]:
     data.setup("test")
     batches: list[Tensor] = []
     for images, *_ in data.test_dataloader():
-        batches.append(data.centre(images[:count]))
+        batches.append(data.center(images[:count]))
         count -= len(batches[-1])
         if not count:
             break

@@ -14,7 +14,7 @@ with needs("train"):
     from torchcaps.data.hardest import hardest_classes
     from torchcaps.data.imagenet import ImageNet
     from torchcaps.data.images import ImageData
-    from torchcaps.data.labelled import LabelledData
+    from torchcaps.data.labeled import LabeledData
     from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
     from torchcaps.data.smallnorb import SmallNORB, read_norb
@@ -41,7 +41,7 @@ __all__ = [
     "FashionMNIST",
     "ImageData",
     "ImageNet",
-    "LabelledData",
+    "LabeledData",
     "Metadata",
     "MultiMNIST",
     "SmallNORB",

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcaps.data.images import ImageSet
-from torchcaps.data.labelled import LabelledSet
+from torchcaps.data.labeled import LabeledSet
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.streams import draws, stream
 
@@ -62,7 +62,7 @@ class ExpandedMNIST(MNIST):
         digits, labels = super().load(train)
         return self._centered(digits) if train else self._for_test(digits), labels
 
-    def _for_validation(self, images: LabelledSet) -> ImageSet:
+    def _for_validation(self, images: LabeledSet) -> ImageSet:
         assert isinstance(images, ImageSet)
         return ImageSet(moved(images.images, VALIDATE), images.labels)
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torchcaps.data.annotations import Region, find_object
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
-from torchcaps.data.labelled import Batch, LabelledSet
+from torchcaps.data.labeled import Batch, LabeledSet
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles(LabelledSet):
+class ImageFiles(LabeledSet):
     """Labeled photographs, read from their files as squares: uint8 (n, 3, side, side).
 
     Args:
@@ -112,7 +112,7 @@ class ImageNet(ImageData):
     `torchcaps.data.hardest`.
 
     A photograph is resized (bilinear) until its shorter side is `resize`, and the middle of its longer side is kept.
-    Loaders return these squares, uint8 (batch, 3, resize, resize). The Trainer's hook, or `augment`, `centre` and
+    Loaders return these squares, uint8 (batch, 3, resize, resize). The Trainer's hook, or `augment`, `center` and
     `crops`, make floats (batch, 3, size, size) of them by cropping. Li et al. use crops of 128 out of 156, and of 224
     out of 256. The whole image is decoded; its orientation in the metadata and its transparency are ignored.
 

@@ -12,13 +12,13 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
 from torchcaps.data.files import DataError
-from torchcaps.data.labelled import Batch, LabelledData, LabelledSet
+from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
 VAL_SEED = 0
 
 
-class ImageSet(LabelledSet):
+class ImageSet(LabeledSet):
     """Images (n, c, h, w) uint8 and labels (n,) int64, both in memory. Batches have float32 images in [0, 1]."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
@@ -32,7 +32,7 @@ class ImageSet(LabelledSet):
         return type(self)(self.images[indices], self.labels[indices])
 
 
-class ImageData(LabelledData):
+class ImageData(LabeledData):
     """Base of the labeled image sets.
 
     A subclass sets `classes`, `shape`, and `padding` if zeros do not fit its images, and implements `load`. It works
@@ -43,7 +43,7 @@ class ImageData(LabelledData):
 
     Images are float32 in [0, 1] of shape (batch, c, h, w), labels are int64 of shape (batch,). Training batches are
     shuffled. Only training images are augmented. With a Trainer, a hook augments, resizes and crops on the device. A
-    loop of your own calls `data.augment(images)` in training, `data.centre(images)` in validation and
+    loop of your own calls `data.augment(images)` in training, `data.center(images)` in validation and
     `data.crops(images)` in the test.
 
     Args:
@@ -132,15 +132,15 @@ class ImageData(LabelledData):
     def _validates(self) -> bool:
         return self.val_size > 0
 
-    def _images(self, train: bool) -> LabelledSet:
+    def _images(self, train: bool) -> LabeledSet:
         """Return the training or the test set. A set that does not fit in memory overrides this instead of `load`."""
         return ImageSet(*self.load(train))
 
-    def _for_validation(self, images: LabelledSet) -> LabelledSet:
+    def _for_validation(self, images: LabeledSet) -> LabeledSet:
         """Return the validation set for the training images that are held out."""
         return images
 
-    def _split(self, images: LabelledSet) -> Sequence[np.ndarray]:
+    def _split(self, images: LabeledSet) -> Sequence[np.ndarray]:
         """Return the indices of the training images to train on, and of those to hold out."""
         labels = images.labels
         most = len(labels) - self.classes  # stratified: both parts need an image of every class
@@ -166,7 +166,7 @@ class ImageData(LabelledData):
             images = self._jitter(images)
         return images
 
-    def centre(self, images: Tensor) -> Tensor:
+    def center(self, images: Tensor) -> Tensor:
         """Return validation images: the center of each image (n, c, h, w) after `resize`, (n, *shape)."""
         images = self._enlarged(images)
         return images if self.resize is None else self._at_places(images)[-1]
@@ -175,7 +175,7 @@ class ImageData(LabelledData):
         """Return test images for images (n, c, h, w): their centers (n, *shape), or with `ten_crop` all ten crops
         (n, 10, *shape)."""
         if not self.ten_crop:
-            return self.centre(images)
+            return self.center(images)
         crops = torch.stack(self._at_places(self._enlarged(images)), 1)
         return torch.cat([crops, crops.flip(-1)], 1)
 
@@ -204,4 +204,4 @@ class ImageData(LabelledData):
             images = (images.float() / 255).to(self.trainer.lightning_module.dtype)
         if self.trainer.training:
             return self.augment(images), *rest
-        return self.crops(images) if self.trainer.testing else self.centre(images), *rest
+        return self.crops(images) if self.trainer.testing else self.center(images), *rest

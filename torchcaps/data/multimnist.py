@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageSet
-from torchcaps.data.labelled import Batch
+from torchcaps.data.labeled import Batch
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.order import NewImages, Order
 from torchcaps.data.streams import draws, stream

@@ -103,7 +103,7 @@ class SmallNORB(StereoData):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
-        size: side in pixels of the images that `augment`, `centre` and `crops` return. Below 96 they are crops of the
+        size: side in pixels of the images that `augment`, `center` and `crops` return. Below 96 they are crops of the
             loaders' images, after `resize` if it is given.
         resize: see `ImageData`. Here it may also reduce images.
         options: see `StereoData` and `ImageData`.

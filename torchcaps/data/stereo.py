@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.images import ImageData
-from torchcaps.data.labelled import Batch, LabelledSet
+from torchcaps.data.labeled import Batch, LabeledSet
 
 # smallNORB's split of the ten toys of each class, and its grid of poses. The numbers are those of `Metadata`.
 TRAINING_INSTANCES, TEST_INSTANCES = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)
@@ -29,7 +29,7 @@ class Metadata(NamedTuple):
         return Metadata(*(column[indices] for column in self))
 
 
-class StereoSet(LabelledSet):
+class StereoSet(LabeledSet):
     """Stereo pairs with their metadata: n of the m pairs that an array holds.
 
     Args:
@@ -119,7 +119,7 @@ class StereoData(ImageData):
     def _validates(self) -> bool:
         return bool(self.val_instances) or super()._validates
 
-    def _split(self, images: LabelledSet) -> Sequence[np.ndarray]:
+    def _split(self, images: LabeledSet) -> Sequence[np.ndarray]:
         if not self.val_instances:
             return super()._split(images)
         assert isinstance(images, StereoSet)

@@ -9,11 +9,11 @@ from torch import Tensor
 from torchcaps.data.embeddings import Embeddings
 from torchcaps.data.encoder import Encoder
 from torchcaps.data.files import DataError
-from torchcaps.data.labelled import Batch, LabelledData, LabelledSet
+from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
 from torchcaps.data.order import ByLength, Order
 
 
-class TextSet(LabelledSet):
+class TextSet(LabeledSet):
     """Embedded texts with labels (n,) int64. A batch is ((embeddings, mask), labels), see `Embeddings.padded`."""
 
     def __init__(self, embeddings: Embeddings, labels: Tensor) -> None:
@@ -23,7 +23,7 @@ class TextSet(LabelledSet):
         return self.embeddings.padded(indices), self.labels[indices]
 
 
-class TextData(LabelledData):
+class TextData(LabeledData):
     """Base of the labeled text sets. Batches have embeddings of a frozen encoder in place of texts.
 
     A subclass sets `classes` and implements `read`. It works with a Trainer and without one:

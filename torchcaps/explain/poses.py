@@ -189,7 +189,7 @@ def _sequences(data: "StereoData", varying: Angle, steps: list[int], held: dict[
 def _predict(network: nn.Module, data: "StereoData", images: Tensor) -> Any:
     like = next(network.parameters(), torch.empty(0))
     with evaluating(network):
-        return network(data.centre(images).to(like))
+        return network(data.center(images).to(like))
 
 
 def _class_poses(prediction: Any) -> Tensor | None:

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from torchcaps.data import DataError, ImageNet, LabelledData
+from torchcaps.data import DataError, ImageNet, LabeledData
 from torchcaps.files import take_folder, write_text_whole
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
@@ -60,7 +60,7 @@ class RecipeCLI(LightningCLI):
     """
 
     model: Classifier
-    datamodule: LabelledData
+    datamodule: LabeledData
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RecipeCLI(LightningCLI):
         self.overrides = [*(SMOKE if smoke else ()), *overrides]
         super().__init__(
             Classifier,
-            LabelledData,
+            LabeledData,
             trainer_class=Trainer,
             subclass_mode_data=True,
             run=False,

@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from torchcaps.checks import nearest
-from torchcaps.data import LabelledData
+from torchcaps.data import LabeledData
 from torchcaps.models.registry import import_path
 from torchcaps.recipes import Recipe
 from torchcaps.training.classifier import Classifier
@@ -69,7 +69,7 @@ def _first_refused(parser: LightningArgumentParser, config: dict[str, Any], over
     return None
 
 
-def _recipe(seed_everything: int | bool, model: Classifier, data: LabelledData, trainer: Trainer) -> None:
+def _recipe(seed_everything: int | bool, model: Classifier, data: LabeledData, trainer: Trainer) -> None:
     """A function whose parameters are the top-level names of a recipe and their types."""
 
 

@@ -16,7 +16,7 @@ from torchcaps.data.streams import stream
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 
 
-class LabelledSet(Dataset[Batch]):
+class LabeledSet(Dataset[Batch]):
     """Samples in memory or on disk, with labels (n,) int64. A DataLoader reads a whole batch in one call."""
 
     labels: Tensor
@@ -49,7 +49,7 @@ def _leave_group(worker: int) -> None:
         os.setpgid(0, 0)
 
 
-class LabelledData(LightningDataModule):
+class LabeledData(LightningDataModule):
     """Base of the labeled data sets, of images and of texts: loaders of a training, a validation and a test set.
 
     A subclass sets `classes`. Its `setup` sets `train_set`, `val_set` and `test_set`, as far as the stage needs them.
@@ -79,9 +79,9 @@ class LabelledData(LightningDataModule):
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 or more, got {num_workers}")
         self.batch_size, self.num_workers = batch_size, num_workers
-        self.train_set: LabelledSet | None = None
-        self.val_set: LabelledSet | None = None
-        self.test_set: LabelledSet | None = None
+        self.train_set: LabeledSet | None = None
+        self.val_set: LabeledSet | None = None
+        self.test_set: LabeledSet | None = None
         self._seed: int | None = None  # of the run
         self._seeded: Any = None  # the Trainer whose run it is
         self._order: Order | None = None
@@ -150,7 +150,7 @@ class LabelledData(LightningDataModule):
         if "seed" in state_dict:
             self._seed, self._seeded = state_dict["seed"], self.trainer
 
-    def _loaded(self, stage: str) -> LabelledSet:
+    def _loaded(self, stage: str) -> LabeledSet:
         sets = {"fit": self.train_set, "validate": self.val_set, "test": self.test_set}
         check_choice("stage", stage, sets)
         samples = sets[stage]
