@@ -282,11 +282,11 @@ def test_a_training_that_cannot_write(checkpoints, capfd):
         assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=3") == 2
     (line,) = capfd.readouterr().err.splitlines()
     path = Path("runs/quickstart/version_1/checkpoints/next.ckpt")
-    assert line.startswith(f"torchcaps: cannot write {path}: File too large; to go on: torchcaps train quickstart ")
+    assert line.startswith(f"torchcaps: cannot write {path}: File too large; to continue: torchcaps train quickstart ")
     assert line.endswith(" --ckpt_path last")
     assert list(path.parent.iterdir()) == []
     assert {path.name: path.read_bytes() for path in checkpoints.iterdir()} == before
-    assert run_command(*shlex.split(line.partition("to go on: torchcaps ")[2])) == 0
+    assert run_command(*shlex.split(line.partition("to continue: torchcaps ")[2])) == 0
     found = torch.load("runs/quickstart/version_2/checkpoints/last.ckpt", weights_only=True)
     assert found["global_step"] == 6
 

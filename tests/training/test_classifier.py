@@ -31,7 +31,7 @@ def test_the_loss_is_margin_plus_reconstruction():
     torch.testing.assert_close(loss, margin_loss(prediction.scores, labels))
 
 
-def test_the_label_is_drawn_in_training_and_the_likeliest_class_after_it(monkeypatch):
+def test_training_reconstructs_the_label_and_tests_the_likeliest_class(monkeypatch):
     network, (images, labels), drawn = small(), batch(), []
     monkeypatch.setattr(network, "reconstruct", lambda capsules, labels=None: (drawn.append(labels), images)[1])
     classifier = Classifier(network, MarginLoss(), classes=3, reconstruction_weight=0.01)
@@ -70,7 +70,7 @@ PRESENT = torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0
         (3, [0, 0, 0, 0]),
     ],
 )
-@pytest.mark.parametrize("scale", [1.0, 0.1])  # scores inside and outside of [-1, 1], of which none is a probability
+@pytest.mark.parametrize("scale", [1.0, 0.1])  # scores inside and outside of [-1, 1], never probabilities
 def test_exact_match(labels_per_image, correct, scale):
     classifier = Classifier(Scores(), nn.BCEWithLogitsLoss(), classes=4, labels_per_image=labels_per_image)
     for i, expected in enumerate(correct):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import torchcaps
 from torchcaps.models import create_model, registry
 from torchcaps.recipes import Recipe, load_recipe
-from torchcaps.training.cli import RecipeCLI
+from torchcaps.training.build import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -103,8 +103,8 @@ def write(path: str, network: object = "network.few_capsules", **model: object) 
     return path
 
 
-def build(path: str, *overrides: str) -> RecipeCLI:
-    return RecipeCLI(load_recipe(path), list(overrides))
+def build(path: str, *overrides: str) -> Training:
+    return Training(load_recipe(path), list(overrides))
 
 
 def test_a_network_beside_a_recipe(capfd):
@@ -203,13 +203,13 @@ def test_runs_follow_the_path_of_a_recipe(recipe, expected):
     here = Path.cwd()
     parent = here.parent.relative_to(here.anchor)
     recipe = Recipe(recipe.format(here=here), (), {})
-    assert recipe.runs == Path(expected.format(parent=parent))
-    assert replace(recipe, is_small=True).runs == Path(f"{expected.format(parent=parent)}-small")
+    assert recipe.folder == Path(expected.format(parent=parent))
+    assert replace(recipe, is_small=True).folder == Path(f"{expected.format(parent=parent)}-small")
 
 
 def test_runs_of_a_recipe_of_the_package():
-    assert load_recipe("sabour2017/table1/cnn").runs == Path("sabour2017/table1/cnn")
-    assert load_recipe("zhao2019/section4.3/multimnist-r5", small=True).runs == Path(
+    assert load_recipe("sabour2017/table1/cnn").folder == Path("sabour2017/table1/cnn")
+    assert load_recipe("zhao2019/section4.3/multimnist-r5", small=True).folder == Path(
         "zhao2019/section4.3/multimnist-r5-small"
     )
 
@@ -330,8 +330,8 @@ def test_a_process_of_its_own():
     code = f"""
 import sys
 from torchcaps.recipes import Recipe, load_recipe
-from torchcaps.training.cli import RecipeCLI
-print(type(RecipeCLI(load_recipe({recipe!r}), []).model.network).__module__)
+from torchcaps.training.build import Training
+print(type(Training(load_recipe({recipe!r}), []).model.network).__module__)
 import tabnanny
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -258,10 +258,12 @@ def test_a_full_disk_ends_a_run_that_then_goes_on(monkeypatch, seen, capfd):
     interrupted(monkeypatch, "pieces", options, 6, "a full disk", 0)
     said = capfd.readouterr().err.splitlines()[-1]
     checkpoints = Path("pieces/digits/version_0/checkpoints")
-    assert said.startswith(f"torchcaps: cannot write {checkpoints / 'next.ckpt'}: No space left on device; to go on: ")
+    assert said.startswith(
+        f"torchcaps: cannot write {checkpoints / 'next.ckpt'}: No space left on device; to continue: "
+    )
     assert sorted(path.name for path in checkpoints.iterdir()) == ["last.ckpt", "previous.ckpt"]
     seen.clear()
-    assert call(said.partition("to go on: ")[2]) == 0
+    assert call(said.partition("to continue: ")[2]) == 0
     assert seen == all_steps[6:]
     assert_ends_alike("pieces", end)
 
@@ -284,9 +286,9 @@ def test_a_signal_says_how_to_go_on(by, status, step, seen, capfd):
     assert train("my runs", *options, *interrupt(step, by)) == status
     first, *_, last = capfd.readouterr().err.splitlines()
     assert first.startswith(f"torchcaps: {by}: stopping ")
-    assert last.startswith(f"torchcaps: stopped by {by}; to go on: torchcaps train digits.yaml ")
+    assert last.startswith(f"torchcaps: stopped by {by}; to continue: torchcaps train digits.yaml ")
     seen.clear()
-    assert call(last.partition("to go on: ")[2]) == 0
+    assert call(last.partition("to continue: ")[2]) == 0
     assert seen == all_steps[step + 1 :]
     assert_ends_alike("my runs", end)
 
@@ -300,7 +302,7 @@ def slow_signals(monkeypatch):
 def test_a_second_signal_stops_at_once(slow_signals, seen, capfd):
     assert train("runs", *CASES["in memory"], *interrupt(5, "SIGTERM"), *interrupt(5, "SIGTERM")) == 143
     assert len(seen) == 6
-    assert capfd.readouterr().err.splitlines()[-1].startswith("torchcaps: stopped by SIGTERM; to go on: ")
+    assert capfd.readouterr().err.splitlines()[-1].startswith("torchcaps: stopped by SIGTERM; to continue: ")
     assert newest("runs")["global_step"] == 4  # the checkpoint at the end of the first epoch
 
 
@@ -401,9 +403,9 @@ def test_a_process_that_gets_a_signal(by, expected, seen):
     status, said = ended(start("pieces", *options, *interrupt(5, by)))
     assert status == expected
     said = said.splitlines()[-1]
-    assert said.startswith(f"torchcaps: stopped by {by}; to go on: torchcaps train overlays.yaml ")
+    assert said.startswith(f"torchcaps: stopped by {by}; to continue: torchcaps train overlays.yaml ")
     seen.clear()
-    assert call(said.partition("to go on: ")[2]) == 0
+    assert call(said.partition("to continue: ")[2]) == 0
     assert seen == all_steps[6:]
     assert_ends_alike("pieces", end)
 
@@ -486,7 +488,7 @@ def test_two_processes_that_get_a_signal(case, who):
     assert newest("pieces")["global_step"] == 6
     assert len(list(Path("pieces").rglob("version_*"))) == 1
     (command,) = re.findall(
-        "torchcaps: stopped by SIGTERM; to go on: (torchcaps train .* --ckpt_path .*last.ckpt)", said
+        "torchcaps: stopped by SIGTERM; to continue: (torchcaps train .* --ckpt_path .*last.ckpt)", said
     )
     assert ended(start("pieces", *shlex.split(command)[2:-4], "--ckpt_path", "last"))[0] == 0
     assert_ends_alike("pieces", "straight")

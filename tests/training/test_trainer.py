@@ -10,11 +10,11 @@ import warnings
 warnings.simplefilter("ignore")
 {first}
 from torchcaps.recipes import load_recipe
-from torchcaps.training.cli import RecipeCLI
+from torchcaps.training.build import Training
 
 recipe = load_recipe("quickstart")
 for value in ("1", "1.0", "0.5", "0", "7"):
-    print(repr(RecipeCLI(recipe, ["--trainer.limit_test_batches", value]).trainer.limit_test_batches))
+    print(repr(Training(recipe, ["--trainer.limit_test_batches", value]).trainer.limit_test_batches))
 """
 
 

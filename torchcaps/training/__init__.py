@@ -1,6 +1,6 @@
 """Training with Lightning: the module that every recipe trains, and callbacks that recipes can name.
 
-The other files serve the commands: they build a training from a recipe (`cli.py`, `errors.py`, `trainer.py`), save it
+The other files serve the commands: they build a training from a recipe (`build.py`, `errors.py`, `trainer.py`), save it
 (`checkpoints.py`) and report on it (`progress.py`, `alive.py`).
 """
 

@@ -1,6 +1,6 @@
 """Error messages for values of a recipe that the parser refuses: one line with the value, what was expected, and where.
 
-`RecipeCLI` uses them in place of the parser's own messages, which are long and often name the wrong value.
+`Training` uses them in place of the parser's own messages, which are long and often name the wrong value.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""From a recipe and overrides such as `--trainer.max_epochs 5` to a trainer, a model and data, by Lightning's CLI.
+"""Builds the trainer, the model and the data of a recipe and of overrides such as `--trainer.max_epochs 5`.
 
 The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reproduce` build their trainings here.
 """
@@ -40,15 +40,18 @@ SMOKE = (
 )
 
 
-class RecipeCLI(LightningCLI):
-    """Build the trainer, the model and the data of a recipe, without running anything.
+class Training(LightningCLI):
+    """The trainer, the model and the data of a recipe. Building them runs nothing.
 
     The recipe may name classes and functions of modules in its own folder; see `torchcaps.recipes.modules`.
+
+    Lightning parses the recipe and builds the objects in its constructor, which calls the methods below in their order:
+    `parse_arguments`, `before_instantiate_classes` and `instantiate_classes`, which calls `instantiate_trainer`.
 
     Args:
         recipe: recipe whose values are parsed.
         overrides: command-line arguments such as `--trainer.max_epochs 5`; they take precedence over the recipe.
-        runs: folder for the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None writes none.
+        folder: folder of the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None writes none.
         smoke: take two steps of two samples, unless the overrides set these numbers; the folder is then `smoke_N`.
         signals: signals that ask the training to stop.
 
@@ -66,11 +69,11 @@ class RecipeCLI(LightningCLI):
         self,
         recipe: Recipe,
         overrides: list[str],
-        runs: Path | None = None,
+        folder: Path | None = None,
         smoke: bool = False,
         signals: StopSignals | None = None,
     ):
-        self.recipe, self.runs, self.smoke, self.signals = recipe, runs, smoke, signals or StopSignals()
+        self.recipe, self.folder, self.smoke, self.signals = recipe, folder, smoke, signals or StopSignals()
         self.run_folder: Path | None = None
         self.own_modules = OwnModules(recipe)
         self.overrides = [*(SMOKE if smoke else ()), *overrides]
@@ -81,7 +84,7 @@ class RecipeCLI(LightningCLI):
             subclass_mode_data=True,
             run=False,
             args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
-            trainer_defaults={"logger": runs is not None},
+            trainer_defaults={"logger": folder is not None},
             parser_kwargs={
                 "exit_on_error": False,
                 "allow_abbrev": False,
@@ -90,7 +93,7 @@ class RecipeCLI(LightningCLI):
             },
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            save_config_callback=None if runs is None else _SaveConfig,
+            save_config_callback=None if folder is None else _SaveConfig,
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -124,20 +127,16 @@ class RecipeCLI(LightningCLI):
                     f"and the classes of the network to {data.classes}, or choose other data"
                 )
 
-    def arguments(self) -> dict[str, Any]:
-        """Return all values, as they stand in a run's `config.yaml`."""
-        return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         wanted = self.config_init["trainer"]
         callbacks = list(wanted["callbacks"] or [])
-        if self.runs is None or wanted["fast_dev_run"]:
+        if self.folder is None or wanted["fast_dev_run"]:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         plugins = [*(wanted["plugins"] or []), WholeCheckpointIO()]
         if wanted["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
-        if self.runs is not None and not wanted["fast_dev_run"]:
-            self.run_folder = self._take_folder(self.runs)
+        if self.folder is not None and not wanted["fast_dev_run"]:
+            self.run_folder = self._take_folder(self.folder)
             self.save_config_kwargs = {"folder": self.run_folder, "save_to_log_dir": False}
             if wanted["logger"] is True:
                 kwargs["logger"] = _loggers(self.run_folder)
@@ -153,12 +152,16 @@ class RecipeCLI(LightningCLI):
                     self.run_folder.rmdir()
             raise ValueError(str(error)) from error
 
-    def _take_folder(self, runs: Path) -> Path:
+    def arguments(self) -> dict[str, Any]:
+        """Return all values, as they stand in a run's `config.yaml`."""
+        return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+
+    def _take_folder(self, folder: Path) -> Path:
         kind = "smoke" if self.smoke else "version"
         rank = getattr(rank_zero_only, "rank", 0)
         if rank:  # a placeholder: the first process takes the folder, and broadcasts it when all are connected
-            return runs / f"{kind}_of_the_first_process"
-        return take_folder(runs, kind)
+            return folder / f"{kind}_of_the_first_process"
+        return take_folder(folder, kind)
 
 
 class _SaveConfig(SaveConfigCallback):
