@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torchcaps.extras import needs
+
 MESSAGES = (  # regular expressions for warnings
     ".*does not have many workers.*",  # batches of tensors in memory need no workers
     "Total length of `list` across ranks is zero.*",  # recipes without a validation set
@@ -19,6 +21,9 @@ LOGGERS = ("lightning.pytorch", "lightning.fabric")
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Within this context Lightning logs warnings only, and none of MESSAGES. Afterwards everything is as before."""
+    with needs("train"):
+        import lightning.pytorch  # noqa: F401  # its import sets levels of its own
+
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     with warnings.catch_warnings():
         for message in MESSAGES:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import lightning.pytorch  # noqa: F401  # sets filters of its own when it is imported
 import pytest
 
 import torchcaps
@@ -62,6 +63,17 @@ def test_warnings_and_logging_are_as_before_after_a_command():
     assert (warnings.filters, logger.level) == (filters, level)
     main(["models", "vgg*"])
     assert (warnings.filters, logger.level) == (filters, level)
+
+
+def test_a_new_process_prints_what_is_for_the_user(tmp_path):
+    """Lightning sets its loggers' levels when it is imported, which is after the command has begun."""
+    code = f"import os; os.chdir({str(tmp_path)!r}); from torchcaps.cli import main; main(['train', 'quickstart', "
+    code += "'--smoke', '--trainer.enable_model_summary=false', '--trainer.enable_progress_bar=false'])"
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == ""
+    *metrics, last = run.stdout.splitlines()
+    assert all(line.startswith("test/") for line in metrics)
+    assert last == "run: runs/quickstart/smoke_0"
 
 
 def test_names_of_the_package_are_imported_when_they_are_used():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from commands import PAIRS, TINY, call, checkpoint, error_of
 
-from torchcaps.explain import pictures
+from torchcaps.explain import axes
 
-# Lightning's own imports and deprecations under this torch are outside our hands.
+# Lightning's own imports and deprecations under this torch are out of our hands.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
@@ -53,8 +53,8 @@ def test_no_figures_of_a_cnn(capfd, mnist_of_noise, monkeypatch):
 def drawn(monkeypatch):
     """The figures of dynamics that are written."""
     figures = []
-    write = pictures.write
-    monkeypatch.setattr(pictures, "write", lambda figure, path: (figures.append(figure), write(figure, path))[1])
+    write = axes.write
+    monkeypatch.setattr(axes, "write", lambda figure, path: (figures.append(figure), write(figure, path))[1])
     return figures
 
 

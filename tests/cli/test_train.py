@@ -1,4 +1,4 @@
-"""`torchcaps train`: runs, checkpoints to go on from, and recipes that cannot be trained."""
+"""`torchcaps train`: runs, checkpoints to continue from, and recipes that cannot be trained."""
 
 import re
 from pathlib import Path

@@ -15,7 +15,7 @@ from torchcaps import recipes
 from torchcaps.data import ImageData, ImageNet
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.recipes.values import lines
-from torchcaps.training.cli import RecipeCLI
+from torchcaps.training.build import Training
 
 # Warnings of Lightning's own imports with this version of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -52,7 +52,7 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
     return ["--model.network.types=4"] if capsnets else ["--model.network.capsules=4"]
 
 
-# Recipes of which the fast tests take two steps. Together they have every kind of data, loss, routing, optimizer,
+# The fast tests take two steps of these recipes. Together they have every kind of data, loss, routing, optimizer,
 # schedule and callback, and every option that changes how a model is trained. Networks are tested in tests/models.
 RUN: tuple[Version, ...] = (
     ("heinsen2019/table1/vector-norm", False),
@@ -108,7 +108,7 @@ DEEP = ("encapnet_v2", "encapnet_v3")  # take seconds each; tests/models tests t
 
 @pytest.fixture(scope="module")
 def parser():
-    return RecipeCLI(load_recipe("quickstart"), []).parser
+    return Training(load_recipe("quickstart"), []).parser
 
 
 @pytest.mark.parametrize(("name", "small"), VERSIONS)
@@ -284,7 +284,7 @@ def test_former_names_lead_to_recipes():
     ],
 )
 def test_optimizers_of_tsai(name, optimizer, lr, weight_decay):
-    model = RecipeCLI(load_recipe(f"tsai2020/table1/{name}"), []).model
+    model = Training(load_recipe(f"tsai2020/table1/{name}"), []).model
     found = model.optimizer(model.network.parameters())
     assert type(found).__name__ == optimizer
     assert (found.defaults["lr"], found.defaults["weight_decay"]) == (lr, weight_decay)

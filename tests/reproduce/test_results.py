@@ -14,10 +14,9 @@ from torchcaps.reproduce.results import (
     PUBLISHED_WITH_THE_PACKAGE,
     Result,
     add_results,
+    in_unit,
     read_results,
     summary,
-    unit_of,
-    value_of,
 )
 
 ROW = "zhao2019/table2/resnet20-average"
@@ -76,11 +75,11 @@ def test_what_is_no_file_of_results(tmp_path, content, said):
         read_results(path)
 
 
-def test_values_are_in_the_unit_of_the_published_number():
-    assert unit_of("8.73 % test error (mean of 3 runs)") == "test error"
-    assert unit_of("99.1 % test accuracy") == "test accuracy"
-    assert value_of(0.9151, "8.73 % test error") == 8.49
-    assert value_of(0.9151, "99.1 % test accuracy") == 91.51
+def test_values_are_in_the_unit_of_the_table():
+    assert load_recipe(ROW).unit == load_recipe("zhao2019/table4/affnist-resnet20").unit == "test error"
+    assert load_recipe("heinsen2019/table1/average").unit == load_recipe("quickstart").unit == "test accuracy"
+    assert in_unit(0.9151, "test error") == 8.49
+    assert in_unit(0.9151, "test accuracy") == 91.51
 
 
 def test_the_summary_of_a_row():
@@ -129,7 +128,7 @@ def test_every_result_that_comes_with_the_package_is_of_a_recipe():
     for result in read_results(PUBLISHED_WITH_THE_PACKAGE):
         name, *small = result.recipe.split()
         assert load_recipe(name, small == ["--small"]).name == name
-        assert unit_of(load_recipe(name).published) == result.unit
+        assert load_recipe(name).unit == result.unit
 
 
 def test_the_curve_of_a_run_in_parts(tmp_path):

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torchcaps.cli import bench, explain, hardest, models, recipes, reproduce, test, train
@@ -18,11 +18,20 @@ from torchcaps.signals import Stopped, StopSignals
 COMMANDS = (train, test, explain, recipes, reproduce, models, hardest, bench)
 
 
+def run() -> None:
+    """Run the command that was typed, as the console script does."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks how a line could continue
+        import argcomplete
+
+        argcomplete.autocomplete(parser())
+    sys.exit(main())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its status: 0, 2 after a line about bad input, 128 plus the signal that stopped it."""
     options, overrides = parser().parse_known_args(arguments)
     try:
-        with StopSignals() as options.signals, quiet_lightning():
+        with StopSignals() as options.signals, quiet_lightning() if options.takes_overrides else nullcontext():
             if overrides and not options.takes_overrides:
                 raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
             options.run(options, overrides)
@@ -34,15 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"torchcaps: {stop.said}", file=sys.stderr)
         return stop.status
     return 0
-
-
-def run() -> None:
-    """Run the command that was typed, as the console script does."""
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks how a line could go on
-        import argcomplete
-
-        argcomplete.autocomplete(parser())
-    sys.exit(main())
 
 
 def parser() -> argparse.ArgumentParser:

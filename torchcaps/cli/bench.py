@@ -1,4 +1,4 @@
-"""Measure time and memory of the papers' layers and networks, beside what people copy and the machine's bound."""
+"""Measure time and memory of the papers' layers and networks, next to common code and the machine's limit."""
 
 import argparse
 import itertools
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: %(default)s"
     )
-    parser.add_argument("--smoke", action="store_true", help="measure tiny layers and networks, to see that all runs")
+    parser.add_argument("--smoke", action="store_true", help="measure tiny layers and networks, as a check")
     parser.add_argument(
         "--tune",
         type=Path,

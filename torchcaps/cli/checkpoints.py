@@ -7,25 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.errors import BadInput
-from torchcaps.cli.recipe import load, runs_of
+from torchcaps.cli.recipe_commands import load_requested, runs_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.training.cli import RecipeCLI
+    from torchcaps.training.build import Training
 
 IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not change the samples
 ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
 
 def find_checkpoint(
-    options: argparse.Namespace, cli: "RecipeCLI", given: str, part: str
+    options: argparse.Namespace, training: "Training", given: str, part: str
 ) -> tuple[Path, dict[str, "Tensor"]]:
     """Find a checkpoint and check that it fits the model.
 
     Args:
         options: the command's arguments.
-        cli: what was built of them.
+        training: training that was built of them.
         given: path of a checkpoint, or `last` for the newest whole one of the recipe.
         part: prefix of the model's values that must be the same as in the run: "network." to use the network, "" to go
             on with the training.
@@ -35,7 +35,7 @@ def find_checkpoint(
     """
     path = _last(options) if given == "last" else _whole(Path(given))
     (state,) = read_checkpoint(path, "state_dict")
-    expected = {name: tuple(value.shape) for name, value in cli.model.state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in training.model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     for name in {**expected, **found}:
         if expected.get(name) != found.get(name):
@@ -43,7 +43,7 @@ def find_checkpoint(
                 f"{path} is a checkpoint of another architecture than {options.recipe}: {name} has shape "
                 f"{found.get(name, 'none')} there, expected {expected.get(name, 'none')}"
             )
-    _compare_values(path, cli, part)
+    _compare_values(path, training, part)
     return path, state
 
 
@@ -65,14 +65,14 @@ def read_checkpoint(path: Path, *keys: str) -> list[Any]:
         ) from error
 
 
-def _compare_values(path: Path, cli: "RecipeCLI", part: str) -> None:
+def _compare_values(path: Path, training: "Training", part: str) -> None:
     """Compare the recipe's values with those of the run; shapes do not show iterations, for example."""
     import yaml
 
     config = path.parent.parent / "config.yaml"
     if not config.is_file():
         return
-    then, now = _flat(yaml.safe_load(config.read_text(encoding="utf-8"))), _flat(cli.arguments())
+    then, now = _flat(yaml.safe_load(config.read_text(encoding="utf-8"))), _flat(training.arguments())
     for name in {**then, **now}:
         if then.get(name) == now.get(name):
             continue
@@ -82,13 +82,13 @@ def _compare_values(path: Path, cli: "RecipeCLI", part: str) -> None:
         if name in ENCODER:  # it may be the same one under two names
             _warn(f"{said}: the network cannot read embeddings of another encoder")
         elif not part and name == "seed_everything":
-            _warn(f"{said}: the seed stays")
+            _warn(f"{said}: the run keeps its seed")
         elif not part and name.startswith("data.") and not name.endswith(IRRELEVANT):
-            _warn(f"{said}: it will not go on as it would have")
+            _warn(f"{said}: the run will not continue exactly")
 
 
 def _whole(path: Path) -> Path:
-    """The checkpoint that was asked for; the one before where that is a damaged `last.ckpt`."""
+    """Return the checkpoint that was asked for, or `previous.ckpt` if it is a damaged `last.ckpt`."""
     from torchcaps.training.checkpoints import damage
 
     if not path.is_file():
@@ -101,10 +101,10 @@ def _whole(path: Path) -> Path:
 
 
 def _last(options: argparse.Namespace) -> Path:
-    """The newest whole checkpoint of a recipe."""
+    """Return the newest whole checkpoint of a recipe."""
     from torchcaps.training.checkpoints import newest_whole
 
-    runs = runs_of(options, load(options))
+    runs = runs_of(options, load_requested(options))
     path, problem = newest_whole(runs.glob("version_*/checkpoints"))
     if path is None and problem:
         raise BadInput(f"{problem}, and there is no whole checkpoint under {runs}: train again")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.checkpoints import find_checkpoint, read_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe import add_recipe, build
+from torchcaps.cli.recipe_commands import add_recipe, build_training
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from torchcaps.data import ImageData
-    from torchcaps.training.cli import RecipeCLI
+    from torchcaps.training.build import Training
 
 IMAGES = 128  # for --dynamics
 
@@ -54,25 +54,25 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput("--dynamics is of test images, and --image of heatmaps: leave one of them out")
     if options.images is not None and options.images < 1:
         raise BadInput(f"--images must be at least 1, got {options.images}")
-    cli = build(options, overrides)
-    data = cli.datamodule
+    training = build_training(options, overrides)
+    data = training.datamodule
     if not isinstance(data, ImageData):
         raise BadInput(f"there are figures of what a network does with images, and {type(data).__name__} has none")
     if options.dynamics is not None:
-        _draw_dynamics(options, cli, data)
+        _draw_dynamics(options, training, data)
         return
-    checkpoint, state = find_checkpoint(options, cli, options.ckpt_path[0], "network.")
-    cli.model.load_state_dict(state)
+    checkpoint, state = find_checkpoint(options, training, options.ckpt_path[0], "network.")
+    training.model.load_state_dict(state)
     folder = _figures(options, checkpoint)
     with bad_data():
         if options.image:
             from torchcaps.explain import write_heatmaps
 
-            print(f"figure: {write_heatmaps(cli.model.network, options.image, data.shape, folder)}")
+            print(f"figure: {write_heatmaps(training.model.network, options.image, data.shape, folder)}")
             return
         data.setup("test")
         try:
-            for path in _write_figures(cli.model.network, data, folder):
+            for path in _write_figures(training.model.network, data, folder):
                 print(f"figure: {path}")
         except TypeError as error:  # there are no figures for such a network
             raise BadInput(str(error)) from error
@@ -90,26 +90,26 @@ def _write_figures(network: "nn.Module", data: "ImageData", folder: Path) -> Ite
     yield from write_figures(network, batches, folder)
 
 
-def _draw_dynamics(options: argparse.Namespace, cli: "RecipeCLI", data: "ImageData") -> None:
+def _draw_dynamics(options: argparse.Namespace, training: "Training", data: "ImageData") -> None:
     """Draw a row of panels per layer, a panel per checkpoint."""
     from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
-    from torchcaps.explain.pictures import write
+    from torchcaps.explain.axes import write
 
     checkpoints: dict[tuple[int, Path], Path] = {}
     epochs: dict[int, int] = {}  # by step
     for given in options.ckpt_path:
-        path, _ = find_checkpoint(options, cli, given, "network.")
+        path, _ = find_checkpoint(options, training, given, "network.")
         step, epoch = read_checkpoint(path, "global_step", "epoch")
         epochs[step] = epoch + 1
         checkpoints.setdefault((step, path.parent), path)  # `last` and the newest of a run are the same
     by_epoch = len(set(epochs.values())) == len(epochs)
-    network = cli.model.network
+    network = training.model.network
     with bad_data():
         rows: dict[str, list[Any]] = {name: [] for name in options.dynamics or capsule_layers(network)}
         batches = _first_images(data, options.images or IMAGES)
         for step, folder in sorted(checkpoints):
             path = checkpoints[step, folder]
-            cli.model.load_state_dict(*read_checkpoint(path, "state_dict"))
+            training.model.load_state_dict(*read_checkpoint(path, "state_dict"))
             title = f"after epoch {epochs[step]}" if by_epoch else f"after step {step:,}"
             for name, row in rows.items():
                 row.append((title, routing_dynamics(network, name, batches)))

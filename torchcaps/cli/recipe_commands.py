@@ -1,4 +1,4 @@
-"""Arguments of the commands that take a recipe, and what is built of them."""
+"""What the commands that take a recipe share: its arguments, the training that is built of them, and its test."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from torchcaps.extras import needs
 
 if TYPE_CHECKING:
     from torchcaps.recipes import Recipe
-    from torchcaps.training.cli import RecipeCLI
+    from torchcaps.training.build import Training
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def complete_recipe(prefix: str, **_: object) -> list[str]:
     return [name for name in list_recipes() if name.startswith(prefix)]
 
 
-def load(options: argparse.Namespace) -> "Recipe":
-    """The recipe that was asked for."""
+def load_requested(options: argparse.Namespace) -> "Recipe":
+    """Load the recipe that was asked for."""
     from torchcaps.recipes import load_recipe
 
     try:
@@ -50,25 +50,38 @@ def load(options: argparse.Namespace) -> "Recipe":
         raise BadInput(str(error)) from error
 
 
-def build(options: argparse.Namespace, overrides: list[str], logs: bool = False, smoke: bool = False) -> "RecipeCLI":
-    """Trainer, model and data of the recipe that was asked for.
+def build_training(
+    options: argparse.Namespace, overrides: list[str], logs: bool = False, smoke: bool = False
+) -> "Training":
+    """Build the trainer, the model and the data of the recipe that was asked for.
 
     Args:
         options: the command's arguments.
         overrides: values of the recipe that were given as options.
         logs: whether the trainer writes logs and checkpoints to a new folder of runs.
-        smoke: see `RecipeCLI`.
+        smoke: take two steps, see `Training`.
     """
     with needs("train"):
-        from torchcaps.training.cli import RecipeCLI
+        from torchcaps.training.build import Training
 
-    recipe = load(options)
+    recipe = load_requested(options)
     try:
-        return RecipeCLI(recipe, overrides, runs_of(options, recipe) if logs else None, smoke, options.signals)
+        return Training(recipe, overrides, runs_of(options, recipe) if logs else None, smoke, options.signals)
     except ValueError as error:
         raise BadInput(str(error)) from error
 
 
+def run_test(training: "Training") -> None:
+    """Test the model and print the metrics; of several processes only the first one prints."""
+    tested = training.trainer.test(training.model, training.datamodule, verbose=False)
+    if not tested:
+        raise BadInput("no batch to test on: set trainer.limit_test_batches to more than 0")
+    (metrics,) = tested
+    if training.trainer.is_global_zero:
+        for name, value in metrics.items():
+            print(f"{name}: {value:.4f}")
+
+
 def runs_of(options: argparse.Namespace, recipe: "Recipe") -> Path:
-    """Folder of the runs of a recipe."""
-    return Path(options.runs) / recipe.runs
+    """Return the folder of the runs of a recipe."""
+    return Path(options.runs) / recipe.folder

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from torchcaps.cli.errors import BadInput
-from torchcaps.cli.recipe import add_runs, complete_recipe, load, runs_of
+from torchcaps.cli.recipe_commands import add_runs, complete_recipe, load_requested, runs_of
 from torchcaps.cli.table import print_table
 
 
@@ -58,7 +58,7 @@ def _show(options: argparse.Namespace) -> None:
     from torchcaps.recipes.values import lines
     from torchcaps.reproduce.results import summary
 
-    recipe = load(options)
+    recipe = load_requested(options)
     title = ", ".join(part for part in (recipe.paper, recipe.table, recipe.title) if part)
     print(f"# {title or recipe.name}")
     ours = summary(_results(options), f"{recipe.name} --small" if recipe.is_small else recipe.name)

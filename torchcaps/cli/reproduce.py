@@ -1,11 +1,11 @@
-"""Train the papers' rows that have no result yet; each goes on where it stopped."""
+"""Train the papers' rows that have no result yet; each continues where it stopped."""
 
 import argparse
 from datetime import datetime
 from pathlib import Path
 
 from torchcaps.cli.errors import BadInput
-from torchcaps.cli.recipe import add_runs
+from torchcaps.cli.recipe_commands import add_runs
 from torchcaps.cli.table import print_table
 from torchcaps.signals import Stopped
 
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps reproduce`."""
     parser.epilog = (
         "Results go to results.csv in the folder of the runs. Ctrl-C, SIGTERM and even kill -9 lose minutes at most: "
-        "the same command goes on. Two of them on one folder share the work."
+        "the same command continues. Two of them on one folder share the work."
     )
     parser.add_argument("rows", nargs="*", metavar="NAME", help="papers, tables or recipes (default: all)")
     parser.add_argument(
@@ -57,5 +57,5 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     except ValueError as error:
         raise BadInput(str(error)) from error
     except Stopped as stop:
-        stop.said += "; the same command goes on"
+        stop.said += "; the same command continues"
         raise

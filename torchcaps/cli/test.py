@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.checkpoints import find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe import add_recipe, build
+from torchcaps.cli.recipe_commands import add_recipe, build_training, run_test
 from torchcaps.files import write_text_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.training.cli import RecipeCLI
+    from torchcaps.training.build import Training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,36 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Print the test metrics of a checkpoint, and write its predictions if they are asked for."""
-    cli = build(options, overrides)
-    _, state = find_checkpoint(options, cli, options.ckpt_path, "network.")
-    cli.model.load_state_dict(state)
+    training = build_training(options, overrides)
+    _, state = find_checkpoint(options, training, options.ckpt_path, "network.")
+    training.model.load_state_dict(state)
     if options.predictions:
-        _collect_predictions(options.predictions, cli)
+        _collect_predictions(options.predictions, training)
     with bad_data():
-        print_test(cli)
-    if cli.model.predictions:
-        print(f"predictions: {_write_predictions(options.predictions, cli.model.predictions, cli.datamodule.names)}")
+        run_test(training)
+    if training.model.predictions:
+        names = training.datamodule.names
+        print(f"predictions: {_write_predictions(options.predictions, training.model.predictions, names)}")
 
 
-def print_test(cli: "RecipeCLI") -> None:
-    """Test the model and print the metrics, in one process of several."""
-    tested = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    if not tested:
-        raise BadInput("no batch to test on: set trainer.limit_test_batches to more than 0")
-    (metrics,) = tested
-    if cli.trainer.is_global_zero:
-        for name, value in metrics.items():
-            print(f"{name}: {value:.4f}")
-
-
-def _collect_predictions(file: Path, cli: "RecipeCLI") -> None:
-    if cli.model.labels_per_image != 1:
+def _collect_predictions(file: Path, training: "Training") -> None:
+    if training.model.labels_per_image != 1:
         raise BadInput("--predictions is for images of one class each, and this recipe's have several")
-    if cli.trainer.world_size > 1:
+    if training.trainer.world_size > 1:
         raise BadInput("--predictions needs all images in one process: add --trainer.devices 1")
     if file.is_dir():
         raise BadInput(f"--predictions {file} is a folder: give the path of a .csv file")
-    cli.model.predictions = []
+    training.model.predictions = []
 
 
 def _write_predictions(file: Path, predictions: list["Tensor"], names: Sequence[str]) -> Path:

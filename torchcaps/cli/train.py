@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torchcaps.cli.checkpoints import find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe import add_recipe, build
-from torchcaps.cli.test import print_test
+from torchcaps.cli.recipe_commands import add_recipe, build_training, run_test
 from torchcaps.extras import needs
 from torchcaps.signals import Stopped
 
@@ -18,43 +17,43 @@ from torchcaps.signals import Stopped
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps train`."""
     add_recipe(parser)
-    parser.add_argument("--ckpt_path", help="checkpoint to go on from, or `last` for the newest of this recipe")
-    parser.add_argument("--smoke", action="store_true", help="take two steps of two images, to see that all runs")
+    parser.add_argument("--ckpt_path", help="checkpoint to continue from, or `last` for the newest of this recipe")
+    parser.add_argument("--smoke", action="store_true", help="take two steps of two images, as a check")
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    """Train a recipe, then test it. Where a signal or a full disk ends it, say how to go on."""
+    """Train a recipe, then test it. Where a signal or a full disk ends it, say how to continue."""
     with needs("train"):
         from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-    cli = build(options, overrides, logs=True, smoke=options.smoke)
-    checkpoint = find_checkpoint(options, cli, options.ckpt_path, "")[0] if options.ckpt_path else None
+    training = build_training(options, overrides, logs=True, smoke=options.smoke)
+    checkpoint = find_checkpoint(options, training, options.ckpt_path, "")[0] if options.ckpt_path else None
     try:
         with bad_data():
-            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-            if isinstance(cli.trainer.strategy.launcher, _MultiProcessingLauncher):
-                cli.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
-            print_test(cli)
+            training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
+            if isinstance(training.trainer.strategy.launcher, _MultiProcessingLauncher):
+                training.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
+            run_test(training)
     except Stopped as stop:
         for process in multiprocessing.active_children():  # of a spawned training
             process.terminate()
             process.join()
-        if not cli.trainer.is_global_zero:
-            sys.exit(0)  # the first process tells; Lightning kills it where another one ends with an error
-        if cli.run_folder:
-            stop.said += f"; {_way_on(options, overrides, cli.run_folder)}"
+        if not training.trainer.is_global_zero:
+            sys.exit(0)  # only the first process reports; Lightning would kill it if another one ended with an error
+        if training.run_folder:
+            stop.said += f"; {_resume_command(options, overrides, training.run_folder)}"
         raise
     except OSError as error:
-        if cli.run_folder is None:
+        if training.run_folder is None:
             raise
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        raise BadInput(f"{reason}; {_way_on(options, overrides, cli.run_folder)}") from error
-    if cli.trainer.is_global_zero and cli.run_folder:
-        print(f"run: {cli.run_folder}")
+        raise BadInput(f"{reason}; {_resume_command(options, overrides, training.run_folder)}") from error
+    if training.trainer.is_global_zero and training.run_folder:
+        print(f"run: {training.run_folder}")
 
 
-def _way_on(options: argparse.Namespace, overrides: list[str], run_folder: Path) -> str:
-    """The command that goes on with a run."""
+def _resume_command(options: argparse.Namespace, overrides: list[str], run_folder: Path) -> str:
+    """Return the command that resumes a run, and what to do with it."""
     last = run_folder / "checkpoints" / "last.ckpt"
     checkpoint = str(last) if last.is_file() else options.ckpt_path
     flags = [flag for flag, given in (("--small", options.small), ("--smoke", options.smoke)) if given]
@@ -63,4 +62,4 @@ def _way_on(options: argparse.Namespace, overrides: list[str], run_folder: Path)
         command += ["--runs", options.runs]
     if checkpoint:
         command += ["--ckpt_path", checkpoint]
-    return f"{'to go on' if checkpoint else 'nothing was saved; to start again'}: {shlex.join(command)}"
+    return f"{'to continue' if checkpoint else 'nothing was saved; to start again'}: {shlex.join(command)}"

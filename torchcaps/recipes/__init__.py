@@ -46,8 +46,9 @@ class Recipe:
         table: table, figure or section of the paper.
         title: the row of the table, in words.
         published: the published number with its unit; empty where there is none.
+        unit: what the numbers of its table count, "test error" or "test accuracy".
         dataset: the data set, in words.
-        bfloat16: how training in bfloat16 was compared with training in float32, if it made no difference.
+        bfloat16: evidence that bfloat16 trains as well as float32; empty where there is none.
         is_small: whether these are the values for two CPU cores.
     """
 
@@ -58,6 +59,7 @@ class Recipe:
     table: str = ""
     title: str = ""
     published: str = ""
+    unit: str = "test accuracy"
     dataset: str = ""
     bfloat16: str = ""
     is_small: bool = False
@@ -73,7 +75,7 @@ class Recipe:
         return self.published[:1].isdigit()
 
     @property
-    def runs(self) -> Path:
+    def folder(self) -> Path:
         """Folder of its runs in the folder of all runs.
 
         It has the name of the recipe. Runs of a YAML file follow its path without the suffix: from the working folder
@@ -141,7 +143,9 @@ def _row(name: str, path: Path, small: bool) -> Recipe:
         changes = merge(with_source(table["small"], "small"), with_source(row.get("small", {}), "small, row"))
         values = merge(values, changes)
     head = {key: value for key, value in {**table, **row}.items() if key in ("paper", "table", *HEAD)}
-    return Recipe(name, (path,), values, is_small=small, **head)
+    errors = any("test error" in other.get("published", "") for other in table["rows"].values())
+    unit = "test error" if errors else "test accuracy"
+    return Recipe(name, (path,), values, unit=unit, is_small=small, **head)
 
 
 def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Recipe:
@@ -161,7 +165,7 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
             raise ValueError(f"{path}: extends must be RECIPE or RECIPE --small, got {extended!r}")
         recipe = _load(general, small or bool(flag), path.parent, (*extending, path.resolve()))
         values, files = merge(recipe.values, values), (*recipe.files, path)
-        head = {key: getattr(recipe, key) for key in ("paper", "table", *HEAD) if key != "published"}
+        head = {key: getattr(recipe, key) for key in ("paper", "table", "unit", *HEAD) if key != "published"}
     elif small and changes is None:
         raise ValueError(f"{name} has no small version: leave out --small")
     if small and changes is not None:

@@ -1,7 +1,7 @@
 """Python modules in the folder of a user's recipe: how they are imported, and error messages if one cannot be.
 
 A recipe may name networks, routings, losses and data of such modules, for example `network.MyNet` of `network.py`.
-`RecipeCLI` calls this.
+`Training` calls this.
 """
 
 import sys
@@ -45,10 +45,10 @@ class OwnModules:
         """
         hidden = dict(self._hidden())
         used = {path.partition(".")[0] for path in _class_paths(config)} & set(hidden)
-        if not used and any(_is(sys.modules.get(name), path) for name, path in self._beside()):
+        if not used and any(_comes_from(sys.modules.get(name), path) for name, path in self._beside()):
             used = set(hidden)  # modules of the recipe may have imported the hidden ones
         if used:
-            raise ValueError(_is_hidden(min(used), hidden[min(used)]))
+            raise ValueError(_hidden_message(min(used), hidden[min(used)]))
 
     def why_not(self, error: BaseException) -> str | None:
         """Return a message that says which name of the recipe cannot be imported and why, or None for other errors."""
@@ -62,10 +62,10 @@ class OwnModules:
             name = error.name
         top = ((module.__name__ if module else name) or "").partition(".")[0]
         if top in hidden:
-            return _is_hidden(top, hidden[top])
+            return _hidden_message(top, hidden[top])
         if place := self._place(error):
-            said = error.msg if isinstance(error, SyntaxError) else error
-            return f"{self.recipe} needs {place}, which cannot be imported: {type(error).__name__}: {said}"
+            message = error.msg if isinstance(error, SyntaxError) else error
+            return f"{self.recipe} needs {place}, which cannot be imported: {type(error).__name__}: {message}"
         if module:
             known = nearest(str(name), [known for known in vars(module) if not known.startswith("_")])
             hint = known if known.startswith("; did") else ": correct the name"
@@ -98,10 +98,10 @@ class OwnModules:
                     yield name, path
 
     def _hidden(self) -> Iterator[tuple[str, Path]]:
-        """Yield names and files of those for which another module of the same name was imported."""
+        """Yield names and files of the recipe's modules that another module of the same name hides."""
         for name, path in self._beside():
             module = sys.modules.get(name)
-            if module and not _is(module, path):
+            if module and not _comes_from(module, path):
                 yield name, path
 
 
@@ -119,11 +119,11 @@ def _file(module: ModuleType) -> str | None:
     return getattr(module, "__file__", None)
 
 
-def _is(module: ModuleType | None, path: Path) -> bool:
+def _comes_from(module: ModuleType | None, path: Path) -> bool:
     file = _file(module) if module else None
     return file is not None and Path(file).resolve() == path.resolve()
 
 
-def _is_hidden(name: str, path: Path) -> str:
+def _hidden_message(name: str, path: Path) -> str:
     other = _file(sys.modules[name]) or "built into Python"
     return f"{path} is hidden by another module {name!r}, which is {other}: give yours a name of its own"

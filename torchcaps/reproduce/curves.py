@@ -30,7 +30,7 @@ def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure |
     Args:
         root: folder of all runs.
         runs: runs to draw.
-        window: number of logged values of which each point is the mean.
+        window: number of logged values that are averaged in each point.
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.add_subplot()

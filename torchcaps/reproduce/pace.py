@@ -16,7 +16,7 @@ from torchcaps.files import write_text_whole
 from torchcaps.machine import processor
 from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.plan import Run
-from torchcaps.training.cli import RecipeCLI
+from torchcaps.training.build import Training
 
 
 def read_pace(root: Path, run: Run) -> tuple[float, int] | None:
@@ -29,10 +29,10 @@ def read_pace(root: Path, run: Run) -> tuple[float, int] | None:
 def measure_pace(root: Path, run: Run) -> None:
     """Take a few steps of a row and write down how long they took."""
     overrides = [*run.arguments, "--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
-    cli = RecipeCLI(load_recipe(run.recipe), overrides)
-    cli.trainer.callbacks.append(_Pace())  # type: ignore[attr-defined]
+    training = Training(load_recipe(run.recipe), overrides)
+    training.trainer.callbacks.append(_Pace())  # type: ignore[attr-defined]
     try:
-        cli.trainer.fit(cli.model, cli.datamodule)
+        training.trainer.fit(training.model, training.datamodule)
     except _Pace.Measured as measured:
         path = _file(root, run)
         text = json.dumps({**_read(path), hardware(): measured.args})

@@ -89,7 +89,7 @@ def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: i
         say(f"{run}: from step {taken:,}{about}; log: {run.folder(root) / 'log.txt'}")
         process = _start(run, root, threads, measure_only=False)
         if _finish(process, None if end is None else max(end - time.monotonic(), 0)):
-            say(f"{run}: stopped after {hours:g} hours at step {steps_done(run, root):,}; the same command goes on")
+            say(f"{run}: stopped after {hours:g} hours at step {steps_done(run, root):,}; the same command continues")
             return
         if process.exitcode == 0:
             for result in read_results(root / "results.csv"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-from torchcaps.explain.pictures import write
+from torchcaps.explain.axes import write
 from torchcaps.files import write_text_whole
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.curves import curves_figure
@@ -68,7 +68,7 @@ def _small_line(name: str, group: Sequence[Result]) -> str:
     what = f"`{' '.join(filter(None, (name, first.overrides)))}`{_tested_on(first)}"
     cells = (
         *(what, recipe.title, f"{first.parameters:,}", ", ".join(f"{value:.2f}" for value in values)),
-        *(f"{mean(values)} % {first.unit}", recipe.published, first.commit, first.date),
+        *(f"{mean(values)} % {first.unit}", "" if first.data else recipe.published, first.commit, first.date),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -58,15 +58,9 @@ class Result:
         return self.recipe, self.overrides, self.data, self.seed
 
 
-def unit_of(published: str) -> str:
-    """Return the unit of a published number: "test error" or "test accuracy"."""
-    return "test error" if "error" in published else "test accuracy"
-
-
-def value_of(accuracy: float, published: str) -> float:
-    """Convert an accuracy from 0 to 1 to the unit of a published number, in percent."""
-    share = 1 - accuracy if unit_of(published) == "test error" else accuracy
-    return round(100 * share, 4)
+def in_unit(accuracy: float, unit: str) -> float:
+    """Convert an accuracy from 0 to 1 to per cent of "test error" or "test accuracy"."""
+    return round(100 * (1 - accuracy if unit == "test error" else accuracy), 4)
 
 
 def read_results(path: Path) -> list[Result]:

@@ -25,10 +25,10 @@ from torchcaps.quiet import quiet_lightning
 from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.pace import hardware, measure_pace
 from torchcaps.reproduce.plan import Run
-from torchcaps.reproduce.results import Result, add_results, known_results, unit_of, value_of
+from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
 from torchcaps.signals import StopSignals
+from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
-from torchcaps.training.cli import RecipeCLI
 
 TAKEN = 75  # exit status if another process works on the same run
 
@@ -89,18 +89,18 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
         print(f"{problem}: resuming from {checkpoint or 'the beginning'}", file=sys.stderr)
-    cli = RecipeCLI(recipe, overrides, folder, signals=signals)
-    assert cli.run_folder is not None
+    training = Training(recipe, overrides, folder, signals=signals)
+    assert training.run_folder is not None
     for old in folder.glob("version_*/checkpoints"):
         if checkpoint is not None and old != checkpoint.parent:
             shutil.rmtree(old)  # only the checkpoints of the part that is resumed are needed
-    with _noted(cli.run_folder):
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-    results = [_result(run, "", overrides, cli, cli, folder)]
+    with _noted(training.run_folder):
+        training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
+    results = [_test(run, "", overrides, training, training, folder)]
     for data in run.tested_on:
-        other = RecipeCLI(recipe, [*overrides, f"--data={data}"])
-        other.model.load_state_dict(cli.model.state_dict())
-        results.append(_result(run, data, overrides, cli, other, folder))
+        other = Training(recipe, [*overrides, f"--data={data}"])
+        other.model.load_state_dict(training.model.state_dict())
+        results.append(_test(run, data, overrides, training, other, folder))
     add_results(root / "results.csv", results)
 
 
@@ -128,7 +128,8 @@ def _noted(part: Path) -> Iterator[None]:
 
 
 def _parts(folder: Path) -> list[dict[str, Any]]:
-    """Return `part.json` of all parts of a run. A part that was stopped or killed ended with its last file."""
+    """Return `part.json` of all parts of a run. A part that was killed has no end in its file: the time
+    of its newest file counts."""
     parts = []
     for path in sorted(folder.glob("version_*/part.json"), key=lambda path: path.stat().st_mtime):
         written = max(file.stat().st_mtime for file in path.parent.rglob("*"))
@@ -136,20 +137,20 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
     return parts
 
 
-def _result(run: Run, data: str, overrides: list[str], trained: RecipeCLI, tested: RecipeCLI, folder: Path) -> Result:
-    """Test a trained network, on its own data or on that of `tested`, and return the result."""
+def _test(run: Run, data: str, overrides: list[str], trained: Training, tested: Training, folder: Path) -> Result:
+    """Test the network of `trained` on the data of `tested`, and return the result."""
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
-    number = load_recipe(run.recipe).published
+    recipe = load_recipe(run.recipe)
     parts = _parts(folder)
     return Result(
         recipe=run.recipe,
         overrides=shlex.join(run.overrides),
         data=data,
         seed=run.seed,
-        value=value_of(metrics["test/accuracy"], number),
-        unit=unit_of(number),
+        value=in_unit(metrics["test/accuracy"], recipe.unit),
+        unit=recipe.unit,
         parameters=sum(p.numel() for p in trained.model.network.parameters()),
-        published=number if not data else "",
+        published=recipe.published if not data else "",
         command=shlex.join(["torchcaps", "train", run.recipe, *overrides]),
         commit=" ".join(dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)),
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
