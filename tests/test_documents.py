@@ -1,4 +1,4 @@
-"""Tests that the documentation and the package say about themselves what is true."""
+"""The documentation agrees with the package."""
 
 import argparse
 import ast
@@ -20,7 +20,7 @@ import torchcaps
 from torchcaps.cli import parser
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.testing import assert_routing_laws, assert_stacks_are_alive
-from torchcaps.training.cli import RecipeCLI
+from torchcaps.training.build import Training
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -187,7 +187,7 @@ def test_commands_have_the_options_that_are_mentioned(page):
             check_flags(arguments[0], arguments[1:])
 
 
-class Parsed(RecipeCLI):
+class Parsed(Training):
     """Checks the values of a recipe and builds nothing."""
 
     def before_instantiate_classes(self) -> None:

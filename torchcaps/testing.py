@@ -174,11 +174,11 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
         assert found.coefficients is not None
         same = found.coefficients[present].view_as(expected.coefficients)
         _assert_close(same, expected.coefficients, "padding changes the coefficients")
-        for of_padded, of_children in zip(grads[:2], wanted[:2], strict=True):
+        for padded_grad, child_grad in zip(grads[:2], wanted[:2], strict=True):
             _assert_close(
-                of_padded[present].view_as(of_children), of_children, "padding changes the children's gradients"
+                padded_grad[present].view_as(child_grad), child_grad, "padding changes the children's gradients"
             )
-            if of_padded[~present].any():
+            if padded_grad[~present].any():
                 raise AssertionError("padding has gradients of its own")
         for found_grad, wanted_grad in zip(grads[2:], wanted[2:], strict=True):
             _assert_close(found_grad, wanted_grad, "padding changes the gradients of parameters")

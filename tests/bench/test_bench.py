@@ -221,9 +221,9 @@ print(peak_bytes(lambda: torch.ones((hidden + 64 * MB) // 4)))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    peak, of_none, above = (int(line) for line in run.stdout.split())
+    peak, peak_of_nothing, above = (int(line) for line in run.stdout.split())
     assert peak == pytest.approx(64 * MB, rel=0.2)
-    assert of_none < 6 * MB
+    assert peak_of_nothing < 6 * MB
     assert above == pytest.approx(64 * MB, rel=0.2)
 
 

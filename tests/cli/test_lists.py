@@ -9,7 +9,7 @@ from commands import call, error_of
 
 from torchcaps.recipes import list_recipes, load_recipe
 
-# Lightning's own imports and deprecations under this torch are outside our hands.
+# Lightning's own imports and deprecations under this torch are out of our hands.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 

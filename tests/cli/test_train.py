@@ -11,7 +11,7 @@ from encoders import make_encoder
 from torchcaps.data.embeddings import RECORD
 from torchcaps.recipes import load_recipe
 
-# Lightning's own imports and deprecations under this torch are outside our hands.
+# Lightning's own imports and deprecations under this torch are out of our hands.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 

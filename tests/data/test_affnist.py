@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affine_mnist, expanded_mnist
+from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affine_mnist, expanded_mnist, streams
 from torchcaps.data.streams import splitmix64
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -138,12 +138,12 @@ def test_runs_batches_and_workers_do_not_matter(kind: type[ExpandedMNIST]) -> No
 def test_places_are_uniform_and_independent() -> None:
     dots = torch.zeros(5_000, 1, 40, 40, dtype=torch.uint8)
     dots[:, :, 6, 6] = 1
-    for stream in (expanded_mnist.VALIDATE, expanded_mnist.TEST):
+    for stream in (streams.EXPANDED_VALIDATE, streams.EXPANDED_TEST):
         places = expanded_mnist.moved(dots, stream).nonzero()[:, 2:]
         counts = Counter(tuple(place) for place in places.tolist())
         assert set(counts) == {(down, right) for down in range(13) for right in range(13)}
         assert abs(chi_square(list(counts.values()))) < 4
-    assert not torch.equal(places, expanded_mnist.moved(dots, expanded_mnist.VALIDATE).nonzero()[:, 2:])
+    assert not torch.equal(places, expanded_mnist.moved(dots, streams.EXPANDED_VALIDATE).nonzero()[:, 2:])
 
 
 def test_training_images_are_anywhere() -> None:

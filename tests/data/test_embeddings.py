@@ -283,9 +283,9 @@ def test_models_of_the_hub_without_a_network(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for revision in (None, commit):
-        of_hub = Encoder("someone/tiny", revision, tmp_path / "kept")
-        assert of_hub.revision == f"someone/tiny@{commit}"
-        assert of_hub.embed(["bad"]).states.shape == (3, 3, 8)
+        hub_encoder = Encoder("someone/tiny", revision, tmp_path / "kept")
+        assert hub_encoder.revision == f"someone/tiny@{commit}"
+        assert hub_encoder.embed(["bad"]).states.shape == (3, 3, 8)
         shutil.rmtree(model, ignore_errors=True)  # with a complete commit hash, the kept embeddings are enough
     with pytest.raises(DataError, match="^the encoder 'someone/tiny' is not a folder .* not in Hugging Face's cache"):
         Encoder("someone/tiny", None, tmp_path / "kept")

@@ -379,8 +379,8 @@ def test_the_same_seed_gives_the_same_images() -> None:
 
 def test_bytes_become_floats() -> None:
     images = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8)
-    for of_bytes in (Color().augment(images), Color().center(images), Color().crops(images)):
-        assert torch.equal(of_bytes, images.float() / 255)
+    for floats in (Color().augment(images), Color().center(images), Color().crops(images)):
+        assert torch.equal(floats, images.float() / 255)
 
 
 # Jitter

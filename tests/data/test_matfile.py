@@ -18,8 +18,8 @@ from torchcaps.data import DataError
 from torchcaps.data.matfile import check_images, check_labels, read_mat
 
 # SciPy's own tests have files that MATLAB wrote: of several versions, in both byte orders.
-OF_MATLAB = Path(scipy.io.matlab.__path__[0]) / "tests" / "data"
-needs_files = pytest.mark.skipif(not OF_MATLAB.is_dir(), reason=f"this SciPy came without {OF_MATLAB}")
+MATLAB_FILES = Path(scipy.io.matlab.__path__[0]) / "tests" / "data"
+needs_files = pytest.mark.skipif(not MATLAB_FILES.is_dir(), reason=f"this SciPy came without {MATLAB_FILES}")
 
 NUMBERS = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 
@@ -73,7 +73,7 @@ def test_numbers_of_every_type(kind: str, compressed: bool) -> None:
 @pytest.mark.parametrize("version", ["6.1_SOL2", "6.5.1_GLNX86", "7.1_GLNX86", "7.4_GLNX86"])
 def test_files_of_matlab(name: str, kind: str, version: str) -> None:
     variable, _, field = name.partition(".")
-    path = OF_MATLAB / f"{variable}_{version}.mat"
+    path = MATLAB_FILES / f"{variable}_{version}.mat"
     expected = loadmat(path)[variable]
     with path.open("rb") as file:
         (found,) = read_mat(file, name)
@@ -83,13 +83,13 @@ def test_files_of_matlab(name: str, kind: str, version: str) -> None:
 
 @needs_files
 def test_functions_and_objects_are_not_looked_into() -> None:
-    raw = (OF_MATLAB / "some_functions.mat").read_bytes()
+    raw = (MATLAB_FILES / "some_functions.mat").read_bytes()
     expected = loadmat(io.BytesIO(raw))
     assert {type(value).__name__ for value in expected.values()} >= {"MatlabFunction"}
     for name in "abc":
         assert np.array_equal(read(raw, name)[0], expected[name])
     assert refused(read, raw, "parabola") == 'has no array of numbers "parabola"'
-    raw = (OF_MATLAB / "testobject_7.4_GLNX86.mat").read_bytes()
+    raw = (MATLAB_FILES / "testobject_7.4_GLNX86.mat").read_bytes()
     assert refused(read, raw, "testobject.expr") == 'has no array of numbers "testobject.expr"'
 
 
@@ -129,7 +129,7 @@ def test_a_large_variable_is_read_in_pieces() -> None:
         ({"A": np.zeros((0, 3))}, "A", '"A" is corrupt: 0 bytes for shape (0, 3) of float64'),
     ],
 )
-def test_what_is_no_array_of_numbers(variables: dict[str, Any], name: str, problem: str) -> None:
+def test_variables_that_are_not_numbers(variables: dict[str, Any], name: str, problem: str) -> None:
     for compressed in (False, True):
         assert refused(read, saved(variables, compressed), name) == problem
 
@@ -140,7 +140,7 @@ NAMES = ("A", "S.x", "S.y")
 
 
 def changed(position: int, *values: int) -> bytes:
-    """GOOD with other 32-bit integers from a byte on. A begins at 128."""
+    """Return GOOD with 32-bit integers `values` written from byte `position`; variable A begins at byte 128."""
     raw = bytearray(GOOD)
     struct.pack_into(f"<{len(values)}I", raw, position, *values)
     return bytes(raw)
@@ -179,7 +179,7 @@ def test_corrupt_files(raw: bytes, problem: str) -> None:
     assert refused(read, raw, *NAMES).startswith(problem)
 
 
-def test_a_checksum_cut_off_is_missed() -> None:
+def test_a_missing_checksum_is_an_error() -> None:
     raw = saved({"A": NUMBERS}, compressed=True)
     kind, size = struct.unpack("<2I", raw[128:136])
     cut = raw[:128] + struct.pack("<2I", kind, size - 4) + raw[136:-4]
@@ -256,5 +256,5 @@ def test_labels(kind: str) -> None:
         ([[1, 2, np.inf]], "holds label inf"),
     ],
 )
-def test_no_labels(labels: Any, problem: str) -> None:
+def test_bad_labels(labels: Any, problem: str) -> None:
     assert problem in refused(check_labels, np.array(labels), "y", 3, range(1, 11))

@@ -88,12 +88,12 @@ def test_a_position_goes_before_the_epoch_that_was_set():
 
 @pytest.mark.parametrize("processes", [2, 3, 4, 50])
 def test_processes_share_the_samples(processes):
-    of_all = epoch_of(an_order(), 1)
+    whole_epoch = epoch_of(an_order(), 1)
     shares = [epoch_of(an_order(processes=processes, rank=rank), 1) for rank in range(processes)]
     assert {len(share) for share in shares} == {len(an_order(processes=processes))}
     in_turn = [sample for turn in zip(*shares, strict=True) for sample in turn]
-    assert in_turn[:41] == of_all
-    assert in_turn[41:] == of_all[: len(in_turn) - 41]
+    assert in_turn[:41] == whole_epoch
+    assert in_turn[41:] == whole_epoch[: len(in_turn) - 41]
     assert len(in_turn) - 41 < processes
 
 

@@ -172,7 +172,7 @@ def test_batches_of_equal_length_in_several_processes(count):
     turns = -(-count // 60)
     assert [len(mine) for mine in batches] == [turns] * 3
     assert [-(-len(sampler) // 20) for sampler in samplers] == [turns] * 3  # as a DataLoader expects
-    given = [batch for of_turn in zip(*batches, strict=True) for batch in of_turn]
+    given = [batch for turn in zip(*batches, strict=True) for batch in turn]
     expected = [alone[i : i + 20] for i in range(0, count, 20)]
     assert given == [expected[k % len(expected)] for k in range(3 * turns)]
     assert isinstance(samplers[0], torch.utils.data.DistributedSampler)  # which Lightning does not replace

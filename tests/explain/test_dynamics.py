@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_iter
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium
 from torchcaps.explain import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-from torchcaps.ops import LazyVotes, StoredVotes
+from torchcaps.ops import LazyVotes, StoredVotes, reference
 from torchcaps.ops.tiled import blocks as tiled
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
 
@@ -197,7 +197,8 @@ def test_votes_are_not_stored(monkeypatch):
 @pytest.mark.parametrize("parents", [2, 20])
 @pytest.mark.parametrize("gated", [False, True])
 def test_blocks_are_the_stored_votes(parents, gated, monkeypatch):
-    monkeypatch.setattr(tiled, "BLOCK", 200)
+    for module in (tiled, reference):
+        monkeypatch.setattr(module, "BLOCK", 200)
     torch.manual_seed(0)
     weight, bias = torch.randn(2, 1, 1, parents, 3, 2), torch.randn(2, 1, 1, 1, 2, 2)
     lazy = LazyVotes(torch.randn(3, 4, 2, 3, 2, 3), weight, bias, (2, 2), backend="reference")
@@ -206,11 +207,11 @@ def test_blocks_are_the_stored_votes(parents, gated, monkeypatch):
     gates = torch.ones(votes.batch, votes.children) if votes.gates is None else votes.gates
     for kind in (votes, StoredVotes(stored).gated(votes.gates)):
         total, mass, blocks = torch.zeros_like(stored[:, 0]), torch.zeros(votes.batch), 0
-        for samples, block, of_block in kind.blocks():
-            of_block = torch.ones(block.shape[:2]) if of_block is None else of_block
+        for samples, block, block_gates in kind.blocks():
+            block_gates = torch.ones(block.shape[:2]) if block_gates is None else block_gates
             # Gates differ, so that a vote with another vote's gate is found.
-            total[samples] += (of_block[..., None, None] * block).sum(1)
-            mass[samples] += of_block.sum(1)
+            total[samples] += (block_gates[..., None, None] * block).sum(1)
+            mass[samples] += block_gates.sum(1)
             blocks += 1
         assert blocks > 1
         torch.testing.assert_close(total, (gates[..., None, None] * stored).sum(1))

@@ -1,4 +1,4 @@
-"""Figures show what they say they show."""
+"""CapsNet figures: reconstructions, perturbations, coefficient maps, and the files that are written."""
 
 from pathlib import Path
 
@@ -65,10 +65,10 @@ def test_write_figures(network, tmp_path):
         list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["capsnet", "dynamics", "heatmaps", "images", "poses", "scaling"])
+@pytest.mark.parametrize("name", ["capsnet", "dynamics", "heatmaps", "picture_files", "poses", "scaling"])
 def test_modules_that_compute_do_not_draw(name):
     source = (Path(explain.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
     assert "import" in source
     assert "import matplotlib" not in source
     assert "from matplotlib" not in source
-    assert "torchcaps.explain.pictures" not in source
+    assert "torchcaps.explain.axes" not in source

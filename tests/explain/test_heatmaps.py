@@ -137,22 +137,24 @@ def test_which_pool():
 
 def test_figures():
     model, images = network(RoutingPool2d(2, 6.0)), torch.rand(3, 1, 8, 8)
-    of_many = heatmaps_figure(model, images, ["a", "b", "c"])
+    figure_of_many = heatmaps_figure(model, images, ["a", "b", "c"])
     maps = heatmaps(model, images).mean(1)
     for index in range(3):
-        assert of_many.axes[index].get_title() == "abc"[index]
-        shown = torch.from_numpy(of_many.axes[3 + index].images[0].get_array().data)
+        assert figure_of_many.axes[index].get_title() == "abc"[index]
+        shown = torch.from_numpy(figure_of_many.axes[3 + index].images[0].get_array().data)
         torch.testing.assert_close(shown, maps[index])
     for index in range(3):
-        assert of_many.axes[3 + index].images[0].get_clim() == pytest.approx((float(maps.min()), float(maps.max())))
-    of_one = heatmaps_figure(model, images[:1])
-    assert [axis.get_title() for axis in of_one.axes[1:4]] == ["mean of all groups", "group 0", "group 1"]
+        assert figure_of_many.axes[3 + index].images[0].get_clim() == pytest.approx(
+            (float(maps.min()), float(maps.max()))
+        )
+    figure_of_one = heatmaps_figure(model, images[:1])
+    assert [axis.get_title() for axis in figure_of_one.axes[1:4]] == ["mean of all groups", "group 0", "group 1"]
 
 
 def test_long_lines_of_figures_are_broken():
     model = nn.Sequential(RoutingPool2d(1, 2.0))
-    of_one = heatmaps_figure(model, torch.rand(1, 1, 4, 4))
-    assert len(of_one.axes) == 2 + 1  # the image and its only map, and the color bar
+    figure_of_one = heatmaps_figure(model, torch.rand(1, 1, 4, 4))
+    assert len(figure_of_one.axes) == 2 + 1  # the image and its only map, and the color bar
     many = heatmaps_figure(model, torch.rand(12, 1, 4, 4), [str(k) for k in range(12)])
     drawn = [axis for axis in many.axes[:40] if axis.axison]
     assert len(drawn) == 24

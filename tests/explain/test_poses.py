@@ -273,8 +273,8 @@ def test_figure_of_changes(found):
     assert "elevation 30°, lighting 1; the network is right about 80 % of the images" in figure.get_suptitle()
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [*NAMES, "mean"]
-    of_legend = [to_hex(line.get_color()) for line in legend.get_lines()]
-    assert len(set(of_legend)) == 6
+    legend_colors = [to_hex(line.get_color()) for line in legend.get_lines()]
+    assert len(set(legend_colors)) == 6
     changes = relative_changes(found["azimuth"].poses)
     for axis, (row, vector) in zip(figure.axes, torch.cartesian_prod(*map(torch.arange, (3, 2))).tolist(), strict=True):
         *toys, mean = axis.lines
@@ -282,8 +282,8 @@ def test_figure_of_changes(found):
         for toy, line in enumerate(toys):
             assert line.get_xdata().tolist() == [0, 20, 60, 180, 340]
             assert line.get_ydata().tolist() == changes[row][toy, :, vector].tolist()
-            assert to_hex(line.get_color()) == of_legend[toy // 2]
-        assert to_hex(mean.get_color()) == of_legend[5] == "#00008b"
+            assert to_hex(line.get_color()) == legend_colors[toy // 2]
+        assert to_hex(mean.get_color()) == legend_colors[5] == "#00008b"
         torch.testing.assert_close(torch.tensor(mean.get_ydata()), changes[row][:, :, vector].mean(0))
     assert figure.axes[5].get_xticks().tolist() == [0, 90, 180, 270]
     assert "azimuth 0°" in relative_changes_figure(found["elevation"]).get_suptitle()

@@ -74,7 +74,7 @@ def unit(x: Vector) -> Vector:
 def squash(vector: Vector) -> Vector:
     """Sabour et al. 2017, equation 1: same direction, length n^2 / (1 + n^2); zero stays zero."""
     n = length(vector)
-    # n^2 / (1 + n^2) / n with one n cancelled, so that n = 0 needs no special case
+    # n^2 / (1 + n^2) / n with one n canceled, so that n = 0 needs no special case
     factor = n / (1.0 + n * n)
     return [factor * vector[k] for k in range(len(vector))]
 

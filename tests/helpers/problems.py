@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, backends, lazy
+from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, backends, lazy, reference
 from torchcaps.ops.tiled import blocks, tiles
 
 # The backends that run on this machine's CPU. Triton's kernels have tests of their own.
@@ -98,8 +98,8 @@ def draw(*shape: int, low: float | None = None) -> Tensor:
 
 def set_sizes(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]) -> None:
     """Set the block sizes to an entry of SIZES."""
-    monkeypatch.setattr(blocks, "BLOCK", sizes[0])
-    monkeypatch.setattr(lazy, "BLOCK", sizes[0])
+    for module in (blocks, lazy, reference):
+        monkeypatch.setattr(module, "BLOCK", sizes[0])
     monkeypatch.setattr(blocks, "SAMPLES", sizes[1])
     monkeypatch.setattr(tiles, "LANES", sizes[2])
 

@@ -276,5 +276,5 @@ def test_the_average_of_places():
     torch.testing.assert_close(network(images).scores, linear(maps.mean((2, 3))))
     with pytest.raises(ValueError, match="height and width at least 29"):
         network(images[..., :20])
-    of_capsules = heinsen_smallnorb(channels=4).features
-    assert [p.shape for p in network.features.parameters()] == [p.shape for p in of_capsules.parameters()]
+    capsule_features = heinsen_smallnorb(channels=4).features
+    assert [p.shape for p in network.features.parameters()] == [p.shape for p in capsule_features.parameters()]

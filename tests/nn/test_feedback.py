@@ -297,20 +297,20 @@ def test_without_critic_the_maps_are_compared():
 
 def test_generators_of_capsules_and_plain_ones():
     model = capsules()
-    of_capsules, vanilla = (attach(model, capsule_generator=g) for g in (True, False))
-    assert count(of_capsules) - count(vanilla) == 9 * 6 * 12 // 3 - 9 * 6 * 12
-    assert (of_capsules.units[0].generator[0].groups, vanilla.units[0].generator[0].groups) == (3, 1)
+    capsule_wise, vanilla = (attach(model, capsule_generator=g) for g in (True, False))
+    assert count(capsule_wise) - count(vanilla) == 9 * 6 * 12 // 3 - 9 * 6 * 12
+    assert (capsule_wise.units[0].generator[0].groups, vanilla.units[0].generator[0].groups) == (3, 1)
     z = torch.randn(4, 6, 4, 4) * 10
 
     def lengths(feedback):
         return feedback.units[0].generate(z).unflatten(1, (3, 4)).norm(dim=2)
 
-    assert lengths(of_capsules).max() < 1
+    assert lengths(capsule_wise).max() < 1
     assert lengths(vanilla).max() > 1
     # Each type from its own.
     only = torch.zeros_like(z)
     only[:, 2:4] = z[:, 2:4]
-    generated = of_capsules.units[0].generator[0](only)
+    generated = capsule_wise.units[0].generator[0](only)
     assert generated[:, 4:8].all()
     assert not torch.cat([generated[:, :4], generated[:, 8:]], 1).any()
 

@@ -235,10 +235,10 @@ def test_reset_draws_new_weights_and_starts_the_rest_anew(name):
     layer.reset_parameters()
     assert (layer.weight != before).all()
     assert not layer.bias.any()
-    of_fresh = dict(fresh.named_parameters())
+    fresh_parameters = dict(fresh.named_parameters())
     for key, value in layer.named_parameters():
         if key != "weight":
-            assert_close(value, of_fresh[key], rtol=0, atol=0)
+            assert_close(value, fresh_parameters[key], rtol=0, atol=0)
 
 
 def linear(**options):

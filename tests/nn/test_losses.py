@@ -10,20 +10,20 @@ from torchcaps.functional import margin_loss, spread_loss
 
 
 def test_margin_loss_by_hand():
-    """(0.9 - 0.5)^2 + 0.5 (0.3 - 0.1)^2 + 0"""
     lengths = torch.tensor([[0.5, 0.3, 0.05]])
+    # expected: (0.9 - 0.5)^2 + 0.5 (0.3 - 0.1)^2 + 0
     assert margin_loss(lengths, torch.tensor([0])).item() == pytest.approx(0.18)
-    # (0.8 - 0.5)^2 + 0.25 (0.3 - 0.2)^2
+    # expected: (0.8 - 0.5)^2 + 0.25 (0.3 - 0.2)^2
     assert margin_loss(lengths, torch.tensor([0]), 0.8, 0.2, 0.25).item() == pytest.approx(0.0925)
     assert MarginLoss(0.8, 0.2, 0.25)(lengths, torch.tensor([0])).item() == pytest.approx(0.0925)
-    # Two classes are half present: half of each side.
+    # Targets of 0.5 give half of the loss of a present class and half of that of an absent one.
     half = torch.tensor([[0.5, 0.5, 0.0]])
     assert margin_loss(lengths, half).item() == pytest.approx(0.5 * (0.16 + 0.36) + 0.25 * (0.16 + 0.04))
 
 
 def test_spread_loss_by_hand():
-    """(0.5 - 0.2)^2 + 0"""
     activations = torch.tensor([[0.7, 0.5, 0.1]])
+    # expected: (0.5 - 0.2)^2 + 0
     assert spread_loss(activations, torch.tensor([0]), 0.5).item() == pytest.approx(0.09)
     assert SpreadLoss(0.5)(activations, torch.tensor([0])).item() == pytest.approx(0.09)
 

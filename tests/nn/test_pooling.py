@@ -95,7 +95,7 @@ def test_sharpness_tends_to_selection():
     assert entropies[0] == pytest.approx(torch.tensor(20.0).log().item())
 
 
-def test_of_one_position_or_equal_ones_nothing_changes():
+def test_one_position_or_equal_positions_stay_as_they_are():
     x = torch.randn(2, 4, 1, 1)
     assert_close(RoutingPool2d(2, 7.0, 3)(x), x)
     assert_close(RoutingPool2d(2, 7.0, 3)(x.expand(-1, -1, 3, 4)), x)
@@ -209,11 +209,11 @@ def test_gradient_of_the_last_iteration_only():
     assert_close(out, unrolled)
     votes = x.flatten(2).transpose(1, 2).unsqueeze(2)
     expected = functional.vector_norm_routing(votes, iterations=2, sharpness=3.0, gradient="last").poses
-    of_pool, of_function, of_unrolled = (
+    pool_grad, function_grad, unrolled_grad = (
         torch.autograd.grad((y.flatten() * torch.arange(8)).sum(), x)[0] for y in (out, expected, unrolled)
     )
-    assert_close(of_pool, of_function)
-    assert not torch.allclose(of_pool, of_unrolled)
+    assert_close(pool_grad, function_grad)
+    assert not torch.allclose(pool_grad, unrolled_grad)
 
 
 def test_learned_sharpness_through_the_last_iteration_only():
@@ -225,10 +225,10 @@ def test_learned_sharpness_through_the_last_iteration_only():
     expected = functional.vector_norm_routing(votes, sharpness=sharpness, iterations=2, gradient="last").poses
     (parameter,) = pool.parameters()
     weights = torch.arange(8)
-    (of_pool,) = torch.autograd.grad((pool(x).flatten() * weights).sum(), parameter)
-    (of_function,) = torch.autograd.grad((expected.flatten() * weights).sum(), sharpness)
-    assert of_pool != 0
-    assert_close(of_pool, of_function)
+    (pool_grad,) = torch.autograd.grad((pool(x).flatten() * weights).sum(), parameter)
+    (function_grad,) = torch.autograd.grad((expected.flatten() * weights).sum(), sharpness)
+    assert pool_grad != 0
+    assert_close(pool_grad, function_grad)
 
 
 @pytest.mark.parametrize(

@@ -420,7 +420,7 @@ def test_anderson_solves_a_linear_map_in_as_many_steps_as_dimensions():
 
 
 def test_anderson_forgets_what_was_before_a_restart():
-    """Of two samples with the same past, the one that restarted uses only its newest difference."""
+    """After the same past, a restarted sample uses only its newest difference."""
     function, _ = contraction(size=4, samples=1)
     points = [torch.randn(1, 4)]
     for _ in range(3):

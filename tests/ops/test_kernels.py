@@ -293,10 +293,10 @@ def test_one_child_one_parent_one_sample(softmax):
         inputs[3] = torch.full_like(inputs[3], gate)
         grad = normal(1, 1, 1, seed=9)
         compare(kernel_weighted_sums(inputs, grad, options), weighted_sums(inputs, grad, options))
-        of_moments = make_moments(SINGLE, "gaussian", "one per child")
-        of_moments[3] = inputs[3]
-        grads = moment_grads(of_moments)
-        compare(kernel_moments(of_moments, grads, 0.0), all_moments(of_moments, grads, 0.0))
+        moment_inputs = make_moments(SINGLE, "gaussian", "one per child")
+        moment_inputs[3] = inputs[3]
+        grads = moment_grads(moment_inputs)
+        compare(kernel_moments(moment_inputs, grads, 0.0), all_moments(moment_inputs, grads, 0.0))
 
 
 def test_votes_of_zero():

@@ -86,14 +86,14 @@ class TestReductions:
         betas=[*ROWS, "one number", "one per child"],
     )
     def test_moments(self, case, monkeypatch):
-        p, eps, of_betas = problem_of(case, monkeypatch), case["eps"], case["betas"]
+        p, eps, betas_kind = problem_of(case, monkeypatch), case["eps"], case["betas"]
         agreement = None
         if case["kind"] != "uniform":
             agreement = p.gaussian() if case["kind"] == "gaussian" else p.dot(False, case["scale"], case["offset"])
-        if of_betas.startswith("one"):
-            betas = p.draw_rows("shared" if of_betas == "one number" else "each", 1)
+        if betas_kind.startswith("one"):
+            betas = p.draw_rows("shared" if betas_kind == "one number" else "each", 1)
         else:
-            betas = p.draw_rows(of_betas)
+            betas = p.draw_rows(betas_kind)
         expected = p.moments(p.logits(agreement), betas, eps)
         for kind in BACKENDS:
             found = p.lazy(kind).moments(agreement, betas, eps)
@@ -334,12 +334,12 @@ class TestCache:
             constants = votes.detach()
             found = constants.weighted_sum(agreement)
             assert_close(found, before, **EXACT)
-            of_query, *of_children = torch.autograd.grad(
+            query_grad, *child_grads = torch.autograd.grad(
                 found.sum(), [agreement.query, *p.leaves], materialize_grads=True
             )
-            assert of_query.abs().sum() > 0
+            assert query_grad.abs().sum() > 0
             about = {id(agreement.query), id(agreement.offset)}
-            for x, gradient in zip(p.leaves, of_children, strict=True):
+            for x, gradient in zip(p.leaves, child_grads, strict=True):
                 assert (gradient.abs().sum() > 0) == (id(x) in about)
             assert not constants.weighted_sum(Dot(agreement.query.detach())).requires_grad
             assert votes.weighted_sum(None).requires_grad  # as before

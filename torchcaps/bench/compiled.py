@@ -310,16 +310,21 @@ def case_launches(way: str, pose: str, layout: str, parents: int, dtype: torch.d
             with_gates = children._replace(gates=new(samples, types, *kernel))
             uniform.vote_sum_backward((state,), (), with_gates, options, into._replace(gates=with_gates.gates))
         elif kind == "moments":
-            about: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = (None, None, None, None)
+            agreement_tensors: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = (
+                None,
+                None,
+                None,
+                None,
+            )
             if over == "dot":
-                about = state, None, None, new(groups, *kernel, parents)
+                agreement_tensors = state, None, None, new(groups, *kernel, parents)
             elif over == "gaussian":
-                about = state, state, score, None
+                agreement_tensors = state, state, score, None
             betas = None if layout == "each" else new(groups, *kernel, 1 if layout == "groups" else parents)
             options = Options(eps=0.1)
-            found = launch.moments(children, *about, betas, options)
+            found = launch.moments(children, *agreement_tensors, betas, options)
             grads = score, state, state, score
-            launch.moments_backward(grads, found[:3], children, *about, betas, options, into)
+            launch.moments_backward(grads, found[:3], children, *agreement_tensors, betas, options, into)
         else:
             options = Options("children" if over == "children" else "parents", kind == "unit", over == "leaky")
             offset = new(groups, *kernel, parents) if layout in ("each", "groups") else None

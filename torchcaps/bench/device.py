@@ -121,7 +121,7 @@ def _changes(case: LayerCase, way: str, how: str) -> dict[str, Tensor]:
             torch.compiler.cudagraph_mark_step_begin()
         with use_backend(WAYS[way]):  # type: ignore[arg-type]
             results = case.compute(compiled, inputs, False)
-        torch.autograd.backward(results, list(case.of_parents.values()))
+        torch.autograd.backward(results, list(case.parent_grads.values()))
         optimizer.step()
         optimizer.zero_grad()  # sets them to None: a graph has its own memory for gradients
 
@@ -194,12 +194,12 @@ def huge(way: str, request: dict[str, Any]) -> dict[str, Any]:
     last = case.parts()[-1]
     truth = prepare("tiled", last.to(wanted.device, torch.float64), True)()
     allowed = tolerances(relative_errors(prepare("tiled", last, True)(), truth), torch.float32)
-    of_samples = [name for name in truth if name.removeprefix("gradient of ") in case.inputs]
+    sample_names = [name for name in truth if name.removeprefix("gradient of ") in case.inputs]
     run = prepare(way, case, True)
     found = run()
-    errors = relative_errors({name: found[name][-1:] for name in of_samples}, truth)
+    errors = relative_errors({name: found[name][-1:] for name in sample_names}, truth)
     check_values(errors, {name: SLACK * allowed[name] for name in errors})
-    votes = case.children * LAYERS[wanted.layer].paper.parents * case.of_parents["poses"][0, 0].numel()
+    votes = case.children * LAYERS[wanted.layer].paper.parents * case.parent_grads["poses"][0, 0].numel()
     seconds = min(seconds_of(run, wanted.device) for _ in range(3))
     return {"said": f"right: {votes:.2e} numbers in the votes of a sample, {1e3 * seconds:.1f} ms {PASSES[1]}"}
 

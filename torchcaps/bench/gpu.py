@@ -288,12 +288,12 @@ def children_environment(out: Path) -> dict[str, str]:
 def stamp(given: str | None) -> dict[str, Any]:
     """What all measurements of this call depend on beside their arguments."""
     found = commit()
-    of_copy = os.environ.get("TORCHCAPS_COMMIT", "unknown")
+    copied_commit = os.environ.get("TORCHCAPS_COMMIT", "unknown")
     here = software_and_machine("cuda")
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(command, capture_output=True, text=True).stdout if shutil.which(command[0]) else ""
     return {
-        "commit": given or (of_copy if found.startswith("torchcaps ") else found),
+        "commit": given or (copied_commit if found.startswith("torchcaps ") else found),
         "device": here["device"],
         "capability": ".".join(str(n) for n in torch.cuda.get_device_capability()),
         "driver": driver.strip().partition("\n")[0] or "unknown",

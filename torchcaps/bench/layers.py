@@ -86,10 +86,10 @@ class Layer:
         if self.scores:
             inputs["scores"] = torch.randn(s.batch, s.types, *grid)
         places = output_grid(module, s.grid)
-        of_parents = {"poses": torch.randn(s.batch, s.parents, *places, *pose_shape(s.out_pose))}
+        parent_grads = {"poses": torch.randn(s.batch, s.parents, *places, *pose_shape(s.out_pose))}
         if self.scores:
-            of_parents["scores"] = torch.randn(s.batch, s.parents, *places)
-        return LayerCase(module, inputs, self, s, of_parents)
+            parent_grads["scores"] = torch.randn(s.batch, s.parents, *places)
+        return LayerCase(module, inputs, self, s, parent_grads)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class LayerCase(Case):
 
     layer: Layer
     sizes: Sizes
-    of_parents: dict[str, Tensor]
+    parent_grads: dict[str, Tensor]
 
     results = ("poses", "scores")
     differentiated = ("poses", "scores")
@@ -118,21 +118,21 @@ class LayerCase(Case):
         return (parents.poses,) if parents.scores is None else (parents.poses, parents.scores)
 
     def gradients(self, results: tuple[Tensor, ...], of: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(results, of, tuple(self.of_parents.values()))
+        return torch.autograd.grad(results, of, tuple(self.parent_grads.values()))
 
     def parts(self) -> Sequence[Case]:
         return [self._sample(slice(b, b + 1)) for b in range(self.batch)]
 
     def _sample(self, one: slice) -> Self:
-        inputs, of_parents = ({name: x[one] for name, x in xs.items()} for xs in (self.inputs, self.of_parents))
-        return replace(self, inputs=inputs, of_parents=of_parents)
+        inputs, parent_grads = ({name: x[one] for name, x in xs.items()} for xs in (self.inputs, self.parent_grads))
+        return replace(self, inputs=inputs, parent_grads=parent_grads)
 
     def work(self, backward: bool) -> Work:
         flops = forward_flops(self.module, *self._samples_and_children(), self.iterations, self.layer.scores)
         tensors = [
             *self.inputs.values(),
             *self.module.parameters(),
-            *self.of_parents.values(),
+            *self.parent_grads.values(),
         ]  # gradients as large as the parents
         moved = sum(x.numel() * x.element_size() for x in tensors)
         return Work(3 * flops, 2 * moved) if backward else Work(flops, moved)
@@ -150,7 +150,7 @@ class LayerCase(Case):
         return self.batch * math.prod(places), self.module.layer_shape.children if places else self.children
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
-        return replace(super().to(device, dtype), of_parents=tensors_to(self.of_parents, device, dtype))
+        return replace(super().to(device, dtype), parent_grads=tensors_to(self.parent_grads, device, dtype))
 
 
 def _inverted_attention_conv(s: Sizes, iterations: int) -> Any:

@@ -18,10 +18,10 @@ def to_markdown(entries: Iterable[Entry]) -> str:
         stamp = [f"{name} {entry[name]}" for name in ("capability", "driver", "torch", "triton", "commit")]
         parts.setdefault(", ".join([entry["device"], *stamp]), []).append(entry)
     texts = []
-    for head, of_part in parts.items():
-        dates = sorted({entry["date"][:10] for entry in of_part})
-        texts += [f"{head}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", _outcomes(of_part)]
-        texts += [text for entry in of_part if "result" in entry for text in _tables(entry)]
+    for head, entries_of_part in parts.items():
+        dates = sorted({entry["date"][:10] for entry in entries_of_part})
+        texts += [f"{head}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", _outcomes(entries_of_part)]
+        texts += [text for entry in entries_of_part if "result" in entry for text in _tables(entry)]
     return "\n\n".join(texts) + "\n"
 
 
@@ -70,9 +70,9 @@ def _layer(rows: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str
                     notes.append(f"{way}, {row['pass']}: {_reason(row['note'])}")
         lines.append((way, *cells))
     bounds = {row["pass"]: row["bound_seconds"] for row in rows}
-    of_bound = (cell for name in PASSES for cell in (_microseconds(bounds[name]), "", ""))
+    bound_cells = (cell for name in PASSES for cell in (_microseconds(bounds[name]), "", ""))
     heads = (f"{name}: {what}" for name in PASSES for what in ("time", "faster than compiled", "memory"))
-    table = _table(("", *heads), [*lines, ("bound", *of_bound)])
+    table = _table(("", *heads), [*lines, ("bound", *bound_cells)])
     return "\n\n".join([f"{title}, {precision}**", table, *dict.fromkeys(notes)])
 
 

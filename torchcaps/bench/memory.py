@@ -87,12 +87,12 @@ def answer_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """
     if run.returncode < 0:
         raise NoNumber(f"killed by signal {-run.returncode} (9: out of memory)")
-    said = [
+    answers = [
         line for line in run.stdout.splitlines() if line.startswith("{")
     ]  # tools around the process may print other lines
-    if run.returncode > 0 or not said:
+    if run.returncode > 0 or not answers:
         raise NoNumber(run.stderr.strip().rpartition("\n")[2] or f"status {run.returncode}, and no answer")
-    answer = json.loads(said[-1])
+    answer = json.loads(answers[-1])
     if "error" in answer:
         raise NoNumber(answer["error"])
     return answer

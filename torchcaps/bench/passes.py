@@ -85,9 +85,9 @@ def by_samples(case: Case) -> dict[str, Tensor]:
     joined: dict[str, Tensor] = {}
     for part in case.parts():
         for name, x in prepare("reference", part, True)().items():
-            of_samples = name.removeprefix("gradient of ") in (*case.results, *case.inputs)
+            has_samples = name.removeprefix("gradient of ") in (*case.results, *case.inputs)
             before = joined.get(name)
-            joined[name] = x if before is None else torch.cat([before, x]) if of_samples else before + x
+            joined[name] = x if before is None else torch.cat([before, x]) if has_samples else before + x
     return joined
 
 

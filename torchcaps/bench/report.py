@@ -78,19 +78,19 @@ def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
     """Return a line per way, and one for the bound, with the columns of TABLE; on CUDA with milliseconds."""
     lines: list[tuple[str, ...]] = []
     for case in dict.fromkeys((row.layer, row.children, row.iterations) for row in rows):
-        of_case = [row for row in rows if (row.layer, row.children, row.iterations) == case]
+        case_rows = [row for row in rows if (row.layer, row.children, row.iterations) == case]
         head = (case[0], f"{case[1]:,}", str(case[2]))
-        baselines = {row.pass_: row.seconds for row in of_case if row.way == "baseline"}
-        bounds = {row.pass_: row.bound_seconds for row in of_case}
-        for way in dict.fromkeys(row.way for row in of_case):
+        baselines = {row.pass_: row.seconds for row in case_rows if row.way == "baseline"}
+        bounds = {row.pass_: row.bound_seconds for row in case_rows}
+        for way in dict.fromkeys(row.way for row in case_rows):
             cells: list[str] = []
-            passes = [row for row in of_case if row.way == way]
+            passes = [row for row in case_rows if row.way == way]
             for row in passes:
                 cells += [_faster(row.seconds, baselines[row.pass_], on_cuda), _memory(row)]
                 cells.append("-" if row.seconds is None else f"{row.seconds / row.bound_seconds:.3g}")
             lines.append((*head, way, *cells, passes[0].note or ""))
-        of_bound = ((_faster(bounds[name], baselines[name], on_cuda), "", "1") for name in PASSES)
-        lines.append((*head, "bound", *itertools.chain.from_iterable(of_bound), ""))
+        bound_cells = ((_faster(bounds[name], baselines[name], on_cuda), "", "1") for name in PASSES)
+        lines.append((*head, "bound", *itertools.chain.from_iterable(bound_cells), ""))
     return lines
 
 
@@ -114,13 +114,13 @@ def scaling_figure(rows: Sequence[Row], over: Over, on_cuda: bool) -> "Figure":
     figure = Figure(figsize=(15, 0.6 + 3.3 * len(layers)), layout="constrained")
     for layer, line in zip(layers, figure.subplots(len(layers), 4, squeeze=False), strict=True):
         for index, name in enumerate(PASSES):
-            of_panel = [row for row in rows if (row.layer, row.pass_) == (layer, name)]
-            unit, label = _time_unit(of_panel, over, on_cuda)
+            panel_rows = [row for row in rows if (row.layer, row.pass_) == (layer, name)]
+            unit, label = _time_unit(panel_rows, over, on_cuda)
             time, memory = line[index], line[2 + index]
-            bounds = {getattr(row, over): row.bound_seconds / unit for row in of_panel}
+            bounds = {getattr(row, over): row.bound_seconds / unit for row in panel_rows}
             time.plot(*zip(*bounds.items(), strict=True), color="black", linestyle=":", label="bound")
-            _draw(time, over, [(row, row.seconds and row.seconds / unit) for row in of_panel])
-            _draw(memory, over, [(row, row.bytes and row.bytes / 1e6) for row in of_panel])
+            _draw(time, over, [(row, row.seconds and row.seconds / unit) for row in panel_rows])
+            _draw(memory, over, [(row, row.bytes and row.bytes / 1e6) for row in panel_rows])
             time.set_title(f"{layer}\n{name}: time", fontsize=10)
             time.set_ylabel(label, fontsize=9)
             memory.set_title(f"{layer}\n{name}: peak memory", fontsize=10)

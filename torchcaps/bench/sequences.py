@@ -37,7 +37,7 @@ from torchcaps.ops.backend import HAS_TRITON, INTERPRETED
 with needs("train"):
     from matplotlib.figure import Figure
 
-    from torchcaps.explain.pictures import write
+    from torchcaps.explain.axes import write
 
 FEATURES = 64  # of a vector
 HEAD = f"{'vectors':>9}  {'backend':11}" + 2 * f"{'time':>7}{'allocated':>11}{'resident':>10}"

@@ -91,11 +91,13 @@ def tune_layer(request: Request, rounds: int, progress: Callable[[str], None]) -
         taken = time_side_by_side({str(tuple(tile)): of for tile, of in runs.items()}, rounds, request.device)
         seconds = {tile: statistics.median(taken[str(tuple(tile))]) for tile in runs}
         fastest = min(seconds, key=lambda tile: seconds[tile])
-        of_rule = seconds.get(rule)
-        if of_rule is None or seconds[fastest] < MARGIN * of_rule:
+        rule_seconds = seconds.get(rule)
+        if rule_seconds is None or seconds[fastest] < MARGIN * rule_seconds:
             best[layer] = fastest
             yield layer.key, fastest
-        gain = "" if of_rule is None else f", {seconds[best.get(layer, rule)] / of_rule:.2f} of the rule's time"
+        gain = (
+            "" if rule_seconds is None else f", {seconds[best.get(layer, rule)] / rule_seconds:.2f} of the rule's time"
+        )
         progress(f"{request.layer}, {layer.key}: {tuple(best.get(layer, rule))}{gain}")
 
 

@@ -5,15 +5,14 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
 from torchcaps.data.expanded_mnist import SIZE, ExpandedMNIST, windows
-from torchcaps.data.streams import draws, stream
+from torchcaps.data.streams import AFFINE_TEST, draws, stream
 
 CANVAS = 56  # no transformation below moves a point of 28 x 28 pixels further than 25.6 from the center
-AFFINE = 5  # stream of random numbers, see `expanded_mnist`
 
 
 def _drawn(count: int) -> Tensor:
     """Return the random numbers of the images 0 to count - 1, (count, DRAWS)."""
-    return draws(stream(0, AFFINE), torch.arange(count))
+    return draws(stream(0, AFFINE_TEST), torch.arange(count))
 
 
 def affine_maps(count: int) -> Tensor:

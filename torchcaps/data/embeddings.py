@@ -50,8 +50,8 @@ class Embeddings:
         """
         tokens = self.tokens[indices]
         embeddings = np.zeros((len(indices), tokens.max(), *self.states.shape[1:]), np.float16)
-        for of_text, start, count in zip(embeddings, self.start[indices], tokens, strict=True):
-            of_text[:count] = self.states[start : start + count]
+        for text_states, start, count in zip(embeddings, self.start[indices], tokens, strict=True):
+            text_states[:count] = self.states[start : start + count]
         mask = np.arange(tokens.max()) < tokens[:, None]
         return torch.from_numpy(embeddings), torch.from_numpy(mask.astype(np.float32))
 

@@ -124,12 +124,12 @@ class Encoder:
         special = set(tokenizer.all_special_ids)
         end = tokenizer.eos_token_id
         if end is not None:
-            ids = [of_text if of_text and of_text[-1] in special else [*of_text, end] for of_text in ids]
+            ids = [text_ids if text_ids and text_ids[-1] in special else [*text_ids, end] for text_ids in ids]
         most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or np.inf)
-        for text, of_text in zip(texts, ids, strict=True):
-            if not 0 < len(of_text) <= most:
+        for text, text_ids in zip(texts, ids, strict=True):
+            if not 0 < len(text_ids) <= most:
                 raise DataError(
-                    f"{self.name} takes texts of 1 to {most} tokens, and {text[:40]!r}... has {len(of_text)}: "
+                    f"{self.name} takes texts of 1 to {most} tokens, and {text[:40]!r}... has {len(text_ids)}: "
                     "choose another encoder, or shorten the text"
                 )
         return ids

@@ -9,13 +9,10 @@ from torch.nn.functional import pad
 from torchcaps.data.images import ImageSet
 from torchcaps.data.labeled import LabeledSet
 from torchcaps.data.mnist import MNIST
-from torchcaps.data.streams import draws, stream
+from torchcaps.data.streams import EXPANDED_TEST, EXPANDED_VALIDATE, draws, stream
 
 SIZE = 40  # pixels
 MARGIN = (SIZE - 28) // 2
-
-# Streams of random numbers, which do not depend on the run's seed. MultiMNIST has 0 to 2, AffineMNIST 5.
-VALIDATE, TEST = 3, 4
 
 
 def windows(images: Tensor, top: Tensor, left: Tensor) -> Tensor:
@@ -64,11 +61,11 @@ class ExpandedMNIST(MNIST):
 
     def _for_validation(self, images: LabeledSet) -> ImageSet:
         assert isinstance(images, ImageSet)
-        return ImageSet(moved(images.images, VALIDATE), images.labels)
+        return ImageSet(moved(images.images, EXPANDED_VALIDATE), images.labels)
 
     def _for_test(self, digits: Tensor) -> Tensor:
         """Return the test images for the test digits (n, 1, 28, 28) uint8."""
-        return moved(self._centered(digits), TEST)
+        return moved(self._centered(digits), EXPANDED_TEST)
 
     def _centered(self, digits: Tensor) -> Tensor:
         return pad(digits, (MARGIN,) * 4)

@@ -125,7 +125,7 @@ class ImageNet(ImageData):
             directory, or else from `<root>/imagenet`.
         boxes: folder of annotations, see `find_object`; None for no boxes. Relative paths are as for `class_list`. The
             annotation of `<class>/<image>.JPEG` is `<class>/<image>.xml` or `<image>.xml`, in this folder or, if it has
-            such folders, in its `train` and `val`. An image with an annotation is cropped to its largest object.
+            folders `train` and `val`, in these. An image with an annotation is cropped to its largest object.
         margin: margin around an object, relative to the sides of its box.
         num_workers: see `ImageData`. The default is above 0 because decoding takes most of the time.
         options: see `ImageData`.

@@ -18,6 +18,11 @@ from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
 VAL_SEED = 0
 
 
+def _as_float(images: Tensor) -> Tensor:
+    """Return images in [0, 1]: bytes are divided by 255, floats stay as they are."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images  # ImageNet's loader returns bytes
+
+
 class ImageSet(LabeledSet):
     """Images (n, c, h, w) uint8 and labels (n,) int64, both in memory. Batches have float32 images in [0, 1]."""
 
@@ -26,7 +31,7 @@ class ImageSet(LabeledSet):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         # Two gathers are faster than stacking 128 small tensors.
-        return self.images[indices].float() / 255, self.labels[indices]
+        return _as_float(self.images[indices]), self.labels[indices]
 
     def subset(self, indices: np.ndarray) -> Self:
         return type(self)(self.images[indices], self.labels[indices])
@@ -41,10 +46,10 @@ class ImageData(LabeledData):
         data.setup("test")
         for images, labels in data.test_dataloader(): ...
 
-    Images are float32 in [0, 1] of shape (batch, c, h, w), labels are int64 of shape (batch,). Training batches are
-    shuffled. Only training images are augmented. With a Trainer, a hook augments, resizes and crops on the device. A
-    loop of your own calls `data.augment(images)` in training, `data.center(images)` in validation and
-    `data.crops(images)` in the test.
+    Images are float32 in [0, 1] of shape (batch, c, h, w), labels are int64 of shape (batch,). (The loaders of
+    `ImageNet` return bytes, which the hook or the methods below convert.) Training batches are shuffled. Only training
+    images are augmented. With a Trainer, a hook augments, resizes and crops on the device. A loop of your own calls
+    `data.augment(images)` in training, `data.center(images)` in validation and `data.crops(images)` in the test.
 
     Args:
         batch_size: images in a batch. The last batch of an epoch may be smaller.
@@ -188,8 +193,7 @@ class ImageData(LabeledData):
 
     def _enlarged(self, images: Tensor) -> Tensor:
         """Return images (n, c, h, w) as floats, resized to `resize`."""
-        if images.dtype == torch.uint8:
-            images = images.float() / 255
+        images = _as_float(images)
         if self.resize is None:
             return images
         height, width = self.shape[1:]
@@ -201,7 +205,7 @@ class ImageData(LabeledData):
         assert self.trainer is not None  # the Trainer calls this hook
         if images.dtype == torch.uint8:
             # Lightning has converted only floats to the precision of the run.
-            images = (images.float() / 255).to(self.trainer.lightning_module.dtype)
+            images = _as_float(images).to(self.trainer.lightning_module.dtype)
         if self.trainer.training:
             return self.augment(images), *rest
         return self.crops(images) if self.trainer.testing else self.center(images), *rest

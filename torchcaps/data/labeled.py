@@ -26,8 +26,8 @@ class LabeledSet(Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         inputs, *rest = self.__getitems__([index])
-        alone = tuple(of_batch[0] for of_batch in inputs) if isinstance(inputs, tuple) else inputs[0]
-        return alone, *(of_batch[0] for of_batch in rest)
+        alone = tuple(batch[0] for batch in inputs) if isinstance(inputs, tuple) else inputs[0]
+        return alone, *(batch[0] for batch in rest)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Return the samples at the indices as one batch."""
@@ -53,6 +53,14 @@ class LabeledData(LightningDataModule):
     """Base of the labeled data sets, of images and of texts: loaders of a training, a validation and a test set.
 
     A subclass sets `classes`. Its `setup` sets `train_set`, `val_set` and `test_set`, as far as the stage needs them.
+
+    Order of the calls, with a Trainer and for MNIST:
+
+    1. `prepare_data` (mnist.py) downloads missing files.
+    2. `setup` (images.py) makes the sets from what `load` (mnist.py) returns.
+    3. `train_dataloader` (here) makes a loader of the set that `part` returns, in the order that `order` returns.
+    4. For each batch the `Order` (order.py) gives the indices, and `__getitems__` of the set (images.py) the samples.
+       `on_before_batch_transfer` (here) then seeds torch, and `on_after_batch_transfer` (images.py) augments.
 
     Training batches are shuffled. With a Trainer, the run's seed and the epoch determine the order of the samples. For
     every training batch torch's generators get a new seed, made of the run's seed, the epoch, the batch and the

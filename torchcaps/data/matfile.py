@@ -1,4 +1,4 @@
-"""Reader of numeric arrays in MATLAB files. SVHN and affNIST come in such files.
+"""Reader of numeric arrays in MATLAB files. SVHN and affNIST are published this way.
 
 It takes the place of SciPy's reader because a damaged file can end the Python process there. In files like SVHN's and
 affNIST's, small ones, `scipy.io.loadmat` of SciPy 1.17.1 ended in a segmentation fault or bus error for 9 of 12,000

@@ -12,13 +12,11 @@ from torchcaps.data.images import ImageSet
 from torchcaps.data.labeled import Batch
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.order import NewImages, Order
-from torchcaps.data.streams import draws, stream
+from torchcaps.data.streams import MULTI_TEST, MULTI_TRAIN, MULTI_VALIDATE, draws, stream
 
 SHIFT = 4  # largest shift in each direction, in pixels
 SIZE = 28 + 2 * SHIFT
-
-# Streams of random numbers; ExpandedMNIST has 3 and 4, AffineMNIST 5. Validation and test do not depend on the seed.
-STREAMS = {"fit": 0, "validate": 1, "test": 2}
+STREAMS = {"fit": MULTI_TRAIN, "validate": MULTI_VALIDATE, "test": MULTI_TEST}
 
 
 class Overlays(Dataset[Batch]):
@@ -53,7 +51,7 @@ class Overlays(Dataset[Batch]):
         return self.length
 
     def __getitem__(self, index: int) -> Batch:
-        return tuple(of_batch[0] for of_batch in self.__getitems__([index]))
+        return tuple(batch[0] for batch in self.__getitems__([index]))
 
     def __getitems__(self, indices: list[int]) -> Batch:
         index = torch.tensor(indices, device=self.labels.device)
@@ -84,7 +82,8 @@ class Overlays(Dataset[Batch]):
         return *batch, self.levels[parts.int()].unsqueeze(2)
 
     def _shifted(self, digit: Tensor, down: Tensor, right: Tensor) -> Tensor:
-        """Return images (n, SIZE, SIZE) of the digits at indices (n,), with corners 0 to 2 * SHIFT down and right."""
+        """Return images (n, SIZE, SIZE) of the digits at indices (n,), moved down and right by 0 to 2 * SHIFT
+        pixels."""
         padded = pad(self.images[digit], (2 * SHIFT,) * 4)
         window = torch.arange(SIZE, device=digit.device)
         rows, columns = (2 * SHIFT - moved[:, None] + window for moved in (down, right))

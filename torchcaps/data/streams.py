@@ -9,6 +9,11 @@ from torch import Tensor
 
 DRAWS = 8  # random numbers of every image, whether it uses them or not
 
+# Numbers of the streams of images. Only the training images of MultiMNIST depend on a seed.
+MULTI_TRAIN, MULTI_VALIDATE, MULTI_TEST = 0, 1, 2
+EXPANDED_VALIDATE, EXPANDED_TEST = 3, 4
+AFFINE_TEST = 5
+
 
 def _signed(value: int) -> int:
     """Return the signed 64-bit integer with the same bits as an unsigned one."""

@@ -1,7 +1,8 @@
 """What a capsule network has learned, as numbers and as figures: used by `torchcaps explain`, and from Python.
 
 Modules of this package compute (`dynamics`, `heatmaps`, `poses`, `capsnet`, `scaling`); those of `drawing` draw what
-they return; `figures` writes all figures that fit a network.
+they return, with the helpers in `axes`; `figures` writes all figures that fit a network. `picture_files` reads the
+pictures of a user.
 """
 
 from torchcaps.extras import needs
@@ -15,7 +16,7 @@ with needs("train"):
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics
     from torchcaps.explain.figures import has_figures, write_figures, write_heatmaps, write_pose_figures
     from torchcaps.explain.heatmaps import entropies, heatmaps
-    from torchcaps.explain.images import read_image
+    from torchcaps.explain.picture_files import read_image
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,

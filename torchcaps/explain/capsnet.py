@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models.capsnet import ReconstructingCapsNet
+from torchcaps.models.reconstructing import ReconstructingCapsNet
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
 TWEAKS = torch.linspace(-0.25, 0.25, 11)

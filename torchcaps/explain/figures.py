@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from torchcaps.explain.axes import write
 from torchcaps.explain.drawing.capsnet import coefficients_figure, perturbations_figure, reconstructions_figure
 from torchcaps.explain.drawing.heatmaps import heatmaps_figure
 from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
-from torchcaps.explain.images import read_image
-from torchcaps.explain.pictures import write
+from torchcaps.explain.picture_files import read_image
 from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
-from torchcaps.models.capsnet import ReconstructingCapsNet
+from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
 
 if TYPE_CHECKING:

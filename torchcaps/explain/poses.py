@@ -30,7 +30,7 @@ class PoseTrajectories(NamedTuple):
         fixed: the values held in all images, in words.
         angles: angles in degrees, rising, `(steps,)`.
         poses: poses in float64, `(toys, steps, vectors, features)`.
-        category, instance: category and instance of each toy, sorted, `(toys,)` each.
+        category, instance: label and number of each toy, sorted by them, `(toys,)` each.
         right: where the network predicts the toy's category, so that this capsule is the activated one, `(toys, steps)`
             bool.
     """
@@ -91,7 +91,9 @@ def pose_trajectories(
     check_choice("varying", varying, get_args(Angle))
     given = {"elevation": elevation, "azimuth": azimuth, "lighting": lighting}
     if (value := given.pop(varying)) is not None:
-        raise ValueError(f"{varying} cannot both vary and be held at {value}: leave that out, or vary another angle")
+        raise ValueError(
+            f"{varying} cannot both vary and be held at {value}: leave {varying} out, or vary another angle"
+        )
     if len(grid[varying]) < 2:
         raise ValueError(f"the test set has a single {varying}, so that nothing varies: {how_to_vary(varying)}")
     held = {name: grid[name][0] if value is None else value for name, value in given.items()}
@@ -105,12 +107,12 @@ def pose_trajectories(
     images_and_classes = DataLoader(Subset(data.part("test"), indices), data.batch_size, collate_fn=lambda batch: batch)
     for images, classes in images_and_classes:
         prediction = _predict(network, data, images)
-        of_classes = _class_poses(prediction)
-        if of_classes is None:
+        class_poses = _class_poses(prediction)
+        if class_poses is None:
             raise TypeError(f"figures of poses need class capsules, and a {type(network).__name__} gives none")
-        if of_classes.shape[1] < data.classes:
-            raise ValueError(f"expected a class capsule for each of {data.classes} classes, got {of_classes.shape[1]}")
-        poses.append(of_classes[torch.arange(len(classes)), classes])
+        if class_poses.shape[1] < data.classes:
+            raise ValueError(f"expected a class capsule for each of {data.classes} classes, got {class_poses.shape[1]}")
+        poses.append(class_poses[torch.arange(len(classes)), classes])
         right.append(prediction.scores.argmax(1).cpu() == classes)
     shape = len(toys), len(grid[varying])
     found = torch.cat(poses).unflatten(0, shape)

@@ -1,19 +1,20 @@
 """The networks of Li, Guo, Dai, Ouyang, Wang: Neural Network Encapsulation (2018).
 
-Formulas and table entries are lost in the text at hand. The networks follow its words, its arithmetic and the authors'
-code (github.com/hli2020/nn_encapsulation):
+The copy of the paper that we used lacks its formulas and most table entries. The networks follow its words, its
+arithmetic and the authors' code (github.com/hli2020/nn_encapsulation):
 
 - EncapNet has 18 layers: a stem, four modules with one layer of type I and three of type II each (two by default in the
-  code), and capFC. The paper does not say how 101 layers divide; here they divide as in ResNet-101.
+  code), and capFC (`CapsuleFC`, the layer of class capsules). The paper does not say how 101 layers divide; here they
+  divide as in ResNet-101.
 - capConv and capFC are initialized as in the code, all other layers as in PyTorch and this library. The code differs
-  for those: Xavier convolutions, vote weights of the order of 0.01 and normal vote biases in CapNet, uniform betas in
-  EM routing. With such biases the lengths of all class capsules were saturated for the first hundred steps.
+  there: Xavier convolutions, vote weights of the order of 0.01 and normal vote biases in CapNet, uniform betas in EM
+  routing. With such biases the lengths of all class capsules were saturated for the first hundred steps.
 - CapNet's 2048 children route to 512 parents in the code (a 4x4 grid) and to 2048 in the paper's arithmetic (an 8x8
   grid: 1,048,576 channels of votes, 4,194,304 coefficients). With 2048 parents and 16 bytes per parameter, the two
-  CapNets take 151.26 and 152.45 MB, where Table 1 has 151.24 and 152.44 "Mb". The EncapNet without aide takes the
-  published 25.76 if its layer has a skip. (With 4 bytes per parameter, all take a fourth.) The other rows do not come
-  out: 24.03 instead of 24.44, 149.72 instead of 146.88 (the width is our choice), and 124.08 instead of 60.68 (with the
-  7x7 kernel of the code's aide).
+  CapNets take 151.26 and 152.45 MB, where Table 1 has 151.24 and 152.44 "Mb". The EncapNet without the aide branch
+  takes the published 25.76 if its layer has a skip. (With 4 bytes per parameter, all take a fourth.) The other rows do
+  not match: 24.03 instead of 24.44, 149.72 instead of 146.88 (the width is our choice), and 124.08 instead of 60.68
+  (with the 7x7 kernel of the code's aide).
 """
 
 from typing import Literal

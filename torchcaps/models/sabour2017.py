@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.models.capsnet import ReconstructingCapsNet, check_presence
+from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
 from torchcaps.routing import DynamicRouting, Routing
@@ -12,6 +12,8 @@ from torchcaps.routing import DynamicRouting, Routing
 
 class CapsNet(ReconstructingCapsNet):
     """The paper's CapsNet: a convolution, primary capsules, class capsules, and a decoder that reconstructs the input.
+
+    `forward` and `reconstruct` are in `ReconstructingCapsNet` (reconstructing.py).
 
     Args:
         in_channels: number of channels of an image.

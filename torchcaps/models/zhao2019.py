@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.checks import check_choice
-from torchcaps.models.capsnet import ReconstructingCapsNet, check_presence
 from torchcaps.models.cnn import FeatureClassifier, StandardizeEach, residual_features
+from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, RoutingPool2d
 from torchcaps.routing import Routing, VectorNormRouting, squash

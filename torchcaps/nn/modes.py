@@ -1,4 +1,4 @@
-"""Training and evaluation modes of networks."""
+"""Training and evaluation modes of networks, for `nn/feedback.py` and `explain`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

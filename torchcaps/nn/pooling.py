@@ -1,6 +1,6 @@
 """A pool that routes the positions of a feature map, in place of average or max pooling.
 
-Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019). `surgery.py` puts such a pool into existing networks.
+Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019). `surgery.py` puts this pool into existing networks.
 """
 
 from collections.abc import Callable

@@ -8,11 +8,14 @@ Softmax = Literal["parents", "children"]
 SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
 Pair = tuple[int, int]
 
+BLOCK = 2**19  # entries of the votes that are computed at a time: a few tensors of this size fit the cache
+
 
 class Children(NamedTuple):
     """Poses and gates of the children, and the weights and biases that turn poses into votes.
 
-    A sample is one position of the window in one image. It has one child for each type at each place in the window.
+    A sample is one position of the window in one image. It has one child for each type at each place in the window: a
+    place is in a window, a position is that of a window.
     Capsules that are not on a grid are maps and windows of height and width 1.
 
     Fields:

@@ -16,10 +16,9 @@ from torchcaps.checks import check_choice
 from torchcaps.ops import library, tiled
 from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.backend import Backend, choose_backend
-from torchcaps.ops.children import SOFTMAXES, Children, Options, Pair, Softmax, count_samples, grid_of
+from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero
 from torchcaps.ops.reference import StoredVotes, coefficients_of
-from torchcaps.ops.tiled.blocks import BLOCK
 from torchcaps.ops.votes import Moments, Votes, per_child
 from torchcaps.ops.windows import windows
 
@@ -144,13 +143,13 @@ class LazyVotes(Votes):
         else:
             if isinstance(agreement, Dot) and agreement.unit:
                 raise self._impossible("moments with a dot agreement of unit votes")
-            about: tuple[Tensor | None, ...] = (None, None, None, None)
+            tensors: tuple[Tensor | None, ...] = (None, None, None, None)
             if isinstance(agreement, Dot):
-                about = (agreement.scaled_query(), None, None, self._by_place(agreement.offset))
+                tensors = (agreement.scaled_query(), None, None, self._by_place(agreement.offset))
             elif agreement is not None:
-                about = (*agreement, None)
+                tensors = (*agreement, None)
             operators = library.BACKENDS[self.backend]["moments"]
-            found = self._reduce(operators, (*about, self._by_place(betas)), Options(eps=eps))
+            found = self._reduce(operators, (*tensors, self._by_place(betas)), Options(eps=eps))
             mass, mean, variance, benefit = *found[:3], None if betas is None else found[3]
         return Moments(mass, self._narrowed(mean), self._narrowed(variance), benefit)
 
@@ -251,6 +250,8 @@ class LazyVotes(Votes):
     def _reduce(
         self, operators: library.Operators, parents: tuple[Tensor | None, ...], options: Options
     ) -> tuple[Tensor, ...]:
+        """Run a reduction. `library.reduce` calls the backend's function of the same name, such as
+        `native.weighted_sum`."""
         options = options._replace(stride=self.windows.stride, dilation=self.windows.dilation)
         results, children = library.reduce(operators, self.cache.handed_on or self._children(), parents, options)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -294,12 +295,12 @@ class LazyVotes(Votes):
 
     def _logits(self, agreement: Agreement, children: slice) -> Tensor:
         poses, weight, bias = self._windows()
-        of_children = torch.arange(poses.shape[1], device=poses.device)[children]
-        weight = weight[of_children // (poses.shape[1] // weight.shape[0])]
-        bias = None if bias is None else bias[of_children // (poses.shape[1] // bias.shape[0])]
+        index = torch.arange(poses.shape[1], device=poses.device)[children]
+        weight = weight[index // (poses.shape[1] // weight.shape[0])]
+        bias = None if bias is None else bias[index // (poses.shape[1] // bias.shape[0])]
         if isinstance(agreement, Dot) and agreement.offset is not None and len(agreement.offset) > 1:
             groups = self.children // len(agreement.offset)
-            agreement = agreement._replace(offset=agreement.offset[of_children // groups])
+            agreement = agreement._replace(offset=agreement.offset[index // groups])
         return StoredVotes(_votes(poses[:, children], weight, bias)).logits(agreement)
 
     def _impossible(self, what: str) -> ValueError:

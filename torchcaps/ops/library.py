@@ -80,14 +80,14 @@ class Operators(NamedTuple):
 def _operators(
     name: str, reduction: Reduction, forward: Callable[..., Tensors], backward: Callable[..., Parents]
 ) -> Operators:
-    about, count = len(reduction.parents), reduction.results
+    parent_count, result_count = len(reduction.parents), reduction.results
     arguments = ", ".join((CHILDREN, *reduction.parents, OPTIONS))
 
     def split(flat: Sequence[Any]) -> tuple[Children, Parents, Options]:
-        options = Options(*flat[4 + about :])
+        options = Options(*flat[4 + parent_count :])
         (down, across), (down_apart, across_apart) = options.stride, options.dilation  # operators pass lists
         options = options._replace(stride=(down, across), dilation=(down_apart, across_apart))
-        return Children(*flat[:4]), tuple(flat[4 : 4 + about]), options
+        return Children(*flat[:4]), tuple(flat[4 : 4 + parent_count]), options
 
     def run(*flat: Any) -> Any:
         children, parents, options = split(flat)
@@ -117,9 +117,9 @@ def _operators(
         children, parents, _ = split(parts(flat)[2])
         return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x, *x.shape) for x in parents))
 
-    forward_op = _operator(name, f"({arguments}) -> {_tensors(count)}", run, fake)
+    forward_op = _operator(name, f"({arguments}) -> {_tensors(result_count)}", run, fake)
     before = [f"Tensor {what}_{i}" for what in ("grad", "result") for i in range(getattr(reduction, NUMBERS[what]))]
-    schema = f"({', '.join((*before, arguments, GRADIENTS))}) -> {_tensors(about)}"
+    schema = f"({', '.join((*before, arguments, GRADIENTS))}) -> {_tensors(parent_count)}"
     backward_op = _operator(f"{name}_backward", schema, run_backward, fake_backward)
     operators = Operators(reduction, forward_op, backward_op)
 
@@ -239,5 +239,5 @@ def _differentiate(
         for grad, (shape, dtype, device) in zip(grads, ctx.shapes, strict=False)
     ]
     found = _as_tuple(ctx.operators.backward(*whole, *results, *tensors, *ctx.options, *into))
-    of_parents = [grad if x is not None else None for grad, x in zip(found, tensors[4:], strict=True)]
-    return *into, *of_parents, *no_options
+    parent_grads = [grad if x is not None else None for grad, x in zip(found, tensors[4:], strict=True)]
+    return *into, *parent_grads, *no_options

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from torchcaps.checks import check_choice
 from torchcaps.ops.agreement import Agreement, Dot
-from torchcaps.ops.children import SOFTMAXES, Softmax
+from torchcaps.ops.children import BLOCK, SOFTMAXES, Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
-from torchcaps.ops.tiled import blocks as tiled
 from torchcaps.ops.votes import Moments, Votes, per_child
 
 
@@ -65,7 +64,7 @@ class StoredVotes(Votes):
         raise ValueError("stored votes do not know the poses of the children: use this routing in a capsule layer")
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        step = max(1, tiled.BLOCK // max(1, self.votes[:1].numel()))
+        step = max(1, BLOCK // max(1, self.votes[:1].numel()))
         for first in range(0, self.batch, step):
             samples = slice(first, first + step)
             yield samples, self.votes[samples], None if self.gates is None else self.gates[samples]

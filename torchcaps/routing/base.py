@@ -64,7 +64,7 @@ class Routing(nn.Module, ABC):
 
     A subclass defines `step` and, where its paper has them, `learned`, `prepare`, `first_agreement`, `scale` and
     `reset_weight_as_in_paper`. A layer keeps `routing.for_layer(...)`, a copy with parameters of its own, so that one
-    instance can be given to many layers.
+    instance can be given to many layers. Order of the calls: `forward`, `iterate`, `advance`, `step`.
 
     Args:
         iterations: number of routing iterations.
@@ -238,6 +238,22 @@ class Routing(nn.Module, ABC):
         """Return the coefficients that follow from an agreement, `(batch, children, parents)`."""
         return votes.coefficients(self.scaled(agreement), self.softmax, self.leaky)
 
+    def _check_values(self) -> None:
+        missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]
+        if missing:
+            raise RuntimeError(
+                f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by "
+                "with_values, as torchcaps.functional does"
+            )
+
+    def extra_repr(self) -> str:
+        """Show the iterations, and the options that differ from their defaults."""
+        options = [
+            (name, getattr(self, name), x.default) for name, x in inspect.signature(type(self)).parameters.items()
+        ]
+        shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
+        return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
+
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
     ) -> Capsules:
@@ -259,22 +275,6 @@ class Routing(nn.Module, ABC):
         step = partial(self.advance, votes)
         parents, agreement = iterate(step, self.steps, self.gradient, self.first_agreement(votes))
         return votes.with_coefficients(parents, self.coefficients(votes, agreement)) if return_coefficients else parents
-
-    def _check_values(self) -> None:
-        missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]
-        if missing:
-            raise RuntimeError(
-                f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by "
-                "with_values, as torchcaps.functional does"
-            )
-
-    def extra_repr(self) -> str:
-        """Show the iterations, and the options that differ from their defaults."""
-        options = [
-            (name, getattr(self, name), x.default) for name, x in inspect.signature(type(self)).parameters.items()
-        ]
-        shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
-        return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 
 
 def iterate(

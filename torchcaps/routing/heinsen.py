@@ -1,4 +1,4 @@
-"""Routing by net benefit to use and net cost to ignore.
+"""Heinsen routing: by the net benefit of using a vote and the net cost of ignoring it.
 
 Heinsen: An Algorithm for Routing Capsules in All Domains (2019), Algorithm 1.
 

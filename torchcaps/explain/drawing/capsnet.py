@@ -4,9 +4,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from torchcaps.explain.axes import hide_ticks, show
 from torchcaps.explain.capsnet import TWEAKS, coefficient_maps, perturb
-from torchcaps.explain.pictures import hide_ticks, show
-from torchcaps.models.capsnet import ReconstructingCapsNet
+from torchcaps.models.reconstructing import ReconstructingCapsNet
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from torchcaps.explain.axes import hide_ticks, show
 from torchcaps.explain.heatmaps import heatmaps
-from torchcaps.explain.pictures import hide_ticks, show
 
 PER_LINE = 10  # pictures; longer rows continue on the next line
 

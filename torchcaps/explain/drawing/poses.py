@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from torchcaps.explain.pictures import hide_ticks
+from torchcaps.explain.axes import hide_ticks
 from torchcaps.explain.poses import PoseTrajectories, relative_changes
 from torchcaps.explain.scaling import mds
 

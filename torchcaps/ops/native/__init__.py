@@ -96,8 +96,8 @@ def weighted_sum_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor, Tensor | None]:
-    about = (query, None, None, offset, None)
-    found = _backward(WEIGHTED_SUM_BACKWARD, grads, results, children, about, options, into)
+    parent_tensors = (query, None, None, offset, None)
+    found = _backward(WEIGHTED_SUM_BACKWARD, grads, results, children, parent_tensors, options, into)
     grad_query, *_, grad_offset, _ = found
     assert grad_query is not None
     return grad_query, grad_offset
@@ -134,8 +134,8 @@ def moments_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    about = (target, precision, prior, offset, betas)
-    return _backward(MOMENTS_BACKWARD, grads, results, children, about, options, into)
+    parent_tensors = (target, precision, prior, offset, betas)
+    return _backward(MOMENTS_BACKWARD, grads, results, children, parent_tensors, options, into)
 
 
 def _backward(
@@ -143,19 +143,19 @@ def _backward(
     grads: tuple[Tensor, ...],
     results: tuple[Tensor, ...],
     children: Children,
-    about: tuple[Tensor | None, ...],
+    parent_tensors: tuple[Tensor | None, ...],
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    found = tuple(None if x is None else accumulator(x) for x in about)
-    _run(operation, children, about, options, results, grads, into, found)
+    found = tuple(None if x is None else accumulator(x) for x in parent_tensors)
+    _run(operation, children, parent_tensors, options, results, grads, into, found)
     return found
 
 
 def _run(
     operation: int,
     children: Children,
-    about: tuple[Tensor | None, ...],
+    parent_tensors: tuple[Tensor | None, ...],
     options: Options,
     results: tuple[Tensor, ...] = (),
     grads: tuple[Tensor, ...] = (),
@@ -164,12 +164,12 @@ def _run(
 ) -> None:
     """Call the library. It writes `results` (backward functions read them), adds to `into`, and writes `found`."""
     poses, weight, bias, _ = children
-    *_, offset, betas = about
+    *_, offset, betas = parent_tensors
     dtype = torch.promote_types(poses.dtype, torch.float32)
     added = [None if x is None else x.contiguous() for x in into]
     # These references keep the tensors alive during the call: the library has only their addresses.
     tensors = (
-        *(_plain(x, dtype) for x in (*children, *about)),
+        *(_plain(x, dtype) for x in (*children, *parent_tensors)),
         *_four(_plain(x, dtype) for x in results),
         *_four(_plain(x, dtype) for x in grads),
         *added,

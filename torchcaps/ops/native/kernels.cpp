@@ -8,6 +8,7 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
+// One call of a kernel, divided into shards.
 template <class W, class T, int L, class S>
 struct Call {
   using V = Vec<T, L>;
@@ -133,8 +134,8 @@ void choose(Operation operation, const Problem& a, Watch& watch) {
   call<GaussianMomentsBackward, T, L, S>(a, watch);
 }
 
-// Poses of the papers have specialized code: 4x4 matrices, and vectors of 8 with votes of 16. The baseline instruction
-// set has none.
+// Poses of the papers have specialized code: 4x4 matrices, and vectors of 8 with votes of 16. Only in float, with
+// vectors of at least 8 numbers.
 template <class T, int L>
 void choose_shape(Operation operation, const Problem& a, Watch& watch) {
   if constexpr (sizeof(T) == 4 && L >= 8) {

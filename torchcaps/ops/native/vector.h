@@ -1,4 +1,5 @@
-// Vectors of L numbers (lanes), and functions of them: shuffles, sums over lanes, exp, square root.
+// Vectors of L numbers (lanes), and functions of them: shuffles, sums over lanes, exp, square root. Included by
+// shards.h.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -129,13 +130,14 @@ INLINE bool any_larger(Vec<T, L> a, Vec<T, L> b) {
   return sum_of_lanes<int64_t, L * static_cast<int>(sizeof(T)) / 8>(bits & 0x100000001) != 0;
 }
 
-// Moves x[i][j] to x[j][i].
+// Swaps the odd blocks of B lanes of a with the even blocks of b.
 template <class T, int L, int B, int... I>
 INLINE void exchange(Vec<T, L>& a, Vec<T, L>& b, Indices<I...>) {
   const Vec<T, L> first = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...);
   b = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...);
   a = first;
 }
+// Moves x[i][j] to x[j][i].
 template <class T, int L, int B = 1>
 INLINE void transpose(Vec<T, L>* x) {
   if constexpr (B < L) {

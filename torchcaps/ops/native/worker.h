@@ -1,6 +1,6 @@
 // The loop of one thread over its samples and children, and the votes and gradients that all reductions share.
 #pragma once
-#include "job.h"
+#include "shards.h"
 
 namespace torchcaps {
 namespace INSTRUCTIONS {
@@ -264,7 +264,7 @@ class Worker {
       for (int64_t t = 0; t < tiles; t++) logits[i][t] *= sums[i];
     }
   }
-  // The same for the chunk's children and N samples. Of each CHUNK rows only the first `chunk` are used.
+  // The same for the chunk's children and N samples. Only the first `chunk` of each CHUNK rows are used.
   template <int N>
   INLINE void softmax_of_chunk(V* const* logits, bool leaky) const {
     if (chunk == CHUNK) return softmax<N * CHUNK>(logits, leaky);

@@ -1,7 +1,8 @@
 """Division of the work into blocks of children and samples, and access to their parts of the tensors.
 
 The votes of a block are computed from poses and weights, used, and dropped; the backward pass computes them again. So
-memory grows with poses, weights and parents, and not with children x parents.
+memory grows with poses, weights and parents, and not with children x parents. `lazy.py` uses
+these blocks too.
 """
 
 import itertools
@@ -11,17 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Options, Pair, count_samples, grid_of
+from torchcaps.ops.children import BLOCK, Children, Options, Pair, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32
 
-BLOCK = 2**19  # entries of a block's votes: a few tensors of this size fit the cache
 SAMPLES = 64  # most samples in a block
 
 
 @dataclass(frozen=True)
 class Block:
-    """Children and samples that are processed together: the children of some types at one place in the window, for
-    the samples of some positions in some images."""
+    """Children and samples that are processed together: the children of a range of types at one place in the window,
+    and the samples of a range of images and positions."""
 
     total_types: int
     types: slice

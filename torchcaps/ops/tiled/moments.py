@@ -128,8 +128,8 @@ def moments_backward(
     if precision is not None:
         found[0] *= agreement[1]
         found[1] *= -0.5
-    of_agreement = [layout.unpack(x) for x in found] + [None] * (3 - len(found))
-    return *of_agreement, grad_offset, grad_betas
+    agreement_grads = [layout.unpack(x) for x in found] + [None] * (3 - len(found))
+    return *agreement_grads, grad_offset, grad_betas
 
 
 def _compared(votes: Tensor, agreement: list[Tensor]) -> Tensor:

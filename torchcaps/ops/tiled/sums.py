@@ -62,8 +62,8 @@ def weighted_sum_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Add the gradients of the children to `into`; return those of query and offset.
 
-    One pass is enough. A softmax over the parents needs one child at a time. For one over the children the mean of the
-    coefficients' gradients is known: sum_i c_ij (grad_j . V_ij) = grad_j . sum_j.
+    One pass is enough. With a softmax over the parents, each child is independent of the others. With one over the
+    children, the mean of the coefficients' gradients is known beforehand: sum_i c_ij (grad_j . V_ij) = grad_j . sum_j.
     """
     layout, over_children = Layout(children, options), options.softmax == "children"
     (grad,), (sums, log_masses) = grads, results

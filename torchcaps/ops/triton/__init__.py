@@ -1,4 +1,4 @@
-"""The "triton" backend: the reductions as kernels for CUDA devices."""
+"""The "triton" backend: the reductions as kernels for CUDA devices. `library.py` makes operators of these functions."""
 
 from typing import Any
 

@@ -387,10 +387,10 @@ def weight_grads(
             pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
             size, rows, width, parents, agreement, dtype,
         )  # fmt: skip
-        of_block = block_of_samples * per_group.to(tl.int64)
+        block_start = block_of_samples * per_group.to(tl.int64)
         for m in number_range(
-            0 if one_child else tl.maximum(first - of_block, 0).to(tl.int32),
-            1 if one_child else tl.minimum(last - of_block, per_group).to(tl.int32),
+            0 if one_child else tl.maximum(first - block_start, 0).to(tl.int32),
+            1 if one_child else tl.minimum(last - block_start, per_group).to(tl.int32),
         ):
             kind, place, i, _, pose = find_child(
                 row * per_group + m, per_group, not one_child, places, kernel_across, map_size,

@@ -51,12 +51,12 @@ class Problem:
             if x is not None and not x.is_floating_point():
                 raise ValueError(f"backend='triton' needs floating-point tensors, got {x.dtype}: use .float()")
         poses, weight = at_least_float32(children.poses), at_least_float32(children.weight)
-        bias, gates, *about, self.offset, self.betas = (
+        bias, gates, *agreement_tensors, self.offset, self.betas = (
             None if x is None else at_least_float32(x)
             for x in (children.bias, children.gates, target, precision, prior, offset, betas)
         )
-        self.options, self.about = options, about
-        target, precision, _ = about
+        self.options, self.agreement_tensors = options, agreement_tensors
+        target, precision, _ = agreement_tensors
         offset, betas = self.offset, self.betas
         self.images, self.types, self.height, self.across, self.rows, self.depth = poses.shape
         self.groups, _, _, self.parents, _, self.width = weight.shape
@@ -144,11 +144,12 @@ class Problem:
         return triton.cdiv(items, per_split), per_split
 
     def windows(self, apart: bool) -> list[dict[str, int]]:
-        """Return the samples of one launch; or, `apart`, of several launches such that no two of one share a pose."""
+        """Return the samples of one launch; or, `apart`, of several launches, in each of which no two windows
+        share a pose."""
         down, across = self.grid
         steps = [
-            _step_apart(*of_side) if apart else 1
-            for of_side in zip(self.kernel, self.options.stride, self.options.dilation, strict=True)
+            _step_apart(*side) if apart else 1
+            for side in zip(self.kernel, self.options.stride, self.options.dilation, strict=True)
         ]
         stride = self.options.stride
         launches = []
@@ -180,9 +181,9 @@ class Problem:
     def launch_pairs(self, kernel: Any, **arguments: Any) -> None:
         """Launch a kernel over pairs of samples and parents."""
         block_f = triton.next_power_of_2(self.features)
-        scores, block = self.samples * self.parents, 4 if INTERPRETED else max(1, 1024 // block_f)
+        count, block = self.samples * self.parents, 4 if INTERPRETED else max(1, 1024 // block_f)
         run(
-            self.device, kernel, (triton.cdiv(scores, block),), scores=scores, parents=self.parents,
+            self.device, kernel, (triton.cdiv(count, block),), pairs=count, parents=self.parents,
             features=self.features, dtype=self.kernel_dtype, block=block, block_f=block_f, eps=self.options.eps,
             **arguments,
         )  # fmt: skip
@@ -193,7 +194,7 @@ class Problem:
         """Return the results of `kernels.sums`: totals, masses, squares, benefits and peaks of each split of the
         children, and the origins of the means. Those that are not needed are None."""
         (windows,), tile = self.windows(apart=False), self.tile("sums")
-        target, precision, prior = (_contiguous(x) for x in self.about)
+        target, precision, prior = (_contiguous(x) for x in self.agreement_tensors)
         one_block = tile.parents >= self.parents
         norms = None
         if not one_block and not self.over_children and not self.uniform:
@@ -301,14 +302,16 @@ class Problem:
     def grads(self, into: Gradients, **packed: Tensor | None) -> tuple[Tensor | None, ...]:
         """Add the gradients of the children; return those of target, precision, prior, offset and betas."""
         if self.empty:
-            return tuple(None if x is None else torch.zeros_like(x) for x in (*self.about, self.offset, self.betas))
-        target, precision, prior = self.about
+            return tuple(
+                None if x is None else torch.zeros_like(x) for x in (*self.agreement_tensors, self.offset, self.betas)
+            )
+        target, precision, prior = self.agreement_tensors
         pack = self.pack(target, precision, prior, **packed)
         tile = self.tile("grads")
         one_block = tile.parents >= self.parents
         launches = self.windows(apart=True)
         sizes = self.sizes(tile, launches[0]["n_samples"])
-        part = sum(x.numel() for x in self.about if x is not None)
+        part = sum(x.numel() for x in self.agreement_tensors if x is not None)
         blocks = triton.cdiv(launches[0]["n_samples"], sizes["block_n"])
         splits, per_split = self.split(self.children, blocks, tile, max(1, part))
         parts = self.new(splits, part) if part else None
@@ -323,13 +326,13 @@ class Problem:
                     grad_poses=grad_poses, grad_gates=grad_gates, norms=norms, parts=parts, one_block=one_block,
                     per_split=per_split, **pack, **windows, **sizes,
                 )  # fmt: skip
-        of_rows = self.weight_grads(into, norms, pack)
-        return *self._of_parents(parts), *of_rows
+        row_grads = self.weight_grads(into, norms, pack)
+        return *self._parent_grads(parts), *row_grads
 
-    def _of_parents(self, parts: Tensor | None) -> Iterator[Tensor | None]:
+    def _parent_grads(self, parts: Tensor | None) -> Iterator[Tensor | None]:
         """Yield the gradients of target, precision and prior."""
         whole, first = None if parts is None else _total(parts), 0
-        for x in self.about:
+        for x in self.agreement_tensors:
             if x is None or whole is None:
                 yield None
             else:
@@ -482,7 +485,7 @@ def moments(
     if p.empty:
         return mass.zero_(), mean.zero_(), variance.zero_(), benefit.zero_()
     parts = p.sums()
-    center = parts["origins"] if precision is None else _contiguous(p.about[0])
+    center = parts["origins"] if precision is None else _contiguous(p.agreement_tensors[0])
     p.merge(parts, center, result=mean, variance=variance, mass=mass, benefit=benefit)
     return mass, mean, variance, benefit
 

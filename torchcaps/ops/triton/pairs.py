@@ -8,11 +8,11 @@ from torchcaps.ops.triton.tiles import nonzero, number_range
 
 
 @triton.jit
-def _pairs(scores, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
+def _pairs(pairs, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
     """Return the pairs of a program and their features: numbers, addresses, and masks of those that exist."""
-    score = (tl.program_id(0).to(tl.int64) * block + tl.arange(0, block))[:, None]
+    pair = (tl.program_id(0).to(tl.int64) * block + tl.arange(0, block))[:, None]
     f = tl.arange(0, block_f)[None, :]
-    return score, f, score * width + f, score < scores, (score < scores) & (f < width)
+    return pair, f, pair * width + f, pair < pairs, (pair < pairs) & (f < width)
 
 
 @triton.jit
@@ -24,10 +24,10 @@ def _optional(pointer, at, inside, dtype: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=["scores"])
+@triton.jit(do_not_specialize=["pairs"])
 def pack(
     packed, target, precision, prior, grad, grad_mass, grad_variance, grad_benefit, sums, lse, mass, variance,
-    eps: tl.constexpr, scores,
+    eps: tl.constexpr, pairs,
     k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
     k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
     size: tl.constexpr,
@@ -45,28 +45,28 @@ def pack(
     2 eps mean curve)`; base is the part without d and beta. With a Gaussian agreement d is the deviation from
     the Gaussian's mean, and slope and base are changed so that the values stay the same: the kernels then need one
     deviation and not two."""
-    score, f, at, is_pair, inside = _pairs(scores, parents, features, block, block_f)
-    to = score // parents * (size * parents) + score % parents
+    pair, f, at, is_pair, inside = _pairs(pairs, parents, features, block, block_f)
+    to = pair // parents * (size * parents) + pair % parents
     to_feature = to + f * parents
     if k_target >= 0:
         tl.store(packed + k_target * parents + to_feature, _optional(target, at, inside, dtype), mask=inside)
     if k_precision >= 0:
         tl.store(packed + k_precision * parents + to_feature, _optional(precision, at, inside, dtype), mask=inside)
     if k_prior >= 0:
-        tl.store(packed + k_prior * parents + to, _optional(prior, score, is_pair, dtype), mask=is_pair)
+        tl.store(packed + k_prior * parents + to, _optional(prior, pair, is_pair, dtype), mask=is_pair)
     if k_lse >= 0:
-        tl.store(packed + k_lse * parents + to, _optional(lse, score, is_pair, dtype), mask=is_pair)
+        tl.store(packed + k_lse * parents + to, _optional(lse, pair, is_pair, dtype), mask=is_pair)
     if k_benefit >= 0:
-        tl.store(packed + k_benefit * parents + to, _optional(grad_benefit, score, is_pair, dtype), mask=is_pair)
+        tl.store(packed + k_benefit * parents + to, _optional(grad_benefit, pair, is_pair, dtype), mask=is_pair)
     if k_slope >= 0:
         slope = _optional(grad, at, inside, dtype)
         if k_curve >= 0:
             mean = _optional(sums, at, inside, dtype)
-            q = 1.0 / nonzero(_optional(mass, score, is_pair, dtype) + eps)
+            q = 1.0 / nonzero(_optional(mass, pair, is_pair, dtype) + eps)
             curve = q * _optional(grad_variance, at, inside, dtype)
             slope = q * (slope - 2.0 * eps * mean * curve)
-            of_variance = tl.sum(curve * _optional(variance, at, inside, dtype), 1, keep_dims=True)
-            base = _optional(grad_mass, score, is_pair, dtype) - of_variance
+            variance_term = tl.sum(curve * _optional(variance, at, inside, dtype), 1, keep_dims=True)
+            base = _optional(grad_mass, pair, is_pair, dtype) - variance_term
             if k_precision >= 0:  # a Gaussian: deviations from its mean
                 off = mean - _optional(target, at, inside, dtype)
                 base += tl.sum((curve * off - slope) * off, 1, keep_dims=True)
@@ -81,61 +81,61 @@ def pack(
         tl.store(packed + k_slope * parents + to_feature, slope, mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits", "scores"])
+@triton.jit(do_not_specialize=["splits", "pairs"])
 def merge(
     result, variance, mass, benefit, lse, totals, squares, masses, benefits, peaks, center,
-    eps: tl.constexpr, splits, scores,
+    eps: tl.constexpr, splits, pairs,
     parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """Join the partial results of `kernels.sums`. Weighted sums, softmax over the children: the sums and the logarithms
     of the denominators. Moments: mass, mean, variance and benefit, joined by the formula of Chan, Golub and LeVeque
     (1979). The variance is around the returned mean, which eps pulls towards zero."""
-    score, _, at, is_pair, inside = _pairs(scores, parents, features, block, block_f)
+    pair, _, at, is_pair, inside = _pairs(pairs, parents, features, block, block_f)
     total = tl.zeros([block, block_f], dtype)
-    whole = tl.zeros([block, 1], dtype)
+    total_mass = tl.zeros([block, 1], dtype)
     if peaks is not None:
         peak = tl.full([block, 1], float("-inf"), dtype)
         for split in number_range(0, splits):
-            peak = tl.maximum(peak, _part(peaks, split, scores, 1, score, is_pair, float("-inf"), dtype))
+            peak = tl.maximum(peak, _part(peaks, split, pairs, 1, pair, is_pair, float("-inf"), dtype))
         zero = tl.where(peak == float("-inf"), 0.0, peak)
         for split in number_range(0, splits):
-            scale = tl.exp(_part(peaks, split, scores, 1, score, is_pair, float("-inf"), dtype) - zero)
-            whole += scale * _part(masses, split, scores, 1, score, is_pair, 0.0, dtype)
-            total += scale * _part(totals, split, scores, features, at, inside, 0.0, dtype)
-        tl.store(result + at, total / nonzero(whole), mask=inside)
-        nobody = whole < 1e-30
-        found = tl.where(nobody, float("inf"), zero + tl.log(tl.where(nobody, 1.0, whole)))
-        tl.store(lse + score, found, mask=is_pair)
+            scale = tl.exp(_part(peaks, split, pairs, 1, pair, is_pair, float("-inf"), dtype) - zero)
+            total_mass += scale * _part(masses, split, pairs, 1, pair, is_pair, 0.0, dtype)
+            total += scale * _part(totals, split, pairs, features, at, inside, 0.0, dtype)
+        tl.store(result + at, total / nonzero(total_mass), mask=inside)
+        no_mass = total_mass < 1e-30
+        log_mass = tl.where(no_mass, float("inf"), zero + tl.log(tl.where(no_mass, 1.0, total_mass)))
+        tl.store(lse + pair, log_mass, mask=is_pair)
     elif squares is not None:
         for split in number_range(0, splits):
-            own = _part(masses, split, scores, 1, score, is_pair, 0.0, dtype)
-            whole += own
-            total += own * _part(totals, split, scores, features, at, inside, 0.0, dtype)
-        distance = total / nonzero(whole)
+            own = _part(masses, split, pairs, 1, pair, is_pair, 0.0, dtype)
+            total_mass += own
+            total += own * _part(totals, split, pairs, features, at, inside, 0.0, dtype)
+        distance = total / nonzero(total_mass)
         square = tl.zeros([block, block_f], dtype)
         for split in number_range(0, splits):
-            own = _part(masses, split, scores, 1, score, is_pair, 0.0, dtype)
-            off = _part(totals, split, scores, features, at, inside, 0.0, dtype) - distance
-            square += _part(squares, split, scores, features, at, inside, 0.0, dtype) + own * off * off
-        divisor = nonzero(whole + eps)
-        share = whole / divisor
+            own = _part(masses, split, pairs, 1, pair, is_pair, 0.0, dtype)
+            off = _part(totals, split, pairs, features, at, inside, 0.0, dtype) - distance
+            square += _part(squares, split, pairs, features, at, inside, 0.0, dtype) + own * off * off
+        divisor = nonzero(total_mass + eps)
+        share = total_mass / divisor
         from_origin = _optional(center, at, inside, dtype) + distance
-        drawn = from_origin * (1.0 - share)
-        tl.store(mass + score, whole, mask=is_pair)
+        shift = from_origin * (1.0 - share)
+        tl.store(mass + pair, total_mass, mask=is_pair)
         tl.store(result + at, from_origin * share, mask=inside)
-        tl.store(variance + at, square / divisor + share * drawn * drawn, mask=inside)
+        tl.store(variance + at, square / divisor + share * shift * shift, mask=inside)
         if benefits is not None:
-            got = tl.zeros([block, 1], dtype)
+            total_benefit = tl.zeros([block, 1], dtype)
             for split in number_range(0, splits):
-                got += _part(benefits, split, scores, 1, score, is_pair, 0.0, dtype)
-            tl.store(benefit + score, got, mask=is_pair)
+                total_benefit += _part(benefits, split, pairs, 1, pair, is_pair, 0.0, dtype)
+            tl.store(benefit + pair, total_benefit, mask=is_pair)
     else:
         for split in number_range(0, splits):
-            total += _part(totals, split, scores, features, at, inside, 0.0, dtype)
+            total += _part(totals, split, pairs, features, at, inside, 0.0, dtype)
         tl.store(result + at, total, mask=inside)
 
 
 @triton.jit
-def _part(parts, split, scores, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
+def _part(parts, split, pairs, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
     # The distance between two parts may need 64 bits.
-    return tl.load(parts + tl.cast(split, tl.int64) * scores * width + at, mask=inside, other=other).to(dtype)
+    return tl.load(parts + tl.cast(split, tl.int64) * pairs * width + at, mask=inside, other=other).to(dtype)

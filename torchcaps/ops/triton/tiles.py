@@ -56,9 +56,9 @@ def find_windows(
     if on_grid:
         n = n.to(tl.uint32)  # 64-bit and signed divisions are far slower
         image = n // (windows_down * windows_across).to(tl.uint32)
-        of_image = n - image * (windows_down * windows_across).to(tl.uint32)
-        down = of_image // windows_across.to(tl.uint32)
-        across = (of_image - down * windows_across.to(tl.uint32)).to(tl.int32)
+        position = n - image * (windows_down * windows_across).to(tl.uint32)
+        down = position // windows_across.to(tl.uint32)
+        across = (position - down * windows_across.to(tl.uint32)).to(tl.int32)
         image, down = image.to(tl.int64), down.to(tl.int32)
         sample = image * sample_image + (sample_0 + down * sample_down + across * sample_across)
         corner = image * pose_image + (pose_0 + down * pose_down + across * pose_across)

@@ -28,10 +28,10 @@ def vote_sum_backward(
         Problem(children, options, None).grads(into, grad=grads[0])
         return ()
     (samples, types, *_, rows, d), groups = children.poses.shape, children.weight.shape[0]
-    of_parents = at_least_float32(grads[0]).unflatten(
+    parent_grads = at_least_float32(grads[0]).unflatten(
         2, (rows, children.weight.shape[5])
     )  # (samples, parents, rows, h)
-    grad = of_parents.permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
+    grad = parent_grads.permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
     if into.poses is not None:
         own = (grad @ _matrix(children.weight).T).view(samples, rows, groups, 1, d)
         into.poses.view(samples, groups, types // groups, rows, d).add_(own.permute(0, 2, 3, 1, 4))
@@ -39,7 +39,7 @@ def vote_sum_backward(
         own = (_group_sums(children).T @ grad).view(groups, d, children.weight.shape[5], children.parents)
         into.weight.add_(own.permute(0, 3, 1, 2)[:, None, None])
     if into.bias is not None and children.bias is not None:
-        own = of_parents.sum(0) * (types // children.bias.shape[0])
+        own = parent_grads.sum(0) * (types // children.bias.shape[0])
         into.bias.add_(own if into.bias.shape[3] > 1 else own.sum(0))
     return ()
 

@@ -1,4 +1,5 @@
-// Division of the work among threads, and packing of tensors so that the parents are innermost.
+// Shards: division of the work among threads, and packing of tensors so that the parents are innermost. Included by
+// worker.h.
 //
 // A thread has a shard: some images and some types of children. It processes its samples in blocks whose data about the
 // parents fit the cache, the children in runs, and a run in chunks. The weights of a chunk's children are packed once
@@ -15,10 +16,10 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-constexpr int CHUNK = 4;           // children of a chunk
-constexpr int CHILDREN = 32;       // most children whose places and offsets are kept, where they share weights
-constexpr int RUN = 256;           // children of a run: long sums are sums of shorter ones, to lose fewer digits
-constexpr int MOST_SAMPLES = 64;   // most samples of a block
+constexpr int CHUNK = 4;          // children of a chunk
+constexpr int CHILDREN = 32;      // most children at a time, in pulled.h: size of the buffers with an entry per child
+constexpr int RUN = 256;          // children of a run: long sums are sums of shorter ones, to lose fewer digits
+constexpr int MOST_SAMPLES = 64;  // most samples of a block
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -52,7 +53,8 @@ class Arena {
   int count_ = 0;
 };
 
-// Sizes of poses, R x D, and votes, R x H. Sizes that are not 0 are known to the compiler.
+// Sizes of poses, R x D, and votes, R x H. Sizes that are not 0 are known to the compiler. SAMPLES is the number of
+// samples that are processed together: weights in registers then serve up to 4 rows of poses.
 template <int R, int D, int H>
 struct Shape {
   static constexpr int ROWS = R, WIDTH = D, HEIGHT = H, SAMPLES = R == 0 || R >= 4 ? 1 : 4 / R;
@@ -147,16 +149,16 @@ class Rows {
   using V = Vec<T, L>;
   // x is (groups, kernel places, shared, d, h), where `shared` is the number of parents or 1. d is 1 except for weights.
   Rows(Arena& arena, const Problem& a, const void* x, void* grad, int64_t groups, int64_t shared, int64_t d, int64_t h,
-       int places, T fill = 0)
+       int slots, T fill = 0)
       : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared),
         width_(d * h), size_((a.parents + L - 1) / L * width_), per_group_(groups ? a.types / groups : 1),
-        kernel_(a.down * a.across), places_(places), fill_(fill) {
+        kernel_(a.down * a.across), slots_(slots), fill_(fill) {
     order_ = arena.get<int32_t>(width_);
     if (arena.failed) return;
     for (int64_t e = 0; e < d; e++)
       for (int64_t f = 0; f < h; f++) order_[e * h + f] = static_cast<int32_t>(f * d + e);
-    V *packed = x ? arena.get<V>(places * size_) : nullptr, *sums = grad ? arena.get<V>(places * size_) : nullptr;
-    for (int i = 0; i < places; i++) {
+    V *packed = x ? arena.get<V>(slots * size_) : nullptr, *sums = grad ? arena.get<V>(slots * size_) : nullptr;
+    for (int i = 0; i < slots; i++) {
       row_[i] = -1;
       packed_[i] = x ? packed + i * size_ : nullptr;
       sums_[i] = grad ? sums + i * size_ : nullptr;
@@ -186,7 +188,7 @@ class Rows {
     memset(static_cast<void*>(sums_[i]), 0, size_ * sizeof(V));
   }
   void flush_all() {
-    for (int i = 0; i < places_; i++) flush(i);
+    for (int i = 0; i < slots_; i++) flush(i);
   }
   INLINE const V* row(int i) const { return packed_[i]; }
   INLINE V* grad(int i) const { return sums_[i]; }
@@ -201,7 +203,7 @@ class Rows {
   T* grad_;
   int64_t parents_, shared_, width_, size_, per_group_, kernel_;
   int32_t* order_;
-  int places_;
+  int slots_;
   T fill_;
   int64_t row_[CHILDREN];
   V *packed_[CHILDREN], *sums_[CHILDREN];
@@ -229,7 +231,8 @@ struct Places {
 // Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.
 class SharedGradients {
  public:
-  // Adds a gradient of `size` numbers; x may be null. Aligned: shards of other types add to other numbers.
+  // Adds a gradient of `size` numbers; x may be null. Aligned: no two shards of different types add to the same
+  // number.
   template <class T>
   void add(void* x, int64_t size, bool aligned, const Division& division) {
     Part& part = parts_[count_++];
