@@ -77,8 +77,8 @@ __all__ = [
 if not TYPE_CHECKING:
     # The modules are imported when a name is first used: `torchcaps --help` need not wait for PyTorch.
     def __getattr__(name: str) -> Any:
-        if name == "functional":
-            return import_module("torchcaps.functional")
+        if name in ("capsules", "functional", "models", "nn", "ops", "routing", "testing"):
+            return import_module(f"torchcaps.{name}")
         if name in __all__:
             for home in ("capsules", "ops", "routing", "nn", "models"):
                 module = import_module(f"torchcaps.{home}")

@@ -24,4 +24,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the known names most like it, or all if none is like it."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    return f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(names)}"
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; there are {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"

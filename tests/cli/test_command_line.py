@@ -11,7 +11,7 @@ import lightning.pytorch  # noqa: F401  # sets filters of its own when it is imp
 import pytest
 
 import torchcaps
-from torchcaps.cli import COMMANDS, main, parser
+from torchcaps.cli import COMMANDS, main
 from torchcaps.quiet import quiet_lightning
 
 
@@ -86,4 +86,15 @@ def test_names_of_the_package_are_imported_when_they_are_used():
         assert getattr(torchcaps, name) is namespace[name]
     with pytest.raises(AttributeError, match="module 'torchcaps' has no attribute 'Capsule'"):
         _ = torchcaps.Capsule
-    assert parser().prog == "torchcaps"
+    modules = python(
+        "import torchcaps; print(torchcaps.nn.__name__, torchcaps.routing.__name__, torchcaps.models.__name__)"
+    )
+    assert modules.split() == ["torchcaps.nn", "torchcaps.routing", "torchcaps.models"]
+
+
+@pytest.mark.parametrize("line", ["trian quickstart", "train", "test quickstart", "reproduce --hours x"])
+def test_wrong_arguments_are_one_line(line, capsys):
+    assert main(line.split()) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith("torchcaps: ")
+    assert said.endswith(" --help")

@@ -90,8 +90,17 @@ def test_unknown_names(capfd):
         (["--model.network.iterations", "0"], r"iterations .* 0\b"),
         (["--model.network.iterations=2", "--data.batch_size=x"], "torchcaps: --data.batch_size=x: expected int, got"),
         (["--model.network.decoder", "false"], r"reconstruction_weight=0\.005 .*decoder"),
-        (["--model.loss", "Loss"], "--model.loss Loss: there is no class 'Loss': correct the name, or add its module"),
+        (
+            ["--model.loss", "Loss"],
+            "--model.loss Loss: there is no Module called 'Loss': correct the name, or add its mod",
+        ),
         (["--model.network", "capsnet_mnist"], "with their module: torchcaps.models.sabour2017.capsnet_mnist"),
+        (["--data", "MarginLoss"], "--data MarginLoss: there is no LabeledData called 'MarginLoss'"),
+        (["--model.network", "torchcaps.models.shallow_cnn", "--model.network.channels", "x"], "x: expected int, got"),
+        (["--data", "FashionMNIST", "--data.rot", "x"], "--data.rot x: there is no 'rot'; did you mean root"),
+        (["--data.batch_size", "["], "expected int, got"),
+        (["--data.batch_size", "true"], "expected int, got 'true'"),
+        (["--trainer.max_epochs", "x", "--data.batch_size", "y"], "--trainer.max_epochs x: expected int or None"),
         (["--data", "torchcaps.MarginLoss"], "--data torchcaps.MarginLoss: .* subclass of LabeledData"),
         (["--data.batch_size", "0"], r"batch_size .* 0\b"),
         (["--data.resise", "9"], "--data.resise 9: there is no 'resise'; did you mean resize"),
@@ -112,7 +121,9 @@ def test_a_bad_value_of_a_callback(capfd):
 
 def test_a_bad_value_that_only_the_trainer_knows(capfd):
     assert re.search("devices.* int > 0", error_of(capfd, "train", "quickstart", "--trainer.devices", "two"))
-    assert not list(Path().rglob("version_*"))
+    assert error_of(capfd, "train", "quickstart", "--ckpt_path", "last").endswith("`torchcaps train quickstart` first")
+    assert "Digits has 10 classes" in error_of(capfd, "train", "quickstart", "--model.classes", "9")
+    assert not list(Path().rglob("version_*"))  # nor has any taken a number
 
 
 def test_no_such_device(capfd):
@@ -213,6 +224,12 @@ def test_bad_photographs(images_of_noise, tmp_path, monkeypatch, capfd):
         ),
         ("data: {init_args: {batch_size: many}}", "mine.yaml: data.batch_size: expected int, got 'many'"),
         ("trainer: {max_epoch: 3}", "mine.yaml: trainer.max_epoch: there is no 'max_epoch'; did you mean max_epochs"),
+        ("model: {reconstruction_weight: 5e-4}\ntrainer: {max_epoch: 3}", "mine.yaml: trainer.max_epoch: there is no"),
+        (
+            "model: {network: {iterations: 5}}",
+            "mine.yaml: model.network.iterations: arguments of a class stand in its in",
+        ),
+        ("title: 5", "mine.yaml: title must be a text, got 5"),
         ("trainer: 3", "mine.yaml: trainer must have values of its own, as in trainer: {NAME: VALUE}, got 3"),
     ],
 )

@@ -177,6 +177,7 @@ base: {model: {network: {class_path: Net, init_args: {depth: 9, width: 2}}}, tra
 small: {model: {network: {init_args: {depth: 3}}}, trainer: {max_epochs: 1}}
 rows:
   wide: {title: wide, dataset: MNIST, published: 5 %, model: {network: {init_args: {width: 8}}}}
+  long: {title: long, dataset: MNIST, model: {network: {init_args: {depth: 20}}}, trainer: {max_epochs: 300}}
   other:
     title: another network
     dataset: MNIST
@@ -199,8 +200,9 @@ def network(recipe: recipes.Recipe) -> dict[str, Any]:
 
 
 def test_a_row_is_the_base_and_its_changes(table):
-    assert list_recipes() == ["paper2020/table1/wide", "paper2020/table1/other"]
-    wide, other = map(load_recipe, list_recipes())
+    assert list_recipes() == ["paper2020/table1/wide", "paper2020/table1/long", "paper2020/table1/other"]
+    wide, long, other = map(load_recipe, list_recipes())
+    assert long.config["trainer"] == {"max_epochs": 300}
     assert network(wide) == {"class_path": "Net", "init_args": {"depth": 9, "width": 8}}
     assert network(other) == {
         "class_path": "Other",
@@ -213,7 +215,9 @@ def test_a_row_is_the_base_and_its_changes(table):
 
 
 def test_a_small_row(table):
-    wide, other = (load_recipe(name, small=True) for name in list_recipes())
+    wide, long, other = (load_recipe(name, small=True) for name in list_recipes())
+    assert network(long)["init_args"] == {"depth": 3, "width": 2}  # what a row changes, small changes too
+    assert long.config["trainer"] == {"max_epochs": 1}
     assert network(wide) == {"class_path": "Net", "init_args": {"depth": 3, "width": 8}}
     assert network(other) == {"class_path": "Other", "init_args": {"size": 1}}  # depth belongs to the former class
     assert other.config["trainer"] == {"max_epochs": 1}
@@ -246,11 +250,37 @@ def test_a_recipe_that_extends_a_row(table):
     assert load_recipe("mine.yaml", small=True).config["trainer"] == {"max_epochs": 5}
 
 
+def test_a_small_version_of_ones_own(table):
+    """What the file extends need not have one."""
+    Path("general.yaml").write_text("model: {classes: 3}\ntrainer: {max_epochs: 9}\n")
+    Path("mine.yaml").write_text("extends: general.yaml\nsmall: {trainer: {max_epochs: 2}}\n")
+    assert load_recipe("mine.yaml").config["trainer"] == {"max_epochs": 9}
+    assert load_recipe("mine.yaml", small=True).config == {"model": {"classes": 3}, "trainer": {"max_epochs": 2}}
+
+
+def test_a_recipe_is_read_anew_and_no_copy_is_shared(table, monkeypatch):
+    for folder, epochs in (("one", 1), ("two", 2)):
+        Path(folder).mkdir()
+        Path(folder, "mine.yaml").write_text(f"trainer: {{max_epochs: {epochs}, callbacks: []}}\n")
+        monkeypatch.chdir(folder)
+        assert load_recipe("mine.yaml").config["trainer"]["max_epochs"] == epochs
+        load_recipe("mine.yaml").config["trainer"]["callbacks"].append("one more")
+        assert load_recipe("mine.yaml").config["trainer"]["callbacks"] == []
+        monkeypatch.chdir("..")
+
+
+def test_margins_that_are_raised_know_how_long_training_lasts():
+    for name, small in VERSIONS:
+        trainer = load_recipe(name, small).config["trainer"]
+        if any(callback["class_path"].endswith("SpreadMargin") for callback in trainer.get("callbacks") or ()):
+            assert trainer["max_epochs"] > 1
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("paper2020/table1/wid", "no recipe .*; did you mean paper2020/table1/wide"),
-        ("paper2020/table1", "choose one of paper2020/table1/wide, paper2020/table1/other"),
+        ("paper2020/table1", "choose one of paper2020/table1/wide, paper2020/table1/long, paper2020/table1/other"),
         ("paper2020", "choose one of paper2020/table1/wide"),
         ("paper2020/wide", "it is now called paper2020/table1/wide"),
         ("../package/paper2020/table1/wide", "no recipe"),

@@ -237,7 +237,7 @@ def test_no_run_is_outside_the_folder_of_all_runs(capfd):
         ("torchcaps.models.capsnet_digit", "models/__init__.py; did you mean capsnet_digits"),
         (
             "unheard",
-            "mine/digits.yaml: model.network: there is no class 'unheard': correct the name, or add its module",
+            "mine/digits.yaml: model.network: there is no Module called 'unheard': correct the name, or add its",
         ),
         ("capsnet_digits", "are named with their module: torchcaps.models.sabour2017.capsnet_digits"),
         ("network.unannotated", "the function network.unannotated has no return annotation"),

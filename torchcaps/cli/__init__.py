@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from torchcaps.cli import bench, explain, hardest, models, recipes, reproduce, test, train
 from torchcaps.cli.errors import BadInput, one_line
@@ -29,8 +29,8 @@ def run() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its status: 0, 2 after a line about bad input, 128 plus the signal that stopped it."""
-    options, overrides = parser().parse_known_args(arguments)
     try:
+        options, overrides = parser().parse_known_args(arguments)
         with StopSignals() as options.signals, quiet_lightning() if options.takes_overrides else nullcontext():
             if overrides and not options.takes_overrides:
                 raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
@@ -45,9 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}; see {self.prog} --help")
+
+
 def parser() -> argparse.ArgumentParser:
     """Parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="torchcaps",
         description="Train, test and look inside capsule networks.",
         epilog='Completion in bash and zsh: pip install argcomplete; eval "$(register-python-argcomplete torchcaps)"',

@@ -27,7 +27,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
     training = build_training(options, overrides, logs=True, smoke=options.smoke)
-    checkpoint = find_checkpoint(options, training, options.ckpt_path, "")[0] if options.ckpt_path else None
+    try:
+        checkpoint = find_checkpoint(options, training, options.ckpt_path, "")[0] if options.ckpt_path else None
+    except BadInput:
+        training.give_back_folder()
+        raise
     try:
         with bad_data():
             training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)

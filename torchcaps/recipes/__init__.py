@@ -111,6 +111,10 @@ def load_recipe(name: str, small: bool = False) -> Recipe:
     return _load(name, small, Path(), ())
 
 
+class _NoSmallVersion(ValueError):
+    """There is no version of a recipe for two CPU cores."""
+
+
 def _load(name: str, small: bool, folder: Path, extending: tuple[Path, ...]) -> Recipe:
     """Load a recipe.
 
@@ -163,11 +167,16 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
         general, _, flag = str(extended).partition(" ")
         if flag not in ("", "--small"):
             raise ValueError(f"{path}: extends must be RECIPE or RECIPE --small, got {extended!r}")
-        recipe = _load(general, small or bool(flag), path.parent, (*extending, path.resolve()))
+        try:
+            recipe = _load(general, small or bool(flag), path.parent, (*extending, path.resolve()))
+        except _NoSmallVersion:
+            if flag or changes is None:
+                raise
+            recipe = _load(general, False, path.parent, (*extending, path.resolve()))
         values, files = merge(recipe.values, values), (*recipe.files, path)
         head = {key: getattr(recipe, key) for key in ("paper", "table", "unit", *HEAD) if key != "published"}
     elif small and changes is None:
-        raise ValueError(f"{name} has no small version: leave out --small")
+        raise _NoSmallVersion(f"{name} has no small version: leave out --small")
     if small and changes is not None:
         values = merge(values, with_source(changes, f"{source}, small"))
     head |= {key: value for key, value in content.items() if key in HEAD}
@@ -176,11 +185,12 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
 
 def _instead(name: str) -> str:
     """Return the end of a message: the name that the recipe has now, the rows of a table, or the nearest names."""
+    name = name.rstrip("/")
     for line in (FOLDER / "former_names.txt").read_text(encoding="utf-8").splitlines():
         former, now = line.split(maxsplit=1)
         if former == name:
             return f": it is now called {now}"
-    rows = [known for known in list_recipes() if known.startswith(f"{name.rstrip('/')}/")]
+    rows = [known for known in list_recipes() if known.startswith(f"{name}/")]
     if rows:
         return f": choose one of {', '.join(rows[:8])}{', ...' if len(rows) > 8 else ''}"
     return nearest(name, list_recipes())
@@ -196,13 +206,17 @@ def _changes(content: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a table or a recipe."""
-    return _parse(path, path.stat().st_mtime_ns)
+    about = path.stat()
+    return _parse(path.resolve(), path, about.st_mtime_ns, about.st_size)
 
 
 @cache
-def _parse(path: Path, changed: int) -> dict[str, Any]:
+def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
+    """Read a file, named `path` in messages. It is read again when its time or its size has changed."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
@@ -211,7 +225,10 @@ def _parse(path: Path, changed: int) -> dict[str, Any]:
     for key in content:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}, expected {', '.join(known)}")
-    for key in ("model", "data", "trainer"):
+    for key in HEAD:
+        if not isinstance(content.get(key, ""), str):
+            raise ValueError(f"{path}: {key} must be a text, got {content[key]!r}")
+    for key in ("model", "data", "trainer", "small"):
         if not isinstance(content.get(key, {}), dict):
             raise ValueError(
                 f"{path}: {key} must have values of its own, as in {key}: {{NAME: VALUE}}, got {content[key]}"

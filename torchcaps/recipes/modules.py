@@ -67,7 +67,7 @@ class OwnModules:
             message = error.msg if isinstance(error, SyntaxError) else error
             return f"{self.recipe} needs {place}, which cannot be imported: {type(error).__name__}: {message}"
         if module:
-            known = nearest(str(name), [known for known in vars(module) if not known.startswith("_")])
+            known = nearest(str(name), [known for known in dir(module) if not known.startswith("_")])
             hint = known if known.startswith("; did") else ": correct the name"
             return f"{self.recipe}: there is no {name!r} in {_file(module) or module.__name__}{hint}"
         if isinstance(error, ModuleNotFoundError):

@@ -1,6 +1,7 @@
 """Values of a recipe, nested as in YAML, each with the place where it is written."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import yaml
@@ -30,7 +31,7 @@ def with_source(values: Any, source: str) -> Tree:
 
 def plain(tree: Tree) -> Any:
     """Return the values without their sources."""
-    return {key: plain(value) for key, value in tree.items()} if isinstance(tree, dict) else tree.value
+    return {key: plain(value) for key, value in tree.items()} if isinstance(tree, dict) else deepcopy(tree.value)
 
 
 def merge(values: Tree | None, changes: Tree) -> Tree:

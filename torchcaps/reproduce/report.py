@@ -46,12 +46,11 @@ def small_table(part: str, results: Sequence[Result]) -> str:
     ]
     for name in list_recipes():
         lines += [_small_line(name, group) for group in groups if group[0].recipe == f"{name} --small"]
-    used = (", ".join(dict.fromkeys(getattr(group[0], key) for group in groups)) for key in ("hardware", "precision"))
-    lines += [
-        "",
-        "`torchcaps train RECIPE --small --seed_everything SEED`, with the options in the first column. {}; {}.",
-    ]
-    return "\n".join(lines).format(*used) + "\n"
+    hardware, precision = (
+        ", ".join(dict.fromkeys(getattr(group[0], key) for group in groups)) for key in ("hardware", "precision")
+    )
+    command = "`torchcaps train RECIPE --small --seed_everything SEED`, with the options in the first column"
+    return "\n".join([*lines, "", f"{command}. {hardware}; {precision}."]) + "\n"
 
 
 def _groups(part: str, results: Sequence[Result]) -> list[list[Result]]:

@@ -116,8 +116,12 @@ class Training(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
+            self._check_classes()
         except ValueError as error:
+            self.give_back_folder()
             raise ValueError(innermost(error)) from error  # without the lines that jsonargparse adds
+
+    def _check_classes(self) -> None:
         data, classes = self.datamodule, self.model.classes
         some = isinstance(data, ImageNet)  # may have only some of the model's classes
         with suppress(DataError):  # missing files are reported when the data is read
@@ -147,14 +151,17 @@ class Training(LightningCLI):
         try:
             return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
-            if self.run_folder is not None:
-                with suppress(FileNotFoundError):  # only the first process has made it
-                    self.run_folder.rmdir()
             raise ValueError(str(error)) from error
 
     def arguments(self) -> dict[str, Any]:
         """Return all values, as they stand in a run's `config.yaml`."""
         return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+
+    def give_back_folder(self) -> None:
+        """Remove the folder of a run that has not begun."""
+        if self.run_folder is not None:
+            with suppress(OSError):  # it is empty, and only the first process has made it
+                self.run_folder.rmdir()
 
     def _take_folder(self, folder: Path) -> Path:
         kind = "smoke" if self.smoke else "version"

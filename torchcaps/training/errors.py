@@ -8,6 +8,7 @@ import inspect
 import types
 import typing
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import yaml
@@ -38,22 +39,26 @@ def explain_parsing(error: Exception, parser: LightningArgumentParser, recipe: R
         overrides: command-line arguments such as `--trainer.max_epochs 5`.
     """
     config, reason = recipe.config, innermost(error)
-    given = _first_refused(parser, config, overrides)
+    given, config = _first_refused(parser, config, overrides)
     if given is None:
         for path, value in _leaves(config):
-            if said := _what_is_wrong(path, value, config, reason):
+            if said := _misplaced(path, config) or _what_is_wrong(path, value, config):
                 return f"{recipe.name}: {'.'.join(_without_arguments(path))}: {said}"
         return f"{recipe.name}: {reason}"
     name, _, value = given[0].partition("=")
     if not name.startswith("--"):
         return f"unexpected argument {name!r}: give values of the recipe as --NAME VALUE"
     path = tuple(name.removeprefix("--").removesuffix("+").split("."))
-    said = _what_is_wrong(path, value or " ".join(given[1:]), config, reason) or reason
+    said = _what_is_wrong(path, value or " ".join(given[1:]), config) or reason
     return f"{' '.join(given)}: {said}"
 
 
-def _first_refused(parser: LightningArgumentParser, config: dict[str, Any], overrides: list[str]) -> list[str] | None:
-    """Return the first override that makes the parser fail, as option and value. None if it fails without overrides."""
+def _first_refused(
+    parser: LightningArgumentParser, config: dict[str, Any], overrides: list[str]
+) -> tuple[list[str] | None, dict[str, Any]]:
+    """Return the first override that makes the parser fail, as option and value, and the values before it. The override
+    is None if the parser fails without any."""
+    before = config
     groups: list[list[str]] = []
     for token in overrides:
         if token.startswith("--") or not groups:
@@ -63,17 +68,18 @@ def _first_refused(parser: LightningArgumentParser, config: dict[str, Any], over
     for count in range(len(groups) + 1):
         tokens = [token for group in groups[:count] for token in group]
         try:
-            parser.parse_args(["--config", yaml.safe_dump(config), *tokens])
+            parsed = parser.parse_args(["--config", yaml.safe_dump(config), *tokens])
         except Exception:
-            return groups[count - 1] if count else None
-    return None
+            return (groups[count - 1] if count else None), before
+        before = yaml.safe_load(parser.dump(parsed, skip_validation=True))
+    return None, before
 
 
 def _recipe(seed_everything: int | bool, model: Classifier, data: LabeledData, trainer: Trainer) -> None:
     """A function whose parameters are the top-level names of a recipe and their types."""
 
 
-def _what_is_wrong(path: tuple[str, ...], value: Any, config: dict[str, Any], reason: str) -> str | None:
+def _what_is_wrong(path: tuple[str, ...], value: Any, config: dict[str, Any]) -> str | None:
     """Return what is wrong with a value: an unknown name, an unknown class, or a wrong type. None if the signature that
     the value is an argument of does not show it."""
     if isinstance(value, str) and (full := import_path(value)):
@@ -89,11 +95,23 @@ def _what_is_wrong(path: tuple[str, ...], value: Any, config: dict[str, Any], re
         return None if _allows(annotation, value) else f"expected {_spelled(annotation)}, got {value!r}"
     if not isinstance(value, str) or any(choice in (int, float, bool, str) for choice in _choices(annotation)):
         return None
-    if value.isidentifier() and value in reason.split():
-        return f"there is no class {value!r}: correct the name, or add its module: MODULE.{value}"
+    bases = [choice for choice in _choices(annotation) if inspect.isclass(choice) and choice is not type(None)]
+    if value.isidentifier() and bases and not any(value in _names(base) for base in bases):
+        kinds = " or ".join(base.__name__ for base in bases)
+        return f"there is no {kinds} called {value!r}: correct the name, or add its module: MODULE.{value}"
     found = _imported({"class_path": value})
     if inspect.isfunction(found) and inspect.signature(found).return_annotation is inspect.Signature.empty:
         return f"the function {value} has no return annotation: annotate it with the class that it returns"
+    return None
+
+
+def _misplaced(path: tuple[str, ...], config: dict[str, Any]) -> str | None:
+    """Return what is wrong if a value stands beside `class_path`, where the arguments of the class are not read."""
+    part: Any = config
+    for name in path:
+        if isinstance(part, dict) and "class_path" in part and name not in ("class_path", "init_args", "dict_kwargs"):
+            return f"arguments of a class stand in its init_args: {{init_args: {{{name}: ...}}}}"
+        part = part[name]
     return None
 
 
@@ -137,6 +155,11 @@ def _imported(values: Any) -> Any:
         return None
 
 
+def _names(base: type) -> set[str]:
+    """Return the names of a class and of all its subclasses, which a recipe may name without their modules."""
+    return {base.__name__}.union(*map(_names, type.__subclasses__(base)))
+
+
 def _leaves(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and the value of every leaf of nested dictionaries."""
     for key, value in config.items():
@@ -161,7 +184,7 @@ def _is_plain(annotation: Any) -> bool:
 
 def _allows(annotation: Any, value: Any) -> bool:
     """Return whether a value fits a plain annotation. Strings are read as YAML, as on the command line."""
-    read = yaml.safe_load(value) if isinstance(value, str) else value
+    read = _read(value) if isinstance(value, str) else value
     for choice in _choices(annotation):
         if typing.get_origin(choice) is typing.Literal:
             allowed = str(value) in map(str, typing.get_args(choice))
@@ -172,6 +195,16 @@ def _allows(annotation: Any, value: Any) -> bool:
         if allowed:
             return True
     return False
+
+
+def _read(text: str) -> Any:
+    """Read a text as the parser does: a number, or else YAML."""
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    with suppress(yaml.YAMLError):
+        return yaml.safe_load(text)
+    return text
 
 
 def _spelled(annotation: Any) -> str:
