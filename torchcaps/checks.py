@@ -27,3 +27,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if close:
         return f"; did you mean {', '.join(close)}?"
     return f"; there are {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error without line breaks."""
+    return " ".join(str(error).split())

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
+from torchcaps.checks import one_line
 from torchcaps.cli import bench, explain, hardest, models, recipes, reproduce, test, train
-from torchcaps.cli.errors import BadInput, one_line
+from torchcaps.cli.errors import BadInput
 from torchcaps.quiet import quiet_lightning
 from torchcaps.signals import Stopped, StopSignals
 

@@ -72,7 +72,7 @@ def _compare_values(path: Path, training: "Training", part: str) -> None:
     config = path.parent.parent / "config.yaml"
     if not config.is_file():
         return
-    then, now = _flat(yaml.safe_load(config.read_text(encoding="utf-8"))), _flat(training.arguments())
+    then, now = _by_name(yaml.safe_load(config.read_text(encoding="utf-8"))), _by_name(training.arguments())
     for name in {**then, **now}:
         if then.get(name) == now.get(name):
             continue
@@ -116,12 +116,11 @@ def _last(options: argparse.Namespace) -> Path:
     return path
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by their dotted names."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return leaves
+def _by_name(config: dict[str, Any]) -> dict[str, Any]:
+    """Return nested values by their dotted names."""
+    from torchcaps.recipes.values import leaves
+
+    return {".".join(path): value for path, value in leaves(config)}
 
 
 def _warn(text: str) -> None:

@@ -17,8 +17,3 @@ def bad_data() -> Iterator[None]:
         yield
     except (DataError, ValueError) as error:
         raise BadInput(str(error)) from error
-
-
-def one_line(error: BaseException) -> str:
-    """Message of an error without line breaks."""
-    return " ".join(str(error).split())

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
+from torchcaps.checks import one_line
 from torchcaps.data.files import DataError
 
 EDGES = ("xmin", "ymin", "xmax", "ymax")
@@ -49,7 +50,7 @@ def find_object(path: Path, size: tuple[int, int], margin: float) -> Region | No
             if low >= high or region[-1][0] >= region[-1][1]:
                 raise ValueError(f"its largest box, {low:g} to {high:g}, is empty or outside of the image")
     except (OSError, ElementTree.ParseError, LookupError, ValueError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise DataError(f"{path}: is not an annotation of ILSVRC ({reason}): replace or remove the file") from None
     (left, right), (top, bottom) = region
     return left, top, right, bottom

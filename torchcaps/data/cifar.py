@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.checks import one_line
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
 
@@ -165,7 +166,7 @@ class _CIFAR(ImageData):
                 while file.read(2**20):  # to the end: gzip's checksum is there
                     pass
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-            raise self.archive.corrupt(path, f"cannot be read: {' '.join(str(error).split())}") from None
+            raise self.archive.corrupt(path, f"cannot be read: {one_line(error)}") from None
         parts = []
         for name in names:
             try:

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from torchcaps.checks import one_line
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
 from torchcaps.extras import needs
@@ -71,7 +72,7 @@ class Encoder:
                     if new := sorted({text for text in texts if text not in store}):
                         self._compute(new, store)
         except OSError as error:
-            reason = error.strerror or " ".join(str(error).split())
+            reason = error.strerror or one_line(error)
             advice = "free disk space, make the folder writable, or choose another"
             raise DataError(f"{self.folder}: {reason}: {advice}") from None
         return store.of(texts)
@@ -167,7 +168,7 @@ def _identity(name: str, revision: str | None) -> str:
 
 
 def _no_model(name: str, error: Exception) -> DataError:
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    reason = f"{type(error).__name__}: {one_line(error)[:160]}"
     if Path(name).is_dir():
         return DataError(
             f"{name} is not a folder from which transformers can load a model and its tokenizer ({reason})"

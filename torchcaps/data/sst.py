@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.checks import one_line
 from torchcaps.data.files import CanonicalFile, DataError, own_folder
 from torchcaps.data.texts import TextData
 
@@ -170,6 +171,6 @@ class SST(TextData):
             with zipfile.ZipFile(path) as archive:
                 raw = archive.read(f"trees/{name}")
         except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise self.archive.corrupt(path, f"cannot be read: {' '.join(str(error).split())}") from None
+            raise self.archive.corrupt(path, f"cannot be read: {one_line(error)}") from None
         self.archive.warn_of_other_hash(path)
         return path, raw

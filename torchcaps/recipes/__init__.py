@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchcaps.checks import nearest
+from torchcaps.checks import nearest, one_line
 from torchcaps.extras import needs
 
 with needs("train"):
@@ -73,6 +73,11 @@ class Recipe:
     def has_number(self) -> bool:
         """Whether the paper has a number for it, not only a curve or a word."""
         return self.published[:1].isdigit()
+
+    @property
+    def row(self) -> str:
+        """The table and the row, in words."""
+        return f"{self.table}: {self.title}" if self.table else self.title
 
     @property
     def folder(self) -> Path:
@@ -218,7 +223,7 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: expected keys such as model, data and trainer")
     known = TABLE if "rows" in content else (*HEAD, "extends", "small", *VALUES)

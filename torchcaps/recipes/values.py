@@ -44,6 +44,15 @@ def merge(values: Tree | None, changes: Tree) -> Tree:
     return {**values, **{key: merge(values.get(key), change) for key, change in changes.items()}}
 
 
+def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Return the path and the value of each leaf of nested dictionaries."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
 def lines(values: Tree, indent: str = "") -> Iterator[tuple[str, str]]:
     """Return lines of YAML, each with the source of its value; lines that only open a level have none."""
     assert isinstance(values, dict)

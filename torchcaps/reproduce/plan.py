@@ -8,12 +8,12 @@ from pathlib import Path
 from torchcaps.checks import nearest
 from torchcaps.extras import needs
 from torchcaps.recipes import list_recipes, load_recipe
+from torchcaps.reproduce.results import Key
 
 with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
-Key = tuple[str, str, str, int]  # recipe, overrides, data and seed of a result
 
 
 @dataclass(frozen=True)

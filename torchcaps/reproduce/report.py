@@ -15,7 +15,16 @@ from torchcaps.files import write_text_whole
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.curves import curves_figure
 from torchcaps.reproduce.plan import plan
-from torchcaps.reproduce.results import PUBLISHED_WITH_THE_PACKAGE, Result, add_results, mean, read_results, summary
+from torchcaps.reproduce.results import (
+    PUBLISHED_WITH_THE_PACKAGE,
+    Result,
+    add_results,
+    is_small,
+    mean,
+    read_results,
+    small_name,
+    summary,
+)
 
 BLOCK = re.compile(
     r"(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)", re.DOTALL
@@ -28,10 +37,9 @@ def rows_table(part: str, results: Sequence[Result]) -> str:
     for name in list_recipes():
         recipe = load_recipe(name)
         if name == part or (name.startswith(f"{part}/") and recipe.has_number):
-            row = ": ".join(filter(None, (recipe.table, recipe.title)))
-            lines.append(f"| `{name}` | {row} | {recipe.published} | {_ours(name, results)} |")
+            lines.append(f"| `{name}` | {recipe.row} | {recipe.published} | {_ours(name, results)} |")
     text = "\n".join(lines) + "\n"
-    if groups := [group for group in _groups(part, results) if not group[0].recipe.endswith(" --small")]:
+    if groups := [group for group in _groups(part, results) if not is_small(group[0])]:
         lines = ["| ours | command | commit | hardware | precision | date | hours |", "|---|---|---|---|---|---|---|"]
         text += "\n" + "\n".join([*lines, *map(_how, groups)]) + "\n"
     return text
@@ -39,13 +47,13 @@ def rows_table(part: str, results: Sequence[Result]) -> str:
 
 def small_table(part: str, results: Sequence[Result]) -> str:
     """Return the results of the small versions of the recipes of a paper or a table, in Markdown."""
-    groups = [group for group in _groups(part, results) if group[0].recipe.endswith(" --small")]
+    groups = [group for group in _groups(part, results) if is_small(group[0])]
     lines = [
         "| recipe | row | parameters | by seed | ours | published, full size | commit | date |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in list_recipes():
-        lines += [_small_line(name, group) for group in groups if group[0].recipe == f"{name} --small"]
+        lines += [_small_line(name, group) for group in groups if group[0].recipe == small_name(name)]
     hardware, precision = (
         ", ".join(dict.fromkeys(getattr(group[0], key) for group in groups)) for key in ("hardware", "precision")
     )

@@ -13,6 +13,7 @@ from torchcaps.files import write_text_whole
 with needs("train"):
     from filelock import FileLock
 
+Key = tuple[str, str, str, int]  # recipe, overrides, data and seed of a result
 PUBLISHED_WITH_THE_PACKAGE = Path(__file__).with_name("results.csv")
 
 
@@ -53,9 +54,19 @@ class Result:
     hours: float
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> Key:
         """What identifies a result: a file has one for each key."""
         return self.recipe, self.overrides, self.data, self.seed
+
+
+def small_name(recipe: str) -> str:
+    """Return the name under which a file has the results of a recipe's small version."""
+    return f"{recipe} --small"
+
+
+def is_small(result: Result) -> bool:
+    """Return whether a result is of a recipe's small version."""
+    return result.recipe == small_name(result.recipe.partition(" ")[0])
 
 
 def in_unit(accuracy: float, unit: str) -> float:

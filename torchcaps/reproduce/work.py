@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from torchcaps.checks import one_line
 from torchcaps.files import write_text_whole
 from torchcaps.machine import commit
 from torchcaps.quiet import quiet_lightning
@@ -61,7 +62,7 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
     except Timeout:
         sys.exit(TAKEN)
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        said = f"{type(error).__name__}: {one_line(error)}"
         write_text_whole(folder / "failed.txt", said)
         raise
 

@@ -1,6 +1,5 @@
 """Routing algorithms, one file per paper, and the parts from which a new one is built."""
 
-from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Gaussian, Moments, Softmax, Votes
 from torchcaps.routing.base import (
     Gradient,
@@ -45,7 +44,6 @@ __all__ = [
     "Step",
     "VectorNormRouting",
     "Votes",
-    "check_choice",
     "check_equilibrium",
     "iterate",
     "list_routings",

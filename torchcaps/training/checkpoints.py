@@ -15,6 +15,7 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
+from torchcaps.checks import one_line
 from torchcaps.files import sync_folder, write_whole
 from torchcaps.signals import Stopped, StopSignals
 
@@ -32,7 +33,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
                     torch.save(checkpoint, file)
             except (OSError, RuntimeError) as error:  # torch may raise a RuntimeError for a full disk
                 cause = error.__context__ if isinstance(error.__context__, OSError) else error
-                reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
+                reason = getattr(cause, "strerror", None) or one_line(cause)
                 raise OSError(f"cannot write {path}: {reason}") from None
 
         write_whole(Path(path), write)
@@ -152,5 +153,5 @@ def damage(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             changed = archive.testzip()
     except Exception as error:  # damaged bytes make zipfile raise errors of many types
-        return " ".join(str(error).split()) or type(error).__name__
+        return one_line(error) or type(error).__name__
     return f"{changed} is not what was written" if changed else None

@@ -7,17 +7,17 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Any
 
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from torchcaps.checks import nearest
+from torchcaps.checks import nearest, one_line
 from torchcaps.data import LabeledData
 from torchcaps.models.registry import import_path
 from torchcaps.recipes import Recipe
+from torchcaps.recipes.values import leaves
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.trainer import Trainer
 
@@ -26,7 +26,7 @@ def innermost(error: BaseException) -> str:
     """Return the message of the first error in a chain of causes, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(str(error).split())
+    return one_line(error)
 
 
 def explain_parsing(error: Exception, parser: LightningArgumentParser, recipe: Recipe, overrides: list[str]) -> str:
@@ -38,10 +38,10 @@ def explain_parsing(error: Exception, parser: LightningArgumentParser, recipe: R
         recipe: recipe without the overrides.
         overrides: command-line arguments such as `--trainer.max_epochs 5`.
     """
-    config, reason = recipe.config, innermost(error)
-    given, config = _first_refused(parser, config, overrides)
+    reason = innermost(error)
+    given, config = _first_refused(parser, recipe.config, overrides)
     if given is None:
-        for path, value in _leaves(config):
+        for path, value in leaves(config):
             if said := _misplaced(path, config) or _what_is_wrong(path, value, config):
                 return f"{recipe.name}: {'.'.join(_without_arguments(path))}: {said}"
         return f"{recipe.name}: {reason}"
@@ -158,15 +158,6 @@ def _imported(values: Any) -> Any:
 def _names(base: type) -> set[str]:
     """Return the names of a class and of all its subclasses, which a recipe may name without their modules."""
     return {base.__name__}.union(*map(_names, type.__subclasses__(base)))
-
-
-def _leaves(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and the value of every leaf of nested dictionaries."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
 
 
 def _choices(annotation: Any) -> list[Any]:

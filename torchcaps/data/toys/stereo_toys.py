@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from torchcaps.checks import one_line
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.stereo import (
     AZIMUTHS,
@@ -73,7 +74,7 @@ class StereoToys(StereoData):
             if images.shape != shape or images.dtype != np.uint8:
                 raise ValueError(f"holds shape {images.shape} of {images.dtype}, expected {shape} of uint8")
         except (OSError, EOFError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise DataError(f"{path}: {reason}: remove the file to have it rendered again") from None
         return torch.from_numpy(images), Metadata(category, instance, elevation, azimuth, lighting)
 
