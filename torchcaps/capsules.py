@@ -1,10 +1,13 @@
 """`Capsules`, the input and output of capsule layers, and `Prediction`, the output of a model."""
 
+import warnings
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from torchcaps.arguments import can_read, shown_with_type
 from torchcaps.private import register_namedtuple
 
 
@@ -15,7 +18,8 @@ class Capsules(NamedTuple):
         poses: `(batch, capsules, *pose)`, or on a grid `(batch, types, height, width, *pose)`, or on a line `(batch,
             types, length, *pose)`; a pose is `(features,)` (a vector) or `(rows, features)` (a matrix).
         scores: how present each capsule is, as a logit from -inf (padding) to inf, in the shape of `poses` without the
-            pose; None if the algorithm has no scores.
+            pose; None if the algorithm has no scores. As input of a layer they may also be a bool mask: True for a
+            capsule, False for padding.
         variances: variances of the votes for each pose, like `poses`, if the routing has a Gaussian model; else None.
         coefficients: routing coefficients between children and these capsules, if they were requested; else None.
         pose_dims: number of dimensions of a pose, 1 or 2; None: 2 if `poses` has 4 or 6 dimensions, else 1. It must be
@@ -32,7 +36,7 @@ class Capsules(NamedTuple):
     def activations(self) -> Tensor:
         """How present each capsule is: `sigmoid(scores)`, or the length of its pose if there are no scores."""
         if self.scores is not None:
-            return self.scores.sigmoid()
+            return as_logits(self.scores, self.poses).sigmoid()
         return vector_norm(self.poses, dim=(-2, -1) if self._pose_dims() == 2 else -1)
 
     def flatten_grid(self) -> Self:
@@ -70,6 +74,43 @@ class Prediction(NamedTuple):
 
     scores: Tensor
     capsules: Capsules | None = None
+
+
+def as_logits(scores: Tensor, like: Any) -> Tensor:
+    """Return scores as logits: a bool mask becomes inf for True and -inf for False.
+
+    Args:
+        scores: the scores.
+        like: poses or votes, which have the device and the precision of the scores.
+
+    Raises:
+        TypeError: the scores are no tensor, or integers.
+        ValueError: the scores are on another device.
+    """
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a tensor of logits or a bool mask, got {shown_with_type(scores)}")
+    if scores.device != like.device:
+        raise ValueError(f"the capsules are on {like.device} and their scores on {scores.device}: move one of them")
+    if scores.dtype == torch.bool:
+        inf = torch.full((), torch.inf, dtype=like.dtype, device=like.device)
+        return torch.where(scores, inf, -inf)
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be logits or a bool mask, got {scores.dtype}: use mask.bool() for a mask")
+    if can_read(scores) and _is_mask(scores):
+        warnings.warn(
+            "the scores are all 0 or 1, as in a mask, but scores are logits: 0 stands for a capsule that is present "
+            "with probability 0.5. Use mask.bool() for a mask",
+            stacklevel=2,
+        )
+    return scores
+
+
+def _is_mask(scores: Tensor) -> bool:
+    # Of most scores the first sample alone says that they are no mask, so that this costs no pass over them.
+    first = scores[:1]
+    if ((first != 0) & (first != 1)).any():
+        return False
+    return bool(((scores == 0) | (scores == 1)).all()) and bool((scores == 1).any())
 
 
 register_namedtuple(Capsules, "torchcaps.Capsules")

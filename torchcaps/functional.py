@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchcaps.arguments import FloatTensor, NotNegative, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.losses import margin_loss, spread_loss
 from torchcaps.nn.transport import feature_kl, sinkhorn_divergence, transport_cost, transport_plan
@@ -44,12 +45,13 @@ __all__ = [
 ]
 
 
+@checked
 def dynamic_routing(
-    votes: Tensor | Votes,
+    votes: FloatTensor | Votes,
     scores: Tensor | None = None,
     *,
-    bias: Tensor | None = None,
-    first_logits: Tensor | None = None,
+    bias: FloatTensor | None = None,
+    first_logits: FloatTensor | None = None,
     return_coefficients: bool = True,
     **options: Any,
 ) -> Capsules:
@@ -73,11 +75,12 @@ def dynamic_routing(
     return _run(routing, votes, scores, return_coefficients, bias=bias, first_logits=first_logits)
 
 
+@checked
 def vector_norm_routing(
-    votes: Tensor | Votes,
+    votes: FloatTensor | Votes,
     scores: Tensor | None = None,
     *,
-    sharpness: float | Tensor = 1.0,
+    sharpness: NotNegative | FloatTensor = 1.0,
     return_coefficients: bool = True,
     **options: Any,
 ) -> Capsules:
@@ -93,15 +96,16 @@ def vector_norm_routing(
     return _run(VectorNormRouting(**options), votes, scores, return_coefficients, sharpness=sharpness)
 
 
+@checked
 def inverted_attention_routing(
-    votes: Tensor | Votes,
+    votes: FloatTensor | Votes,
     scores: Tensor | None = None,
     *,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    first_poses: Tensor | None = None,
-    beta_a: Tensor | None = None,
-    beta_u: Tensor | None = None,
+    weight: FloatTensor | None = None,
+    bias: FloatTensor | None = None,
+    first_poses: FloatTensor | None = None,
+    beta_a: FloatTensor | None = None,
+    beta_u: FloatTensor | None = None,
     return_coefficients: bool = True,
     **options: Any,
 ) -> Capsules:
@@ -134,12 +138,13 @@ def inverted_attention_routing(
     return _run(InvertedAttentionRouting(**options), votes, scores, return_coefficients, **values)
 
 
+@checked
 def em_routing(
-    votes: Tensor | Votes,
+    votes: FloatTensor | Votes,
     scores: Tensor | None = None,
     *,
-    beta_a: Tensor,
-    beta_u: Tensor,
+    beta_a: FloatTensor,
+    beta_u: FloatTensor,
     return_coefficients: bool = True,
     **options: Any,
 ) -> Capsules:
@@ -155,12 +160,13 @@ def em_routing(
     return _run(EMRouting(**options), votes, scores, return_coefficients, beta_a=beta_a, beta_u=beta_u)
 
 
+@checked
 def heinsen_routing(
-    votes: Tensor | Votes,
+    votes: FloatTensor | Votes,
     scores: Tensor | None = None,
     *,
-    beta_use: Tensor,
-    beta_ignore: Tensor | None = None,
+    beta_use: FloatTensor,
+    beta_ignore: FloatTensor | None = None,
     return_coefficients: bool = True,
     **options: Any,
 ) -> Capsules:

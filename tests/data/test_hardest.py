@@ -55,10 +55,9 @@ def test_the_list_is_a_class_list(tmp_path: Path) -> None:
     assert read_class_list(tmp_path / "list.txt") == ["fox", "cat", "eel"]
 
 
-@pytest.mark.parametrize("count", [-1, 0, 7])
-def test_so_many_there_are_not(count: int) -> None:
-    with pytest.raises(ValueError, match=rf"classes .* {count}\b"):
-        hardest_classes(LABELS, TAKEN, count)
+def test_so_many_there_are_not() -> None:
+    with pytest.raises(ValueError, match=r"classes .* 7\b"):
+        hardest_classes(LABELS, TAKEN, 7)
     with pytest.raises(ValueError, match="shorter"):
         hardest_classes(LABELS, TAKEN[:-1], 1)
 

@@ -163,8 +163,9 @@ def test_masks():
     assert nothing.isfinite().all()
     torch.testing.assert_close(nothing[0], nothing[1])
     assert model(embeddings[:0], mask[:0]).scores.shape == (0, 3)
-    for bad in (-0.1, 1.1):
-        assert model(embeddings, torch.full((2, 4), bad)).scores.isnan().all()
+    for bad in (-0.1, 1.1, math.nan, 7):
+        with pytest.raises(ValueError, match="a mask must be from 0"):
+            model(embeddings, torch.full((2, 4), bad))
 
 
 @torch.no_grad()

@@ -477,12 +477,7 @@ class Answer(nn.Module):
             r"Net has no layer 'lower.2'; the nearest are lower",
         ),
         (lambda: attach(plain(), []), ValueError, "pairs of names, a lower and a higher layer each, got \\[\\]"),
-        (lambda: attach(plain(), ("lower", "higher")), ValueError, "pairs of names, a lower and a higher layer each"),
         (lambda: attach(plain(), [("lower",)]), ValueError, "pairs of names, a lower and a higher layer each"),
-        (lambda: attach(plain(), weight=-1.0), ValueError, "weight must be at least 0 and finite, got -1.0"),
-        (lambda: attach(plain(), cost="l1"), ValueError, "'lower' and 'higher': cost must be one of 'cosine', 'l2'"),
-        (lambda: attach(plain(), eps=0.0), ValueError, "eps must be above 0"),
-        (lambda: attach(plain(), divergence="js"), ValueError, "divergence must be one of 'sinkhorn', 'kl', got 'js'"),
         (
             lambda: attach(plain(), [("higher", "lower")]),
             ValueError,

@@ -62,9 +62,9 @@ def test_repr():
 
 def test_bad_targets():
     scores = torch.rand(2, 3)
-    with pytest.raises(ValueError, match=r"targets of shape \(batch,\) or \(2, 3\), got shape \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"targets of shape \(2,\) or \(2, 3\), got \(2, 4\)"):
         margin_loss(scores, torch.rand(2, 4))
-    with pytest.raises(ValueError, match=r"targets .*\(3, 3\)"):
+    with pytest.raises(ValueError, match=r"targets of shape \(2,\) or \(2, 3\), got \(3,\)"):
         margin_loss(scores, torch.tensor([0, 1, 2]))
     with pytest.raises(ValueError, match=r"class indices .*\(2, 3\)"):
         spread_loss(scores, torch.rand(2, 3))

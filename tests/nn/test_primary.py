@@ -59,6 +59,5 @@ def test_repr():
 
 
 def test_a_pose_has_one_or_two_sides():
-    for pose in (0, (2, 2, 2)):
-        with pytest.raises(ValueError, match="a pose"):
-            PrimaryCapsules(3, 2, pose)
+    with pytest.raises(ValueError, match="a pose"):
+        PrimaryCapsules(3, 2, (2, 2, 2))

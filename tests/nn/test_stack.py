@@ -573,11 +573,9 @@ def test_bad_stacks():
     layer = CapsuleLinear(4, 3, 2, 2, attention)
     with pytest.raises(ValueError, match="at least one capsule layer"):
         CapsuleStack()
-    with pytest.raises(TypeError, match="made of capsule layers, got Linear"):
+    with pytest.raises(TypeError, match="layers must be a CapsuleLayer, got the module Linear"):
         CapsuleStack(layer, nn.Linear(2, 2))
-    with pytest.raises(
-        ValueError, match="schedule must be 'sequential', 'concurrent' or an Equilibrium, got 'parallel'"
-    ):
+    with pytest.raises(ValueError, match="'sequential', 'concurrent' or an Equilibrium, got 'parallel'"):
         CapsuleStack(layer, schedule="parallel")
     with pytest.raises(ValueError, match=r"need the same number of iterations, got \[2, 3\]"):
         CapsuleStack(layer, CapsuleLinear(3, 3, 2, 2, InvertedAttentionRouting(3)), schedule="concurrent")
@@ -595,8 +593,3 @@ def test_bad_stacks():
     learned = InvertedAttentionRouting(start="learned")
     with pytest.raises(ValueError, match="start='learned' learns nothing at an equilibrium"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, learned), schedule=Equilibrium())
-    for tolerance in (0, float("nan")):
-        with pytest.raises(ValueError, match="expected tolerance > 0"):
-            Equilibrium(tolerance=tolerance)
-    with pytest.raises(ValueError, match="max_iterations of at least 1"):
-        Equilibrium(max_iterations=0)

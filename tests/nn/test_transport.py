@@ -333,18 +333,13 @@ def test_kl_by_hand_and_in_plain_loops():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x: transport_cost(x, x, "l1"), "cost must be one of 'cosine', 'l2', got 'l1'"),
         (lambda x: transport_cost(x, x[:, :2]), r"\(n, features\) and \(m, features\), got \(4, 3\) and \(4, 2\)"),
         (lambda x: transport_cost(x, x[0]), r"got \(4, 3\) and \(3,\)"),
-        (lambda x: transport_plan(x, 0.0), "eps must be above 0 and finite, got 0.0"),
-        (lambda x: transport_plan(x, float("nan")), "eps must be above 0 and finite, got nan"),
-        (lambda x: transport_plan(x, 1.0, 0), "iterations must be at least 1, got 0"),
         (lambda x: transport_plan(x[0]), r"shape \(n, m\) with at least one sample each, got \(3,\)"),
         (lambda x: transport_plan(x[:0]), r"got \(0, 3\)"),
         (lambda x: sinkhorn_divergence(x, x[:, :2]), r"the same number of features, got shapes \(4, 3\) and \(4, 2\)"),
         (lambda x: sinkhorn_divergence(x[0], x[0]), r"got shapes \(3,\) and \(3,\)"),
         (lambda x: sinkhorn_divergence(x, x[:0]), r"got shapes \(4, 3\) and \(0, 3\)"),
-        (lambda x: sinkhorn_divergence(x, x, cost="l1"), "cost must be"),
         (lambda x: feature_kl(x, x[:2]), "the same number of samples in both batches, got 4 and 2"),
     ],
 )

@@ -197,10 +197,6 @@ def test_a_resumed_cycle_goes_on(tmp_path):
 
 
 def test_bad_cycles():
-    for options in ({"first": -1.0}, {"warmup": 1.1}, {"momentum": 2.0}, {"first": math.nan}):
-        with pytest.raises(ValueError, match="first .*warmup .*momentum"):
-            OneCycle(**options)
-
     def halving(optimizer):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 

@@ -19,7 +19,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.models import create_model
 from torchcaps.models.cnn import residual_features
 from torchcaps.nn import CapsuleStack
-from torchcaps.nn.pose import as_capsules
+from torchcaps.nn.inputs import as_capsules
 from torchcaps.routing import InvertedAttentionRouting
 
 
@@ -145,7 +145,7 @@ class _OneByOne(CapsuleStack):
         def of_one(poses: Tensor) -> Tensor:
             return CapsuleStack.forward(self, poses).poses
 
-        samples = as_capsules(capsules).poses.split(1)
+        samples = as_capsules(capsules, self.layers[0].weight).poses.split(1)
         return Capsules(torch.cat([checkpoint(of_one, poses, use_reentrant=False) for poses in samples]))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.checks import one_line
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
@@ -120,6 +121,7 @@ class _CIFAR(ImageData):
     test_batches: tuple[CanonicalFile, ...]
     label_key: str
 
+    @checked
     def __init__(self, root: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.root = root

@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.data.files import DataError
 from torchcaps.files import write_whole
 
@@ -31,6 +32,7 @@ class Embeddings:
         tokens: number of tokens of each text, `(n,)`.
     """
 
+    @checked
     def __init__(self, path: Path, shape: tuple[int, int, int], start: np.ndarray, tokens: np.ndarray) -> None:
         self._path, self._shape, self.start, self.tokens = path, shape, start, tokens
 
@@ -75,12 +77,12 @@ class EmbeddingStore:
         self._count, self._end = 0, 0  # texts and tokens
 
     def read(self) -> None:
-        """Read the index."""
+        """Read what is new in the index."""
         if not self._index.exists():
             return
-        records = np.fromfile(self._index, RECORD)  # without an unfinished last one
-        ends = records["tokens"].cumsum()
-        self._count, self._end = len(records), int(ends[-1]) if len(records) else 0
+        records = np.fromfile(self._index, RECORD, offset=self._count * RECORD.itemsize)  # without an unfinished last
+        ends = self._end + records["tokens"].cumsum()
+        self._count, self._end = self._count + len(records), int(ends[-1]) if len(records) else self._end
         if (records["tokens"] < 1).any() or (records["start"] != ends - records["tokens"]).any():
             raise self._damaged(self._index, "its records do not follow each other")
         try:
@@ -92,7 +94,7 @@ class EmbeddingStore:
         if size < self._bytes():
             raise self._damaged(self._states, "it is shorter than the index says")
         where = zip(records["start"].tolist(), records["tokens"].tolist(), strict=True)
-        self._where = dict(zip(records["key"].tolist(), where, strict=True))
+        self._where.update(zip(records["key"].tolist(), where, strict=True))
 
     @contextmanager
     def adding(self) -> Iterator[None]:

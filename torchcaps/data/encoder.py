@@ -4,16 +4,20 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pooch
 import torch
+from filelock import FileLock
+from lightning import Trainer
 from rich.console import Console
 from rich.progress import Progress
 
+from torchcaps.arguments import checked
 from torchcaps.checks import one_line
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
@@ -31,8 +35,8 @@ class Encoder:
     end; a text then gets the end-of-text token, as in the code of Heinsen 2019.
 
     Each text is embedded once and kept in half precision, in a folder for the model and its revision that all data sets
-    share. An interrupted run keeps what it has computed, and a second process waits for the first. The model is loaded
-    only if there is a new text.
+    share. An interrupted run keeps what it has computed, and a second run waits for the first. The processes of one run
+    divide the new texts among themselves. The model is loaded only if there is a new text.
 
     Args:
         name: name of a model on the Hugging Face Hub, or path of a folder with a model.
@@ -49,6 +53,7 @@ class Encoder:
         Heinsen 2019, section 4.1.
     """
 
+    @checked
     def __init__(self, name: str, revision: str | None = None, cache: str | os.PathLike[str] | None = None) -> None:
         with needs("text"):
             import transformers  # noqa: F401  # fail now, not after the data is read
@@ -59,17 +64,26 @@ class Encoder:
         slug = re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).is_dir() else name)
         self.folder = place / f"{slug}-{hashlib.sha256(self.revision.encode()).hexdigest()[:16]}"
 
-    def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Return the embeddings of one or more texts. New texts are computed and kept."""
+    def embed(self, texts: Sequence[str], trainer: Trainer | None = None) -> Embeddings:
+        """Return the embeddings of one or more texts. New texts are computed and kept.
+
+        Args:
+            texts: texts, in any order and number.
+            trainer: Trainer whose processes all call this with the same texts. Each of them computes a part of the new
+                texts. None if this process computes all.
+        """
         if not texts:
             raise DataError("no text to embed: at least one is needed")
         store = EmbeddingStore(self.folder)
         try:
             store.read()
+            if trainer is not None and trainer.world_size > 1:
+                self._compute_parts(texts, store, trainer)
+            # Also where several machines do not share the folder, and each of them has some of the texts.
             if any(text not in store for text in texts):
-                with store.adding():
-                    # Look again: another process may have added them.
-                    if new := sorted({text for text in texts if text not in store}):
+                with self._alone():
+                    store.read()  # another run may have added them
+                    if new := _new(texts, store):
                         self._compute(new, store)
         except OSError as error:
             reason = error.strerror or one_line(error)
@@ -77,10 +91,34 @@ class Encoder:
             raise DataError(f"{self.folder}: {reason}: {advice}") from None
         return store.of(texts)
 
+    def _compute_parts(self, texts: Sequence[str], store: EmbeddingStore, trainer: Trainer) -> None:
+        """Compute this process's part of the new texts, and wait until the other processes have computed theirs."""
+
+        def any_process(decision: bool) -> bool:
+            return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+        if not any_process(any(text not in store for text in texts)):
+            return
+        with self._alone() if trainer.is_global_zero else nullcontext():
+            any_process(False)  # waits for the first process, which waits for other runs
+            # A part depends on all texts, not on those that are new: the other processes already add some.
+            part = sorted(set(texts), key=lambda text: (len(text), text))[trainer.global_rank :: trainer.world_size]
+            store.read()
+            if new := _new(part, store):
+                self._compute(new, store, trainer.strategy.root_device)
+            any_process(False)
+        store.read()
+
+    def _alone(self) -> FileLock:
+        """Return a lock for a run that computes embeddings."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.folder / "run.lock")
+
     @torch.inference_mode()
-    def _compute(self, texts: list[str], store: EmbeddingStore) -> None:
+    def _compute(self, texts: list[str], store: EmbeddingStore, device: torch.device | None = None) -> None:
         model, tokenizer = self._load()
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device is None:
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = model.to(device)
         ids = self._tokenized(texts, model, tokenizer)
         total = sum(map(len, ids))
@@ -100,7 +138,8 @@ class Encoder:
                     raise DataError(f"{self.name} has hidden states that are NaN or too large for half precision")
                 if not progress.tasks[bar].completed:
                     self._check_room(total * states[0].numel() * 2)
-                store.add([texts[i] for i in batch], tokens, states)
+                with store.adding():
+                    store.add([texts[i] for i in batch], tokens, states)
                 progress.advance(bar, sum(tokens))
 
     def _load(self) -> tuple[Any, Any]:
@@ -142,6 +181,11 @@ class Encoder:
                 f"{self.folder}: the embeddings need {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: free disk "
                 "space, or choose another folder, fewer texts or a smaller encoder"
             )
+
+
+def _new(texts: Iterable[str], store: EmbeddingStore) -> list[str]:
+    """Return the texts that a store does not have, each once."""
+    return sorted({text for text in texts if text not in store})
 
 
 def _identity(name: str, revision: str | None) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchcaps.arguments import checked
 from torchcaps.data.images import ImageSet
 from torchcaps.data.labeled import LabeledSet
 from torchcaps.data.mnist import MNIST
@@ -52,6 +53,7 @@ class ExpandedMNIST(MNIST):
 
     shape = (1, SIZE, SIZE)
 
+    @checked
     def __init__(self, root: str | None = None, **options: Any) -> None:
         super().__init__(root, shift=MARGIN, **options)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from torchcaps.arguments import Count, checked
 from torchcaps.data.files import DataError
 
 
@@ -27,7 +28,8 @@ class Difficulty(NamedTuple):
         return self.correct / self.images
 
 
-def hardest_classes(labels: Sequence[str], predictions: Sequence[str], count: int) -> list[Difficulty]:
+@checked
+def hardest_classes(labels: Sequence[str], predictions: Sequence[str], count: Count) -> list[Difficulty]:
     """Return the `count` classes with the lowest top-1 accuracy, the lowest first. Equal ones are sorted by name.
 
     Source: H. Li, X. Guo, B. Dai, W. Ouyang and X. Wang, Neural Network Encapsulation, ECCV 2018, section 5: h-ImageNet
@@ -44,7 +46,7 @@ def hardest_classes(labels: Sequence[str], predictions: Sequence[str], count: in
     """
     images = Counter(labels)
     correct = Counter(label for label, prediction in zip(labels, predictions, strict=True) if label == prediction)
-    if not 1 <= count <= len(images):
+    if count > len(images):
         raise ValueError(f"the number of classes must be from 1 to the {len(images)} that have images, got {count}")
     found = [Difficulty(name, correct[name], total) for name, total in images.items()]
     return sorted(found, key=lambda each: (each.accuracy, each.name))[:count]

@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
 from torchcaps.data.annotations import Region, find_object
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
@@ -138,21 +139,18 @@ class ImageNet(ImageData):
 
     resize: int
 
+    @checked
     def __init__(
         self,
         root: str | None = None,
-        size: int = 128,
-        resize: int = 156,
+        size: Count = 128,
+        resize: Count = 156,
         class_list: str | None = None,
         boxes: str | None = None,
-        margin: float = 0.1,
-        num_workers: int = 2,
+        margin: NotNegative = 0.1,
+        num_workers: CountOrZero = 2,
         **options: Any,
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
-        if not margin >= 0:
-            raise ValueError(f"margin must be 0 or more, got {margin}")
         self.shape = (3, size, size)
         super().__init__(resize=resize, num_workers=num_workers, **options)
         self.root, self.class_list, self.boxes, self.margin = root, class_list, boxes, margin

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
+from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
 
@@ -26,6 +27,7 @@ def _as_float(images: Tensor) -> Tensor:
 class ImageSet(LabeledSet):
     """Images (n, c, h, w) uint8 and labels (n,) int64, both in memory. Batches have float32 images in [0, 1]."""
 
+    @checked
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
 
@@ -77,26 +79,25 @@ class ImageData(LabeledData):
     shape: tuple[int, int, int]
     padding = "constant"  # how `shift` fills gaps: "constant" with zeros, "replicate" with the image's edge
 
+    @checked
     def __init__(
         self,
-        batch_size: int = 128,
-        shift: int = 0,
-        val_size: int = 0,
-        num_workers: int = 0,
+        batch_size: Count = 128,
+        shift: CountOrZero = 0,
+        val_size: CountOrZero = 0,
+        num_workers: CountOrZero = 0,
         flip: bool = False,
-        resize: int | None = None,
-        jitter: float = 0.0,
+        resize: Count | None = None,
+        jitter: NotNegative = 0.0,
         ten_crop: bool = False,
     ) -> None:
         super().__init__(batch_size, num_workers)
         channels, height, width = self.shape
-        if not 0 <= shift < min(height, width):
+        if shift >= min(height, width):
             raise ValueError(f"shift must be from 0 to {min(height, width) - 1} pixels, got {shift}")
-        if val_size < 0:
-            raise ValueError(f"val_size must be 0 or more, got {val_size}")
         if resize is not None and resize < min(height, width):
             raise ValueError(f"resize must be None or at least {min(height, width)} pixels, got {resize}")
-        if not 0 <= jitter <= 0.5:
+        if jitter > 0.5:
             raise ValueError(f"jitter must be from 0 to 0.5, got {jitter}")
         if jitter and channels != 3:
             raise ValueError(f"jitter is for color images of 3 channels, and these have {channels}: set it to 0")

@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
 
 
+@checked
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
     """Read a gzipped idx file of bytes.
 
@@ -80,6 +82,7 @@ class MNIST(ImageData):
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     )
 
+    @checked
     def __init__(self, root: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.root = root

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
+from torchcaps.arguments import Count, checked
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageSet
 from torchcaps.data.labeled import Batch
@@ -123,19 +124,17 @@ class MultiMNIST(MNIST):
     shape = (1, SIZE, SIZE)
     single = 0.0  # probability of an image with a single digit
 
+    @checked
     def __init__(
         self,
         root: str | None = None,
-        epoch_size: int = 60_000,
-        test_size: int = 10_000,
+        epoch_size: Count = 60_000,
+        test_size: Count = 10_000,
         seed: int = 0,
         parts: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(root, shift=0, **options)  # each digit has its own shift already
-        for name, size in (("epoch_size", epoch_size), ("test_size", test_size)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
         if parts and (self.flip or self.resize):
             raise ValueError("parts are not mirrored or resized with the images: leave out flip and resize, or parts")
         self.epoch_size, self.test_size, self.seed, self.parts = epoch_size, test_size, seed, parts

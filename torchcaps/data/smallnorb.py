@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import Count, checked
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.stereo import (
     AZIMUTHS,
@@ -28,6 +29,7 @@ SIDE = 96  # pixels
 BYTES, INTEGERS = 0x1E3D4C55, 0x1E3D4C54  # magic numbers of the file format
 
 
+@checked
 def read_norb(path: str | os.PathLike[str]) -> Tensor:
     """Read a matrix in the format of NORB. A file whose name ends in .gz is unzipped.
 
@@ -143,7 +145,10 @@ class SmallNORB(StereoData):
         ),
     }
 
-    def __init__(self, root: str | None = None, size: int = SIDE, resize: int | None = None, **options: Any) -> None:
+    @checked
+    def __init__(
+        self, root: str | None = None, size: Count = SIDE, resize: Count | None = None, **options: Any
+    ) -> None:
         if not 1 <= size <= SIDE:
             raise ValueError(f"size must be from 1 to {SIDE} pixels, got {size}")
         if resize is None and size < SIDE:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.checks import one_line
 from torchcaps.data.files import CanonicalFile, DataError, own_folder
 from torchcaps.data.texts import TextData
@@ -103,6 +104,7 @@ class SST(TextData):
         ("https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip",),
     )
 
+    @checked
     def __init__(self, root: str | None = None, binary: bool = False, phrases: bool = True, **options: Any) -> None:
         super().__init__(**options)
         self.root, self.binary, self.phrases = root, binary, phrases

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledSet
 
@@ -74,6 +75,7 @@ class StereoData(ImageData):
     classes = 5
     padding = "replicate"
 
+    @checked
     def __init__(
         self,
         train_elevations: list[int] | None = None,

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.matfile import check_images, check_labels, read_mat
@@ -44,6 +45,7 @@ class SVHN(ImageData):
     test_file = _file("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3")
     extra_file = _file("extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7")
 
+    @checked
     def __init__(self, root: str | None = None, extra: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.root, self.extra = root, extra

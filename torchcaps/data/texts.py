@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import Count, CountOrZero, checked
 from torchcaps.data.embeddings import Embeddings
 from torchcaps.data.encoder import Encoder
 from torchcaps.data.files import DataError
@@ -16,6 +17,7 @@ from torchcaps.data.order import ByLength, Order
 class TextSet(LabeledSet):
     """Embedded texts with labels (n,) int64. A batch is ((embeddings, mask), labels), see `Embeddings.padded`."""
 
+    @checked
     def __init__(self, embeddings: Embeddings, labels: Tensor) -> None:
         self.embeddings, self.labels = embeddings, labels
 
@@ -35,8 +37,8 @@ class TextData(LabeledData):
     a token and 0 for padding. Labels are int64 of shape (batch,). With a Trainer, a hook converts embeddings to the
     precision of the run, on the device. Training batches are shuffled.
 
-    `setup` computes embeddings of texts that the cache does not have, see `Encoder`. A token takes layers x width x 2
-    bytes on the disk.
+    `setup` computes embeddings of texts that the cache does not have, see `Encoder`; several processes compute a part
+    each. A token takes layers x width x 2 bytes on the disk.
 
     Args:
         encoder: name of a model on the Hugging Face Hub, or path of a folder with a model.
@@ -52,19 +54,18 @@ class TextData(LabeledData):
         DataError: in `setup`, if the texts or the encoder are missing or damaged; see `Encoder`.
     """
 
+    @checked
     def __init__(
         self,
         encoder: str = "gpt2-large",
         revision: str | None = None,
         cache: str | None = None,
-        max_texts: int | None = None,
+        max_texts: Count | None = None,
         group_by_length: bool = False,
-        batch_size: int = 20,
-        num_workers: int = 0,
+        batch_size: Count = 20,
+        num_workers: CountOrZero = 0,
     ) -> None:
         super().__init__(batch_size, num_workers)
-        if max_texts is not None and max_texts < 1:
-            raise ValueError(f"max_texts must be None or at least 1, got {max_texts}")
         self.encoder, self.revision, self.cache = encoder, revision, cache
         self.max_texts, self.group_by_length = max_texts, group_by_length
 
@@ -95,7 +96,7 @@ class TextData(LabeledData):
             some = torch.linspace(0, len(texts) - 1, self.max_texts).long()
             texts, labels = [texts[i] for i in some], labels[some]
         self._check_network(texts[:1])
-        return TextSet(self._encoder.embed(texts), labels)
+        return TextSet(self._encoder.embed(texts, self.trainer), labels)
 
     def _check_network(self, some: list[str]) -> None:
         """Check on one text that the network takes the encoder's embeddings, because embedding all may take hours."""
@@ -103,7 +104,7 @@ class TextData(LabeledData):
         wanted = getattr(network, "layers", None), getattr(network, "width", None)
         if None in wanted:
             return
-        given = tuple(self._encoder.embed(some).states.shape[1:])
+        given = tuple(self._encoder.embed(some, self.trainer).states.shape[1:])
         if given != wanted:
             raise DataError(
                 f"the encoder {self.encoder} has {given[0]} layers of {given[1]}, and the network takes "

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import CountOrZero, FloatTensor, checked
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
@@ -49,7 +50,10 @@ def coefficient_maps(network: ReconstructingCapsNet, image: Tensor) -> Coefficie
 
 
 @torch.no_grad()
-def perturb(network: ReconstructingCapsNet, image: Tensor, label: int, tweaks: Tensor = TWEAKS) -> Tensor:
+@checked
+def perturb(
+    network: ReconstructingCapsNet, image: FloatTensor, label: CountOrZero, tweaks: FloatTensor = TWEAKS
+) -> Tensor:
     """Reconstruct an image while one entry of a class capsule's pose is tweaked: `(features, tweaks, *image)`.
 
     Args:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
+from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.modes import evaluating
@@ -34,6 +35,7 @@ class RoutingDynamics(NamedTuple):
     zeros: float
 
 
+@checked
 def capsule_layers(network: nn.Module) -> list[str]:
     """Return the names of the layers that route, as in `network.named_modules()`.
 
@@ -47,8 +49,9 @@ def capsule_layers(network: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
+@checked
 def routing_dynamics(
-    network: nn.Module, layer: str, batches: Iterable[Tensor | Sequence[Tensor]], bins: int = 20
+    network: nn.Module, layer: str, batches: Iterable[Tensor | Sequence[Tensor]], bins: Count = 20
 ) -> RoutingDynamics:
     r"""Compute how the votes of a capsule layer are distributed by their agreement with their parents.
 

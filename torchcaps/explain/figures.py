@@ -6,11 +6,12 @@ network with class capsules on stereo pairs has figures of its poses.
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import checked
+from torchcaps.data import StereoData
 from torchcaps.explain.axes import write
 from torchcaps.explain.drawing.capsnet import coefficients_figure, perturbations_figure, reconstructions_figure
 from torchcaps.explain.drawing.heatmaps import heatmaps_figure
@@ -20,10 +21,8 @@ from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
 
-if TYPE_CHECKING:
-    from torchcaps.data import StereoData
 
-
+@checked
 def has_figures(network: nn.Module) -> bool:
     """Return whether :func:`write_figures` has any figure of a network."""
     return _is_pooled(network) or isinstance(network, ReconstructingCapsNet)
@@ -33,6 +32,7 @@ def _is_pooled(network: nn.Module) -> bool:
     return any(isinstance(module, RoutingPool2d) for module in network.modules())
 
 
+@checked
 def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, ...]], folder: Path) -> Iterator[Path]:
     """Write the figures of a CapsNet or of a network with a `RoutingPool2d`; yield each path once it is written.
 
@@ -76,6 +76,7 @@ def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tenso
     return torch.stack(list(found.values())), torch.tensor(list(found))
 
 
+@checked
 def write_heatmaps(model: nn.Module, files: Sequence[Path], shape: tuple[int, int, int], folder: Path) -> Path:
     """Write `heatmaps-of-pictures.png`, the heatmaps of picture files that are resized to `shape`; return its path."""
     images = torch.stack([read_image(path, shape) for path in files])
@@ -83,7 +84,8 @@ def write_heatmaps(model: nn.Module, files: Sequence[Path], shape: tuple[int, in
     return write(figure, folder / "heatmaps-of-pictures.png")
 
 
-def write_pose_figures(network: nn.Module, data: "StereoData", folder: Path) -> Iterator[Path]:
+@checked
+def write_pose_figures(network: nn.Module, data: StereoData, folder: Path) -> Iterator[Path]:
     """Write the figures of how poses follow a turning toy; yield each path once it is written.
 
     They are `trajectories.png`, and `poses-by-elevation.png` and `poses-by-azimuth.png` for each of these angles that

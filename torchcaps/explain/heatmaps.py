@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import FloatTensor, checked
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
 
 
-def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tensor:
+@checked
+def heatmaps(model: nn.Module, images: FloatTensor, name: str | None = None) -> Tensor:
     """Compute how much each place of each image counts in a network's routing pool, relative to average pooling.
 
     A heatmap is the coefficients of a group of channels divided by those of average pooling, enlarged to the size of
@@ -37,7 +39,8 @@ def heatmaps(model: nn.Module, images: Tensor, name: str | None = None) -> Tenso
     return F.interpolate(shares, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def entropies(model: nn.Module, images: Tensor, name: str | None = None) -> Tensor:
+@checked
+def entropies(model: nn.Module, images: FloatTensor, name: str | None = None) -> Tensor:
     r"""Compute how evenly a network's routing pool takes its positions: :math:`-\sum_i c_i \log c_i`, in nats.
 
     The entropy is 0 if one position takes all, and the logarithm of their number for an average. Arguments are those

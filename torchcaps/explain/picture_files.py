@@ -7,7 +7,10 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from torchcaps.arguments import checked
 
+
+@checked
 def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
     """Read a picture file as an image `(channels, height, width)` in [0, 1], upright and resized to `shape`.
 

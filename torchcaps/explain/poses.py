@@ -3,19 +3,17 @@
 :mod:`torchcaps.explain.drawing.poses` draws the figures.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
+from torchcaps.arguments import FloatTensor, checked
 from torchcaps.capsules import Prediction
-from torchcaps.checks import check_choice
+from torchcaps.data import StereoData
 from torchcaps.nn.modes import evaluating
-
-if TYPE_CHECKING:
-    from torchcaps.data import StereoData
 
 Angle = Literal["elevation", "azimuth"]
 
@@ -53,9 +51,10 @@ class RelativeChanges(NamedTuple):
 
 
 @torch.no_grad()
+@checked
 def pose_trajectories(
     network: nn.Module,
-    data: "StereoData",
+    data: StereoData,
     varying: Angle,
     elevation: int | None = None,
     azimuth: int | None = None,
@@ -88,7 +87,6 @@ def pose_trajectories(
     """
     data.setup("test")
     grid = dict(zip(("elevation", "azimuth", "lighting"), data.grid(train=False), strict=True))
-    check_choice("varying", varying, get_args(Angle))
     given = {"elevation": elevation, "azimuth": azimuth, "lighting": lighting}
     if (value := given.pop(varying)) is not None:
         raise ValueError(
@@ -124,7 +122,8 @@ def pose_trajectories(
     return PoseTrajectories(varying, fixed, angles, found, toys[:, 0], toys[:, 1], torch.cat(right).view(shape))
 
 
-def has_class_capsules(network: nn.Module, data: "StereoData") -> bool:
+@checked
+def has_class_capsules(network: nn.Module, data: StereoData) -> bool:
     """Return whether :func:`pose_trajectories` can follow a network's class capsules; run it on one image."""
     data.setup("test")
     images, *_ = data.part("test")[0]
@@ -132,7 +131,8 @@ def has_class_capsules(network: nn.Module, data: "StereoData") -> bool:
         return _class_poses(_predict(network, data, images.unsqueeze(0))) is not None
 
 
-def relative_changes(poses: Tensor) -> RelativeChanges:
+@checked
+def relative_changes(poses: FloatTensor) -> RelativeChanges:
     r"""Compute how pose vectors change along a sequence, relative to the first.
 
     .. math::
@@ -161,7 +161,7 @@ def how_to_vary(*varying: Angle) -> str:
     return f"choose several with {' or '.join(f'data.test_{name}s' for name in varying)}"
 
 
-def _sequences(data: "StereoData", varying: Angle, steps: list[int], held: dict[str, int]) -> tuple[Tensor, list[int]]:
+def _sequences(data: StereoData, varying: Angle, steps: list[int], held: dict[str, int]) -> tuple[Tensor, list[int]]:
     """Category and instance of each toy of the test set, `(toys, 2)`, and the indices of its images, toy by toy."""
     metadata = data.metadata("test")
     columns = metadata._asdict()
@@ -188,7 +188,7 @@ def _sequences(data: "StereoData", varying: Angle, steps: list[int], held: dict[
     return toys, indices
 
 
-def _predict(network: nn.Module, data: "StereoData", images: Tensor) -> Any:
+def _predict(network: nn.Module, data: StereoData, images: Tensor) -> Any:
     like = next(network.parameters(), torch.empty(0))
     with evaluating(network):
         return network(data.center(images).to(like))

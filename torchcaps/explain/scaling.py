@@ -7,8 +7,11 @@ from sklearn.manifold import smacof
 from sklearn.metrics import pairwise_distances
 from torch import Tensor
 
+from torchcaps.arguments import FloatTensor, checked
 
-def mds(points: Tensor) -> Tensor:
+
+@checked
+def mds(points: FloatTensor) -> Tensor:
     r"""Place points in the plane, so that the distances between them stay as near as possible to what they are.
 
     It minimizes the stress :math:`\sum_{i<j} (|x_i - x_j| - |p_i - p_j|)^2` with scikit-learn's SMACOF. The start is

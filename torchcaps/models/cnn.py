@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Prediction
+from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
 
 Shortcut = Literal["projection", "padding"]
 
@@ -29,10 +31,18 @@ class Standardize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
-        for name, values in (("mean", mean), ("std", std)):
+        self.values = {"mean": tuple(mean), "std": tuple(std)}
+        for name, values in self.values.items():
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
+    def reset_parameters(self) -> None:
+        """Set both buffers anew: after `to_empty` a state dict does not bring them back."""
+        for name, values in self.values.items():
+            self.get_buffer(name).copy_(torch.tensor(values, device="cpu").view(-1, 1, 1))
+
     def forward(self, images: Tensor) -> Tensor:
+        if images.shape[-3] != len(self.mean):
+            raise ValueError(f"expected images of {len(self.mean)} channels, got {tuple(images.shape)}")
         return (images - self.mean) / self.std
 
 
@@ -118,13 +128,24 @@ def residual_features(
 class FeatureClassifier(nn.Module):
     """Network of two parts: features of images, and a classifier of the features.
 
+    Args:
+        features: network from images to features.
+        classifier: layer from features to logits.
+        image_shape: channels, height and width of an image; None for any.
+        least: least height and width of an image.
+
     Shape:
         - Input: `(batch, channels, height, width)`; output: a Prediction with logits `(batch, classes)`.
     """
 
-    def __init__(self, features: nn.Module, classifier: nn.Module):
+    @checked
+    def __init__(
+        self, features: nn.Module, classifier: nn.Module, image_shape: ImageShape = ANY_IMAGE, least: Count = 1
+    ):
         super().__init__()
         self.features, self.classifier = features, classifier
+        self.image_shape, self.least = image_shape, least
 
     def forward(self, images: Tensor) -> Prediction:
+        check_images(images, self.image_shape, next(self.parameters()), self.least)
         return Prediction(self.classifier(self.features(images)))

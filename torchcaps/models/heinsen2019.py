@@ -16,11 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, can_read, check_input, checked
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.inputs import check_images
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose, matrix_shape
 from torchcaps.routing import HeinsenRouting, Routing
+
+LEAST = 29  # height and width of an image that the six convolutions can take
 
 
 class PartsCapsNet(nn.Module):
@@ -39,7 +43,8 @@ class PartsCapsNet(nn.Module):
         capsules: stack of the two capsule layers.
     """
 
-    def __init__(self, in_pose: Pose, parts: int, classes: int, pose: Pose, routing: Routing | None):
+    @checked
+    def __init__(self, in_pose: Pose, parts: Count, classes: Count, pose: Pose, routing: Routing | None):
         super().__init__()
         routing = HeinsenRouting(iterations=3, init="paper") if routing is None else routing
         rows, features = matrix_shape(pose)
@@ -85,12 +90,13 @@ class StereoCapsNet(PartsCapsNet):
         Heinsen 2019, section 3.1 and Figure 3.
     """
 
+    @checked
     def __init__(
         self,
-        in_channels: int = 2,
-        classes: int = 5,
-        parts: int = 64,
-        channels: int = 64,
+        in_channels: Count = 2,
+        classes: Count = 5,
+        parts: Count = 64,
+        channels: Count = 64,
         routing: Routing | None = None,
     ):
         super().__init__((4, 4), parts, classes, (4, 4), routing)
@@ -104,7 +110,7 @@ class StereoCapsNet(PartsCapsNet):
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """Return the children on a grid, `(batch, parts, rows, columns, 4, 4)`, with scores; 9x9 for 96x96 pixels."""
-        _check_images(images, self.in_channels)
+        check_images(images, (self.in_channels, None, None), next(self.parameters()), LEAST)
         features = self.features(with_coordinates(images))
         poses = self.poses(features).unflatten(1, (-1, 4, 4)).movedim((2, 3), (-2, -1))
         return Capsules(poses, self.scores(features))
@@ -136,7 +142,8 @@ class StereoCNN(nn.Module):
         channels: number of channels of the convolutions.
     """
 
-    def __init__(self, in_channels: int = 2, classes: int = 5, channels: int = 64):
+    @checked
+    def __init__(self, in_channels: Count = 2, classes: Count = 5, channels: Count = 64):
         super().__init__()
         self.in_channels = in_channels
         self.features = stereo_convolutions(in_channels, channels)
@@ -145,16 +152,8 @@ class StereoCNN(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Prediction:
-        _check_images(images, self.in_channels)
+        check_images(images, (self.in_channels, None, None), next(self.parameters()), LEAST)
         return Prediction(self.classifier(self.features(with_coordinates(images))))
-
-
-def _check_images(images: Tensor, in_channels: int) -> None:
-    if images.dim() != 4 or images.shape[1] != in_channels or min(images.shape[2:]) < 29:
-        raise ValueError(
-            f"expected images of shape (batch, {in_channels}, height, width), height and width at least 29, "
-            f"got {tuple(images.shape)}"
-        )
 
 
 def with_coordinates(images: Tensor) -> Tensor:
@@ -163,7 +162,7 @@ def with_coordinates(images: Tensor) -> Tensor:
     def line(length: int) -> Tensor:
         # Not linspace: torch.export would fix its length.
         steps = torch.arange(length, device=images.device, dtype=images.dtype)
-        return 2 * steps / torch.sym_max(length - 1, 1) - 1
+        return 2 * steps / steps[-1:].clamp_min(1) - 1
 
     grid = torch.meshgrid(line(images.shape[-2]), line(images.shape[-1]), indexing="ij")
     return torch.cat([images, torch.stack(grid).expand(images.shape[0], -1, -1, -1)], dim=1)
@@ -190,8 +189,8 @@ class EmbeddingCapsNet(PartsCapsNet):
     Shape:
         - Input: embeddings `(batch, tokens, layers, width)` with any number of tokens, and a mask `(batch, tokens)`,
           bool or numbers from 0 (padding) to 1 (a token), or None without padding. A number between 0 and 1 gates a
-          token, as in mixup; a number outside of [0, 1] makes the output NaN. Embeddings of padding change nothing,
-          even if they are NaN.
+          token, as in mixup. On the CPU, numbers outside of [0, 1] raise an error; on other devices, where reading them
+          would take time, they make the output NaN. Embeddings of padding change nothing, even if they are NaN.
         - Output: a Prediction: scores `(batch, classes)`, which are logits, and the class capsules, poses
           `(batch, classes, pose)`.
 
@@ -202,14 +201,15 @@ class EmbeddingCapsNet(PartsCapsNet):
         Heinsen 2019, section 4.1 and Figure 5.
     """
 
+    @checked
     def __init__(
         self,
-        layers: int = 37,
-        width: int = 1280,
-        classes: int = 5,
-        features: int = 64,
-        pose: int = 2,
-        parts: int = 64,
+        layers: Count = 37,
+        width: Count = 1280,
+        classes: Count = 5,
+        features: Count = 64,
+        pose: Count = 2,
+        parts: Count = 64,
         routing: Routing | None = None,
     ):
         super().__init__(features, parts, classes, pose, routing)
@@ -220,6 +220,7 @@ class EmbeddingCapsNet(PartsCapsNet):
         nn.init.zeros_(linear.bias)
         self.detector = nn.Sequential(linear, nn.SiLU(), nn.LayerNorm(features))
 
+    @checked
     def forward(
         self, embeddings: Tensor, mask: Tensor | None = None, *, return_coefficients: bool = False
     ) -> Prediction:
@@ -228,7 +229,7 @@ class EmbeddingCapsNet(PartsCapsNet):
     def primary_capsules(self, embeddings: Tensor, mask: Tensor | None = None) -> Capsules:
         """Return one child per token and layer, `(batch, tokens * layers, features)`, with scores if there is a
         mask."""
-        _check_embeddings(embeddings, mask, self.layers, self.width)
+        _check_embeddings(embeddings, mask, self.depth)
         embeddings = embeddings.to(self.depth.dtype)
         if mask is None:
             return Capsules(self._detect(embeddings).flatten(1, 2))
@@ -259,13 +260,15 @@ class EmbeddingMean(nn.Module):
         classes: number of classes.
     """
 
-    def __init__(self, layers: int = 37, width: int = 1280, classes: int = 5):
+    @checked
+    def __init__(self, layers: Count = 37, width: Count = 1280, classes: Count = 5):
         super().__init__()
         self.layers, self.width = layers, width
         self.classifier = nn.Linear(layers * width, classes)
 
+    @checked
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Prediction:
-        _check_embeddings(embeddings, mask, self.layers, self.width)
+        _check_embeddings(embeddings, mask, self.classifier.weight.view(-1, self.layers, self.width)[0])
         embeddings = embeddings.to(self.classifier.weight.dtype)
         if mask is None:
             return Prediction(self.classifier(embeddings.mean(1).flatten(1)))
@@ -276,21 +279,30 @@ class EmbeddingMean(nn.Module):
         return Prediction(self.classifier((weights * embeddings.where(weights > 0, 0)).sum(1).flatten(1)))
 
 
-def _check_embeddings(embeddings: Tensor, mask: Tensor | None, layers: int, width: int) -> None:
-    if embeddings.dim() != 4 or embeddings.shape[2:] != (layers, width):
+def _check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:
+    """Check the inputs of a network whose weights `(layers, width)` are given."""
+    check_input("embeddings", embeddings, weight)
+    if embeddings.dim() != 4 or embeddings.shape[2:] != weight.shape or not embeddings.shape[1]:
+        layers, width = weight.shape
         raise ValueError(
             f"expected embeddings of shape (batch, tokens, {layers}, {width}), with the encoder's layers and width, "
             f"got {tuple(embeddings.shape)}"
         )
-    if mask is not None and mask.shape != embeddings.shape[:2]:
+    if mask is None:
+        return
+    if mask.shape != embeddings.shape[:2]:
         raise ValueError(
             f"expected a mask of shape (batch, tokens) = {tuple(embeddings.shape[:2])}, got {tuple(mask.shape)}"
         )
+    if mask.device != embeddings.device:
+        raise ValueError(f"the embeddings are on {embeddings.device} and the mask on {mask.device}: move one of them")
+    if can_read(mask) and mask.dtype != torch.bool and not ((mask >= 0) & (mask <= 1)).all():
+        raise ValueError("a mask must be from 0 (padding) to 1 (a token), got other numbers")
 
 
 @register_model
 def heinsen_smallnorb(
-    classes: int = 5, in_channels: int = 2, parts: int = 64, channels: int = 64, routing: Routing | None = None
+    classes: Count = 5, in_channels: Count = 2, parts: Count = 64, channels: Count = 64, routing: Routing | None = None
 ) -> StereoCapsNet:
     """Heinsen routing on pairs of images of any size, Figure 3: 271,688 parameters."""
     return StereoCapsNet(in_channels, classes, parts, channels, routing)
@@ -298,12 +310,12 @@ def heinsen_smallnorb(
 
 @register_model
 def heinsen_sst(
-    classes: int = 5,
-    layers: int = 37,
-    width: int = 1280,
-    features: int = 64,
-    pose: int = 2,
-    parts: int = 64,
+    classes: Count = 5,
+    layers: Count = 37,
+    width: Count = 1280,
+    features: Count = 64,
+    pose: Count = 2,
+    parts: Count = 64,
     routing: Routing | None = None,
 ) -> EmbeddingCapsNet:
     """Heinsen routing on embeddings of sentences, Figure 5: 140,480 parameters; 2 classes: 138,944."""
@@ -311,12 +323,12 @@ def heinsen_sst(
 
 
 @register_model
-def average_pooled_smallnorb(classes: int = 5, in_channels: int = 2, channels: int = 64) -> StereoCNN:
+def average_pooled_smallnorb(classes: Count = 5, in_channels: Count = 2, channels: Count = 64) -> StereoCNN:
     """Baseline: the convolutions of heinsen_smallnorb, an average over positions and a linear layer."""
     return StereoCNN(in_channels, classes, channels)
 
 
 @register_model
-def mean_pooled_sst(classes: int = 5, layers: int = 37, width: int = 1280) -> EmbeddingMean:
+def mean_pooled_sst(classes: Count = 5, layers: Count = 37, width: Count = 1280) -> EmbeddingMean:
     """Baseline: the mean of a sentence's embeddings and a linear layer."""
     return EmbeddingMean(layers, width, classes)

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import checked
 from torchcaps.models.heinsen2019 import heinsen_smallnorb, heinsen_sst
 
 ADVICE = "give a file of github.com/glassroom/heinsen_routing as it was published"
 
 
+@checked
 def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
     """Load the weights that the author trained and published in 2019, for smallNORB, SST-2 or SST-5.
 

@@ -21,9 +21,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, CountOrZero, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.checks import check_choice
 from torchcaps.models.cnn import FeatureClassifier
+from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleBlock2d, CapsuleFC, CapsuleLinear
 from torchcaps.nn.encapsulated import Coefficients, as_poses
@@ -53,27 +54,25 @@ class EncapsulatedModule2d(nn.Module):
         Li et al. 2018, section 3.1 and Figure 3a.
     """
 
+    @checked
     def __init__(
         self,
-        capsules: int,
-        in_pose: int,
-        out_pose: int,
-        depth: int,
-        stride: int = 2,
+        capsules: Count,
+        in_pose: Count,
+        out_pose: Count,
+        depth: CountOrZero,
+        stride: Count = 2,
         coefficients: Coefficients | None = "both",
         skips: Skips | None = "both",
-        skip_span: int | None = None,
+        skip_span: Count | None = None,
     ):
         super().__init__()
-        check_choice("skips", skips, ("type1", "type2", "both", None))
         self.type1 = CapsuleBlock2d(
             capsules, in_pose, out_pose, 3, stride, coefficients=coefficients, skip=skips in ("type1", "both")
         )
         self.type2 = nn.ModuleList(
             CapsuleBlock2d(capsules, out_pose, out_pose, 1, coefficients=coefficients) for _ in range(depth)
         )
-        if skip_span is not None and skip_span < 1:
-            raise ValueError(f"skip_span must be at least 1, or None for all layers, got {skip_span}")
         self.skip_span = (skip_span or depth) if skips in ("type2", "both") else 0
 
     def forward(self, capsules: Capsules | Tensor) -> Capsules:
@@ -94,6 +93,7 @@ class EncapNet(nn.Module):
         layers: layers from the stem's capsules to the children of the class capsules.
         class_capsules: layer from these children to the class capsules.
         stem_pose: number of features of the stem's capsules.
+        image_shape: channels, height and width of an image; None for any.
 
     Shape:
         - Input: `(batch, channels, height, width)`, values in [0, 1], of the size for which `class_capsules` was made.
@@ -104,11 +104,21 @@ class EncapNet(nn.Module):
         Li et al. 2018, Table 2.
     """
 
-    def __init__(self, stem: nn.Module, layers: nn.Sequential, class_capsules: CapsuleFC, stem_pose: int = 1):
+    @checked
+    def __init__(
+        self,
+        stem: nn.Module,
+        layers: nn.Sequential,
+        class_capsules: CapsuleFC,
+        stem_pose: Count = 1,
+        image_shape: ImageShape = ANY_IMAGE,
+    ):
         super().__init__()
         self.stem, self.layers, self.class_capsules, self.stem_pose = stem, layers, class_capsules, stem_pose
+        self.image_shape = image_shape
 
     def forward(self, images: Tensor) -> Prediction:
+        check_images(images, self.image_shape, self.class_capsules.weight)
         children = self.layers(as_poses(self.stem(images), self.stem_pose)).poses
         if children.shape[1:4].numel() != self.class_capsules.in_capsules:
             raise ValueError(
@@ -121,12 +131,12 @@ class EncapNet(nn.Module):
 
 @register_model
 def encapnet_v1(
-    classes: int = 10,
-    image_size: int = 32,
+    classes: Count = 10,
+    image_size: Count = 32,
     coefficients: Coefficients | None = "both",
     skips: Skips | None = "both",
-    capsules: int = 32,
-    depth: int = 3,
+    capsules: Count = 32,
+    depth: CountOrZero = 3,
 ) -> EncapNet:
     """EncapNet of 18 layers, Table 2: 34,466,400 parameters; without aide: 1,738,848."""
     return _encapnet(classes, image_size, coefficients, skips, capsules, (depth,) * 4)
@@ -134,11 +144,11 @@ def encapnet_v1(
 
 @register_model
 def encapnet_v2(
-    classes: int = 10,
-    image_size: int = 32,
+    classes: Count = 10,
+    image_size: Count = 32,
     coefficients: Coefficients | None = "both",
     skips: Skips | None = "both",
-    capsules: int = 32,
+    capsules: Count = 32,
 ) -> EncapNet:
     """EncapNet of 101 layers: 174,722,784 parameters; each layer of type II has a skip of its own."""
     return _encapnet(classes, image_size, coefficients, skips, capsules, (8, 11, 68, 8), skip_span=1)
@@ -146,11 +156,11 @@ def encapnet_v2(
 
 @register_model
 def encapnet_v3(
-    classes: int = 200,
-    image_size: int = 128,
+    classes: Count = 200,
+    image_size: Count = 128,
     coefficients: Coefficients | None = "both",
     skips: Skips | None = "both",
-    capsules: int = 32,
+    capsules: Count = 32,
 ) -> EncapNet:
     """EncapNet of 101 layers on images of 128 pixels: 176,279,264 parameters for 200 classes."""
     return encapnet_v2(classes, image_size, coefficients, skips, capsules)
@@ -177,7 +187,8 @@ def _encapnet(
         modules.append(EncapsulatedModule2d(capsules, before, pose, depth, stride, branches, skips, skip_span))
         before, size = pose, -(-size // stride)
     stem = _conv(3, capsules, first_stride)
-    return EncapNet(stem, nn.Sequential(*modules), CapsuleFC(capsules * size * size, classes, 16))
+    class_capsules = CapsuleFC(capsules * size * size, classes, 16)
+    return EncapNet(stem, nn.Sequential(*modules), class_capsules, image_shape=(3, image_size, image_size))
 
 
 class CapNet(nn.Module):
@@ -204,18 +215,18 @@ class CapNet(nn.Module):
         Li et al. 2018, section 2.2 and appendix A.1.
     """
 
+    @checked
     def __init__(
         self,
         routing: Literal["dynamic", "em"] = "dynamic",
-        in_channels: int = 3,
-        classes: int = 10,
-        types: int = 32,
-        grid: int = 8,
-        iterations: int = 3,
+        in_channels: Count = 3,
+        classes: Count = 10,
+        types: Count = 32,
+        grid: Count = 8,
+        iterations: Count = 3,
         start: Start = "zero",
     ):
         super().__init__()
-        check_choice("routing", routing, ("dynamic", "em"))
         if routing == "em" and start != "zero":
             raise ValueError(f"start={start!r} needs routing='dynamic': EM routing starts from uniform coefficients")
         algorithm: DynamicRouting | EMRouting
@@ -223,13 +234,14 @@ class CapNet(nn.Module):
             algorithm = DynamicRouting(iterations, softmax="children", start=start, init="paper")
         else:
             algorithm = EMRouting(iterations, inverse_temperature=1.0, schedule="linear", cost_range=10.0, init="paper")
-        self.types, self.grid = types, grid
+        self.in_channels, self.types, self.grid = in_channels, types, grid
         self.features = _stem(in_channels, types)
         self.activity = _conv(8 * types, types) if routing == "em" else None
         self.capsules = CapsuleLinear(types, types * grid * grid, 8, 16, algorithm, bias=True, share_positions=True)
         self.class_capsules = CapsuleLinear(types, classes, 16, 16, algorithm, bias=True, share_positions=True)
 
     def forward(self, images: Tensor) -> Prediction:
+        check_images(images, (self.in_channels, None, None), self.capsules.weight)
         features = self.features(images)
         children = as_poses(features, 8)
         if self.activity is None:
@@ -244,38 +256,46 @@ class CapNet(nn.Module):
 
 @register_model
 def capnet_dynamic(
-    classes: int = 10, in_channels: int = 3, types: int = 32, grid: int = 8, iterations: int = 3, start: Start = "zero"
+    classes: Count = 10,
+    in_channels: Count = 3,
+    types: Count = 32,
+    grid: Count = 8,
+    iterations: Count = 3,
+    start: Start = "zero",
 ) -> CapNet:
     """CapNet with dynamic routing over children, Table 1a: 9,913,120 parameters; grid=4: 2,835,232."""
     return CapNet("dynamic", in_channels, classes, types, grid, iterations, start)
 
 
 @register_model
-def capnet_em(classes: int = 10, in_channels: int = 3, types: int = 32, grid: int = 8, iterations: int = 3) -> CapNet:
+def capnet_em(
+    classes: Count = 10, in_channels: Count = 3, types: Count = 32, grid: Count = 8, iterations: Count = 3
+) -> CapNet:
     """CapNet with EM routing, Table 1b: 9,991,028 parameters; grid=4: 2,910,068."""
     return CapNet("em", in_channels, classes, types, grid, iterations)
 
 
 @register_model
 def shallow_encapnet(
-    classes: int = 10,
-    in_channels: int = 3,
-    image_size: int = 32,
-    types: int = 32,
+    classes: Count = 10,
+    in_channels: Count = 3,
+    image_size: Count = 32,
+    types: Count = 32,
     coefficients: Coefficients | None = "both",
 ) -> EncapNet:
     """CapNet's convolutions, an encapsulated layer, capFC, Table 1f: 8,131,424 parameters; 1e, no aide: 1,688,352."""
     size = -(-image_size // 8)
     layers = nn.Sequential(CapsuleBlock2d(types, 8, 16, 3, stride=2, coefficients=coefficients, skip=True))
-    return EncapNet(_stem(in_channels, types), layers, CapsuleFC(types * size * size, classes, 16), stem_pose=8)
+    class_capsules = CapsuleFC(types * size * size, classes, 16)
+    return EncapNet(_stem(in_channels, types), layers, class_capsules, 8, (in_channels, image_size, image_size))
 
 
 @register_model
-def shallow_cnn(classes: int = 10, in_channels: int = 3, channels: int = 32) -> FeatureClassifier:
+def shallow_cnn(classes: Count = 10, in_channels: Count = 3, channels: Count = 32) -> FeatureClassifier:
     """CapNet's convolutions and one more, Table 1c: 1,574,698 parameters; 80 channels: 9,811,930."""
     stem, last = _stem(in_channels, channels), _conv(8 * channels, 16 * channels, stride=2)
     features = nn.Sequential(stem, last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return FeatureClassifier(features, nn.Linear(16 * channels, classes))
+    return FeatureClassifier(features, nn.Linear(16 * channels, classes), (in_channels, None, None))
 
 
 def _stem(in_channels: int, channels: int) -> nn.Sequential:

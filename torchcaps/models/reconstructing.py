@@ -2,7 +2,9 @@
 
 from torch import Tensor, nn
 
+from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.inputs import check_images
 from torchcaps.nn import CapsuleLinear, MaskedDecoder
 from torchcaps.routing import Routing
 
@@ -22,6 +24,7 @@ class ReconstructingCapsNet(nn.Module):
     class_capsules: CapsuleLinear
     decoder: MaskedDecoder | None
 
+    @checked
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         capsules = self.class_capsules(self.primary_capsules(images), return_coefficients=return_coefficients)
         return Prediction(capsules.activations, capsules)
@@ -30,6 +33,7 @@ class ReconstructingCapsNet(nn.Module):
         """Return the children of the class capsules, on a grid `(batch, types, rows, columns, features)`."""
         raise NotImplementedError
 
+    @checked
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
         """Reconstruct the images from the class capsule of each label, or from the most active one."""
         if self.decoder is None:
@@ -38,9 +42,7 @@ class ReconstructingCapsNet(nn.Module):
 
     def check_images(self, images: Tensor) -> None:
         """Check the shape of the images."""
-        if tuple(images.shape[1:]) != self.image_shape:
-            shape = ", ".join(map(str, self.image_shape))
-            raise ValueError(f"expected images of shape (batch, {shape}), got {tuple(images.shape)}")
+        check_images(images, self.image_shape, self.class_capsules.weight)
 
 
 def check_presence(routing: Routing) -> None:

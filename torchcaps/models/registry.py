@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from torchcaps.arguments import checked
 from torchcaps.checks import nearest
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
@@ -15,6 +16,8 @@ _builders: dict[str, Callable[..., nn.Module]] = {}
 
 def register_model(builder: Builder) -> Builder:
     """Register a function that builds a model; `create_model` then finds it under the function's name.
+
+    Its arguments are checked against their annotations, see :func:`torchcaps.arguments.checked`.
 
     A function can be registered again, when its module is reloaded or its notebook cell runs again. The new one then
     replaces the old one.
@@ -29,6 +32,7 @@ def register_model(builder: Builder) -> Builder:
             f"the model {name!r} of {_source(builder)} has the name of a registered model of {_source(other)}: give it "
             "another name"
         )
+    builder = checked(builder)
     _builders[name] = builder
     return builder
 
@@ -51,17 +55,23 @@ def _source(builder: Callable[..., nn.Module]) -> str:
     return f"{_file(builder)}, line {code.co_firstlineno}" if code else _file(builder)
 
 
+@checked
 def create_model(name: str, **arguments: Any) -> nn.Module:
     """Build a model by its name; `arguments` are passed to its builder.
 
     Raises:
         ValueError: if the name is unknown; the message suggests the nearest ones.
+        TypeError: if the builder has no such argument; the message suggests the nearest ones.
     """
     if name not in _builders:
         raise ValueError(f"no model {name!r}{nearest(name, list(_builders))}")
+    known = inspect.signature(_builders[name]).parameters
+    for unknown in [] if any(p.kind is p.VAR_KEYWORD for p in known.values()) else set(arguments) - set(known):
+        raise TypeError(f"{name} has no argument {unknown!r}{nearest(unknown, known)}")
     return _builders[name](**arguments)
 
 
+@checked
 def list_models(pattern: str = "*") -> list[str]:
     """Return the sorted names of all models that match a shell-style pattern."""
     return sorted(fnmatch.filter(_builders, pattern))

@@ -3,7 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, Fraction, checked
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.inputs import check_images
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
@@ -35,20 +37,21 @@ class CapsNet(ReconstructingCapsNet):
         Sabour et al. 2017, sections 4 and 4.1.
     """
 
+    @checked
     def __init__(
         self,
-        in_channels: int = 1,
-        image_size: int | tuple[int, int] = 28,
-        classes: int = 10,
+        in_channels: Count = 1,
+        image_size: Count | tuple[Count, Count] = 28,
+        classes: Count = 10,
         routing: Routing | None = None,
-        channels: int = 256,
-        kernel_size: int = 9,
-        primary_types: int = 32,
-        primary_pose: int = 8,
-        primary_kernel_size: int = 9,
-        primary_stride: int = 2,
-        class_pose: int = 16,
-        decoder: tuple[int, ...] | None = (512, 1024),
+        channels: Count = 256,
+        kernel_size: Count = 9,
+        primary_types: Count = 32,
+        primary_pose: Count = 8,
+        primary_kernel_size: Count = 9,
+        primary_stride: Count = 2,
+        class_pose: Count = 16,
+        decoder: tuple[Count, ...] | None = (512, 1024),
     ):
         super().__init__()
         routing = DynamicRouting(iterations=3, init="paper") if routing is None else routing
@@ -98,17 +101,19 @@ class ConvNet(nn.Module):
         implies zero padding.
     """
 
+    @checked
     def __init__(
         self,
-        in_channels: int = 1,
-        image_size: int | tuple[int, int] = 28,
-        classes: int = 10,
-        channels: tuple[int, int, int] = (256, 256, 128),
-        hidden: tuple[int, int] = (328, 192),
-        dropout: float = 0.5,
+        in_channels: Count = 1,
+        image_size: Count | tuple[Count, Count] = 28,
+        classes: Count = 10,
+        channels: tuple[Count, Count, Count] = (256, 256, 128),
+        hidden: tuple[Count, Count] = (328, 192),
+        dropout: Fraction = 0.5,
     ):
         super().__init__()
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        self.image_shape = (in_channels, height, width)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, channels[0], 5, padding=2),
             nn.ReLU(),
@@ -127,11 +132,12 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Prediction:
+        check_images(images, self.image_shape, next(self.parameters()))
         return Prediction(self.classifier(self.features(images).flatten(1)))
 
 
 @register_model
-def capsnet_mnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
+def capsnet_mnist(iterations: Count = 3, decoder: bool = True) -> CapsNet:
     """CapsNet for 28x28 digits: 8,215,568 parameters, 6,804,224 without the decoder."""
     return CapsNet(
         in_channels=1,
@@ -150,7 +156,7 @@ def capsnet_mnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
 
 
 @register_model
-def capsnet_affnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
+def capsnet_affnist(iterations: Count = 3, decoder: bool = True) -> CapsNet:
     """CapsNet for 40x40 digits: 13,475,648 parameters, the baseline of Zhao & Huang 2019, Table 4."""
     return CapsNet(
         image_size=40, routing=DynamicRouting(iterations, init="paper"), decoder=(512, 1024) if decoder else None
@@ -158,7 +164,7 @@ def capsnet_affnist(iterations: int = 3, decoder: bool = True) -> CapsNet:
 
 
 @register_model
-def capsnet_digits(iterations: int = 3, decoder: bool = True) -> CapsNet:
+def capsnet_digits(iterations: Count = 3, decoder: bool = True) -> CapsNet:
     """A small CapsNet for the 8x8 UCI digits: 3x3 kernels, 16 types."""
     return CapsNet(
         in_channels=1,
@@ -177,6 +183,6 @@ def capsnet_digits(iterations: int = 3, decoder: bool = True) -> CapsNet:
 
 
 @register_model
-def convnet_mnist(dropout: float = 0.5) -> ConvNet:
+def convnet_mnist(dropout: Fraction = 0.5) -> ConvNet:
     """The paper's CNN baseline for 28x28 digits: 35,445,522 parameters."""
     return ConvNet(1, 28, 10, channels=(256, 256, 128), hidden=(328, 192), dropout=dropout)

@@ -11,9 +11,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.checks import check_choice
 from torchcaps.models.cnn import FeatureClassifier, Standardize, residual_features
+from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack, PrimaryCapsules
 from torchcaps.nn.stack import Schedule
@@ -25,6 +26,9 @@ Backbone = Literal["simple", "resnet"]
 # Mean and standard deviation of CIFAR's channels; the authors' code uses these numbers for CIFAR-10 and CIFAR-100.
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
+# Images of CIFAR, and of DiverseMultiMNIST.
+CIFAR, DIGITS = (3, 32, 32), (1, 36, 36)
+
 
 class CapsuleClassifier(nn.Module):
     """Network of a backbone, primary capsules and capsule layers, with one capsule of the last layer per class.
@@ -35,6 +39,7 @@ class CapsuleClassifier(nn.Module):
         capsules: stack from the primary capsules to the class capsules.
         classifier: layer from a class capsule's flattened pose to its logit, shared by the classes; None makes the
             activation of a class capsule the score of its class.
+        image_shape: channels, height and width of an image; None for any.
 
     Shape:
         - Input: `(batch, channels, height, width)`.
@@ -44,8 +49,14 @@ class CapsuleClassifier(nn.Module):
         Tsai et al. 2020, Procedure 2.
     """
 
+    @checked
     def __init__(
-        self, backbone: nn.Module, primary: PrimaryCapsules, capsules: CapsuleStack, classifier: nn.Module | None = None
+        self,
+        backbone: nn.Module,
+        primary: PrimaryCapsules,
+        capsules: CapsuleStack,
+        classifier: nn.Module | None = None,
+        image_shape: ImageShape = ANY_IMAGE,
     ):
         super().__init__()
         last = capsules.layers[-1].routing
@@ -54,7 +65,9 @@ class CapsuleClassifier(nn.Module):
                 f"{type(last).__name__} does not say how present a class is: give the network a classifier"
             )
         self.backbone, self.primary, self.capsules, self.classifier = backbone, primary, capsules, classifier
+        self.image_shape = image_shape
 
+    @checked
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         capsules = self.capsules(self.primary_capsules(images), return_coefficients=return_coefficients)
         if self.classifier is None:
@@ -63,13 +76,14 @@ class CapsuleClassifier(nn.Module):
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """Return the children of the first capsule layer."""
+        check_images(images, self.image_shape, self.primary.pose_conv.weight)
         return self.primary(self.backbone(images))
 
 
 @register_model
 def inverted_attention_cifar10(
     backbone: Backbone = "simple",
-    iterations: int = 2,
+    iterations: Count = 2,
     schedule: Schedule = "concurrent",
     layer_norm: bool = True,
     activations: bool = False,
@@ -90,13 +104,14 @@ def inverted_attention_cifar10(
             schedule=schedule,
         ),
         classifier=nn.Linear(16, 1),
+        image_shape=CIFAR,
     )
 
 
 @register_model
 def inverted_attention_cifar100(
     backbone: Backbone = "simple",
-    iterations: int = 2,
+    iterations: Count = 2,
     schedule: Schedule = "concurrent",
     layer_norm: bool = True,
     activations: bool = False,
@@ -118,11 +133,12 @@ def inverted_attention_cifar100(
             schedule=schedule,
         ),
         classifier=nn.Linear(36, 1),
+        image_shape=CIFAR,
     )
 
 
 @register_model
-def dynamic_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: int = 3) -> CapsuleClassifier:
+def dynamic_cifar(classes: Count = 10, backbone: Backbone = "simple", iterations: Count = 3) -> CapsuleClassifier:
     """Dynamic routing on 32x32 images, Tables 4 and 5: 7,992,576 parameters; 100 classes: 31,585,536.
 
     With backbone="resnet" there are 6,616,128 and 30,209,088 parameters. The paper has 12.45M and 36.04M, which do not
@@ -135,11 +151,12 @@ def dynamic_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: 
         features,
         PrimaryCapsules(channels, 32, 8, kernel_size=9, stride=2, padding=padding, normalization=squash),
         CapsuleStack(CapsuleLinear(32 * 8 * 8, classes, 8, 16, routing=DynamicRouting(iterations, init="paper"))),
+        image_shape=CIFAR,
     )
 
 
 @register_model
-def em_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: int = 2) -> CapsuleClassifier:
+def em_cifar(classes: Count = 10, backbone: Backbone = "simple", iterations: Count = 2) -> CapsuleClassifier:
     """EM routing on 32x32 images, Tables 6 and 7: 453,044 parameters; 100 classes: 499,304; ResNet: 1.71M, 1.76M."""
     routing = EMRouting(iterations, init="paper")
     if backbone == "simple":
@@ -156,16 +173,17 @@ def em_cifar(classes: int = 10, backbone: Backbone = "simple", iterations: int =
             CapsuleConv2d(32, 32, (4, 4), (4, 4), kernel_size=3, stride=1, routing=routing),
             CapsuleLinear(32, classes, (4, 4), (4, 4), routing=routing, share_positions=True, coordinates=True),
         ),
+        image_shape=(3, None, None),
     )
 
 
 @register_model
 def narrow_cifar10(
     routing: Routing | None = None,
-    types: int = 8,
-    channels: int = 128,
+    types: Count = 8,
+    channels: Count = 128,
     schedule: Schedule = "concurrent",
-    classes: int = 10,
+    classes: Count = 10,
 ) -> nn.Module:
     """Table 8 with 8 types and 128 channels, for comparisons on small machines: any routing, or none and pooling.
 
@@ -180,7 +198,7 @@ def narrow_cifar10(
         for stride in (2, 1):
             layers += [nn.Conv2d(width, width, 3, stride, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
         return FeatureClassifier(
-            nn.Sequential(backbone, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(width, classes)
+            nn.Sequential(backbone, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(width, classes), CIFAR
         )
     return CapsuleClassifier(
         backbone,
@@ -192,11 +210,12 @@ def narrow_cifar10(
             schedule=schedule,
         ),
         classifier=nn.Linear(16, 1),
+        image_shape=CIFAR,
     )
 
 
 @register_model
-def cnn_cifar(classes: int = 10) -> FeatureClassifier:
+def cnn_cifar(classes: Count = 10) -> FeatureClassifier:
     """The CNN baseline on 32x32 images, Tables 2 and 3: 18,919,434 parameters; 100 classes: 19,011,684."""
     return FeatureClassifier(
         nn.Sequential(
@@ -214,20 +233,24 @@ def cnn_cifar(classes: int = 10) -> FeatureClassifier:
             nn.Flatten(),
         ),
         nn.Linear(1024, classes),
+        CIFAR,
     )
 
 
 @register_model
-def resnet18_cifar(classes: int = 10) -> FeatureClassifier:
+def resnet18_cifar(classes: Count = 10) -> FeatureClassifier:
     """ResNet-18 on 32x32 images: 11,173,962 parameters; 100 classes: 11,220,132."""
     features = residual_features(3, channels=(64, 128, 256, 512), blocks=(2, 2, 2, 2), strides=(1, 2, 2, 2))
     layers = Standardize(MEAN, STD), features, nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(512, classes))
+    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(512, classes), (3, None, None))
 
 
 @register_model
 def inverted_attention_multimnist(
-    types: int = 16, pose: tuple[int, ...] = (8, 8), iterations: int = 2, schedule: Schedule = "concurrent"
+    types: Count = 16,
+    pose: tuple[Count, ...] = (8, 8),
+    iterations: Count = 2,
+    schedule: Schedule = "concurrent",
 ) -> CapsuleClassifier:
     """Inverted attention on 36x36 digits, Table 10: 9,963,969 parameters; pose=[64], Table 11: 42,478,017."""
     normalization = nn.LayerNorm(math.prod(pose))
@@ -235,17 +258,16 @@ def inverted_attention_multimnist(
 
 
 @register_model
-def dynamic_multimnist(types: int = 16, pose: tuple[int, ...] = (64,), iterations: int = 3) -> CapsuleClassifier:
+def dynamic_multimnist(types: Count = 16, pose: tuple[Count, ...] = (64,), iterations: Count = 3) -> CapsuleClassifier:
     """Dynamic routing on 36x36 digits, Figure 5's CapsNet*: Table 11 with squash, 42,477,633 parameters."""
     return _multimnist(types, pose, DynamicRouting(iterations, init="paper"), squash, "sequential")
 
 
 @register_model
 def cnn_multimnist(
-    channels: int = 1024, hidden: int = 640, pooling: Literal["average", "linear"] = "average"
+    channels: Count = 1024, hidden: Count = 640, pooling: Literal["average", "linear"] = "average"
 ) -> FeatureClassifier:
     """The CNN baseline on 36x36 digits, Table 12: 19,553,162 parameters; pooling="linear": 42,490,762."""
-    check_choice("pooling", pooling, ("average", "linear"))
     layers: list[nn.Module] = [
         nn.Conv2d(1, channels, 3, stride=2, padding=1),
         nn.ReLU(),
@@ -261,7 +283,7 @@ def cnn_multimnist(
         layers += [nn.AvgPool2d(6), nn.Flatten(), nn.Linear(channels, hidden)]
     else:
         layers += [nn.Flatten(), nn.Linear(channels * 6 * 6, hidden)]
-    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(hidden, 10))
+    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(hidden, 10), DIGITS)
 
 
 def _multimnist(
@@ -280,13 +302,13 @@ def _multimnist(
             schedule=schedule,
         ),
         classifier=nn.Linear(features, 1),
+        image_shape=DIGITS,
     )
 
 
 def _backbone(name: str, simple: nn.Conv2d | None = None) -> tuple[nn.Module, int]:
     """Build a backbone and return it with its number of channels: the convolution `simple` and a ReLU, or the residual
     blocks of appendix A.1."""
-    check_choice("backbone", name, ("simple", "resnet"))
     if name == "simple":
         assert simple is not None
         return nn.Sequential(Standardize(MEAN, STD), simple, nn.ReLU()), simple.out_channels

@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
 from torchcaps.models.cnn import FeatureClassifier, StandardizeEach, residual_features
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
@@ -22,38 +22,42 @@ Pooling = Literal["max", "average", "routing"]
 
 @register_model
 def pooling_cnn(
-    in_channels: int = 3,
-    classes: int = 10,
+    in_channels: Count = 3,
+    classes: Count = 10,
     pooling: Pooling = "routing",
-    channels: int = 64,
-    features: int = 16,
-    sharpness: float = 0.5,
-    iterations: int = 1,
+    channels: Count = 64,
+    features: Count = 16,
+    sharpness: NotNegative = 0.5,
+    iterations: CountOrZero = 1,
 ) -> FeatureClassifier:
     """Four 5x5 convolutions and a pool, Table 1: 312,906 parameters on 3 channels, 309,706 on one."""
     layers: list[nn.Module] = [StandardizeEach()] if in_channels == 3 else []
     for before in (in_channels, channels, channels, channels):
         layers += [nn.Conv2d(before, channels, 5), nn.ReLU()]
     pool = _pool(pooling, features, sharpness, iterations)
-    return FeatureClassifier(nn.Sequential(*layers, pool, nn.Flatten()), nn.Linear(channels, classes))
+    return FeatureClassifier(
+        nn.Sequential(*layers, pool, nn.Flatten()),
+        nn.Linear(channels, classes),
+        image_shape=(in_channels, None, None),
+        least=17,
+    )
 
 
 @register_model
 def pooling_resnet(
-    depth: int = 20,
-    in_channels: int = 3,
-    classes: int = 10,
+    depth: Count = 20,
+    in_channels: Count = 3,
+    classes: Count = 10,
     pooling: Pooling = "routing",
-    features: int = 16,
-    sharpness: float = 5.0,
-    iterations: int = 1,
+    features: Count = 16,
+    sharpness: NotNegative = 5.0,
+    iterations: CountOrZero = 1,
 ) -> FeatureClassifier:
     """ResNet of 20, 32, 44 or 56 layers on CIFAR, Table 2: 269,722, 464,154, 658,586 or 853,018 parameters."""
-    if depth < 8 or depth % 6 != 2:
-        raise ValueError(f"depth must be 6n + 2, as 20, 32, 44 and 56 are, got {depth}")
+    _check_depth(depth)
     layers: list[nn.Module] = [StandardizeEach()] if in_channels == 3 else []
     layers += [*_resnet(in_channels, depth), _pool(pooling, features, sharpness, iterations), nn.Flatten()]
-    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(64, classes))
+    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(64, classes), (in_channels, None, None))
 
 
 class ResNetCapsNet(ReconstructingCapsNet):
@@ -81,18 +85,20 @@ class ResNetCapsNet(ReconstructingCapsNet):
         Zhao & Huang 2019, section 4.3 and Figure 2.
     """
 
+    @checked
     def __init__(
         self,
-        in_channels: int = 1,
-        image_size: int = 40,
-        classes: int = 10,
+        in_channels: Count = 1,
+        image_size: Count = 40,
+        classes: Count = 10,
         routing: Routing | None = None,
-        depth: int = 20,
-        primary_pose: int = 32,
-        class_pose: int = 16,
-        decoder: tuple[int, ...] | None = (512, 1024),
+        depth: Count = 20,
+        primary_pose: Count = 32,
+        class_pose: Count = 16,
+        decoder: tuple[Count, ...] | None = (512, 1024),
     ):
         super().__init__()
+        _check_depth(depth)
         if 64 % primary_pose:
             raise ValueError(f"primary_pose must divide the ResNet's 64 channels, got {primary_pose}")
         routing = VectorNormRouting(1, sharpness=1.0, activation=squash, init="paper") if routing is None else routing
@@ -112,7 +118,11 @@ class ResNetCapsNet(ReconstructingCapsNet):
 
 @register_model
 def resnet_capsnet(
-    image_size: int = 40, sharpness: float = 1.0, primary_pose: int = 32, iterations: int = 1, decoder: bool = True
+    image_size: Count = 40,
+    sharpness: NotNegative = 1.0,
+    primary_pose: Count = 32,
+    iterations: CountOrZero = 1,
+    decoder: bool = True,
 ) -> ResNetCapsNet:
     """ResNet-20 with class capsules, Table 4: 2,526,768 parameters; image_size=36, MultiMNIST: 2,215,168."""
     return ResNetCapsNet(
@@ -127,13 +137,17 @@ def resnet_capsnet(
     )
 
 
+def _check_depth(depth: int) -> None:
+    if depth < 8 or depth % 6 != 2:
+        raise ValueError(f"depth must be 6n + 2, as 20, 32, 44 and 56 are, got {depth}")
+
+
 def _resnet(in_channels: int, depth: int) -> nn.Sequential:
     """Build a ResNet with stages of 16, 32 and 64 channels (He et al. 2016, section 4.2)."""
     return residual_features(in_channels, (16, 32, 64), ((depth - 2) // 6,) * 3, strides=(1, 2, 2), shortcut="padding")
 
 
 def _pool(pooling: str, features: int, sharpness: float, iterations: int) -> nn.Module:
-    check_choice("pooling", pooling, ("max", "average", "routing"))
     if pooling == "max":
         return nn.AdaptiveMaxPool2d(1)
     if pooling == "average":

@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from torchcaps.checks import check_choice
+from torchcaps.arguments import Count, Positive, check_input, checked
 from torchcaps.nn.relu_squash import relu_squash
-from torchcaps.nn.transport import Cost, check_transport, feature_kl, sinkhorn_divergence
+from torchcaps.nn.transport import Cost, feature_kl, sinkhorn_divergence
 
 Divergence = Literal["sinkhorn", "kl"]
 
@@ -29,10 +29,10 @@ class MapShape(NamedTuple):
         types: number of capsule types, each of `channels // types` neighboring channels; None if there are no capsules.
     """
 
-    channels: int
-    height: int
-    width: int
-    types: int | None = None
+    channels: Count
+    height: Count
+    width: Count
+    types: Count | None = None
 
 
 class AgreementUnit(nn.Module):
@@ -69,22 +69,21 @@ class AgreementUnit(nn.Module):
         Li et al. 2018, section 3.2 and appendix B. Table 3 lists the options as KL_loss and d1 to d5.
     """
 
+    @checked
     def __init__(
         self,
         lower: MapShape,
         higher: MapShape,
         divergence: Divergence = "sinkhorn",
         cost: Cost = "cosine",
-        eps: float = 1.0,
-        iterations: int = 10,
+        eps: Positive = 1.0,
+        iterations: Count = 10,
         debias: bool = True,
         plan_gradient: bool = False,
         critic: bool = True,
         capsule_generator: bool = True,
     ):
         super().__init__()
-        check_choice("divergence", divergence, ("sinkhorn", "kl"))
-        check_transport(cost, eps, iterations)
         self.lower, self.higher, self.divergence = lower, higher, divergence
         self.cost, self.eps, self.iterations = cost, eps, iterations
         self.debias, self.plan_gradient = debias, plan_gradient
@@ -107,6 +106,7 @@ class AgreementUnit(nn.Module):
 
     def forward(self, lower: Tensor, higher: Tensor) -> Tensor:
         for which, x, expected in (("lower", lower, self.lower), ("higher", higher, self.higher)):
+            check_input(f"{which} layer's maps", x, next(self.parameters()))
             if tuple(x.shape[1:]) != expected[:3]:
                 shape = ", ".join(map(str, expected[:3]))
                 raise ValueError(f"expected the {which} layer's map of shape (batch, {shape}), got {tuple(x.shape)}")

@@ -4,13 +4,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, CountOrZero, Device, FloatType, checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
-from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes, check_backend, positions, windows
+from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
+from torchcaps.ops import Backend, LazyVotes, positions, windows
 from torchcaps.routing import LayerShape, Routing, presence
 
-Size = int | tuple[int, ...]
+# An int for all sides, or one for each.
+Size = Count | tuple[Count, ...]
+Padding = CountOrZero | tuple[CountOrZero, ...]
 
 
 class _CapsuleConv(CapsuleLayer):
@@ -18,31 +22,30 @@ class _CapsuleConv(CapsuleLayer):
 
     sides: tuple[str, ...]
 
+    @checked
     def __init__(
         self,
-        in_capsules: int,
-        out_capsules: int,
+        in_capsules: Count,
+        out_capsules: Count,
         in_pose: Pose,
         out_pose: Pose,
         kernel_size: Size,
         routing: Routing,
         stride: Size = 1,
-        padding: Size = 0,
+        padding: Padding = 0,
         dilation: Size = 1,
         bias: bool = False,
         backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
-        self.backend = check_backend(backend)
+        self.backend = backend
         check_rows(in_pose, out_pose)
-        if min(in_capsules, out_capsules) < 1:
-            raise ValueError(f"in_capsules and out_capsules must be at least 1, got {in_capsules} and {out_capsules}")
         self.in_capsules, self.out_capsules = in_capsules, out_capsules
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
         self.kernel_size, self.stride = self._sizes("kernel_size", kernel_size), self._sizes("stride", stride)
-        self.padding, self.dilation = self._sizes("padding", padding, 0), self._sizes("dilation", dilation)
+        self.padding, self.dilation = self._sizes("padding", padding), self._sizes("dilation", dilation)
         rows, d = matrix_shape(in_pose)
         _, h = matrix_shape(out_pose)
         window = (in_capsules, *self.kernel_size, out_capsules)
@@ -55,7 +58,7 @@ class _CapsuleConv(CapsuleLayer):
 
     def votes(self, capsules: Capsules | Tensor) -> LazyVotes:
         """Return the votes of the children of each window for the parents at its position."""
-        capsules = as_capsules(capsules)
+        capsules = as_capsules(capsules, self.weight)
         poses, scores = capsules.poses, capsules.scores
         self._check(poses, scores)
         line = len(self.sides) == 1
@@ -79,12 +82,11 @@ class _CapsuleConv(CapsuleLayer):
         votes = LazyVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
         return votes.gated(None if scores is None else presence(windows(scores, (kernel[0], kernel[1]), *pairs)))
 
-    def _sizes(self, name: str, size: Size, least: int = 1) -> tuple[int, ...]:
+    def _sizes(self, name: str, size: Padding) -> tuple[int, ...]:
         """Return one size for each side."""
         sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,) * len(self.sides)
-        if len(sizes) != len(self.sides) or not all(isinstance(n, int) and n >= least for n in sizes):
-            pair = " or a pair" if len(self.sides) == 2 else ""
-            raise ValueError(f"{name} must be an int{pair} of at least {least}, got {size!r}")
+        if len(sizes) != len(self.sides):
+            raise ValueError(f"{name} must be an int{' or a pair' if len(self.sides) == 2 else ''}, got {size!r}")
         return sizes
 
     def _check(self, poses: Tensor, scores: Tensor | None) -> None:

@@ -3,11 +3,11 @@
 import itertools
 import math
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, Device, FloatType, check_input, checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.inputs import check_labels
 
 
 class MaskedDecoder(nn.Module):
@@ -28,14 +28,15 @@ class MaskedDecoder(nn.Module):
         Sabour et al. 2017, section 4.1: fully connected, ReLU, ReLU, sigmoid.
     """
 
+    @checked
     def __init__(
         self,
-        classes: int,
-        features: int,
-        image_shape: tuple[int, int, int],
-        hidden: tuple[int, ...] = (512, 1024),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        classes: Count,
+        features: Count,
+        image_shape: tuple[Count, Count, Count],
+        hidden: tuple[Count, ...] = (512, 1024),
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
         widths = [classes * features, *hidden]
@@ -44,11 +45,22 @@ class MaskedDecoder(nn.Module):
             layers += [nn.Linear(width, wider, device=device, dtype=dtype), nn.ReLU()]
         pixels = nn.Linear(widths[-1], math.prod(image_shape), device=device, dtype=dtype)
         self.layers = nn.Sequential(*layers, pixels, nn.Sigmoid())
-        self.image_shape = tuple(image_shape)
+        self.classes, self.features, self.image_shape = classes, features, tuple(image_shape)
 
+    @checked
     def forward(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
+        shape = tuple(capsules.poses.shape)
+        check_input("poses", capsules.poses, next(self.parameters()))
+        if len(shape) not in (3, 4) or shape[1] != self.classes or math.prod(shape[2:]) != self.features:
+            raise ValueError(
+                f"expected poses of shape (batch, {self.classes}, *pose) with {self.features} numbers in a pose, "
+                f"got {shape}"
+            )
         if labels is None:
             labels = capsules.activations.argmax(1)
+        check_labels(labels, self.classes, capsules.poses.device)
+        if labels.shape[0] != shape[0]:
+            raise ValueError(f"expected one label for each of {shape[0]} samples, got {labels.shape[0]}")
         poses = capsules.poses.flatten(2)
-        mask = F.one_hot(labels, poses.shape[1]).to(poses.dtype)
+        mask = poses.new_zeros(poses.shape[:2]).scatter(1, labels.long().unsqueeze(1), 1)  # vmap has no one_hot
         return self.layers((poses * mask.unsqueeze(-1)).flatten(1)).unflatten(1, self.image_shape)

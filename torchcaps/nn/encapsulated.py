@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, CountOrZero, Device, FloatType, checked
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
-from torchcaps.nn.pose import as_capsules
+from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.routing import squash
 
@@ -56,26 +56,21 @@ class CapsuleBlock2d(nn.Module):
         convolutions start from Xavier's normal initialization.
     """
 
+    @checked
     def __init__(
         self,
-        capsules: int,
-        in_pose: int,
-        out_pose: int,
-        kernel_size: int = 3,
-        stride: int = 1,
-        padding: int | None = None,
+        capsules: Count,
+        in_pose: Count,
+        out_pose: Count,
+        kernel_size: Count = 3,
+        stride: Count = 1,
+        padding: CountOrZero | None = None,
         coefficients: Coefficients | None = "both",
         skip: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
-        check_choice("coefficients", coefficients, ("own", "other", "both", None))
-        if min(capsules, in_pose, out_pose, kernel_size, stride) < 1:
-            raise ValueError(
-                "capsules, in_pose, out_pose, kernel_size and stride must be at least 1, got "
-                f"{capsules}, {in_pose}, {out_pose}, {kernel_size} and {stride}"
-            )
         padding = kernel_size // 2 if padding is None else padding
         if skip and 2 * padding != kernel_size - 1:
             raise ValueError(
@@ -121,6 +116,7 @@ class CapsuleBlock2d(nn.Module):
             elif isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
 
+    @checked
     def forward(self, capsules: Capsules | Tensor, shortcut: Capsules | Tensor | None = None) -> Capsules:
         """Compute the parents.
 
@@ -133,7 +129,12 @@ class CapsuleBlock2d(nn.Module):
         if self.shortcut is not None:
             y = y + self.shortcut(x)
         if shortcut is not None:
-            y = y + as_map(as_capsules(shortcut).poses)
+            skipped = as_capsules(shortcut, self.activation.bn.weight).poses
+            added = as_map(skipped) if skipped.dim() == 5 else skipped
+            if added.shape != y.shape:
+                expected = (y.shape[0], self.capsules, *y.shape[2:], self.out_pose)
+                raise ValueError(f"expected a shortcut of shape {expected}, as the output, got {tuple(skipped.shape)}")
+            y = y + added
         return Capsules(as_poses(self.activation(y), self.out_pose))
 
     def _mixed(self, master: Tensor, aide: Tensor) -> Tensor:
@@ -147,11 +148,16 @@ class CapsuleBlock2d(nn.Module):
         return torch.addcmul(master * c_master.unsqueeze(2), aide, c_aide.unsqueeze(2)).flatten(1, 2)
 
     def _map(self, capsules: Capsules | Tensor) -> Tensor:
-        poses = as_capsules(capsules).poses
+        poses = as_capsules(capsules, self.activation.bn.weight).poses
         if poses.dim() != 5 or (poses.shape[1], poses.shape[4]) != (self.capsules, self.in_pose):
             raise ValueError(
                 f"expected poses of shape (batch, {self.capsules}, height, width, {self.in_pose}), "
                 f"got {tuple(poses.shape)}"
+            )
+        if min(poses.shape[2:4]) + 2 * self.padding < self.kernel_size:
+            raise ValueError(
+                f"a grid of {poses.shape[2]}x{poses.shape[3]} is too small for kernel_size={self.kernel_size} and "
+                f"padding={self.padding}"
             )
         return as_map(poses)
 
@@ -173,6 +179,10 @@ class BNReLUSquash(nn.Module):
         self.bn = nn.BatchNorm2d(capsules * pose, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.shape[0] * x.shape[2] * x.shape[3] < 2:
+            raise ValueError(
+                "batch normalization needs more than one sample or position in training: use a larger batch, or eval()"
+            )
         return relu_squash(self.bn(x), self.pose)
 
 
@@ -208,13 +218,14 @@ class CapsuleFC(nn.Module):
         -1 / sqrt(in_capsules) and 1 / sqrt(in_capsules).
     """
 
+    @checked
     def __init__(
         self,
-        in_capsules: int,
-        out_capsules: int,
-        pose: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        in_capsules: Count,
+        out_capsules: Count,
+        pose: Count,
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
         self.in_capsules, self.out_capsules, self.pose = in_capsules, out_capsules, pose
@@ -225,8 +236,9 @@ class CapsuleFC(nn.Module):
         bound = self.in_capsules**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
+    @checked
     def forward(self, capsules: Capsules | Tensor) -> Capsules:
-        poses = as_capsules(capsules).poses
+        poses = as_capsules(capsules, self.weight).poses
         children = poses.flatten(1, -2) if poses.dim() in (3, 5) else poses
         if children.shape[1:] != (self.in_capsules, self.pose):
             raise ValueError(

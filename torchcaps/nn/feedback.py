@@ -8,13 +8,13 @@ This file attaches the regularizer to any two layers of a network by forward hoo
 
 import contextlib
 import difflib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, NotNegative, Positive, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn.agreement_unit import AgreementUnit, Divergence, MapShape
 from torchcaps.nn.encapsulated import as_map
@@ -67,24 +67,23 @@ class FeedbackAgreement(nn.Module):
         Li et al. 2018, section 3.2: two pairs per module gave 4.55 % of errors on CIFAR-10, one 4.58 %, none 5.82 %.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
-        pairs: Iterable[Sequence[str]],
-        image_shape: tuple[int, ...] = (3, 32, 32),
-        weight: float = 10.0,
+        pairs: Sequence[Sequence[str]],
+        image_shape: tuple[Count, ...] = (3, 32, 32),
+        weight: NotNegative = 10.0,
         divergence: Divergence = "sinkhorn",
         cost: Cost = "cosine",
-        eps: float = 1.0,
-        iterations: int = 10,
+        eps: Positive = 1.0,
+        iterations: Count = 10,
         debias: bool = True,
         plan_gradient: bool = False,
         critic: bool = True,
         capsule_generator: bool = True,
     ):
         super().__init__()
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"weight must be at least 0 and finite, got {weight}")
         self.pairs, self.weight = _check_pairs(pairs, model), weight
         self._model = (model,)  # the tuple keeps it from becoming a submodule
         options = divergence, cost, eps, iterations, debias, plan_gradient, critic, capsule_generator
@@ -142,9 +141,8 @@ class FeedbackAgreement(nn.Module):
         return f"{pairs}, weight={self.weight}"
 
 
-def _check_pairs(pairs: Iterable[Sequence[str]], model: nn.Module) -> list[tuple[str, str]]:
-    pairs = list(pairs)
-    if not pairs or any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+def _check_pairs(pairs: Sequence[Sequence[str]], model: nn.Module) -> list[tuple[str, str]]:
+    if not pairs or any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"pairs must be one or more pairs of names, a lower and a higher layer each, got {pairs}")
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for name in (name for pair in pairs for name in pair):

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routing
@@ -35,6 +36,7 @@ class CapsuleLayer(nn.Module, ABC):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @checked
     def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
         """Route children to parents.
 

@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, Device, FloatType, checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
-from torchcaps.nn.pose import Pose, as_capsules, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes, check_backend
+from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
+from torchcaps.ops import Backend, LazyVotes
 from torchcaps.routing import LayerShape, Routing, presence
 
 
@@ -60,23 +62,24 @@ class CapsuleLinear(CapsuleLayer):
         torch.Size([8, 3, 2])
     """
 
+    @checked
     def __init__(
         self,
-        in_capsules: int | None,
-        out_capsules: int | None,
+        in_capsules: Count | None,
+        out_capsules: Count | None,
         in_pose: Pose,
         out_pose: Pose,
         routing: Routing,
         bias: bool = False,
         share_positions: bool = False,
         coordinates: bool = False,
-        expected_children: int | None = None,
+        expected_children: Count | None = None,
         backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
-        self.backend = check_backend(backend)
+        self.backend = backend
         check_rows(in_pose, out_pose)
         self.in_capsules, self.out_capsules = in_capsules, out_capsules
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
@@ -93,11 +96,6 @@ class CapsuleLinear(CapsuleLayer):
             raise ValueError("coordinates=True needs a number of parents: with out_capsules=None the bias is in use")
         if coordinates and bias:
             raise ValueError("coordinates=True replaces the bias: it needs bias=False")
-
-        counts = {"in_capsules": in_capsules, "out_capsules": out_capsules, "expected_children": expected_children}
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, or None for any number, got {count}")
 
         fixed = in_capsules is not None and not share_positions
         if fixed and expected_children not in (None, in_capsules):
@@ -123,8 +121,9 @@ class CapsuleLinear(CapsuleLayer):
             nn.init.ones_(self.symmetry_breaking)
             self.symmetry_breaking.data.flatten()[1::2] *= -1
 
+    @checked
     def forward(
-        self, capsules: Capsules | Tensor, *, out_capsules: int | None = None, return_coefficients: bool = False
+        self, capsules: Capsules | Tensor, *, out_capsules: Count | None = None, return_coefficients: bool = False
     ) -> Capsules:
         """Route children to parents.
 
@@ -135,9 +134,10 @@ class CapsuleLinear(CapsuleLayer):
         """
         return self.routing(self.votes(capsules, out_capsules), return_coefficients=return_coefficients)
 
-    def votes(self, capsules: Capsules | Tensor, out_capsules: int | None = None) -> LazyVotes:
+    @checked
+    def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LazyVotes:
         """Return the votes of all children for all parents."""
-        capsules = as_capsules(capsules)
+        capsules = as_capsules(capsules, self.weight)
         self._check(capsules)
         rows, d = matrix_shape(self.in_pose)
         poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
@@ -145,12 +145,10 @@ class CapsuleLinear(CapsuleLayer):
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
-            if out_capsules is not None and out_capsules < 1:
-                raise ValueError(f"out_capsules must be at least 1, or None for one per child, got {out_capsules}")
             parents = poses.shape[1] if out_capsules is None else out_capsules
             # From -1 to 1. Not linspace: torch.export would fix its length.
             line = torch.arange(parents, device=weight.device, dtype=weight.dtype)
-            line = 2 * line / torch.sym_max(parents - 1, 1) - 1
+            line = 2 * line / line[-1:].clamp_min(1) - 1
             offset = line[:, None, None] * self.symmetry_breaking
             weight = weight.expand(-1, parents, -1, -1)
             bias = offset.unsqueeze(0) if bias is None else bias + offset

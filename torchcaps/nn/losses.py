@@ -1,39 +1,50 @@
 """Losses on the activations of class capsules."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import FloatTensor, Fraction, NotNegative, can_read, checked
+from torchcaps.nn.inputs import check_labels
 
+
+@checked
 def margin_loss(
-    lengths: Tensor,
+    lengths: FloatTensor,
     targets: Tensor,
-    positive_margin: float = 0.9,
-    negative_margin: float = 0.1,
-    down_weight: float = 0.5,
+    positive_margin: Fraction = 0.9,
+    negative_margin: Fraction = 0.1,
+    down_weight: NotNegative = 0.5,
 ) -> Tensor:
     r"""Margin loss: capsules of present classes should be long, those of absent classes short.
 
     .. math:: \sum_k T_k \max(0, m^+ - |v_k|)^2 + \lambda (1 - T_k) \max(0, |v_k| - m^-)^2
 
     Args:
-        lengths: lengths of the class capsules, `(batch, classes)`, in [0, 1].
+        lengths: lengths of the class capsules, `(batch, classes)`, in [0, 1]; no logits.
         targets: class indices `(batch,)`, or T, the presence of each class, `(batch, classes)`, in [0, 1].
-        positive_margin, negative_margin, down_weight: m+, m- and lambda.
+        positive_margin, negative_margin, down_weight: m+, m- and lambda; m+ is larger than m-.
 
     Returns:
         The mean loss over the batch, a scalar.
 
+    Raises:
+        ValueError: a length is negative, or all lengths are equal and above 1, as a LayerNorm leaves them (read on the
+            CPU alone); or an argument is out of range.
+
     Reference:
         Sabour et al. 2017, equation 4.
     """
+    _check_margins(positive_margin, negative_margin)
     present = _presence_of_classes(lengths, targets)
+    if can_read(lengths) and lengths.numel():
+        _check_lengths(lengths.detach())
     wanted = (positive_margin - lengths).clamp_min(0).square()
     unwanted = (lengths - negative_margin).clamp_min(0).square()
     return (present * wanted + down_weight * (1 - present) * unwanted).sum(1).mean()
 
 
-def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
+@checked
+def spread_loss(activations: FloatTensor, targets: Tensor, margin: Fraction | Tensor = 0.9) -> Tensor:
     r"""Spread loss: the activation of the true class t should lead every other by a margin.
 
     .. math:: \sum_{i \neq t} \max(0, m - (a_t - a_i))^2
@@ -52,25 +63,60 @@ def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0
     if targets.dim() != 1:
         raise ValueError(f"expected class indices of shape (batch,), got shape {tuple(targets.shape)}")
     wrong = 1 - _presence_of_classes(activations, targets)
-    target = activations.gather(1, targets.unsqueeze(1))
+    target = activations.gather(1, targets.long().unsqueeze(1))
     return (wrong * (margin - (target - activations)).clamp_min(0).square()).sum(1).mean()
 
 
 def _presence_of_classes(scores: Tensor, targets: Tensor) -> Tensor:
-    if targets.dim() == 1:
-        targets = F.one_hot(targets, scores.shape[1])
-    if targets.shape != scores.shape:
+    """Return T, the presence of each class, `(batch, classes)`."""
+    if scores.dim() != 2 or not scores.shape[1]:
+        raise ValueError(f"expected one number per class, of shape (batch, classes), got {tuple(scores.shape)}")
+    if targets.shape not in (scores.shape[:1], scores.shape):
         raise ValueError(
-            f"expected targets of shape (batch,) or {tuple(scores.shape)}, got shape {tuple(targets.shape)}"
+            f"expected targets of shape ({scores.shape[0]},) or {tuple(scores.shape)}, got {tuple(targets.shape)}"
         )
+    if targets.dim() == 1:
+        check_labels(targets, scores.shape[1], scores.device)
+        return torch.zeros_like(scores).scatter(1, targets.long().unsqueeze(1), 1)  # vmap has no one_hot
+    if targets.device != scores.device:
+        raise ValueError(f"the targets are on {targets.device} and the scores on {scores.device}: move one of them")
+    if can_read(targets) and targets.numel():
+        least, most = targets.aminmax()
+        if not (least >= 0 and most <= 1):
+            raise ValueError(f"targets of shape (batch, classes) must be from 0 to 1, got {least:g} to {most:g}")
     return targets.to(scores.dtype)
+
+
+def _check_margins(positive_margin: float, negative_margin: float) -> None:
+    if negative_margin >= positive_margin:
+        raise ValueError(
+            f"negative_margin must be below positive_margin, got {negative_margin:g} and {positive_margin:g}"
+        )
+
+
+def _check_lengths(lengths: Tensor) -> None:
+    least, most = lengths.aminmax()
+    if least < 0:
+        raise ValueError(
+            f"lengths must be from 0 to 1, got {least:g}: for logits use another loss, such as cross_entropy, or "
+            "their sigmoid"
+        )
+    if lengths.shape[1] > 1 and least > 1 and most - least < 1e-3 * most:
+        raise ValueError(
+            f"all lengths are {most:.4g}, as after a LayerNorm, and say nothing about the classes: use a classifier on "
+            "the poses, or InvertedAttentionRouting(activations=True)"
+        )
 
 
 class MarginLoss(nn.Module):
     """:func:`torchcaps.functional.margin_loss` as a module."""
 
-    def __init__(self, positive_margin: float = 0.9, negative_margin: float = 0.1, down_weight: float = 0.5):
+    @checked
+    def __init__(
+        self, positive_margin: Fraction = 0.9, negative_margin: Fraction = 0.1, down_weight: NotNegative = 0.5
+    ):
         super().__init__()
+        _check_margins(positive_margin, negative_margin)
         self.positive_margin, self.negative_margin, self.down_weight = positive_margin, negative_margin, down_weight
 
     def forward(self, lengths: Tensor, targets: Tensor) -> Tensor:
@@ -89,7 +135,8 @@ class SpreadLoss(nn.Module):
 
     margin: Tensor
 
-    def __init__(self, margin: float = 0.9):
+    @checked
+    def __init__(self, margin: Fraction = 0.9):
         super().__init__()
         self.register_buffer("margin", torch.tensor(margin))
 

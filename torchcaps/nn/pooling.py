@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.ops import Backend, StoredVotes, check_backend, choose_backend, windows
+from torchcaps.arguments import Count, CountOrZero, Device, FloatType, NotNegative, check_input, checked
+from torchcaps.ops import Backend, StoredVotes, choose_backend, windows
 from torchcaps.private import is_traced
 from torchcaps.routing import LayerShape, Routing, VectorNormRouting
 
@@ -60,30 +61,27 @@ class RoutingPool2d(nn.Module):
         Zhao & Huang 2019, Algorithm 1 and section 3.4.
     """
 
+    @checked
     def __init__(
         self,
-        features: int,
-        sharpness: float = 1.0,
-        iterations: int = 1,
-        kernel_size: int | None = None,
-        stride: int | None = None,
-        padding: int = 0,
+        features: Count,
+        sharpness: NotNegative = 1.0,
+        iterations: CountOrZero = 1,
+        kernel_size: Count | None = None,
+        stride: Count | None = None,
+        padding: CountOrZero = 0,
         learn_sharpness: bool = False,
         activation: Callable[[Tensor], Tensor] | None = None,
         routing: Routing | None = None,
         backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
-        if features < 1:
-            raise ValueError(f"features must be at least 1, got {features}")
         if kernel_size is None and (stride is not None or padding):
             raise ValueError("stride and padding need windows: give a kernel_size, or leave them out")
-        if kernel_size is not None and not (kernel_size >= 1 and (stride is None or stride >= 1)):
-            raise ValueError(f"kernel_size and stride must be at least 1, got {kernel_size} and {stride}")
-        if kernel_size is not None and not 0 <= padding <= kernel_size // 2:
-            raise ValueError(f"padding must be from 0 to half of kernel_size={kernel_size}, got {padding}")
+        if kernel_size is not None and padding > kernel_size // 2:
+            raise ValueError(f"padding must be at most half of kernel_size={kernel_size}, got {padding}")
         if routing is None:
             routing = VectorNormRouting(iterations, sharpness, activation, learn_sharpness=learn_sharpness)
         elif (sharpness, iterations, learn_sharpness, activation) != (1.0, 1, False, None):
@@ -99,9 +97,11 @@ class RoutingPool2d(nn.Module):
         self.stride = stride or kernel_size or 1
         children = None if kernel_size is None else kernel_size**2
         self.routing: Any = routing.for_layer(LayerShape(1, children, 1, 1, features, features), device, dtype)
-        self.backend = check_backend(backend)
+        self.backend = backend
 
+    @checked
     def forward(self, x: Tensor, *, return_coefficients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        check_input("features", x, next(self.parameters(), None))
         if x.dim() != 4:
             raise ValueError(f"expected a map of shape (batch, channels, height, width), got {tuple(x.shape)}")
         batch, channels, height, width = x.shape

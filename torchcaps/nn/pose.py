@@ -1,16 +1,14 @@
-"""Conversions between the forms in which poses and capsules are given."""
+"""Conversions between the forms in which poses are given."""
 
-from torch import Tensor
+from torchcaps.arguments import Count
 
-from torchcaps.capsules import Capsules
-
-Pose = int | tuple[int, ...]
+Pose = Count | tuple[Count, ...]
 
 
 def pose_shape(pose: Pose) -> tuple[int, ...]:
     """Return a pose as it appears in shapes: `(features,)` or `(rows, features)`."""
-    shape = (pose,) if isinstance(pose, int) else tuple(pose)
-    if len(shape) not in (1, 2) or any(size < 1 for size in shape):
+    shape = tuple(pose) if isinstance(pose, (tuple, list)) else (pose,)
+    if len(shape) not in (1, 2):
         raise ValueError(f"a pose is an int (a vector) or (rows, features) (a matrix), got {pose!r}")
     return shape
 
@@ -34,8 +32,3 @@ def check_rows(in_pose: Pose, out_pose: Pose) -> None:
             f"votes keep the rows of a pose: in_pose={in_pose!r} has {rows_in} and out_pose={out_pose!r} has "
             f"{rows_out}; they must be equal (a vector has one)"
         )
-
-
-def as_capsules(x: Capsules | Tensor) -> Capsules:
-    """Return Capsules as they are, and a tensor of poses as Capsules without scores."""
-    return x if isinstance(x, Capsules) else Capsules(x)

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, CountOrZero, Device, FloatType, checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.inputs import check_map
 from torchcaps.nn.pose import Pose, pose_shape, show_pose
 from torchcaps.routing import squash
 
@@ -34,22 +35,23 @@ class PrimaryCapsules(nn.Module):
           `(batch, out_capsules, height_out, width_out)`.
     """
 
+    @checked
     def __init__(
         self,
-        in_channels: int,
-        out_capsules: int,
+        in_channels: Count,
+        out_capsules: Count,
         out_pose: Pose,
-        kernel_size: int | tuple[int, int] = 1,
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
+        kernel_size: Count | tuple[Count, Count] = 1,
+        stride: Count | tuple[Count, Count] = 1,
+        padding: CountOrZero | tuple[CountOrZero, CountOrZero] = 0,
         bias: bool = True,
         normalization: Callable[[Tensor], Tensor] | None = squash,
         scores: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device | None = None,
+        dtype: FloatType | None = None,
     ):
         super().__init__()
-        self.out_capsules, self.out_pose = out_capsules, pose_shape(out_pose)
+        self.in_channels, self.out_capsules, self.out_pose = in_channels, out_capsules, pose_shape(out_pose)
         self.features = math.prod(self.out_pose)
 
         def conv(channels: int) -> nn.Conv2d:
@@ -60,6 +62,7 @@ class PrimaryCapsules(nn.Module):
         self.normalization = normalization
 
     def forward(self, features: Tensor) -> Capsules:
+        check_map(features, self.in_channels, self.pose_conv.weight)
         poses = self.pose_conv(features).unflatten(1, (self.out_capsules, self.features)).movedim(2, -1)
         if self.normalization is not None:
             poses = self.normalization(poses)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.ops import choose_backend
 from torchcaps.ops.numerics import at_least_float32
-from torchcaps.private import is_traced
+from torchcaps.private import is_batched, is_traced
 
 
 def relu_squash(x: Tensor, features: int) -> Tensor:
@@ -62,6 +62,11 @@ class _ReLUSquash(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "encapsulated layers have no second derivatives (create_graph=True): use use_backend('reference')"
+            )
+        if is_batched(grad_v):
+            raise RuntimeError(
+                "encapsulated layers have no batched gradients (is_grads_batched=True, vectorize=True): use "
+                "use_backend('reference')"
             )
         kept, length = ctx.saved_tensors
         poses = at_least_float32(kept.relu() if ctx.half else kept)

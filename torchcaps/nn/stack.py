@@ -6,9 +6,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
-from torchcaps.nn.pose import as_capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.routing import Convergence, Equilibrium, Routing, check_equilibrium
 from torchcaps.routing.equilibrium import largest
@@ -53,14 +54,9 @@ class CapsuleStack(nn.Module):
         convergence: convergence of each layer in the last call at an equilibrium.
     """
 
+    @checked
     def __init__(self, *layers: CapsuleLayer, schedule: Schedule = "sequential"):
         super().__init__()
-        for layer in layers:
-            if not isinstance(layer, CapsuleLayer):
-                raise TypeError(
-                    f"a stack is made of capsule layers, got {type(layer).__name__}: call other layers in the network "
-                    "around the stack"
-                )
         if not layers:
             raise ValueError("a stack needs at least one capsule layer")
         self.layers: Any = nn.ModuleList(layers)
@@ -86,6 +82,7 @@ class CapsuleStack(nn.Module):
         elif self.schedule != "sequential":
             raise ValueError(f"schedule must be 'sequential', 'concurrent' or an Equilibrium, got {self.schedule!r}")
 
+    @checked
     def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
         """Route children through all layers.
 
@@ -94,7 +91,7 @@ class CapsuleStack(nn.Module):
             return_coefficients: also return the coefficients of the last layer.
         """
         self._check()
-        parents = as_capsules(capsules)
+        parents = as_capsules(capsules, self.layers[0].weight)
         if self.schedule == "sequential":
             *lower, last = self.layers
             for layer in lower:
@@ -107,7 +104,7 @@ class CapsuleStack(nn.Module):
     def trace(self, capsules: Capsules | Tensor) -> list[Trace]:
         """Return the parents, coefficients and changes of each layer, without gradients."""
         self._check()
-        children = as_capsules(capsules)
+        children = as_capsules(capsules, self.layers[0].weight)
         if self.schedule == "sequential":
             routed = self._sequential(children)
         else:

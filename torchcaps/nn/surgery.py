@@ -4,9 +4,11 @@ import importlib
 
 from torch import nn
 
+from torchcaps.arguments import checked
 from torchcaps.nn.pooling import RoutingPool2d
 
 
+@checked
 def replace_pooling(
     model: nn.Module | str, pool: RoutingPool2d, name: str | None = None, pretrained: bool = True
 ) -> nn.Module:

@@ -6,21 +6,21 @@ in Li, Guo, Dai, Ouyang, Wang: Neural Network Encapsulation (2018), section 3.2.
 that paper; the defaults here are those of the authors' code.
 """
 
-import math
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.checks import check_choice
+from torchcaps.arguments import Count, FloatTensor, Positive, checked
 from torchcaps.ops import at_least_float32, normalize
 from torchcaps.ops.numerics import autocast_off
 
 Cost = Literal["cosine", "l2"]
 
 
-def transport_cost(x: Tensor, y: Tensor, cost: Cost = "cosine") -> Tensor:
+@checked
+def transport_cost(x: FloatTensor, y: FloatTensor, cost: Cost = "cosine") -> Tensor:
     r"""Compute the cost of moving each sample of one batch to each sample of another.
 
     .. math:: C_{ij} = 1 - \frac{x_i \cdot y_j}{|x_i| |y_j|} \quad \text{or} \quad C_{ij} = |x_i - y_j|
@@ -36,7 +36,6 @@ def transport_cost(x: Tensor, y: Tensor, cost: Cost = "cosine") -> Tensor:
     Returns:
         The costs C, `(n, m)`.
     """
-    check_transport(cost=cost)
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
         raise ValueError(
             f"expected samples of shape (n, features) and (m, features), got {tuple(x.shape)} and {tuple(y.shape)}"
@@ -53,7 +52,8 @@ def _directions(x: Tensor) -> Tensor:
     return torch.where(x.any(dim=1, keepdim=True), normalize(x), 0)
 
 
-def transport_plan(cost: Tensor, eps: float = 1.0, iterations: int = 10) -> Tensor:
+@checked
+def transport_plan(cost: FloatTensor, eps: Positive = 1.0, iterations: Count = 10) -> Tensor:
     r"""Compute how much of each sample is moved where, by Sinkhorn iterations between two batches of equal weights.
 
     The iterations start at :math:`v_j = 1/m`. Each one computes
@@ -79,7 +79,6 @@ def transport_plan(cost: Tensor, eps: float = 1.0, iterations: int = 10) -> Tens
     Reference:
         Li et al. 2018, section 3.2 and appendix B.
     """
-    check_transport(eps=eps, iterations=iterations)
     if cost.dim() != 2 or not cost.numel():
         raise ValueError(f"expected costs of shape (n, m) with at least one sample each, got {tuple(cost.shape)}")
     cost = at_least_float32(cost)
@@ -93,11 +92,12 @@ def transport_plan(cost: Tensor, eps: float = 1.0, iterations: int = 10) -> Tens
     return log_plan.exp() / cost.shape[1]
 
 
+@checked
 def sinkhorn_divergence(
-    x: Tensor,
-    y: Tensor,
-    eps: float = 1.0,
-    iterations: int = 10,
+    x: FloatTensor,
+    y: FloatTensor,
+    eps: Positive = 1.0,
+    iterations: Count = 10,
     cost: Cost = "cosine",
     debias: bool = True,
     plan_gradient: bool = False,
@@ -135,7 +135,8 @@ def sinkhorn_divergence(
     return 2 * moved(x, y) - moved(x, x) - moved(y, y) if debias else moved(x, y)
 
 
-def feature_kl(x: Tensor, y: Tensor) -> Tensor:
+@checked
+def feature_kl(x: FloatTensor, y: FloatTensor) -> Tensor:
     r"""Compute the Kullback-Leibler divergence between the features of each sample and those of its counterpart.
 
     .. math:: \frac{1}{n} \sum_i \text{KL}(\text{softmax}(y_i) \,\|\, \text{softmax}(x_i))
@@ -157,15 +158,6 @@ def feature_kl(x: Tensor, y: Tensor) -> Tensor:
         raise ValueError(f"expected the same number of samples in both batches, got {len(x)} and {len(y)}")
     log_x, log_y = (at_least_float32(z).log_softmax(1) for z in (x, y))
     return F.kl_div(log_x, log_y, reduction="batchmean", log_target=True)
-
-
-def check_transport(cost: str = "cosine", eps: float = 1.0, iterations: int = 1) -> None:
-    """Check the options of the transport."""
-    check_choice("cost", cost, ("cosine", "l2"))
-    if not 0 < eps < math.inf:
-        raise ValueError(f"eps must be above 0 and finite, got {eps}")
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
 
 
 def _samples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

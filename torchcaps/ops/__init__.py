@@ -1,7 +1,7 @@
 """Votes of children for parents, and the reductions over the children that every routing algorithm is built from."""
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian
-from torchcaps.ops.backend import Backend, backends, check_backend, choose_backend, use_backend
+from torchcaps.ops.backend import Backend, backends, choose_backend, use_backend
 from torchcaps.ops.children import Pair, Softmax, positions
 from torchcaps.ops.lazy import LazyVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
@@ -24,7 +24,6 @@ __all__ = [
     "at_least_float32",
     "autocast_off",
     "backends",
-    "check_backend",
     "choose_backend",
     "contract",
     "nonzero",

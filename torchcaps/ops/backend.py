@@ -5,13 +5,13 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
-from torchcaps.checks import check_choice
+from torchcaps.arguments import checked
 from torchcaps.ops import native
-from torchcaps.private import constant_when_compiled
+from torchcaps.private import constant_when_compiled, is_transformed
 
 Backend = Literal["auto", "reference", "tiled", "native", "triton"]
 
@@ -26,15 +26,24 @@ OLDEST = (8, 0)  # lowest compute capability that the kernels are compiled and t
 # minutes to compile.
 MOST_FEATURES, MOST_WEIGHTS = 64, 512
 
-NAMES: tuple[Backend, ...] = get_args(Backend)
+# A traced module has the sizes of its input wherever they enter the computation. What torch.jit.trace warns about are
+# the checks of shapes, which the traced module does without.
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"torchcaps\.")
 
 _warned: set[str] = set()
-_preferred: Backend = "auto"  # no ContextVar: torch.compile cannot read one
+# Backends of the contexts that are open, in the order in which they were entered. Threads may leave theirs in another
+# order. No ContextVar: torch.compile cannot read one, and the threads of DataParallel would not see the caller's.
+_entered: dict["_Context", Backend] = {}
 
 
+class _Context:
+    """Key of an open context. Contexts of the same backend have different ones."""
+
+
+@checked
 @contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Set which backend `backend="auto"` means within this context.
+    """Set which backend `backend="auto"` means within this context, in all threads.
 
     - "reference" stores the votes and uses ordinary PyTorch operators; it defines what the others must compute.
     - "tiled" computes the votes block by block, again in the backward pass, and stores none. It runs on any device.
@@ -43,14 +52,19 @@ def use_backend(backend: Backend) -> Iterator[None]:
     - "auto" is "triton" on a CUDA device and "native" on the CPU, or "tiled" where these cannot run; on a CUDA device a
       warning says why.
 
-    A layer whose own `backend` is not "auto" keeps it.
+    A layer whose own `backend` is not "auto" keeps it. Where contexts of several threads overlap, the one that was
+    entered last counts.
+
+    Without such a context, "auto" is "reference" while PyTorch traces, transforms or exports code by
+    `torch.jit.trace`, `torch.func`, `torch.autograd.forward_ad` or `torch.onnx.export`, which know PyTorch's own
+    operators only; any other backend raises an error there.
     """
-    global _preferred
-    before, _preferred = _preferred, check_backend(backend)
+    key = _Context()
+    _entered[key] = backend
     try:
         yield
     finally:
-        _preferred = before
+        del _entered[key]
 
 
 def backends() -> dict[str, str | None]:
@@ -60,12 +74,6 @@ def backends() -> dict[str, str | None]:
     if HAS_TRITON and not there_is and not INTERPRETED:
         triton = "there is no CUDA device"
     return {"reference": None, "tiled": None, "native": NATIVE_MISSING, "triton": triton}
-
-
-def check_backend(backend: Backend) -> Backend:
-    """Return the backend's name, or raise a ValueError if there is no such backend."""
-    check_choice("backend", backend, NAMES)
-    return backend
 
 
 @constant_when_compiled
@@ -114,11 +122,17 @@ def choose_backend(
         sizes: rows and columns of the children's poses, and columns of the votes; None: do not check them.
 
     Raises:
-        ValueError: there is no such backend, or it cannot run here.
+        ValueError: the backend cannot run here.
     """
-    check_backend(backend)
     if backend == "auto":
-        backend = _preferred
+        backend = ["auto", *_entered.values()][-1]
+    if is_transformed() and backend != "reference":
+        if backend == "auto":
+            return "reference"
+        raise ValueError(
+            f"backend={backend!r} does not run under torch.jit.trace, torch.onnx.export, torch.func or forward-mode "
+            "derivatives: use backend='auto' or backend='reference'"
+        )
     if backend == "auto":
         if device.type == "cpu" and NATIVE_MISSING is None:
             return "native"

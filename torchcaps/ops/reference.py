@@ -24,6 +24,8 @@ class StoredVotes(Votes):
     def __init__(self, votes: Tensor):
         if votes.dim() < 4:
             raise ValueError(f"expected votes of shape (batch, children, parents, *pose), got {tuple(votes.shape)}")
+        if 0 in votes.shape[1:]:
+            raise ValueError(f"expected at least one child and one parent, got votes of shape {tuple(votes.shape)}")
         self.batch, self.children, self.parents = votes.shape[:3]
         self.pose, self.device, self.dtype = tuple(votes.shape[3:]), votes.device, votes.dtype
         self.gates = None

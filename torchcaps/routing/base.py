@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
+from torchcaps.arguments import CountOrZero, check_input, checked
+from torchcaps.capsules import Capsules, as_logits
 from torchcaps.ops import Agreement, Dot, Softmax, Votes, as_votes
 
 Gradient = Literal["unrolled", "last"]
@@ -100,12 +100,13 @@ class Routing(nn.Module, ABC):
     comes_to_rest: bool = True
     iterative: bool = True
 
-    def __init__(self, iterations: int = 1, gradient: Gradient = "unrolled", init: Init = "fan_in", least: int = 1):
+    @checked
+    def __init__(
+        self, iterations: CountOrZero = 1, gradient: Gradient = "unrolled", init: Init = "fan_in", least: int = 1
+    ):
         super().__init__()
         if iterations < least:
-            raise ValueError(f"iterations must be at least {least}, got {iterations}")
-        check_choice("gradient", gradient, ("unrolled", "last"))
-        check_choice("init", init, ("fan_in", "paper"))
+            raise ValueError(f"iterations must be an int of at least {least}, got {iterations}")
         self.iterations, self.gradient, self.init = iterations, gradient, init
         self.shape: LayerShape | None = None
         self._watchers: list[Callable[[Iteration], None]] = []
@@ -169,7 +170,7 @@ class Routing(nn.Module, ABC):
         """Return a copy with the parameters that a layer of this shape needs."""
         routing = copy.deepcopy(self)
         routing.shape = shape
-        for name, value in routing.learned(shape).items():
+        for name, value in routing._first_values(shape, device).items():
             if not value.is_floating_point() or name in self.__dict__ or hasattr(type(self), name):
                 raise ValueError(
                     f"{type(self).__name__}.learned must return floating-point values under names that are not yet "
@@ -180,8 +181,13 @@ class Routing(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Set the learned parameters of the algorithm to their initial values."""
-        for name, value in {} if self.shape is None else self.learned(self.shape).items():
+        for name, value in {} if self.shape is None else self._first_values(self.shape, "cpu").items():
             self.get_parameter(name).data.copy_(value)
+
+    def _first_values(self, shape: LayerShape, device: torch.device | str | None) -> dict[str, Tensor]:
+        """Return `learned(shape)` on a device; None for the default device, which may be "meta", without values."""
+        with contextlib.nullcontext() if device is None else torch.device(device):
+            return self.learned(shape)
 
     def reset_weight(self, weight: Tensor, shape: LayerShape) -> None:
         r"""Draw the vote weights `(..., parents, d, h)` of a layer, in place.
@@ -220,6 +226,9 @@ class Routing(nn.Module, ABC):
             watcher(Iteration(votes, agreement, parents, t))
         return parents, after
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_watchers": []}  # a copy of a watched routing is not watched
+
     @contextlib.contextmanager
     def watched(self, watcher: Callable[[Iteration], None]) -> Iterator[None]:
         """Call `watcher` after every iteration within this context."""
@@ -254,6 +263,7 @@ class Routing(nn.Module, ABC):
         shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 
+    @checked
     def forward(
         self, votes: Tensor | Votes, scores: Tensor | None = None, return_coefficients: bool = False
     ) -> Capsules:
@@ -262,7 +272,8 @@ class Routing(nn.Module, ABC):
         Args:
             votes: tensor of votes `(batch, children, parents, *pose)`, or the votes of a layer.
             scores: scores of the children, `(batch, children)`. Their sigmoids are the children's gates; a child of
-                score -inf does not count at all. None keeps the gates of the votes.
+                score -inf does not count at all. A bool mask may stand for them: True for a child, False for padding.
+                None keeps the gates of the votes.
             return_coefficients: also return the coefficients that the parents follow from.
 
         Raises:
@@ -270,8 +281,12 @@ class Routing(nn.Module, ABC):
         """
         if self.shape is None:
             self._check_values()
+        if isinstance(votes, Tensor):
+            check_input("votes", votes, next(self.parameters(), None))
         votes = as_votes(votes)
-        votes = self.prepare(votes if scores is None else votes.gated(presence(scores)))
+        if scores is not None:
+            votes = votes.gated(presence(as_logits(scores, votes)))
+        votes = self.prepare(votes)
         step = partial(self.advance, votes)
         parents, agreement = iterate(step, self.steps, self.gradient, self.first_agreement(votes))
         return votes.with_coefficients(parents, self.coefficients(votes, agreement)) if return_coefficients else parents

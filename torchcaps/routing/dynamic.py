@@ -10,8 +10,8 @@ dropped, can join the softmax. Li et al. (2018) run the same procedure with the 
 import torch
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Softmax, Votes
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start
 from torchcaps.routing.squash import squash
@@ -49,9 +49,10 @@ class DynamicRouting(Routing):
 
     comes_to_rest = False
 
+    @checked
     def __init__(
         self,
-        iterations: int = 3,
+        iterations: Count = 3,
         softmax: Softmax = "parents",
         learn_bias: bool = False,
         leaky: bool = False,
@@ -60,8 +61,6 @@ class DynamicRouting(Routing):
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
-        check_choice("softmax", softmax, ("parents", "children"))
-        check_choice("start", start, ("zero", "random", "learned"))
         if leaky and softmax == "children":
             raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.softmax, self.leaky, self.learn_bias, self.start = softmax, leaky, learn_bias, start

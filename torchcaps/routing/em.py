@@ -8,15 +8,14 @@ window compete for its children; in the paper the parents of all windows that sh
 the range of costs are from Li et al. (2018), appendix A.1, and their code.
 """
 
-import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.arguments import Count, Positive, Range, checked
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Gaussian, Votes
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
 
@@ -58,21 +57,19 @@ class EMRouting(Routing):
     gain = 0.38
     gives_scores = True
 
+    @checked
     def __init__(
         self,
-        iterations: int = 3,
-        inverse_temperature: float = 0.01,
-        decay: float = 0.95,
-        eps: float = 1e-6,
+        iterations: Count = 3,
+        inverse_temperature: Positive = 0.01,
+        decay: Annotated[float, Range(0, 1, open="most")] = 0.95,
+        eps: Annotated[float, Range(1e-30)] = 1e-6,
         gradient: Gradient = "unrolled",
         schedule: Literal["saturating", "linear"] = "saturating",
-        cost_range: float | None = None,
+        cost_range: Positive | None = None,
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
-        check_choice("schedule", schedule, ("saturating", "linear"))
-        if cost_range is not None and not 0 < cost_range < math.inf:
-            raise ValueError(f"cost_range must be None, or above 0 and finite, got {cost_range}")
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
         self.schedule, self.cost_range, self.comes_to_rest = schedule, cost_range, schedule == "saturating"
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import Count, CountOrZero, Positive, check_fields
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes
+from torchcaps.private import is_exported, is_transformed
 from torchcaps.routing.base import Routing
 
 RIDGE = 1e-8  # relative ridge of the normal equations: near the fixed point the differences become parallel
@@ -45,20 +47,21 @@ class Equilibrium:
         history: number of past differences that Anderson acceleration combines; 0 for plain iteration.
     """
 
-    tolerance: float = 1e-4
-    max_iterations: int = 50
-    history: int = 5
+    tolerance: Positive = 1e-4
+    max_iterations: Count = 50
+    history: CountOrZero = 5
 
     def __post_init__(self) -> None:
-        if not self.tolerance > 0 or self.max_iterations < 1 or self.history < 0:
-            raise ValueError(
-                "expected tolerance > 0, max_iterations of at least 1 and history of at least 0, got "
-                f"{self.tolerance}, {self.max_iterations}, {self.history}"
-            )
+        check_fields(self)
 
     def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, "Convergence"]:
         """Return the parents at the fixed point, the agreement there, and how it was found."""
         check_equilibrium(routing)
+        if is_transformed() or is_exported():
+            raise RuntimeError(
+                "an equilibrium stops when its numbers say so, which cannot be exported, traced or transformed: use "
+                "schedule='sequential'"
+            )
 
         with torch.no_grad():
             _, like = routing.step(votes, routing.first_agreement(votes), torch.inf)
@@ -126,7 +129,10 @@ class Equilibrium:
 
         def hook(grad: Tensor) -> Tensor:
             if torch.is_grad_enabled():
-                raise RuntimeError("an equilibrium has no second derivatives (create_graph=True)")
+                raise RuntimeError(
+                    "an equilibrium has no second derivatives (create_graph=True): use schedule='sequential' and "
+                    "backend='reference'"
+                )
 
             with torch.enable_grad():
                 state = fixed.detach().requires_grad_()

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.arguments import Count, NotNegative, checked
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Gaussian, Votes, at_least_float32, contract
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
 
@@ -56,17 +56,17 @@ class HeinsenRouting(Routing):
     gain = 0.38
     gives_scores = True
 
+    @checked
     def __init__(
         self,
-        iterations: int = 3,
+        iterations: Count = 3,
         single_beta: bool = False,
         model: Model = "gaussian",
-        eps: float = 1e-5,
+        eps: NotNegative = 1e-5,
         gradient: Gradient = "unrolled",
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
-        check_choice("model", model, ("gaussian", "kmeans"))
         self.single_beta, self.model, self.eps = single_beta, model, eps
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_choice
 from torchcaps.ops import Agreement, Dot, Votes
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start
 from torchcaps.routing.em import em_score, inverse_temperature
@@ -47,9 +47,10 @@ class InvertedAttentionRouting(Routing):
         Tsai et al. 2020, Procedure 1, equations 2 to 4.
     """
 
+    @checked
     def __init__(
         self,
-        iterations: int = 2,
+        iterations: Count = 2,
         layer_norm: bool = True,
         activations: bool = False,
         start: Start = "zero",
@@ -57,7 +58,6 @@ class InvertedAttentionRouting(Routing):
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
-        check_choice("start", start, ("zero", "random", "learned"))
         if start == "learned" and gradient == "last" and iterations > 1:
             raise ValueError("start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'")
         self.layer_norm, self.activations, self.start = layer_norm, activations, start

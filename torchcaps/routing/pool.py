@@ -73,6 +73,10 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("a routing pool has no second derivatives (create_graph=True): use backend='reference'")
+        device = grad_total.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # backward() under autocast
+            with autocast_off(device):
+                return _Pool.backward(ctx, grad_total)
         poses, shrinks, sharpness, coefficients, *kept = ctx.saved_tensors
         grad_poses = grad_query = grad_sharpness = None
         for t in reversed(range(ctx.iterations)):

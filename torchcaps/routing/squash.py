@@ -5,11 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import FloatTensor, checked
 from torchcaps.ops import at_least_float32, nonzero
 from torchcaps.private import is_traced
 
 
-def squash(s: Tensor, dim: int = -1) -> Tensor:
+@checked
+def squash(s: FloatTensor, dim: int = -1) -> Tensor:
     r"""Shrink vectors to lengths below one and keep their directions.
 
     .. math:: v = \frac{|s|^2}{1 + |s|^2} \frac{s}{|s|}

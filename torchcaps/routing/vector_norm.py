@@ -6,12 +6,12 @@ Line 3 of the algorithm prints a softmax over parents. Here the coefficients are
 section 3.1 describes them, and all later softmaxes run over the children too.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import CountOrZero, NotNegative, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Softmax, Votes, normalize
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
@@ -49,18 +49,17 @@ class VectorNormRouting(Routing):
     averages = True
     comes_to_rest = False
 
+    @checked
     def __init__(
         self,
-        iterations: int = 3,
-        sharpness: float = 1.0,
+        iterations: CountOrZero = 3,
+        sharpness: NotNegative = 1.0,
         activation: Callable[[Tensor], Tensor] | None = None,
         gradient: Gradient = "unrolled",
         learn_sharpness: bool = False,
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init, least=0)
-        if not 0 <= sharpness < math.inf:
-            raise ValueError(f"sharpness must be at least 0 and finite, got {sharpness}")
         if learn_sharpness and iterations == 0:
             raise ValueError("learn_sharpness=True needs at least one iteration, got iterations=0")
         self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness

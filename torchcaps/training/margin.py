@@ -3,7 +3,9 @@
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
+from torchcaps.arguments import CountOrZero, Fraction, checked
 from torchcaps.nn import SpreadLoss
 
 
@@ -23,19 +25,25 @@ class SpreadMargin(Callback):
         Hinton et al. 2018, section 5: 0.2 to 0.9; held for 20 epochs in the code of Li et al. 2018.
     """
 
-    def __init__(self, first: float = 0.2, last: float = 0.9, hold: int = 20):
-        if not 0 <= first <= last or hold < 0:
-            raise ValueError(f"expected 0 <= first <= last and hold at least 0, got {first}, {last} and {hold}")
+    @checked
+    def __init__(self, first: Fraction = 0.2, last: Fraction = 0.9, hold: CountOrZero = 20):
+        if first > last:
+            raise ValueError(f"first must be at most last, got {first:g} and {last:g}")
         self.first, self.last, self.hold = first, last, hold
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loss: Any = pl_module.loss
-        if not isinstance(loss, SpreadLoss):
-            raise TypeError(f"SpreadMargin needs a SpreadLoss as model.loss, but the loss is a {type(loss).__name__}")
         epochs = trainer.max_epochs or 0
         if epochs < 1:
             raise ValueError("SpreadMargin needs to know how long training lasts: set trainer.max_epochs")
-        loss.margin.fill_(self.margin(trainer.current_epoch, epochs))
+        self.margin_of(pl_module).fill_(self.margin(trainer.current_epoch, epochs))
+
+    def margin_of(self, model: Any) -> Tensor:
+        """Return the margin of a model's loss, or raise a TypeError if it has none."""
+        if not isinstance(model.loss, SpreadLoss):
+            raise TypeError(
+                f"SpreadMargin needs a SpreadLoss as model.loss, but the loss is a {type(model.loss).__name__}"
+            )
+        return model.loss.margin
 
     def margin(self, epoch: int, epochs: int) -> float:
         """Return the margin in an epoch, counted from 0, of a training of `epochs` epochs."""

@@ -5,10 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Beta
 
+from torchcaps.arguments import Count, Positive, checked
+
 Inputs = Tensor | tuple[Tensor, ...]  # what a network takes
 
 
-def mixup(inputs: Inputs, labels: Tensor, classes: int, alpha: float = 0.2) -> tuple[Inputs, Tensor]:
+@checked
+def mixup(inputs: Inputs, labels: Tensor, classes: Count, alpha: Positive = 0.2) -> tuple[Inputs, Tensor]:
     r"""Mix every sample of a batch with another one, and their labels in the same proportion.
 
     With k a random permutation and one :math:`\lambda_i \sim \text{Beta}(\alpha, \alpha)` for each sample,

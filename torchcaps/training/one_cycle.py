@@ -5,6 +5,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
+from torchcaps.arguments import Fraction, NotNegative, checked
+
 
 class OneCycle(Callback):
     r"""Let the learning rate rise and then fall once during training, and the momentum fall and then rise.
@@ -35,11 +37,8 @@ class OneCycle(Callback):
         Heinsen 2019, section 3.2, where w = 1/10; the momentum as in its code.
     """
 
-    def __init__(self, first: float = 1e-5, warmup: float = 0.1, momentum: float = 0.9):
-        if not first >= 0 or not 0 <= warmup <= 1 or not 0 <= momentum <= 1:
-            raise ValueError(
-                f"first must be at least 0, warmup and momentum from 0 to 1, got {first}, {warmup} and {momentum}"
-            )
+    @checked
+    def __init__(self, first: NotNegative = 1e-5, warmup: Fraction = 0.1, momentum: Fraction = 0.9):
         self.first, self.warmup, self.momentum = first, warmup, momentum
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from torchcaps.arguments import Count, checked
 from torchcaps.checks import one_line
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.stereo import (
@@ -52,7 +53,8 @@ class StereoToys(StereoData):
         DataError: a rendered file is damaged or cannot be written.
     """
 
-    def __init__(self, root: str | None = None, size: int = 48, **options: Any) -> None:
+    @checked
+    def __init__(self, root: str | None = None, size: Count = 48, **options: Any) -> None:
         if size < 8:
             raise ValueError(f"size must be at least 8 pixels, got {size}")
         self.shape = (2, size, size)

@@ -4,13 +4,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from torchcaps.arguments import CountOrZero, FloatTensor, checked
 from torchcaps.explain.axes import hide_ticks, show
 from torchcaps.explain.capsnet import TWEAKS, coefficient_maps, perturb
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 
 
 @torch.no_grad()
-def reconstructions_figure(network: ReconstructingCapsNet, images: Tensor, labels: Tensor) -> Figure:
+@checked
+def reconstructions_figure(network: ReconstructingCapsNet, images: FloatTensor, labels: Tensor) -> Figure:
     """Draw images above the reconstructions that the decoder makes from their most active class capsule."""
     prediction = network(images)
     reconstructions = network.reconstruct(prediction.capsules)
@@ -30,7 +32,8 @@ def reconstructions_figure(network: ReconstructingCapsNet, images: Tensor, label
 
 
 @torch.no_grad()
-def coefficients_figure(network: ReconstructingCapsNet, image: Tensor, label: int) -> Figure:
+@checked
+def coefficients_figure(network: ReconstructingCapsNet, image: FloatTensor, label: CountOrZero) -> Figure:
     """Draw where in one image each class capsule takes its input from: a map of coefficients for each class.
 
     :class:`torchcaps.explain.capsnet.CoefficientMaps` says what a map's values are.
@@ -59,7 +62,8 @@ def coefficients_figure(network: ReconstructingCapsNet, image: Tensor, label: in
     return figure
 
 
-def perturbations_figure(network: ReconstructingCapsNet, image: Tensor, label: int) -> Figure:
+@checked
+def perturbations_figure(network: ReconstructingCapsNet, image: FloatTensor, label: CountOrZero) -> Figure:
     """Draw a row for each entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4).
 
     The last column, which the paper does not have, is the difference of the last image and the first.

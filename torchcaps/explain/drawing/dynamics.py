@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.explain.dynamics import RoutingDynamics
 
 PER_LINE = 6  # panels; longer rows continue on the next line
@@ -16,6 +17,7 @@ BLUE = "tab:blue"
 Panel = tuple[str, RoutingDynamics]
 
 
+@checked
 def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]], names: Sequence[str] = ()) -> Figure:
     """Draw shares as gray bars and mean lengths as a blue line over the cosine, as in the paper's Figure 2.
 

@@ -5,15 +5,19 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
 
+from torchcaps.arguments import FloatTensor, checked
 from torchcaps.explain.axes import hide_ticks, show
 from torchcaps.explain.heatmaps import heatmaps
 
 PER_LINE = 10  # pictures; longer rows continue on the next line
 
 
-def heatmaps_figure(model: nn.Module, images: Tensor, titles: Sequence[str] = (), name: str | None = None) -> Figure:
+@checked
+def heatmaps_figure(
+    model: nn.Module, images: FloatTensor, titles: Sequence[str] = (), name: str | None = None
+) -> Figure:
     """Draw images above their heatmaps, the mean of all groups, as in the paper's Table 3.
 
     A single image has its heatmap beside it, and that of each group of channels too.

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.explain.axes import hide_ticks
 from torchcaps.explain.poses import PoseTrajectories, relative_changes
 from torchcaps.explain.scaling import mds
@@ -27,6 +28,7 @@ MAPS = {
 }
 
 
+@checked
 def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str] = ()) -> Figure:
     """Draw distance, norm and cosine to the first of each pose vector over the angle, as in the paper's Figures 6, 7.
 
@@ -72,6 +74,7 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
     return figure
 
 
+@checked
 def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[str] = ()) -> Figure:
     """Draw the pose vectors of one toy of each category in the plane, as in the paper's Figure 4.
 

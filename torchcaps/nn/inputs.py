@@ -1,0 +1,53 @@
+"""Checks of the tensors that layers and networks are given."""
+
+import torch
+from torch import Tensor
+
+from torchcaps.arguments import can_read, check_input, shown, shown_with_type
+from torchcaps.capsules import Capsules, as_logits
+
+
+def as_capsules(x: Capsules | Tensor, weight: Tensor) -> Capsules:
+    """Return the children of a layer: Capsules, or a tensor of poses as Capsules without scores.
+
+    Scores that are a bool mask become logits, inf for True and -inf for False.
+
+    Raises:
+        TypeError, ValueError: the poses or the scores do not fit the layer's weights, see `check_input`.
+    """
+    if not isinstance(x, (Capsules, Tensor)):
+        raise TypeError(f"expected Capsules or a tensor of poses, got {shown_with_type(x)}")
+    capsules = x if isinstance(x, Capsules) else Capsules(x)
+    check_input("poses", capsules.poses, weight)
+    if capsules.scores is None:
+        return capsules
+    return capsules._replace(scores=as_logits(capsules.scores, capsules.poses))
+
+
+def check_map(x: Tensor, channels: int, weight: Tensor) -> None:
+    """Check a feature map `(batch, channels, height, width)`, see also `check_input`."""
+    check_input("features", x, weight)
+    if x.dim() != 4 or x.shape[1] != channels:
+        raise ValueError(f"expected a map of shape (batch, {channels}, height, width), got {tuple(x.shape)}")
+
+
+def check_labels(labels: Tensor, classes: int, device: torch.device) -> None:
+    """Check class indices `(batch,)`: integers from 0 to classes - 1. Values are read on the CPU alone.
+
+    Raises:
+        TypeError: the labels are no tensor of integers.
+        ValueError: they have another shape or device, or are out of range.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor of class indices, got {shown_with_type(labels)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be class indices, integers, got {labels.dtype}: convert them by .long()")
+    if labels.dim() != 1:
+        raise ValueError(f"expected class indices of shape (batch,), got {shown(labels)}")
+    if labels.device != device:
+        raise ValueError(f"the labels are on {labels.device} and the scores on {device}: move them to one device")
+    if can_read(labels) and len(labels):
+        least, most = labels.aminmax()
+        if least < 0 or most >= classes:
+            wrong = int(least if least < 0 else most)
+            raise ValueError(f"labels must be from 0 to {classes - 1}, as there are {classes} classes, got {wrong}")
