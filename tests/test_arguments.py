@@ -6,13 +6,25 @@ soon as it exists.
 
 import math
 import pickle
+import warnings
 
 import calls
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from torchcaps import (
+    CapsuleLinear,
+    Capsules,
+    MarginLoss,
+    MaskedDecoder,
+    Prediction,
+    SpreadLoss,
+    squash,
+)
 from torchcaps.arguments import (
     Count,
     CountOrZero,
@@ -25,7 +37,16 @@ from torchcaps.arguments import (
     checked,
     kind_of,
 )
-from torchcaps.routing import DynamicRouting, Routing, Softmax
+from torchcaps.functional import (
+    dynamic_routing,
+    em_routing,
+    heinsen_routing,
+    inverted_attention_routing,
+    margin_loss,
+    spread_loss,
+    vector_norm_routing,
+)
+from torchcaps.routing import DynamicRouting, InvertedAttentionRouting, Routing, Softmax
 
 PUBLIC = calls.public_callables(calls.MODULES + calls.EXTRAS)
 # Building blocks of new algorithms, called in every iteration by code of this library.
@@ -120,3 +141,201 @@ def test_a_checked_function_is_the_same_otherwise():
 @checked
 def squash_all(x: Tensor, times: Count) -> Tensor:
     return x * times
+
+
+# ------------------------------------------------------------ inputs of layers and networks
+
+# A linear layer takes grids and sequences too; a pool has no weights whose device and precision its input needs.
+RIGHT = {
+    ("CapsuleLinear", "one dimension more"),
+    ("CapsuleLinear, matrices", "one dimension more"),
+    ("RoutingPool2d", "double"),
+    ("RoutingPool2d", "another device"),
+}
+
+
+@pytest.mark.parametrize("name", calls.CASES)
+def test_wrong_inputs(name):
+    case = calls.CASES[name]
+    layer, x = calls.build(case), torch.rand(case.shape)
+    assert all(y.isfinite().all() for y in calls.tensors(layer(x)))
+    for what, wrong in calls.wrong_inputs(x).items():
+        if (name, what) in RIGHT:
+            continue
+        with pytest.raises((TypeError, ValueError)) as error:
+            print(what, layer(wrong))
+        calls.assert_our_error(error.value)
+    if name != "RoutingPool2d":
+        with pytest.raises(TypeError, match=r"float64.*float32"):
+            layer(x.double())
+        with pytest.raises(ValueError, match="on meta and .*on cpu"):
+            layer(x.to("meta"))
+
+
+@pytest.mark.parametrize("name", ["CapsuleLinear", "CapsuleConv2d", "CapsuleConv1d", "CapsuleLinear, matrices"])
+def test_scores_and_masks(name):
+    case = calls.CASES[name]
+    layer, poses = calls.build(case), torch.rand(case.shape)
+    shape = case.shape[: -2 if "matrices" in name else -1]
+    mask = torch.rand(shape) > 0.3
+    expected = layer(Capsules(poses, torch.where(mask, torch.inf, -torch.inf)))
+    torch.testing.assert_close(layer(Capsules(poses, mask)).poses, expected.poses)
+    for wrong in (mask.int(), mask.tolist(), mask.numpy(), "mask", torch.zeros(shape, device="meta"), 1.0):
+        with pytest.raises((TypeError, ValueError)) as error:
+            layer(Capsules(poses, wrong))
+        calls.assert_our_error(error.value, "scores")
+    for wrong in (mask[:1], mask[..., None], mask[0], torch.zeros(())):
+        with pytest.raises(ValueError, match="scores of shape"):
+            layer(Capsules(poses, wrong))
+    with pytest.warns(UserWarning, match="as in a mask, but scores are logits"):
+        layer(Capsules(poses, mask.float()))
+    layer(Capsules(poses, torch.zeros(shape)))  # logits that are all 0 are usual
+    assert Capsules(poses, mask).activations.tolist() == mask.float().tolist()
+
+
+def test_votes_and_their_scores():
+    votes, mask = torch.rand(2, 3, 4, 5), torch.tensor([[True, True, False], [True, False, True]])
+    expected = dynamic_routing(votes, torch.where(mask, torch.inf, -torch.inf))
+    torch.testing.assert_close(dynamic_routing(votes, mask).poses, expected.poses)
+    betas = {"beta_a": torch.zeros(4), "beta_u": torch.zeros(4)}
+    for call in (
+        lambda: dynamic_routing(votes.long()),
+        lambda: dynamic_routing(votes[0, 0]),
+        lambda: dynamic_routing(votes[:, :0]),
+        lambda: dynamic_routing(votes, mask.long()),
+        lambda: dynamic_routing(votes, mask[:1]),
+        lambda: dynamic_routing(votes, torch.zeros(2, 3, device="meta")),
+        lambda: dynamic_routing(votes, bias=torch.zeros(3, 5)),
+        lambda: dynamic_routing(votes, bias=torch.zeros(4, 5, dtype=torch.long)),
+        lambda: dynamic_routing(votes, bias=torch.zeros(4, 5, device="meta")),
+        lambda: dynamic_routing(votes, first_logits=torch.zeros(2, 4)),
+        lambda: dynamic_routing(votes, iteration=3),
+        lambda: inverted_attention_routing(votes, weight=torch.ones(4)),
+        lambda: inverted_attention_routing(votes, bias=torch.ones(2, 5)),
+        lambda: inverted_attention_routing(votes, weight=torch.ones(5, device="meta")),
+        lambda: em_routing(votes, beta_a=torch.zeros(3), beta_u=torch.zeros(4)),
+        lambda: em_routing(votes, **{**betas, "beta_a": None}),
+        lambda: em_routing(votes, **{**betas, "beta_a": torch.zeros(4).bool()}),
+        lambda: em_routing(votes, **{**betas, "beta_u": torch.zeros(4, device="meta")}),
+        lambda: heinsen_routing(votes, beta_use=torch.zeros(2, 4)),
+        lambda: heinsen_routing(votes, beta_use=torch.zeros(4)),
+        lambda: vector_norm_routing(votes, sharpness=torch.ones(2)),
+        lambda: vector_norm_routing(votes, sharpness=torch.ones((), device="meta")),
+        lambda: em_routing(votes, 3, **betas),
+        lambda: squash(votes, 4),
+        lambda: squash(votes, -5),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            call()
+        calls.assert_our_error(error.value)
+
+
+def test_losses():
+    lengths, labels = torch.rand(3, 4), torch.tensor([3, 0, 1])
+    for loss in (margin_loss, spread_loss, MarginLoss(), SpreadLoss()):
+        for wrong in (
+            lengths.long(),
+            lengths[0],
+            lengths[:, :0],
+            lengths.numpy(),
+            Prediction(lengths),
+            None,
+            lengths[..., None],
+        ):
+            with pytest.raises((TypeError, ValueError)) as error:
+                loss(wrong, labels)
+            calls.assert_our_error(error.value)
+        for wrong in (
+            labels + 1,
+            labels - 1,
+            labels.float(),
+            labels > 0,
+            labels[:2],
+            labels[:, None],
+            labels.tolist(),
+            labels.to("meta"),
+            None,
+            2,
+            lengths + 1,
+            lengths.log(),
+        ):
+            with pytest.raises((TypeError, ValueError)) as error:
+                loss(lengths, wrong)
+            calls.assert_our_error(error.value)
+        loss(lengths, labels.int())
+        with pytest.raises(TypeError, match="got a Prediction: give one of its fields, scores, capsules"):
+            loss(Prediction(lengths), labels)
+    with pytest.raises(ValueError, match="lengths must be from 0 to 1, got -"):
+        margin_loss(torch.randn(3, 4), labels)
+    with pytest.raises(ValueError, match="negative_margin must be below positive_margin, got 0.9 and 0.1"):
+        margin_loss(lengths, labels, 0.1, 0.9)
+    capsules = CapsuleLinear(6, 4, 3, 8, InvertedAttentionRouting())(torch.rand(3, 6, 3))
+    with pytest.raises(ValueError, match="all lengths are 2.828, as after a LayerNorm"):
+        margin_loss(capsules.activations, labels)
+
+
+def test_decoder():
+    decoder = MaskedDecoder(3, 4, (1, 5, 5), (6,))
+    capsules, labels = Capsules(torch.rand(2, 3, 4)), torch.tensor([2, 0])
+    assert decoder(capsules, labels).shape == (2, 1, 5, 5)
+    for wrong in (
+        (capsules.poses, labels),
+        (Capsules(capsules.poses[:, :2]), labels),
+        (Capsules(capsules.poses.double()), labels),
+        (capsules, labels + 1),
+        (capsules, labels[:1]),
+        (capsules, labels.float()),
+        (capsules, 2),
+        (Prediction(torch.rand(2, 3), capsules), labels),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            decoder(*wrong)
+        calls.assert_our_error(error.value)
+
+
+# ------------------------------------------------------------ random calls
+
+
+def random_calls(number: int) -> None:
+    """Call layers and networks with random arguments and inputs, right and wrong ones."""
+
+    @settings(
+        max_examples=number, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.data())
+    def call(data):
+        name = data.draw(st.sampled_from(sorted(calls.CASES)), "case")
+        case = calls.CASES[name]
+        kinds = {x: k for x, k in calls.kinds(case.build).items() if x in calls.parameters(case.build)}
+        changed = {}
+        for argument in data.draw(st.lists(st.sampled_from(sorted(kinds)), max_size=3, unique=True), "arguments"):
+            odd = data.draw(st.integers(0, 3)) == 0
+            choices = calls.ODD if odd else calls.right_values(case.build, argument)
+            changed[argument] = choices[data.draw(st.integers(0, len(choices) - 1), argument)]
+        wrong = [argument for argument, value in changed.items() if not kinds[argument].fits(value)]
+        torch.manual_seed(0)
+        x = torch.rand(case.shape) + 0.1
+        inputs = {"right": x, "one sample": x[:1], "no samples": x[:0], "half": x.bfloat16(), **calls.wrong_inputs(x)}
+        which = data.draw(st.sampled_from(sorted(inputs)) if data.draw(st.booleans()) else st.just("right"), "input")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                layer = calls.build(case, **changed)
+                output = layer(inputs[which])
+        except (TypeError, ValueError, RuntimeError) as error:
+            calls.assert_our_error(error)
+            return
+        assert not wrong, f"{wrong} did not raise"
+        assert all(y.isfinite().all() for y in calls.tensors(output) if not y.is_meta), "not finite"
+        assert calls.tensors(output)[0].shape[0] == len(inputs[which]), "another number of samples"
+
+    call()
+
+
+def test_random_calls():
+    random_calls(700)
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_calls():
+    random_calls(10_000)

@@ -122,7 +122,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(instance: Any) -> None:
-    """Check the fields of a dataclass against their annotations; for its `__post_init__`."""
+    """Check the fields of a dataclass or of a named tuple against their annotations."""
     for name, kind in _kinds(get_type_hints(type(instance), include_extras=True)):
         if not kind.fits(getattr(instance, name)):
             raise refusal(name, getattr(instance, name), kind)
@@ -171,13 +171,11 @@ def kind_of(annotation: Any) -> Kind | None:
     if annotation in (None, types.NoneType):
         return Kind("None", lambda x: x is None, lambda x: x is None)
     if annotation is int:
-        return Kind("an int", _is_int, _is_int)
+        return Kind("an int", _is_int, lambda x: _is_int(x) and -(2**63) <= x < 2**63)
     if annotation is float:
         return Kind("a finite number", _is_number, lambda x: _is_number(x) and math.isfinite(x))
     if annotation is bool:
         return Kind("True or False", lambda x: isinstance(x, bool), lambda x: isinstance(x, bool))
-    if isinstance(annotation, type) and issubclass(annotation, tuple) and hasattr(annotation, "_fields"):
-        return _named_tuple(annotation)
     cls = origin or annotation
     if isinstance(cls, type) and cls is not object:
         return Kind(_a(cls), lambda x: isinstance(x, cls), lambda x: isinstance(x, cls))
@@ -278,16 +276,6 @@ def is_row(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and not hasattr(value, "_fields")
 
 
-def _named_tuple(cls: type) -> Kind:
-    fields = dict(_kinds(get_type_hints(cls, include_extras=True)))
-
-    def fits(value: Any) -> bool:
-        return isinstance(value, cls) and all(kind.fits(getattr(value, name)) for name, kind in fields.items())
-
-    inside = "; ".join(f"{name}: {kind.text}" for name, kind in fields.items() if "of at least" in kind.text)
-    return Kind(_a(cls) + (f" ({inside})" if inside else ""), lambda x: isinstance(x, cls), fits)
-
-
 def _function(result: Any) -> Kind:
     def fits(value: Any) -> bool:
         # A class makes an instance of itself: torch.optim.Adam makes an optimizer, but nn.ReLU no tensor.
@@ -327,14 +315,15 @@ def shown_with_type(value: Any) -> str:
     return shown(value) if value is None or isinstance(value, Tensor) else f"{shown(value)} ({type(value).__name__})"
 
 
-def check_input(name: str, x: Tensor, weight: Tensor | None) -> None:
+def check_input(name: str, x: Tensor, weight: Tensor | None, takes_half: bool = False) -> None:
     """Check the type, the device and the precision of the input of a layer.
 
     Args:
         name: what the input is, in the plural, for the message.
         x: the input.
-        weight: weights of the layer, or None if it has none. The input needs their device and their precision. It may
-            also be in half precision, and under autocast the two may differ.
+        weight: weights of the layer, or None if it has none. The input needs their device and, except under autocast,
+            their precision.
+        takes_half: whether the layer also takes inputs in half precision, whatever its weights are.
 
     Raises:
         TypeError: the input is no tensor, or its numbers are integers, complex or of another precision.
@@ -352,16 +341,14 @@ def check_input(name: str, x: Tensor, weight: Tensor | None) -> None:
             f"the {name} are on {x.device} and the layer's weights on {weight.device}: move one of them by "
             f".to({str(x.device)!r})"
         )
-    if x.dtype != weight.dtype and not _mixes(x, weight):
+    if x.dtype != weight.dtype and not (takes_half and x.dtype in HALF) and not _autocast(x, weight):
         raise TypeError(
             f"the {name} are {x.dtype} and the layer's weights {weight.dtype}: convert one of them by .to({x.dtype})"
         )
 
 
-def _mixes(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a layer takes an input of another precision than its weights."""
-    if x.dtype in HALF and weight.dtype not in HALF:
-        return True
+def _autocast(x: Tensor, weight: Tensor) -> bool:
+    """Return whether autocast converts an input and weights of different precisions."""
     device, low = x.device.type, (*HALF, torch.float32)
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return autocast and x.dtype in low and weight.dtype in low

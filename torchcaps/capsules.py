@@ -96,7 +96,7 @@ def as_logits(scores: Tensor, like: Any) -> Tensor:
         return torch.where(scores, inf, -inf)
     if not scores.is_floating_point():
         raise TypeError(f"scores must be logits or a bool mask, got {scores.dtype}: use mask.bool() for a mask")
-    if can_read(scores) and _is_mask(scores):
+    if scores.dim() and can_read(scores) and _is_mask(scores):
         warnings.warn(
             "the scores are all 0 or 1, as in a mask, but scores are logits: 0 stands for a capsule that is present "
             "with probability 0.5. Use mask.bool() for a mask",

@@ -93,6 +93,8 @@ def vector_norm_routing(
     """
     if not isinstance(sharpness, Tensor):
         return _run(VectorNormRouting(sharpness=sharpness, **options), votes, scores, return_coefficients)
+    if sharpness.numel() != 1:
+        raise ValueError(f"expected one number as sharpness, got {tuple(sharpness.shape)}")
     return _run(VectorNormRouting(**options), votes, scores, return_coefficients, sharpness=sharpness)
 
 
@@ -128,6 +130,9 @@ def inverted_attention_routing(
     if first_poses is not None:
         _check("first_poses", first_poses, ("batch or 1", "parents", "features"), tuple(zeros.shape), free=(0, 1, 2))
         options["start"] = "learned"
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            _check(name, value, ("features",), tuple(zeros.shape[2:]))
     values = {
         "weight": zeros.new_ones(zeros.shape[2]) if weight is None else weight,
         "bias": zeros.new_zeros(zeros.shape[2]) if bias is None else bias,
@@ -189,6 +194,9 @@ def heinsen_routing(
 def _run(
     routing: Routing, votes: Tensor | Votes, scores: Tensor | None, return_coefficients: bool, **values: Tensor | None
 ) -> Capsules:
+    for name, value in values.items():
+        if value is not None and value.device != votes.device:
+            raise ValueError(f"{name} is on {value.device} and the votes are on {votes.device}: move one of them")
     return routing.with_values(**values)(votes, scores, return_coefficients)
 
 

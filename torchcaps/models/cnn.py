@@ -147,5 +147,5 @@ class FeatureClassifier(nn.Module):
         self.image_shape, self.least = image_shape, least
 
     def forward(self, images: Tensor) -> Prediction:
-        check_images(images, self.image_shape, next(self.parameters()), self.least)
+        check_images(images, self.image_shape, next(self.parameters(), None), self.least)
         return Prediction(self.classifier(self.features(images)))

@@ -110,7 +110,7 @@ class StereoCapsNet(PartsCapsNet):
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """Return the children on a grid, `(batch, parts, rows, columns, 4, 4)`, with scores; 9x9 for 96x96 pixels."""
-        check_images(images, (self.in_channels, None, None), next(self.parameters()), LEAST)
+        check_images(images, (self.in_channels, None, None), next(self.parameters(), None), LEAST)
         features = self.features(with_coordinates(images))
         poses = self.poses(features).unflatten(1, (-1, 4, 4)).movedim((2, 3), (-2, -1))
         return Capsules(poses, self.scores(features))
@@ -152,7 +152,7 @@ class StereoCNN(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Prediction:
-        check_images(images, (self.in_channels, None, None), next(self.parameters()), LEAST)
+        check_images(images, (self.in_channels, None, None), next(self.parameters(), None), LEAST)
         return Prediction(self.classifier(self.features(with_coordinates(images))))
 
 
@@ -220,6 +220,10 @@ class EmbeddingCapsNet(PartsCapsNet):
         nn.init.zeros_(linear.bias)
         self.detector = nn.Sequential(linear, nn.SiLU(), nn.LayerNorm(features))
 
+    def reset_parameters(self) -> None:
+        """Set the embeddings of the layers to zero, as at the beginning."""
+        nn.init.zeros_(self.depth)
+
     @checked
     def forward(
         self, embeddings: Tensor, mask: Tensor | None = None, *, return_coefficients: bool = False
@@ -281,7 +285,7 @@ class EmbeddingMean(nn.Module):
 
 def _check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:
     """Check the inputs of a network whose weights `(layers, width)` are given."""
-    check_input("embeddings", embeddings, weight)
+    check_input("embeddings", embeddings, weight, takes_half=True)
     if embeddings.dim() != 4 or embeddings.shape[2:] != weight.shape or not embeddings.shape[1]:
         layers, width = weight.shape
         raise ValueError(

@@ -9,13 +9,14 @@ ImageShape = tuple[Count | None, Count | None, Count | None]
 ANY_IMAGE: ImageShape = (None, None, None)
 
 
-def check_images(images: Tensor, shape: ImageShape, weight: Tensor, least: int = 1) -> None:
+def check_images(images: Tensor, shape: ImageShape, weight: Tensor | None, least: int = 1) -> None:
     """Check a batch of images, see also :func:`torchcaps.arguments.check_input`.
 
     Args:
         images: the images.
         shape: channels, height and width that the network takes.
-        weight: a parameter of the network, whose device and precision the images need.
+        weight: a parameter of the network, whose device and precision the images need; None if it has none, as the
+            replicas of `nn.DataParallel` do.
         least: least height and width.
 
     Raises:

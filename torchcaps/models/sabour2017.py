@@ -132,7 +132,7 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Prediction:
-        check_images(images, self.image_shape, next(self.parameters()))
+        check_images(images, self.image_shape, next(self.parameters(), None))
         return Prediction(self.classifier(self.features(images).flatten(1)))
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Positive, check_input, checked
+from torchcaps.arguments import Count, Positive, check_fields, check_input, checked
 from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.nn.transport import Cost, feature_kl, sinkhorn_divergence
 
@@ -84,6 +84,8 @@ class AgreementUnit(nn.Module):
         capsule_generator: bool = True,
     ):
         super().__init__()
+        for shape in (lower, higher):
+            check_fields(shape)
         self.lower, self.higher, self.divergence = lower, higher, divergence
         self.cost, self.eps, self.iterations = cost, eps, iterations
         self.debias, self.plan_gradient = debias, plan_gradient
@@ -106,7 +108,7 @@ class AgreementUnit(nn.Module):
 
     def forward(self, lower: Tensor, higher: Tensor) -> Tensor:
         for which, x, expected in (("lower", lower, self.lower), ("higher", higher, self.higher)):
-            check_input(f"{which} layer's maps", x, next(self.parameters()))
+            check_input(f"{which} layer's maps", x, next(self.parameters(), None))
             if tuple(x.shape[1:]) != expected[:3]:
                 shape = ", ".join(map(str, expected[:3]))
                 raise ValueError(f"expected the {which} layer's map of shape (batch, {shape}), got {tuple(x.shape)}")

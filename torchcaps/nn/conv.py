@@ -58,7 +58,7 @@ class _CapsuleConv(CapsuleLayer):
 
     def votes(self, capsules: Capsules | Tensor) -> LazyVotes:
         """Return the votes of the children of each window for the parents at its position."""
-        capsules = as_capsules(capsules, self.weight)
+        capsules = as_capsules(capsules, self.weight, takes_half=True)
         poses, scores = capsules.poses, capsules.scores
         self._check(poses, scores)
         line = len(self.sides) == 1

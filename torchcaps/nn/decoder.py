@@ -50,7 +50,7 @@ class MaskedDecoder(nn.Module):
     @checked
     def forward(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
         shape = tuple(capsules.poses.shape)
-        check_input("poses", capsules.poses, next(self.parameters()))
+        check_input("poses", capsules.poses, next(self.parameters(), None))
         if len(shape) not in (3, 4) or shape[1] != self.classes or math.prod(shape[2:]) != self.features:
             raise ValueError(
                 f"expected poses of shape (batch, {self.classes}, *pose) with {self.features} numbers in a pose, "

@@ -154,7 +154,7 @@ class CapsuleBlock2d(nn.Module):
                 f"expected poses of shape (batch, {self.capsules}, height, width, {self.in_pose}), "
                 f"got {tuple(poses.shape)}"
             )
-        if min(poses.shape[2:4]) + 2 * self.padding < self.kernel_size:
+        if min(poses.shape[2:4]) < 1 or min(poses.shape[2:4]) + 2 * self.padding < self.kernel_size:
             raise ValueError(
                 f"a grid of {poses.shape[2]}x{poses.shape[3]} is too small for kernel_size={self.kernel_size} and "
                 f"padding={self.padding}"

@@ -7,7 +7,7 @@ from torchcaps.arguments import can_read, check_input, shown, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
 
 
-def as_capsules(x: Capsules | Tensor, weight: Tensor) -> Capsules:
+def as_capsules(x: Capsules | Tensor, weight: Tensor, takes_half: bool = False) -> Capsules:
     """Return the children of a layer: Capsules, or a tensor of poses as Capsules without scores.
 
     Scores that are a bool mask become logits, inf for True and -inf for False.
@@ -18,7 +18,7 @@ def as_capsules(x: Capsules | Tensor, weight: Tensor) -> Capsules:
     if not isinstance(x, (Capsules, Tensor)):
         raise TypeError(f"expected Capsules or a tensor of poses, got {shown_with_type(x)}")
     capsules = x if isinstance(x, Capsules) else Capsules(x)
-    check_input("poses", capsules.poses, weight)
+    check_input("poses", capsules.poses, weight, takes_half)
     if capsules.scores is None:
         return capsules
     return capsules._replace(scores=as_logits(capsules.scores, capsules.poses))
@@ -27,7 +27,7 @@ def as_capsules(x: Capsules | Tensor, weight: Tensor) -> Capsules:
 def check_map(x: Tensor, channels: int, weight: Tensor) -> None:
     """Check a feature map `(batch, channels, height, width)`, see also `check_input`."""
     check_input("features", x, weight)
-    if x.dim() != 4 or x.shape[1] != channels:
+    if x.dim() != 4 or x.shape[1] != channels or 0 in x.shape[2:]:
         raise ValueError(f"expected a map of shape (batch, {channels}, height, width), got {tuple(x.shape)}")
 
 

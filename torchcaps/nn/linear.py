@@ -137,7 +137,7 @@ class CapsuleLinear(CapsuleLayer):
     @checked
     def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LazyVotes:
         """Return the votes of all children for all parents."""
-        capsules = as_capsules(capsules, self.weight)
+        capsules = as_capsules(capsules, self.weight, takes_half=True)
         self._check(capsules)
         rows, d = matrix_shape(self.in_pose)
         poses = capsules.poses.flatten(1, -1 - len(self.in_pose))

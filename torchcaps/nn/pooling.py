@@ -105,6 +105,8 @@ class RoutingPool2d(nn.Module):
         if x.dim() != 4:
             raise ValueError(f"expected a map of shape (batch, channels, height, width), got {tuple(x.shape)}")
         batch, channels, height, width = x.shape
+        if not height * width:
+            raise ValueError(f"expected a map with at least one position, got {tuple(x.shape)}")
         if channels % self.features:
             raise ValueError(f"the number of channels must be a multiple of features={self.features}, got {channels}")
         groups = channels // self.features

@@ -52,6 +52,7 @@ class PrimaryCapsules(nn.Module):
     ):
         super().__init__()
         self.in_channels, self.out_capsules, self.out_pose = in_channels, out_capsules, pose_shape(out_pose)
+        self.padding = (padding, padding) if isinstance(padding, int) else tuple(padding)
         self.features = math.prod(self.out_pose)
 
         def conv(channels: int) -> nn.Conv2d:
@@ -63,6 +64,12 @@ class PrimaryCapsules(nn.Module):
 
     def forward(self, features: Tensor) -> Capsules:
         check_map(features, self.in_channels, self.pose_conv.weight)
+        padded = (size + 2 * padding for size, padding in zip(features.shape[2:], self.padding, strict=True))
+        if any(size < kernel for size, kernel in zip(padded, self.pose_conv.kernel_size, strict=True)):
+            raise ValueError(
+                f"a map of {features.shape[2]}x{features.shape[3]} is too small for "
+                f"kernel_size={self.pose_conv.kernel_size} and padding={self.padding}"
+            )
         poses = self.pose_conv(features).unflatten(1, (self.out_capsules, self.features)).movedim(2, -1)
         if self.normalization is not None:
             poses = self.normalization(poses)

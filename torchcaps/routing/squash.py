@@ -28,6 +28,10 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
     Reference:
         Sabour et al. 2017, equation 1.
     """
+    if not -s.dim() <= dim < s.dim():
+        raise ValueError(
+            f"dim must be from {-s.dim()} to {s.dim() - 1} for a tensor of shape {tuple(s.shape)}, got {dim}"
+        )
     x = at_least_float32(s)
     return (_squash(x, dim) if is_traced() else _Squash.apply(x, dim)).to(s.dtype)
 
