@@ -290,6 +290,8 @@ def _a(cls: type) -> str:
     if cls is str:
         return "text"
     name = "tensor" if cls is Tensor else cls.__name__
+    if name.endswith("s") and not name.endswith("ss"):  # Capsules, Votes
+        return name
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
