@@ -22,7 +22,10 @@ from torchcaps import (
     MarginLoss,
     MaskedDecoder,
     Prediction,
+    PrimaryCapsules,
+    RoutingPool2d,
     SpreadLoss,
+    VectorNormRouting,
     squash,
 )
 from torchcaps.arguments import (
@@ -291,6 +294,16 @@ def test_decoder():
         with pytest.raises((TypeError, ValueError)) as error:
             decoder(*wrong)
         calls.assert_our_error(error.value)
+
+
+def test_functions_that_change_the_shape():
+    for layer, x in (
+        (PrimaryCapsules(2, 2, 4, normalization=lambda poses: poses.sum(-1)), torch.rand(2, 2, 4, 4)),
+        (RoutingPool2d(2, activation=torch.Tensor.tolist), torch.rand(2, 4, 4, 4)),
+        (CapsuleLinear(3, 2, 4, 4, VectorNormRouting(activation=lambda s: s[:1])), torch.rand(2, 3, 4)),
+    ):
+        with pytest.raises(ValueError, match="(normalization|activation) must return a tensor of the shape"):
+            layer(x)
 
 
 # ------------------------------------------------------------ random calls

@@ -171,9 +171,9 @@ def kind_of(annotation: Any) -> Kind | None:
     if annotation in (None, types.NoneType):
         return Kind("None", lambda x: x is None, lambda x: x is None)
     if annotation is int:
-        return Kind("an int", _is_int, lambda x: _is_int(x) and -(2**63) <= x < 2**63)
+        return Kind("an int", _is_int, lambda x: _is_int(x) and _has_64_bits(x))
     if annotation is float:
-        return Kind("a finite number", _is_number, lambda x: _is_number(x) and math.isfinite(x))
+        return Kind("a finite number", _is_number, lambda x: _is_number(x) and math.isfinite(x) and _has_64_bits(x))
     if annotation is bool:
         return Kind("True or False", lambda x: isinstance(x, bool), lambda x: isinstance(x, bool))
     cls = origin or annotation
@@ -188,6 +188,10 @@ def _is_int(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _has_64_bits(value: Any) -> bool:
+    return not isinstance(value, int) or -(2**63) <= value < 2**63  # PyTorch takes no larger ints
 
 
 def _with_condition(base: Any, condition: Any) -> Kind | None:
@@ -354,6 +358,17 @@ def _autocast(x: Tensor, weight: Tensor) -> bool:
     device, low = x.device.type, (*HALF, torch.float32)
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return autocast and x.dtype in low and weight.dtype in low
+
+
+def apply(name: str, function: Callable[[Tensor], Tensor] | None, x: Tensor) -> Tensor:
+    """Apply a function that a user gave as an argument, and check that it keeps the shape; None is the identity."""
+    if function is None:
+        return x
+    y = function(x)
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        got = tuple(y.shape) if isinstance(y, Tensor) else shown_with_type(y)
+        raise ValueError(f"{name} must return a tensor of the shape that it is given, {tuple(x.shape)}, got {got}")
+    return y
 
 
 def can_read(x: Tensor) -> bool:

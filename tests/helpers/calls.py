@@ -205,7 +205,7 @@ def right_values(thing: Callable[..., Any], name: str) -> list[Any]:
         "sequential",
         "concurrent",
     ]
-    other = [squash, nn.LayerNorm(4), torch.float32, torch.float64, torch.bfloat16, "max", "average", "routing"]
+    other = [squash, nn.Tanh(), torch.float32, torch.float64, torch.bfloat16, "max", "average", "routing"]
     return [x for x in (*small, *named, *other, parameters(thing)[name].default) if kinds(thing)[name].fits(x)]
 
 

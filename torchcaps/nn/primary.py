@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Device, FloatType, checked
+from torchcaps.arguments import Count, CountOrZero, Device, FloatType, apply, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import check_map
 from torchcaps.nn.pose import Pose, pose_shape, show_pose
@@ -71,8 +71,7 @@ class PrimaryCapsules(nn.Module):
                 f"kernel_size={self.pose_conv.kernel_size} and padding={self.padding}"
             )
         poses = self.pose_conv(features).unflatten(1, (self.out_capsules, self.features)).movedim(2, -1)
-        if self.normalization is not None:
-            poses = self.normalization(poses)
+        poses = apply("normalization", self.normalization, poses)
         scores = None if self.score_conv is None else self.score_conv(features)
         return Capsules(poses.unflatten(-1, self.out_pose), scores)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import CountOrZero, NotNegative, checked
+from torchcaps.arguments import CountOrZero, NotNegative, apply, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Dot, Softmax, Votes, normalize
 from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
@@ -79,7 +79,7 @@ class VectorNormRouting(Routing):
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         s = votes.weighted_sum(agreement, "children")  # line 5 (and 10)
         after = Dot.add(agreement, normalize(s), unit=True)  # lines 6, 8
-        return votes.capsules(s if self.activation is None else self.activation(s)), after  # line 11
+        return votes.capsules(apply("activation", self.activation, s)), after  # line 11
 
     def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
         """Route children to one parent with their own poses as votes: `forward` as one autograd function.
@@ -93,4 +93,4 @@ class VectorNormRouting(Routing):
             The parent's pose `(n, features)`.
         """
         total = pool_by_agreement(poses, self.iterations, self.scale(1), present)
-        return total if self.activation is None else self.activation(total.unsqueeze(1)).squeeze(1)
+        return apply("activation", self.activation, total.unsqueeze(1)).squeeze(1)
