@@ -106,9 +106,8 @@ def as_logits(scores: Tensor, like: Any) -> Tensor:
 
 
 def _is_mask(scores: Tensor) -> bool:
-    # Of most scores the first sample alone says that they are no mask, so that this costs no pass over them.
-    first = scores[:1]
-    if ((first != 0) & (first != 1)).any():
+    # Of most scores the first number says that they are no mask, so that this costs no pass over them.
+    if scores.numel() == 0 or scores.detach()[(0,) * scores.dim()].item() not in (0, 1):
         return False
     return bool(((scores == 0) | (scores == 1)).all()) and bool((scores == 1).any())
 

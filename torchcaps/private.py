@@ -15,9 +15,28 @@ def register_namedtuple(cls: type, name: str) -> None:
 
 def is_traced() -> bool:
     """Return whether the running code is compiled, traced or transformed, and must therefore use PyTorch's own
-    operators. Only the private function knows about the transforms of `torch.func`."""
-    transformed: bool = torch._C._are_functorch_transforms_active()
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed
+    functions of autograd."""
+    return torch.compiler.is_compiling() or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Return whether the running code is traced by `torch.jit.trace`, exported to ONNX, transformed by `torch.func` or
+    differentiated in forward mode, and must therefore use PyTorch's own operators. Only private names tell about the
+    last two."""
+    transformed: bool = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return torch.jit.is_tracing() or transformed or (is_exported() and torch.onnx.is_in_onnx_export())
+
+
+def is_batched(x: Tensor) -> bool:
+    """Return whether a tensor stands for a batch of tensors, in `torch.vmap` or for `is_grads_batched=True`. There is
+    no public function for this."""
+    batched: bool = torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
+    return batched
+
+
+def is_exported() -> bool:
+    """Return whether the running code is exported by `torch.export`."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def softmax_backward(gradient: Tensor, result: Tensor) -> Tensor:

@@ -213,7 +213,7 @@ NOTHING = {
     "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "slice", "select", "unsqueeze", "squeeze", "detach",
     "alias", "reshape", "_reshape_alias", "unflatten", "flatten", "movedim", "resolve_conj", "resolve_neg",
     "lift_fresh", "contiguous", "to", "_to_copy", "narrow", "unbind", "split", "view_as", "result_type", "resize_",
-    "as_strided_", "einsum", "matmul", "linear", "chunk", "swapaxes",
+    "as_strided_", "einsum", "matmul", "linear", "chunk", "swapaxes", "item", "_local_scalar_dense",
 }  # fmt: skip
 
 

@@ -5,11 +5,12 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from torchcaps.arguments import checked
+from torchcaps.checks import check_choice
 from torchcaps.ops import native
 from torchcaps.private import constant_when_compiled, is_transformed
 
@@ -25,10 +26,6 @@ OLDEST = (8, 0)  # lowest compute capability that the kernels are compiled and t
 # Most numbers of a vote, and most weights from a child to one parent. Larger kernels run out of registers and take
 # minutes to compile.
 MOST_FEATURES, MOST_WEIGHTS = 64, 512
-
-# A traced module has the sizes of its input wherever they enter the computation. What torch.jit.trace warns about are
-# the checks of shapes, which the traced module does without.
-warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"torchcaps\.")
 
 _warned: set[str] = set()
 # Backends of the contexts that are open, in the order in which they were entered. Threads may leave theirs in another
@@ -122,8 +119,9 @@ def choose_backend(
         sizes: rows and columns of the children's poses, and columns of the votes; None: do not check them.
 
     Raises:
-        ValueError: the backend cannot run here.
+        ValueError: there is no such backend, or it cannot run here.
     """
+    check_choice("backend", backend, get_args(Backend))
     if backend == "auto":
         backend = ["auto", *_entered.values()][-1]
     if is_transformed() and backend != "reference":

@@ -230,7 +230,7 @@ class LazyVotes(Votes):
         else:
             total = self._vote_sum()
         if softmax == "parents":
-            return total / (self.parents + leaky)
+            return total / (self.parents + int(leaky))  # torch.jit.trace cannot add a bool
         if self.gates is None:
             return total / self.children
         return total / nonzero(self.gates.sum(1))[:, None, None]

@@ -16,6 +16,7 @@ from torch.library import Library
 from torchcaps.ops import native, tiled, triton
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off
+from torchcaps.private import is_batched
 
 Parents = tuple[Tensor | None, ...]
 Tensors = tuple[Tensor, ...]
@@ -224,6 +225,11 @@ def _differentiate(
     if torch.is_grad_enabled():
         raise RuntimeError(
             "votes that are not stored have no second derivatives (create_graph=True): use backend='reference'"
+        )
+    if any(grad is not None and is_batched(grad) for grad in grads):
+        raise RuntimeError(
+            "votes that are not stored have no batched gradients (is_grads_batched=True, vectorize=True): use "
+            "backend='reference'"
         )
     reduction = cast(Operators, ctx.operators).reduction
     results, tensors = ctx.saved_tensors[: reduction.kept], ctx.saved_tensors[reduction.kept :]
