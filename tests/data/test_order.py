@@ -1,6 +1,7 @@
 """Orders of samples and random numbers in batches: they depend on seed, epoch and batch, not on what came before."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from lightning import LightningModule, Trainer
 from torch import Tensor
 
 from torchcaps.data import Digits
-from torchcaps.data.order import ByLength, NewImages, Order
+from torchcaps.data.order import AsStored, ByLength, NewImages, Order
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 41)
 
@@ -86,33 +87,44 @@ def test_a_position_goes_before_the_epoch_that_was_set():
     assert epoch_of(order, 1) == epoch_of(an_order(), 5)
 
 
+@shuffled
 @pytest.mark.parametrize("processes", [2, 3, 4, 50])
-def test_processes_share_the_samples(processes):
-    whole_epoch = epoch_of(an_order(), 1)
-    shares = [epoch_of(an_order(processes=processes, rank=rank), 1) for rank in range(processes)]
-    assert {len(share) for share in shares} == {len(an_order(processes=processes))}
-    in_turn = [sample for turn in zip(*shares, strict=True) for sample in turn]
-    assert in_turn[:41] == whole_epoch
-    assert in_turn[41:] == whole_epoch[: len(in_turn) - 41]
-    assert len(in_turn) - 41 < processes
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+def test_processes_share_the_batches_of_one(kind, processes, batch_size):
+    """Batch k of all processes is batch k of a single process whose batches are as large; none is there twice."""
+    size = batch_size * processes
+    alone = epoch_of(an_order(kind, batch_size=size), 1)
+    orders = [an_order(kind, batch_size=batch_size, processes=processes, rank=rank) for rank in range(processes)]
+    shares = [epoch_of(order, 1) for order in orders]
+    assert [len(share) for share in shares] == [len(order) for order in orders]
+    assert {math.ceil(len(share) / batch_size) for share in shares} == {math.ceil(41 / size)}  # none waits for another
+    for k, start in enumerate(range(0, 41, size)):
+        own = []
+        for order, share in zip(orders, shares, strict=True):
+            count, together = order.share(k)
+            taken = share[k * batch_size : (k + 1) * batch_size]
+            assert together == len(alone[start : start + size])
+            assert len(taken) == max(count, 1)
+            own += taken[:count]
+        assert sorted(own) == sorted(alone[start : start + size])
 
 
 def test_more_than_twice_as_many_processes_as_samples():
-    shares = [epoch_of(an_order(samples=2, processes=5, rank=rank), 0) for rank in range(5)]
+    orders = [an_order(samples=2, processes=5, rank=rank) for rank in range(5)]
+    shares = [epoch_of(order, 0) for order in orders]
     assert [len(share) for share in shares] == [1] * 5
-    assert {sample for share in shares for sample in share} == {0, 1}
+    assert sorted(share[0] for share in shares[:2]) == [0, 1]
+    assert [order.share(0) for order in orders] == [(1, 2), (1, 2), (0, 2), (0, 2), (0, 2)]
 
 
-@pytest.mark.parametrize("processes", [2, 3, 50])
-def test_processes_share_batches_of_equal_length(processes):
-    batches = an_order(ByLength).of_process(1).split(4)
-    shares = [an_order(ByLength, processes=processes, rank=rank).of_process(1).split(4) for rank in range(processes)]
-    assert len({len(share) for share in shares}) == 1
-    in_turn = [tuple(batch.tolist()) for turn in zip(*shares, strict=True) for batch in turn]
-    assert in_turn[: len(batches)] == [tuple(batch.tolist()) for batch in batches]
-    assert set(in_turn) == {tuple(batch.tolist()) for batch in batches}
-    for rank, share in enumerate(shares):
-        assert len(an_order(ByLength, processes=processes, rank=rank)) >= sum(len(batch) for batch in share)
+def test_a_test_is_in_the_order_of_the_data():
+    orders = [AsStored(7, 2, 3, rank) for rank in range(3)]
+    assert [list(order) for order in orders for _ in range(2)] == [[0, 3, 6]] * 2 + [[1, 4, 0]] * 2 + [[2, 5, 1]] * 2
+    assert [[order.share(k) for k in range(2)] for order in orders] == [
+        [(2, 6), (1, 1)],
+        [(2, 6), (0, 1)],
+        [(2, 6), (0, 1)],
+    ]
 
 
 def test_batches_are_of_about_equal_length():

@@ -163,18 +163,18 @@ def test_batches_of_equal_length(count):
 
 @pytest.mark.parametrize("count", [7, 20, 41, 2345])
 def test_batches_of_equal_length_in_several_processes(count):
-    """Each process takes the same number of whole batches. Every text comes once before the first ones repeat."""
+    """Three processes have together the batches of one process whose batches are three times as large."""
     lengths = torch.randint(1, 50, (count,), generator=torch.Generator().manual_seed(0)).numpy()
-    alone = list(ByLength(lengths, 20, seed=0))
+    alone = list(ByLength(lengths, 60, seed=0))
     samplers = [ByLength(lengths, 20, seed=0, processes=3, rank=rank) for rank in range(3)]
     orders = [list(sampler) for sampler in samplers]
     batches = [[order[i : i + 20] for i in range(0, len(order), 20)] for order in orders]
     turns = -(-count // 60)
     assert [len(mine) for mine in batches] == [turns] * 3
     assert [-(-len(sampler) // 20) for sampler in samplers] == [turns] * 3  # as a DataLoader expects
-    given = [batch for turn in zip(*batches, strict=True) for batch in turn]
-    expected = [alone[i : i + 20] for i in range(0, count, 20)]
-    assert given == [expected[k % len(expected)] for k in range(3 * turns)]
+    for k, parts in enumerate(zip(*batches, strict=True)):
+        own = [part[: sampler.share(k)[0]] for part, sampler in zip(parts, samplers, strict=True)]
+        assert sorted(sample for part in own for sample in part) == sorted(alone[60 * k : 60 * k + 60])
     assert isinstance(samplers[0], torch.utils.data.DistributedSampler)  # which Lightning does not replace
 
 

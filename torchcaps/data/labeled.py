@@ -9,8 +9,9 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from torchcaps.arguments import Count, CountOrZero, checked
 from torchcaps.checks import check_choice
-from torchcaps.data.order import Order
+from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
 
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
@@ -65,7 +66,11 @@ class LabeledData(LightningDataModule):
     Training batches are shuffled. With a Trainer, the run's seed and the epoch determine the order of the samples. For
     every training batch torch's generators get a new seed, made of the run's seed, the epoch, the batch and the
     process. A resumed run therefore has the same augmentation, mixup and dropout as one that was never interrupted. A
-    checkpoint contains the seed. The seed of a new run is that of torch's default generator when the run begins.
+    checkpoint contains the seed, and the batch size of all processes together. The seed of a new run is that of torch's
+    default generator when the run begins.
+
+    With several processes, a batch of each has `batch_size` samples. Their batches number k together are batch number k
+    of one process with batches that are as large as theirs together; see `Order`.
 
     A subclass that overrides `on_before_batch_transfer`, `state_dict` or `load_state_dict` must call those of this
     class.
@@ -80,12 +85,9 @@ class LabeledData(LightningDataModule):
 
     classes: int
 
-    def __init__(self, batch_size: int = 128, num_workers: int = 0) -> None:
+    @checked
+    def __init__(self, batch_size: Count = 128, num_workers: CountOrZero = 0) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if num_workers < 0:
-            raise ValueError(f"num_workers must be 0 or more, got {num_workers}")
         self.batch_size, self.num_workers = batch_size, num_workers
         self.train_set: LabeledSet | None = None
         self.val_set: LabeledSet | None = None
@@ -99,6 +101,11 @@ class LabeledData(LightningDataModule):
         """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
+    @property
+    def batch_size_together(self) -> int:
+        """Samples in a batch of all processes of the Trainer together."""
+        return self.batch_size * (self.trainer.world_size if self.trainer else 1)
+
     def train_dataloader(self) -> DataLoader[Batch]:
         order = self.order()
         if self._order is not None:
@@ -107,10 +114,10 @@ class LabeledData(LightningDataModule):
         return self._loader(self.part("fit"), order)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return self._loader(self.part("validate"))
+        return self._in_order("validate")
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.part("test"))
+        return self._in_order("test")
 
     def part(self, stage: str) -> Dataset[Batch]:
         """Return the samples that the loader of a stage reads: "fit", "validate" or "test"."""
@@ -152,7 +159,7 @@ class LabeledData(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._seed is None else {"seed": self._seed}
+        return {} if self._seed is None else {"seed": self._seed, "batch_size": self.batch_size_together}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "seed" in state_dict:
@@ -165,6 +172,14 @@ class LabeledData(LightningDataModule):
         if samples is None:
             raise RuntimeError(f'the data is not loaded yet: call data.setup("{stage}") first')
         return samples
+
+    def _in_order(self, stage: str) -> DataLoader[Batch]:
+        """Return the loader of a validation or test set. Several processes take its samples in turn."""
+        samples: Any = self.part(stage)
+        if self.trainer is None or self.trainer.world_size == 1:
+            return self._loader(samples)
+        share = AsStored(len(samples), self.batch_size, self.trainer.world_size, self.trainer.global_rank)
+        return self._loader(samples, share)
 
     def _loader(self, samples: Dataset[Batch], order: Order | None = None) -> DataLoader[Batch]:
         return DataLoader(

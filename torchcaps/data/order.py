@@ -1,8 +1,6 @@
-"""Orders of the training samples. They depend on the run's seed and the epoch only, so a resumed run continues them."""
+"""Orders of samples. They depend on the run's seed and the epoch only, so a resumed run continues them."""
 
-import math
 from collections.abc import Callable, Iterator
-from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -17,7 +15,11 @@ class Order(DistributedSampler[int]):
 
     An iteration begins at the epoch and batch that `position` returns; in a resumed run this may be within an epoch. If
     `position` returns None, an iteration is a whole epoch: that of `set_epoch`, or the one after the last iteration's.
-    Several processes take the samples in turn. The first samples are repeated if the last turn has too few.
+
+    Several processes take the samples in turn. Their batches number k together are therefore batch number k of a single
+    process whose batches are as large as theirs together. All processes have equally many batches: where the last
+    samples are fewer than the processes, each of the others gets a sample that it has had before, which `share` does
+    not count.
 
     The class is a DistributedSampler because Lightning replaces other samplers when there are several processes.
 
@@ -43,12 +45,18 @@ class Order(DistributedSampler[int]):
         self.samples, self.batch_size, self.position = samples, batch_size, position
 
     def __len__(self) -> int:
-        return math.ceil(self.samples / self.num_replicas)
+        own = len(range(self.rank, self.samples, self.num_replicas))
+        return own + (0 < self._in_batch(self._last) <= self.rank)
 
     def __iter__(self) -> Iterator[int]:
         epoch, batch = self.position() or (self.epoch, 0)
         self.epoch = epoch + 1
         return iter(self.of_process(epoch)[batch * self.batch_size :].tolist())
+
+    def share(self, batch: int) -> tuple[int, int]:
+        """Return how many samples of a batch are this process's own, and how many all processes have in it together."""
+        together = self._in_batch(batch)
+        return len(range(self.rank, together, self.num_replicas)), together
 
     def of_epoch(self, epoch: int) -> Tensor:
         """Return the order of an epoch over all processes: indices `(samples,)`."""
@@ -63,6 +71,34 @@ class Order(DistributedSampler[int]):
         """Return the random generator of an epoch's order."""
         return torch.Generator().manual_seed(stream(self.seed, epoch))
 
+    @property
+    def _together(self) -> int:
+        """Batch size of all processes together."""
+        return self.batch_size * self.num_replicas
+
+    @property
+    def _last(self) -> int:
+        """Number of the last batch."""
+        return (self.samples - 1) // self._together
+
+    def _in_batch(self, batch: int) -> int:
+        """Return the number of samples that all processes have in a batch."""
+        return min(self._together, self.samples - batch * self._together)
+
+
+class AsStored(Order):
+    """Every sample once, in the order of the data set, whatever the epoch: for validation and tests.
+
+    Args:
+        samples, batch_size, processes, rank: see `Order`.
+    """
+
+    def __init__(self, samples: int, batch_size: int, processes: int, rank: int) -> None:
+        super().__init__(samples, batch_size, 0, processes, rank)
+
+    def of_epoch(self, epoch: int) -> Tensor:
+        return torch.arange(self.samples)
+
 
 class NewImages(Order):
     """New samples in every epoch of an endless stream: epoch e has the indices e * samples to (e + 1) * samples - 1."""
@@ -75,7 +111,7 @@ class ByLength(Order):
     """A random order with every sample once in an epoch, in which the samples of a batch have about equal lengths.
 
     Random samples for POOL batches at a time are sorted by length and cut into batches, whose order is then shuffled.
-    Several processes take whole batches in turn. The first batches are repeated if the last turn has too few.
+    These are the batches of all processes together.
 
     Args:
         lengths: length of each sample.
@@ -96,22 +132,12 @@ class ByLength(Order):
         super().__init__(len(lengths), batch_size, seed, processes, rank, position)
         self.lengths = torch.from_numpy(lengths)
 
-    def __len__(self) -> int:
-        if self.num_replicas == 1:
-            return self.samples
-        batches = math.ceil(self.samples / self.batch_size)
-        return math.ceil(batches / self.num_replicas) * self.batch_size
-
-    def of_process(self, epoch: int) -> Tensor:
-        batches = self._batches(self.generator(epoch))
-        turns = math.ceil(len(batches) / self.num_replicas)
-        return torch.cat(list(islice(cycle(batches), self.rank, turns * self.num_replicas, self.num_replicas)))
-
-    def _batches(self, generator: torch.Generator) -> list[Tensor]:
+    def of_epoch(self, epoch: int) -> Tensor:
+        generator, size = self.generator(epoch), self._together
         found: list[Tensor] = []
-        for pool in torch.randperm(self.samples, generator=generator).split(self.POOL * self.batch_size):
-            batches = pool[self.lengths[pool].argsort()].split(self.batch_size)
-            whole = [batch for batch in batches if len(batch) == self.batch_size]
+        for pool in torch.randperm(self.samples, generator=generator).split(self.POOL * size):
+            batches = pool[self.lengths[pool].argsort()].split(size)
+            whole = [batch for batch in batches if len(batch) == size]
             found += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
             found += batches[len(whole) :]  # an incomplete batch must be last: it would shift all those after it
-        return found
+        return torch.cat(found)

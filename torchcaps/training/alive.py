@@ -28,7 +28,8 @@ class BeginsAlive(Callback):
         self.hooks: list[RemovableHandle] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.steps = 0 if trainer.global_step == 0 else 2  # a resumed run was checked at its start
+        first = trainer.global_step == 0 and trainer.is_global_zero  # a resumed run was checked at its start
+        self.steps = 0 if first else 2
         if self.steps == 0:
             network: Any = pl_module.network
             layers = [(name, module) for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]

@@ -17,6 +17,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from torchcaps.checks import one_line
 from torchcaps.files import sync_folder, write_whole
+from torchcaps.processes import PATIENCE, lost_another
+from torchcaps.quiet import quiet_process
 from torchcaps.signals import Stopped, StopSignals
 
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
@@ -57,6 +59,10 @@ class LastCheckpoints(Checkpoint):
         self._time, self._step = 0.0, -1  # of the newest checkpoint
         self._stops = False
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        quiet_process()  # a spawned process has unpickled this, before Lightning says that it begins
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.folder = trainer.strategy.broadcast(self.folder)
 
@@ -66,6 +72,24 @@ class LastCheckpoints(Checkpoint):
         for counts in (epochs["total"], epochs["current"]):
             if counts["processed"] == counts["ready"]:
                 counts["completed"] = counts["processed"]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let an epoch go on after the same samples if the batches of all processes together have another size now."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
+        then = checkpoint.get(type(data).__qualname__, {}).get("batch_size")
+        loop = checkpoint["loops"]["fit_loop"]
+        epochs, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]["current"]
+        if then is None or then == data.batch_size_together or epochs["ready"] == epochs["processed"]:
+            return
+        now, samples = data.batch_size_together, batches["ready"] * then
+        if samples % (now * trainer.accumulate_grad_batches):
+            raise ValueError(
+                f"the checkpoint was saved within an epoch, after {samples} samples in batches of {then} in all "
+                f"processes together, and batches of {now} do not end there: choose data.batch_size and the number of "
+                f"processes so that their product is {then}"
+            )
+        skipped = samples // now - batches["ready"]
+        batches.update({name: count + skipped for name, count in batches.items() if isinstance(count, int)})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs: Any = trainer.fit_loop.epoch_progress.current
@@ -105,6 +129,8 @@ class LastCheckpoints(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.signals.waits = False
+        if lost_another(exception):
+            time.sleep(PATIENCE)  # the process that has failed ends before, and its error is the one that is reported
 
     def _any(self, trainer: Trainer, decision: bool) -> bool:
         """Return whether the decision is true in any of the processes."""

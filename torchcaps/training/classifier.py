@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
+from torchcaps.arguments import Count, NotNegative, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.checks import check_choice
+from torchcaps.data.order import Order
 from torchcaps.nn import FeedbackAgreement
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
@@ -53,7 +54,8 @@ class Classifier(LightningModule):
 
     Attributes:
         predictions: None, or a list set before a test. With one label per image, the test appends a tensor `(2, batch)`
-            of labels and predicted classes for each batch.
+            of labels and predicted classes for each batch. With several processes, all of them then have one tensor
+            of all samples, in the order of the data set.
 
     Raises:
         ValueError: an argument is out of range, the network has another number of classes, or the labels have another
@@ -62,29 +64,29 @@ class Classifier(LightningModule):
             whose output is not finite.
     """
 
+    @checked
     def __init__(
         self,
         network: nn.Module,
         loss: nn.Module,
-        classes: int = 10,
+        classes: Count = 10,
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["step", "epoch"] = "epoch",
-        reconstruction_weight: float = 0.0,
-        labels_per_image: int | None = 1,
+        reconstruction_weight: NotNegative = 0.0,
+        labels_per_image: Count | None = 1,
         feedback: Callable[[nn.Module], FeedbackAgreement] | None = None,
-        mixup: float = 0.0,
-        top_k: int = 1,
+        mixup: NotNegative = 0.0,
+        top_k: Count = 1,
     ):
         super().__init__()
-        check_choice("scheduler_interval", scheduler_interval, ("step", "epoch"))
-        if labels_per_image is not None and not 1 <= labels_per_image <= classes:
+        if labels_per_image is not None and labels_per_image > classes:
             raise ValueError(f"labels_per_image must be None or from 1 to classes={classes}, got {labels_per_image}")
-        if not 1 <= top_k <= classes or (top_k > 1 and labels_per_image != 1):
+        if top_k > classes or (top_k > 1 and labels_per_image != 1):
             raise ValueError(f"top_k must be from 1 to classes={classes}, and 1 with several labels, got {top_k}")
-        if not mixup >= 0 or (mixup and (labels_per_image != 1 or reconstruction_weight)):
+        if mixup and (labels_per_image != 1 or reconstruction_weight):
             raise ValueError(
-                "mixup must be at least 0, and must be 0 with several labels per image or with reconstruction; "
+                "mixup must be 0 with several labels per image or with reconstruction; "
                 f"got mixup={mixup}, labels_per_image={labels_per_image}, "
                 f"reconstruction_weight={reconstruction_weight}"
             )
@@ -132,19 +134,24 @@ class Classifier(LightningModule):
         if self.mixup:
             inputs, labels, *parts = batch
             batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
-        loss = self._step("train", batch)
+        loss, weight = self._step("train", batch, batch_idx)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss.item()} at step {self.global_step}: {self._first_non_finite(batch[0])}; "
                 "try a lower learning rate, or float32 if you train in half precision"
             )
-        return loss
+        return loss * weight  # the mean over the processes is then that over the samples
 
     def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> None:
-        self._step("val", batch)
+        self._step("val", batch, batch_idx)
 
     def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> None:
-        self._step("test", batch)
+        self._step("test", batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        if self.predictions is not None and self.trainer.world_size > 1:
+            own = torch.cat([torch.empty(2, 0, dtype=torch.int64), *self.predictions], 1)
+            self.predictions = [self._of_all_processes(own)]
 
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
@@ -154,13 +161,16 @@ class Classifier(LightningModule):
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def _step(self, stage: Stage, batch: tuple[Any, ...]) -> Tensor:
+    def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float]:
+        """Return the mean loss of a batch, and its weight in the mean over the processes."""
         images, labels, *parts = batch
+        own, together = self._share(stage, batch_idx, len(labels))
+        weight = own * self._processes / together
         mixed = stage == "train" and self.mixup > 0
         divergence = None
         if stage == "train" and self.feedback is not None:
             prediction, divergence = self.feedback(images)
-            self._log_mean("train/divergence", divergence, len(labels))
+            self._log_mean("train/divergence", divergence * weight, together)
         else:
             prediction = self(images)
         if prediction.scores.shape[1] != self.classes:
@@ -185,23 +195,53 @@ class Classifier(LightningModule):
             else:
                 chosen = labels > 0 if stage == "train" else self._predicted(prediction.scores)
                 error = self._error_of_parts(prediction, chosen, parts)
-            self._log_mean(f"{stage}/reconstruction_error", error, len(images))
+            self._log_mean(f"{stage}/reconstruction_error", error * weight, together)
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
-        if self.labels_per_image == 1:
+        if own and self.labels_per_image == 1:
             accuracy(prediction.scores, labels.argmax(1) if mixed else labels)
             if stage == "test" and self.predictions is not None:
                 self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
-        else:
+        elif own:
             # As integers, because the metric would guess from the range of scores whether they are logits.
             accuracy(self._predicted(prediction.scores).int(), labels.int())
         train = stage == "train"
-        self._log_mean(f"{stage}/loss", loss, len(labels), on_step=train, prog_bar=train)
+        self._log_mean(f"{stage}/loss", loss * weight, together, on_step=train, prog_bar=train)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        return loss
+        return loss, weight
+
+    @property
+    def _processes(self) -> int:
+        return 1 if self._trainer is None else self.trainer.world_size
+
+    def _share(self, stage: Stage, batch_idx: int, count: int) -> tuple[int, int]:
+        """Return how many of the `count` samples of a batch are this process's own, and how many all processes have."""
+        if self._processes > 1:
+            loader: Any = getattr(self.trainer, f"{stage}_dataloader{'' if stage == 'train' else 's'}")
+            order = getattr(loader, "sampler", None)
+            if isinstance(order, Order):
+                return order.share(batch_idx)
+        return count, count * self._processes
+
+    def _of_all_processes(self, own: Tensor) -> Tensor:
+        """Return the columns of all processes, which have taken the samples in turn, in the order of the samples."""
+        columns: list[Any] = [None] * self._processes
+        torch.distributed.all_gather_object(columns, own)
+        merged = own.new_empty(len(own), sum(part.shape[1] for part in columns))
+        for rank, part in enumerate(columns):
+            merged[:, rank :: self._processes] = part
+        return merged
 
     def _log_mean(self, name: str, value: Tensor, count: int, on_step: bool = False, prog_bar: bool = False) -> None:
-        """Log the mean over the samples of an epoch in all processes. Accuracies compute theirs themselves."""
+        """Log the mean over the samples of an epoch in all processes. Accuracies compute theirs themselves.
+
+        Args:
+            name: name of the metric.
+            value: mean over this process's samples of a batch, times the weight of this process.
+            count: samples of the batch in all processes. Lightning divides it by their number, as an integer: it must
+                be the same in all of them.
+            on_step, prog_bar: see `LightningModule.log`.
+        """
         self.log(name, value, on_step=on_step, on_epoch=True, prog_bar=prog_bar, batch_size=count, sync_dist=True)
 
     def _error_of_parts(self, prediction: Prediction, chosen: Tensor, parts: list[Tensor]) -> Tensor:
