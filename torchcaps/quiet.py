@@ -15,23 +15,35 @@ MESSAGES = (  # regular expressions for warnings
     "Experiment logs directory .* exists and is not empty.*",  # two loggers share the folder
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # the order of samples is resumed too
 )
-LOGGERS = ("lightning.pytorch", "lightning.fabric")
+LEVELS = {  # of loggers
+    "lightning.pytorch": logging.WARNING,
+    "lightning.fabric": logging.WARNING,
+    "torch.multiprocessing.spawn": logging.ERROR,  # it warns that it ends the other processes where one fails
+}
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Within this context Lightning logs warnings only, and none of MESSAGES. Afterwards everything is as before."""
+    """Within this context loggers have LEVELS, and no warning is one of MESSAGES. Afterwards all is as before.
+
+    It changes the filters of the whole process, as `warnings.catch_warnings` does: use it in one thread at a time.
+    """
     with needs("train"):
         import lightning.pytorch  # noqa: F401  # its import sets levels of its own
 
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    levels = {name: logging.getLogger(name).level for name in LEVELS}
     with warnings.catch_warnings():
-        for message in MESSAGES:
-            warnings.filterwarnings("ignore", message)
-        for name in LOGGERS:
-            logging.getLogger(name).setLevel(logging.WARNING)
+        quiet_process()
         try:
             yield
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
+
+
+def quiet_process() -> None:
+    """Set LEVELS and ignore MESSAGES in this process."""
+    for message in MESSAGES:
+        warnings.filterwarnings("ignore", message)
+    for name, level in LEVELS.items():
+        logging.getLogger(name).setLevel(level)

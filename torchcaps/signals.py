@@ -76,6 +76,8 @@ class StopSignals:
         if not self.waits or self.received is not None:
             raise Stopped(number)
         self.received = number
+        if self._patient:
+            return  # of several processes one speaks
         name = signal.Signals(number).name
         with suppress(OSError):  # the terminal may be gone
             print(

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import lightning.pytorch  # noqa: F401  # sets filters of its own when it is imported
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 import torchcaps
 from torchcaps.cli import COMMANDS, main
 from torchcaps.quiet import quiet_lightning
+
+SABOUR = ("apsnet", "apsnet-1-iteration", "apsnet-1-iteration-no-decoder", "apsnet-no-decoder", "nn")
 
 
 def python(code: str, **environment: str) -> str:
@@ -44,6 +47,7 @@ def test_every_command_has_help(command, capsys):
         ("torchcaps tr", ["train "]),
         ("torchcaps train zhao2019/table2/resnet20", [f"zhao2019/table2/resnet20-{x}" for x in ("average", "routing")]),
         ("torchcaps explain quickstart --dyn", ["--dynamics "]),
+        ("torchcaps reproduce sabour2017/table1/c", [f"sabour2017/table1/c{x}" for x in SABOUR]),
     ],
 )
 def test_completion(line, expected, tmp_path):
@@ -52,6 +56,13 @@ def test_completion(line, expected, tmp_path):
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "|"}
     python("from torchcaps.cli import run; run()", **asked, _ARGCOMPLETE_STDOUT_FILENAME=str(answer))
     assert answer.read_text().split("|") == expected
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"torchcaps {torchcaps.__version__}\n"
 
 
 def test_warnings_and_logging_are_as_before_after_a_command():
@@ -63,6 +74,28 @@ def test_warnings_and_logging_are_as_before_after_a_command():
     assert (warnings.filters, logger.level) == (filters, level)
     main(["models", "vgg*"])
     assert (warnings.filters, logger.level) == (filters, level)
+
+
+def test_no_warning_of_messages_is_shown(tmp_path, monkeypatch):
+    """What raises each of them is done here: without one of the filters, its warning is in the list."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["torchcaps", "train"])
+    for name in ("cpu_count", "process_cpu_count"):
+        monkeypatch.setattr(os, name, lambda: 8, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+    run = ["train", "quickstart", "--data.batch_size=400", "--trainer.log_every_n_steps=1", *quiet]
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        warnings.filterwarnings("always", ".*LeafSpec.*")
+        assert main([*run, "--trainer.max_steps=2"]) == 0
+        assert main([*run, "--trainer.max_steps=4", "--ckpt_path", "last"]) == 0
+        (tmp_path / "version_0").mkdir()
+        (tmp_path / "version_0" / "config.yaml").touch()
+        with quiet_lightning():
+            CSVLogger(tmp_path, "", version=0).log_metrics({"loss": 1.0})
+    assert [str(warning.message) for warning in shown] == []
 
 
 def test_a_new_process_prints_what_is_for_the_user(tmp_path):

@@ -1,11 +1,13 @@
 """The queue of `torchcaps reproduce`: it can be stopped and killed, and each result is written once."""
 
+import json
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from torchcaps.cli import main
 from torchcaps.reproduce.queue import missing
 from torchcaps.reproduce.results import Result, add_results, known_results, read_results
+from torchcaps.reproduce.work import as_begun
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -111,6 +114,22 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
 
 
+def test_a_run_keeps_the_overrides_that_it_began_with(tmp_path):
+    """Its result is filed under them, although the plan has others now."""
+    (run, *_) = missing(tmp_path, [ROW])
+    assert run.overrides == ()
+    begun = replace(run, overrides=("--trainer.max_epochs=7",))
+    folder = run.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "overrides.json").write_text(json.dumps(begun.arguments))
+    assert as_begun(run, tmp_path) == begun
+    assert missing(tmp_path, [ROW])[0] == begun
+    done = Result(ROW, "--trainer.max_epochs=7", "", 0, 7.5, "test error", 9, "", "", "", "", "", "", 1.0)
+    assert done.key in begun.keys
+    add_results(tmp_path / "results.csv", [done])
+    assert [run.seed for run in missing(tmp_path, [ROW])] == [1, 2]
+
+
 def test_rows_that_failed_come_last(tmp_path):
     (tmp_path / "seed-0" / ROW).mkdir(parents=True)
     (tmp_path / "seed-0" / ROW / "failed.txt").write_text("DataError: no data")
@@ -120,6 +139,7 @@ def test_rows_that_failed_come_last(tmp_path):
 def test_bad_arguments(tmp_path, capfd):
     for arguments, said in (
         (["zhoa2019"], "did you mean zhao2019"),
+        (["sabour2017/mnist"], "it is now called sabour2017/table1/capsnet"),
         (["--threads", "0"], r"--threads .* 0\b"),
         (["--hours", "0"], r"--hours .* 0\.0\b"),
         (["--hours", "nan"], r"--hours .* nan\b"),

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
 TINY += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+CODE = "--allow_code"
 ROOT = Path(torchcaps.__file__).parent.parent
 
 NETWORK = """
@@ -104,20 +105,20 @@ def write(path: str, network: object = "network.few_capsules", **model: object) 
 
 
 def build(path: str, *overrides: str) -> Training:
-    return Training(load_recipe(path), list(overrides))
+    return Training(load_recipe(path), list(overrides), allow_code=True)
 
 
 def test_a_network_beside_a_recipe(capfd):
     Path("mine/network.py").write_text(NETWORK)
     recipe = write("mine/digits.yaml")
-    assert call("train", recipe, "--smoke") == 0
+    assert call("train", recipe, "--smoke", CODE) == 0
     assert "run: runs/mine/digits/smoke_0" in capfd.readouterr().out
-    assert call("train", recipe, *TINY) == 0
+    assert call("train", recipe, CODE, *TINY) == 0
     assert "run: runs/mine/digits/version_0" in capfd.readouterr().out
     assert "network.few_capsules" in Path("runs/mine/digits/version_0/config.yaml").read_text()
-    assert call("train", str(Path(recipe).resolve()), *TINY, "--trainer.max_epochs=2", "--ckpt_path", "last") == 0
-    assert call("test", recipe, "--ckpt_path", "last") == 0
-    assert call("explain", recipe, "--ckpt_path", "last") == 0
+    assert call("train", str(Path(recipe).resolve()), CODE, *TINY, "--trainer.max_epochs=2", "--ckpt_path", "last") == 0
+    assert call("test", recipe, CODE, "--ckpt_path", "last") == 0
+    assert call("explain", recipe, CODE, "--ckpt_path", "last") == 0
     assert "figure: runs/mine/digits/version_1/figures/coefficients.png" in capfd.readouterr().out
     assert [path.name for path in Path().iterdir() if path.name != "mine"] == ["runs"]
     assert type(create_model("few_capsules")) is torchcaps.CapsNet
@@ -164,7 +165,7 @@ def test_the_recipe_of_the_readme():
     Path("mine/digits.yaml").write_text(recipe)
     Path("mine/my_routing.py").write_text(ROUTING)
     Path("mine/network.py").write_text(README_NETWORK)
-    assert call("train", "mine/digits.yaml", "--smoke") == 0
+    assert call("train", "mine/digits.yaml", "--smoke", CODE) == 0
     assert [path.name for path in Path("runs/mine/digits").iterdir()] == ["smoke_0"]
 
 
@@ -194,6 +195,7 @@ def test_a_recipe_of_the_package_brings_no_folder():
         ("mine/digits.yaml", "mine/digits"),
         ("./mine/../mine/digits.yml", "mine/digits"),
         ("mine/digits.of.two.yaml", "mine/digits.of.two"),
+        ("mine/digits-small.yaml", "mine/digits-small.yaml"),  # mine/digits-small is of mine/digits.yaml --small
         ("{here}/mine/digits.yaml", "mine/digits"),
         ("../other/digits.yaml", "{parent}/other/digits"),
         ("/data/digits.yaml", "data/digits"),
@@ -259,21 +261,23 @@ def test_a_network_that_cannot_be_imported(capfd, network, said):
         "from torchcaps import register_model\n\n@register_model\ndef capsnet_mnist():\n    pass\n"
     )
     said = said.format(mine=Path("mine").resolve())
-    assert said in error_of(capfd, "train", write("mine/digits.yaml", network))
-    assert said in error_of(capfd, "train", write("mine/digits.yaml", {"class_path": network}))
+    assert said in error_of(capfd, "train", CODE, write("mine/digits.yaml", network))
+    assert said in error_of(capfd, "train", CODE, write("mine/digits.yaml", {"class_path": network}))
     assert [path.name for path in Path().iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("key", ["loss", "optimizer", "scheduler", "network.init_args.routing"])
 def test_other_things_that_cannot_be_imported(capfd, key):
     write("mine/digits.yaml", {"class_path": CAPSNET, "init_args": SMALL})
-    assert "there is no module 'gone'" in error_of(capfd, "train", "mine/digits.yaml", f"--model.{key}=gone.Thing")
+    assert "there is no module 'gone'" in error_of(
+        capfd, "train", CODE, "mine/digits.yaml", f"--model.{key}=gone.Thing"
+    )
 
 
 def test_a_name_of_a_recipe_of_the_package(capfd):
-    message = error_of(capfd, "train", "quickstart", "--model.loss=gone.Loss")
+    message = error_of(capfd, "train", CODE, "quickstart", "--model.loss=gone.Loss")
     assert message == (
-        "torchcaps: quickstart: there is no module 'gone': correct the name, "
+        "torchcaps: --model.loss=gone.Loss: there is no module 'gone': correct the name, "
         "put gone.py beside a recipe of your own, or install it"
     )
 
@@ -286,7 +290,7 @@ def test_a_module_with_the_name_of_an_installed_one(capfd, name):
     path = Path(f"mine/{name}.py")
     path.write_text(NETWORK)
     write("mine/digits.yaml", f"{name}.Line")
-    message = error_of(capfd, "train", "mine/digits.yaml")
+    message = error_of(capfd, "train", CODE, "mine/digits.yaml")
     assert f"{path.resolve()} is hidden by another module {name!r}, which is " in message
     assert message.endswith(": give yours a name of its own")
 
@@ -305,7 +309,7 @@ def test_an_installed_module_that_hides_one_of_a_module(capfd, monkeypatch):
     write("mine/digits.yaml", "network.Line")
     for imported in ("width", "height"):
         Path("mine/network.py").write_text(f"from helpers_of_all import {imported}\n{NETWORK}")
-        assert said in error_of(capfd, "train", "mine/digits.yaml")
+        assert said in error_of(capfd, "train", CODE, "mine/digits.yaml")
         sys.modules.pop("network", None)
 
 
@@ -314,7 +318,7 @@ def test_modules_of_one_name_in_two_folders(capfd):
         write(f"{folder}/digits.yaml", "network.Line")
         Path(folder, "network.py").write_text(NETWORK)
     build("mine/digits.yaml")
-    message = error_of(capfd, "train", "other/digits.yaml")
+    message = error_of(capfd, "train", CODE, "other/digits.yaml")
     assert "other/network.py is hidden by another module 'network', which is " in message
 
 
@@ -331,7 +335,7 @@ def test_a_process_of_its_own():
 import sys
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.training.build import Training
-print(type(Training(load_recipe({recipe!r}), []).model.network).__module__)
+print(type(Training(load_recipe({recipe!r}), [], allow_code=True).model.network).__module__)
 import tabnanny
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -355,7 +359,7 @@ def test_two_processes(strategy):
     write("mine/digits.yaml", "network.Line", loss="rest.MyLoss")
     Path("run.py").write_text("from torchcaps.cli import run\n\nif __name__ == '__main__':\n    run()\n")
     options = [*TINY, "--data=rest.MyData", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
-    command = [sys.executable, "run.py", "train", "mine/digits.yaml", *options]
+    command = [sys.executable, "run.py", "train", "mine/digits.yaml", CODE, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr

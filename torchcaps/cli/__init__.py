@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
+from torchcaps import __version__
 from torchcaps.checks import one_line
 from torchcaps.cli import bench, explain, hardest, models, recipes, reproduce, test, train
 from torchcaps.cli.errors import BadInput
+from torchcaps.processes import rank, reports
 from torchcaps.quiet import quiet_lightning
 from torchcaps.signals import Stopped, StopSignals
 
@@ -37,11 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
             options.run(options, overrides)
     except (BadInput, ImportError, OSError, FloatingPointError) as error:
-        print(f"torchcaps: {one_line(error)}", file=sys.stderr)
+        if reports(error):
+            print(f"torchcaps: {one_line(error)}", file=sys.stderr)
         return 2
     except Stopped as stop:
         with suppress(OSError):  # the terminal may be gone
-            print(f"torchcaps: {stop.said}", file=sys.stderr)
+            if not rank():
+                print(f"torchcaps: {stop.said}", file=sys.stderr)
         return stop.status
     return 0
 
@@ -58,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train, test and look inside capsule networks.",
         epilog='Completion in bash and zsh: pip install argcomplete; eval "$(register-python-argcomplete torchcaps)"',
     )
+    top.add_argument("--version", action="version", version=f"torchcaps {__version__}")
     commands: Any = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         name, what = command.__name__.rpartition(".")[2], (command.__doc__ or "").partition("\n")[0]

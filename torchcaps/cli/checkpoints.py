@@ -1,13 +1,17 @@
 """Checkpoints that a command is given: found, whole, safe to read, and of the same network."""
 
 import argparse
-import pickle
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.checks import one_line
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import load_requested, runs_of
+from torchcaps.processes import rank
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +19,17 @@ if TYPE_CHECKING:
     from torchcaps.training.build import Training
 
 IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not change the samples
+KINDS: dict[str, type] = {  # parts of a checkpoint
+    "state_dict": dict,
+    "epoch": int,
+    "global_step": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "pytorch-lightning_version": str,
+}
+EXPECTED = "expected one that `torchcaps train` wrote"
 ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
 
@@ -34,7 +49,7 @@ def find_checkpoint(
         Its path and the model's state in it.
     """
     path = _last(options) if given == "last" else _whole(Path(given))
-    (state,) = read_checkpoint(path, "state_dict")
+    state, *_ = read_checkpoint(path, *(KINDS if not part else ("state_dict",)))
     expected = {name: tuple(value.shape) for name, value in training.model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     for name in {**expected, **found}:
@@ -44,7 +59,40 @@ def find_checkpoint(
                 f"{found.get(name, 'none')} there, expected {expected.get(name, 'none')}"
             )
     _compare_values(path, training, part)
+    if not part:
+        _check_epoch(path, training)
     return path, state
+
+
+@contextmanager
+def can_be_resumed(path: Path | None) -> Iterator[None]:
+    """Within this context, errors in restoring the state of a training from a checkpoint are bad input."""
+    try:
+        yield
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        restoring = any(frame.f_code.co_filename.endswith("checkpoint_connector.py") for frame in frames)
+        ours = isinstance(error, ValueError) and frames[-1].f_globals.get("__name__", "").startswith("torchcaps.")
+        if path is None or not restoring or ours:
+            raise
+        raise BadInput(
+            f"{path} has no state that this training can be resumed from ({type(error).__name__}: {one_line(error)}): "
+            f"{EXPECTED} for the same recipe"
+        ) from error
+
+
+def _check_epoch(path: Path, training: "Training") -> None:
+    """Check that the training does not end before the checkpoint."""
+    (loops,), most = read_checkpoint(path, "loops"), training.trainer.max_epochs
+    try:
+        finished = int(loops["fit_loop"]["epoch_progress"]["current"]["processed"])
+    except (KeyError, TypeError, ValueError):
+        raise BadInput(f"{path} does not say how far its training was: {EXPECTED}") from None
+    if most is not None and 0 <= most < finished:
+        raise BadInput(
+            f"{path} has finished {finished} epochs, and this training ends after {most}: give --trainer.max_epochs "
+            f"{finished} or more"
+        )
 
 
 def read_checkpoint(path: Path, *keys: str) -> list[Any]:
@@ -54,15 +102,22 @@ def read_checkpoint(path: Path, *keys: str) -> list[Any]:
     from torchcaps.training.checkpoints import damage
 
     if problem := damage(path):
-        raise BadInput(f"{path} is damaged, or not a checkpoint ({problem}): expected one that `torchcaps train` wrote")
+        raise BadInput(f"{path} is damaged, or not a checkpoint ({problem}): {EXPECTED}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        return [content[key] for key in keys]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        if not isinstance(content, dict):
+            raise TypeError(f"it contains a {type(content).__name__}")
+        found = [content[key] for key in keys]
+    except Exception as error:  # bytes that anybody wrote make torch raise errors of many types
         raise BadInput(
-            f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): "
-            "expected one that `torchcaps train` wrote"
+            f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): {EXPECTED}"
         ) from error
+    for key, value in zip(keys, found, strict=True):
+        tensors = value.items() if key == "state_dict" and isinstance(value, dict) else ()
+        named = all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors)
+        if not isinstance(value, KINDS[key]) or not named:
+            raise BadInput(f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes")
+    return found
 
 
 def _compare_values(path: Path, training: "Training", part: str) -> None:
@@ -72,7 +127,11 @@ def _compare_values(path: Path, training: "Training", part: str) -> None:
     config = path.parent.parent / "config.yaml"
     if not config.is_file():
         return
-    then, now = _by_name(yaml.safe_load(config.read_text(encoding="utf-8"))), _by_name(training.arguments())
+    try:
+        then = _by_name(yaml.safe_load(config.read_text(encoding="utf-8")))
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise BadInput(f"{config} is not the configuration of a run ({type(error).__name__}): remove it") from error
+    now = _by_name(training.arguments())
     for name in {**then, **now}:
         if then.get(name) == now.get(name):
             continue
@@ -118,10 +177,11 @@ def _last(options: argparse.Namespace) -> Path:
 
 def _by_name(config: dict[str, Any]) -> dict[str, Any]:
     """Return nested values by their dotted names."""
-    from torchcaps.recipes.values import leaves
+    from torchcaps.recipes.values import leaves, spelled
 
-    return {".".join(path): value for path, value in leaves(config)}
+    return {spelled(path): value for path, value in leaves(config)}
 
 
 def _warn(text: str) -> None:
-    print(f"torchcaps: {text}", file=sys.stderr)
+    if not rank():
+        print(f"torchcaps: {text}", file=sys.stderr)

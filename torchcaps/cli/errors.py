@@ -1,7 +1,9 @@
 """Bad input: a line on stderr that says what was wrong, what was expected and what to do."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class BadInput(Exception):
@@ -11,9 +13,26 @@ class BadInput(Exception):
 @contextmanager
 def bad_data() -> Iterator[None]:
     """Within this context errors in data, or values that do not fit the network or the loss, are bad input."""
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
     from torchcaps.data import DataError
 
     try:
         yield
-    except (DataError, ValueError) as error:
+    except (DataError, ValueError, MisconfigurationException) as error:
         raise BadInput(str(error)) from error
+    except RuntimeError as error:
+        if raised_in(error, "torch/nn/modules/conv.py", "torch/nn/modules/linear.py"):
+            raise BadInput(f"the network does not fit the samples: {error}") from error
+        raise
+
+
+def raised_in(error: BaseException, *files: str) -> bool:
+    """Return whether the innermost line of Python that raised an error is in one of some files.
+
+    Args:
+        error: error that was caught.
+        files: ends of their paths, with slashes.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).as_posix().endswith(files)

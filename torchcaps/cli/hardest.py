@@ -23,6 +23,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write or print the list."""
     from torchcaps.data.hardest import class_list, read_predictions
 
+    if options.classes < 1:
+        raise BadInput(f"--classes must be at least 1, got {options.classes}")
     with bad_data():
         text = class_list(*read_predictions(options.file), options.classes)
     if not options.out:

@@ -20,6 +20,12 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
     recipe.completer = complete_recipe  # type: ignore[attr-defined]
     parser.add_argument("--small", action="store_true", help="the version of the recipe for two CPU cores")
+    parser.add_argument(
+        "--allow_code",
+        action="store_true",
+        help="let the recipe and the overrides name classes of any package and of modules beside the recipe: this runs "
+        "their code",
+    )
     add_runs(parser)
     parser.set_defaults(takes_overrides=True)
     parser.epilog = "Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01"
@@ -66,16 +72,21 @@ def build_training(
 
     recipe = load_requested(options)
     try:
-        return Training(recipe, overrides, runs_of(options, recipe) if logs else None, smoke, options.signals)
+        folder = runs_of(options, recipe) if logs else None
+        return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code)
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def check_test(training: "Training") -> None:
+    """Check that there are batches to test on, before any training."""
+    if training.trainer.limit_test_batches == 0:
+        raise BadInput("no batch to test on: set trainer.limit_test_batches to more than 0")
 
 
 def run_test(training: "Training") -> None:
     """Test the model and print the metrics; of several processes only the first one prints."""
     tested = training.trainer.test(training.model, training.datamodule, verbose=False)
-    if not tested:
-        raise BadInput("no batch to test on: set trainer.limit_test_batches to more than 0")
     (metrics,) = tested
     if training.trainer.is_global_zero:
         for name, value in metrics.items():

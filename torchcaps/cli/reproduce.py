@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Results go to results.csv in the folder of the runs. Ctrl-C, SIGTERM and even kill -9 lose minutes at most: "
         "the same command continues. Two of them on one folder share the work."
     )
-    parser.add_argument("rows", nargs="*", metavar="NAME", help="papers, tables or recipes (default: all)")
+    rows = parser.add_argument("rows", nargs="*", metavar="NAME", help="papers, tables or recipes (default: all)")
+    rows.completer = _complete  # type: ignore[attr-defined]
     parser.add_argument(
         "--hours", type=float, metavar="H", help="stop after this many hours (default: when all is done)"
     )
@@ -28,6 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true", help="as --list, after a few steps of each row that was not measured before"
     )
     add_runs(parser)
+
+
+def _complete(prefix: str, **_: object) -> list[str]:
+    """Names of papers, tables and recipes, for the completion of a shell."""
+    from torchcaps.reproduce.plan import names_of_runs
+
+    return [name for name in names_of_runs() if name.startswith(prefix)]
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -7,10 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from torchcaps.cli.checkpoints import find_checkpoint
+from torchcaps.cli.checkpoints import can_be_resumed, find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe, build_training, run_test
+from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, run_test
 from torchcaps.extras import needs
+from torchcaps.processes import ends_together
 from torchcaps.signals import Stopped
 
 
@@ -28,12 +29,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     training = build_training(options, overrides, logs=True, smoke=options.smoke)
     try:
-        checkpoint = find_checkpoint(options, training, options.ckpt_path, "")[0] if options.ckpt_path else None
-    except BadInput:
-        training.give_back_folder()
-        raise
-    try:
-        with bad_data():
+        check_test(training)
+        checkpoint = None if options.ckpt_path is None else find_checkpoint(options, training, options.ckpt_path, "")[0]
+        with bad_data(), can_be_resumed(checkpoint), ends_together(training.trainer):
             training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
             if isinstance(training.trainer.strategy.launcher, _MultiProcessingLauncher):
                 training.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
@@ -46,6 +44,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             sys.exit(0)  # only the first process reports; Lightning would kill it if another one ended with an error
         if training.run_folder:
             stop.said += f"; {_resume_command(options, overrides, training.run_folder)}"
+        raise
+    except (BadInput, FloatingPointError, ImportError):
+        training.give_back_folder()
         raise
     except OSError as error:
         if training.run_folder is None:
@@ -60,7 +61,7 @@ def _resume_command(options: argparse.Namespace, overrides: list[str], run_folde
     """Return the command that resumes a run, and what to do with it."""
     last = run_folder / "checkpoints" / "last.ckpt"
     checkpoint = str(last) if last.is_file() else options.ckpt_path
-    flags = [flag for flag, given in (("--small", options.small), ("--smoke", options.smoke)) if given]
+    flags = [f"--{flag}" for flag in ("small", "smoke", "allow_code") if getattr(options, flag)]
     command = ["torchcaps", "train", options.recipe, *flags, *overrides]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]

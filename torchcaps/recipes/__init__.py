@@ -26,12 +26,14 @@ from torchcaps.extras import needs
 with needs("train"):
     import yaml
 
-    from torchcaps.recipes.values import Tree, merge, plain, with_source
+    from torchcaps.recipes.values import Tree, merge, plain, spelled, with_source
 
 FOLDER = Path(__file__).parent
 VALUES = ("seed_everything", "model", "data", "trainer")
 HEAD = ("title", "published", "dataset", "bfloat16")
 TABLE = ("paper", "table", "dataset", "bfloat16", "base", "small", "rows")
+ARGUMENTS = ("init_args", "dict_kwargs")  # of the class or function that stands beside them as class_path
+MOST_VALUES = 100_000
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,14 @@ class Recipe:
         """Folder of its runs in the folder of all runs.
 
         It has the name of the recipe. Runs of a YAML file follow its path without the suffix: from the working folder
-        if the file lies there or in a folder of it, else from the root of the file system.
+        if the file lies there or in a folder of it, else from the root of the file system. A file whose name ends in
+        `-small` keeps the suffix: `mine-small` is the folder of the small version of `mine.yaml`.
         """
         path = Path(self.name)
         if _is_path(self.name):
-            path, here = Path(os.path.abspath(self.name)).with_suffix(""), Path.cwd()
+            path, here = Path(os.path.abspath(self.name)), Path.cwd()
             path = path.relative_to(here if path.is_relative_to(here) else path.anchor)
+            path = path if path.stem.endswith("-small") else path.with_suffix("")
         return path.with_name(f"{path.name}-small") if self.is_small else path
 
 
@@ -120,6 +124,10 @@ class _NoSmallVersion(ValueError):
     """There is no version of a recipe for two CPU cores."""
 
 
+class _NoRecipe(ValueError):
+    """There is no recipe of this name."""
+
+
 def _load(name: str, small: bool, folder: Path, extending: tuple[Path, ...]) -> Recipe:
     """Load a recipe.
 
@@ -130,17 +138,17 @@ def _load(name: str, small: bool, folder: Path, extending: tuple[Path, ...]) -> 
     """
     if _is_path(name):
         path = folder / name
-        if not path.is_file():
-            raise ValueError(f"no file {path}: give the path of a recipe, or a name from `torchcaps recipes`")
+        if not os.path.isfile(path):  # Path.is_file raises an error for a name that is too long
+            raise _NoRecipe(f"no file {path}: give the path of a recipe, or a name from `torchcaps recipes`")
         return _file(name, path, small, extending)
     if not Path(name).is_absolute() and ".." not in Path(name).parts:
         path = FOLDER / f"{name}.yaml"
-        if path.is_file() and "rows" not in _read(path):
+        if os.path.isfile(path) and "rows" not in _read(path):
             return _file(name, path, small, extending)
         path = FOLDER / f"{Path(name).parent}.yaml"
-        if path.is_file() and Path(name).name in _read(path).get("rows", {}):
+        if os.path.isfile(path) and Path(name).name in _read(path).get("rows", {}):
             return _row(name, path, small)
-    raise ValueError(f"no recipe {name!r}{_instead(name)}")
+    raise _NoRecipe(f"no recipe {name!r}{_instead(name)}")
 
 
 def _row(name: str, path: Path, small: bool) -> Recipe:
@@ -169,8 +177,8 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
     files: tuple[Path, ...] = (path,)
     extended, changes = content.get("extends"), content.get("small")
     if extended is not None:
-        general, _, flag = str(extended).partition(" ")
-        if flag not in ("", "--small"):
+        general, _, flag = extended.partition(" ") if isinstance(extended, str) else ("", "", "")
+        if not general or flag not in ("", "--small"):
             raise ValueError(f"{path}: extends must be RECIPE or RECIPE --small, got {extended!r}")
         try:
             recipe = _load(general, small or bool(flag), path.parent, (*extending, path.resolve()))
@@ -178,6 +186,8 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
             if flag or changes is None:
                 raise
             recipe = _load(general, False, path.parent, (*extending, path.resolve()))
+        except _NoRecipe as error:
+            raise ValueError(f"{path} extends {general}: {error}") from error
         values, files = merge(recipe.values, values), (*recipe.files, path)
         head = {key: getattr(recipe, key) for key in ("paper", "table", "unit", *HEAD) if key != "published"}
     elif small and changes is None:
@@ -188,13 +198,20 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
     return Recipe(name, files, values, is_small=small, **head)
 
 
+def name_now(former: str) -> str | None:
+    """Return the name that a recipe of a former version has now, followed by ` --small` for its small version."""
+    for line in (FOLDER / "former_names.txt").read_text(encoding="utf-8").splitlines():
+        name, now = line.split(maxsplit=1)
+        if name == former:
+            return now
+    return None
+
+
 def _instead(name: str) -> str:
     """Return the end of a message: the name that the recipe has now, the rows of a table, or the nearest names."""
     name = name.rstrip("/")
-    for line in (FOLDER / "former_names.txt").read_text(encoding="utf-8").splitlines():
-        former, now = line.split(maxsplit=1)
-        if former == name:
-            return f": it is now called {now}"
+    if now := name_now(name):
+        return f": it is now called {now}"
     rows = [known for known in list_recipes() if known.startswith(f"{name}/")]
     if rows:
         return f": choose one of {', '.join(rows[:8])}{', ...' if len(rows) > 8 else ''}"
@@ -220,6 +237,9 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read a file, named `path` in messages. It is read again when its time or its size has changed."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _check_size(path, content, {})
+    except RecursionError:
+        raise ValueError(f"{path} is not a recipe: its values are nested too deeply") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
     except yaml.YAMLError as error:
@@ -234,8 +254,51 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
         if not isinstance(content.get(key, ""), str):
             raise ValueError(f"{path}: {key} must be a text, got {content[key]!r}")
     for key in ("model", "data", "trainer", "small"):
-        if not isinstance(content.get(key, {}), dict):
-            raise ValueError(
-                f"{path}: {key} must have values of its own, as in {key}: {{NAME: VALUE}}, got {content[key]}"
-            )
+        if key in content:
+            _check_values(path, (key,), content[key])
     return content
+
+
+def _check_size(path: Path, value: Any, sizes: dict[int, int | None]) -> int:
+    """Check that a value does not have itself as a part, and is not endless, by way of YAML's aliases. Return its size.
+
+    Args:
+        path: the file.
+        value: a part of its content.
+        sizes: sizes of the parts that were seen before, by their id; None for those that this value is a part of.
+    """
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = None
+        parts = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(_check_size(path, part, sizes) for part in parts)
+    size = sizes[id(value)]
+    if size is None:
+        raise ValueError(f"{path} is not a recipe: an alias (*NAME) stands inside of what it names (&NAME)")
+    if size > MOST_VALUES:
+        raise ValueError(f"{path} is not a recipe: it has more than {MOST_VALUES:,} values")
+    return size
+
+
+def _check_values(path: Path, names: tuple[str | int, ...], values: Any) -> None:
+    """Check what all levels of a recipe have in common: names are texts, and so is the name of a class.
+
+    Args:
+        path: the file.
+        names: where the values stand in it.
+        values: the values.
+    """
+    where, name = f"{path}: {spelled(names)}", names[-1]
+    if name == "class_path" and not (isinstance(values, str) and values):
+        raise ValueError(f"{where} must be the name of a class or a function, got {values!r}")
+    if isinstance(values, dict):
+        for key, value in values.items():
+            if not isinstance(key, str):
+                raise ValueError(f'{where}: names must be texts, got {key!r}: if it is one, write "{key}"')
+            _check_values(path, (*names, key), value)
+    elif len(names) == 1 or (names[0] == "small" and len(names) == 2 and name in VALUES[1:]) or name in ARGUMENTS:
+        raise ValueError(f"{where} must have values of its own, as in {name}: {{NAME: VALUE}}, got {values!r}")
+    elif isinstance(values, list):
+        for index, value in enumerate(values):
+            _check_values(path, (*names, index), value)

@@ -1,7 +1,7 @@
 """Python modules in the folder of a user's recipe: how they are imported, and error messages if one cannot be.
 
-A recipe may name networks, routings, losses and data of such modules, for example `network.MyNet` of `network.py`.
-`Training` calls this.
+With `--allow_code` a recipe may name networks, routings, losses and data of such modules, for example `network.MyNet`
+of `network.py`. `Training` calls this.
 """
 
 import sys
@@ -23,12 +23,13 @@ class OwnModules:
 
     Args:
         recipe: recipe whose folders are added, except those of the package.
+        allowed: whether the recipe may use code of its own. Otherwise no folder is added.
     """
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: Recipe, allowed: bool):
         self.recipe = recipe.name
         own = [file.parent.resolve() for file in recipe.files if not file.resolve().is_relative_to(FOLDER.resolve())]
-        self.folders = list(dict.fromkeys(reversed(own)))
+        self.folders = list(dict.fromkeys(reversed(own))) if allowed else []
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
     def check_names(self, config: dict[str, Any]) -> None:
@@ -50,8 +51,13 @@ class OwnModules:
         if used:
             raise ValueError(_hidden_message(min(used), hidden[min(used)]))
 
-    def why_not(self, error: BaseException) -> str | None:
-        """Return a message that says which name of the recipe cannot be imported and why, or None for other errors."""
+    def why_not(self, error: BaseException, where: str) -> str | None:
+        """Return a message that says which name cannot be imported and why, or None for other errors.
+
+        Args:
+            error: error that the parser raised.
+            where: where the name stands, the recipe's own name or an override.
+        """
         while error.__cause__ is not None and not isinstance(error, ImportError):  # an ImportError says what to install
             error = error.__cause__
         hidden = dict(self._hidden())
@@ -65,15 +71,15 @@ class OwnModules:
             return _hidden_message(top, hidden[top])
         if place := self._place(error):
             message = error.msg if isinstance(error, SyntaxError) else error
-            return f"{self.recipe} needs {place}, which cannot be imported: {type(error).__name__}: {message}"
+            return f"{where} needs {place}, which cannot be imported: {type(error).__name__}: {message}"
         if module:
             known = nearest(str(name), [known for known in dir(module) if not known.startswith("_")])
             hint = known if known.startswith("; did") else ": correct the name"
-            return f"{self.recipe}: there is no {name!r} in {_file(module) or module.__name__}{hint}"
+            return f"{where}: there is no {name!r} in {_file(module) or module.__name__}{hint}"
         if isinstance(error, ModuleNotFoundError):
             beside = f"beside {self.recipe}" if self.folders else "beside a recipe of your own"
             advice = "" if top in sys.modules else f", put {top}.py {beside}, or install it"
-            return f"{self.recipe}: there is no module {name!r}: correct the name{advice}"
+            return f"{where}: there is no module {name!r}: correct the name{advice}"
         return None
 
     def _place(self, error: BaseException) -> str | None:

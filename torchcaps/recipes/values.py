@@ -20,6 +20,7 @@ class Value(NamedTuple):
 
 
 Tree = Value | dict[str, Any]  # a dictionary for each level, with a Value at each leaf
+Path = tuple[str | int, ...]  # names of values within values, and positions in lists
 
 
 def with_source(values: Any, source: str) -> Tree:
@@ -44,13 +45,21 @@ def merge(values: Tree | None, changes: Tree) -> Tree:
     return {**values, **{key: merge(values.get(key), change) for key, change in changes.items()}}
 
 
-def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Return the path and the value of each leaf of nested dictionaries."""
-    for key, value in values.items():
-        if isinstance(value, dict):
+def leaves(values: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Return the path and the value of each leaf of nested dictionaries, and of lists that have dictionaries."""
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
             yield from leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
+    elif isinstance(values, list) and any(isinstance(value, dict | list) for value in values):
+        for index, value in enumerate(values):
+            yield from leaves(value, (*path, index))
+    else:
+        yield path, values
+
+
+def spelled(path: Path) -> str:
+    """Return a path as text, such as `trainer.callbacks[0].init_args.first`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def lines(values: Tree, indent: str = "") -> Iterator[tuple[str, str]]:

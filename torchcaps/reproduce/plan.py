@@ -7,13 +7,14 @@ from pathlib import Path
 
 from torchcaps.checks import nearest
 from torchcaps.extras import needs
-from torchcaps.recipes import list_recipes, load_recipe
+from torchcaps.recipes import list_recipes, load_recipe, name_now
 from torchcaps.reproduce.results import Key
 
 with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
+DEVICES = "--trainer.devices=1"  # Lightning would start the queue again for each further one
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class Run:
     @property
     def arguments(self) -> list[str]:
         """Command-line arguments of its training."""
-        # One device, because Lightning would start the queue again for each further one.
-        chosen = [f"--seed_everything={self.seed}", *self.overrides, "--trainer.devices=1"]
+        chosen = [f"--seed_everything={self.seed}", *self.overrides, DEVICES]
         if load_recipe(self.recipe).bfloat16:
             chosen.append("--trainer.precision=bf16-mixed")
         return chosen
@@ -66,12 +66,13 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
         ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
     named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    rows = [name for name in list_recipes() if load_recipe(name).has_number]
+    rows = _rows()
     for name in wanted:
+        if now := name_now(name.rstrip("/")):
+            raise ValueError(f"no recipe is called {name!r}: it is now called {now}")
         if not any(_belongs(row, name) for row in rows):
-            groups = {"/".join(row.split("/")[:parts]) for row in rows for parts in (1, 2)}
             raise ValueError(
-                f"no paper, table or recipe with a published number is called {name!r}{nearest(name, [*groups, *rows])}"
+                f"no paper, table or recipe with a published number is called {name!r}{nearest(name, names_of_runs())}"
             )
     first = [entry["recipe"] for entry in named]
     others = sorted((row for row in rows if row not in first), key=lambda row: (hours or {}).get(row, float("inf")))
@@ -86,6 +87,16 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
         for row, seed in order
         if not wanted or any(_belongs(row, name) for name in wanted)
     ]
+
+
+def names_of_runs() -> list[str]:
+    """Return the names that `plan` knows: papers, tables and recipes with a published number."""
+    rows = _rows()
+    return sorted({"/".join(row.split("/")[:parts]) for row in rows for parts in (1, 2, 3)})
+
+
+def _rows() -> list[str]:
+    return [name for name in list_recipes() if load_recipe(name).has_number]
 
 
 def _belongs(row: str, name: str) -> bool:

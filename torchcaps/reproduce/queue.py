@@ -15,7 +15,7 @@ from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.pace import read_pace
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import known_results, read_results, summary
-from torchcaps.reproduce.work import TAKEN, steps_done, work
+from torchcaps.reproduce.work import TAKEN, as_begun, steps_done, work
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "hours left", "")
 
@@ -27,7 +27,8 @@ def missing(root: Path, papers: Sequence[str]) -> list[Run]:
     for run in plan(papers):
         if pace := read_pace(root, run):
             hours[run.recipe] = pace[0] * pace[1] / 3600
-    left = [run for run in plan(papers, hours) if not done.issuperset(run.keys)]
+    wanted = [run for run in plan(papers, hours) if not done.issuperset(run.keys)]
+    left = [run for run in (as_begun(run, root) for run in wanted) if not done.issuperset(run.keys)]
     return sorted(left, key=lambda run: (run.folder(root) / "failed.txt").exists())
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import parent_process
 from pathlib import Path
@@ -25,7 +26,7 @@ from torchcaps.machine import commit
 from torchcaps.quiet import quiet_lightning
 from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.pace import hardware, measure_pace
-from torchcaps.reproduce.plan import Run
+from torchcaps.reproduce.plan import DEVICES, Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
 from torchcaps.signals import StopSignals
 from torchcaps.training.build import Training
@@ -85,7 +86,10 @@ def _stop_without_parent() -> None:
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
     folder = run.folder(root)
-    overrides = _as_begun(run, folder)
+    overrides = _arguments(folder)
+    if overrides is None:
+        overrides = run.arguments
+        write_text_whole(folder / "overrides.json", json.dumps(overrides))
     recipe = load_recipe(run.recipe)
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
@@ -105,13 +109,18 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
     add_results(root / "results.csv", results)
 
 
-def _as_begun(run: Run, folder: Path) -> list[str]:
-    """Return the arguments with which a run was started. A resumed run keeps them even if the plan has changed."""
+def as_begun(run: Run, root: Path) -> Run:
+    """Return the run with the overrides that it was started with, which it keeps even if the plan has changed."""
+    arguments = _arguments(run.folder(root))
+    if arguments is None or DEVICES not in arguments:
+        return run
+    return replace(run, overrides=tuple(arguments[1 : arguments.index(DEVICES)]))  # see `Run.arguments`
+
+
+def _arguments(folder: Path) -> list[str] | None:
+    """Return the arguments with which a run was started, or None if it was not started."""
     begun = folder / "overrides.json"
-    if not begun.exists():
-        text = json.dumps(run.arguments)
-        write_text_whole(begun, text)
-    return json.loads(begun.read_text(encoding="utf-8"))
+    return json.loads(begun.read_text(encoding="utf-8")) if begun.exists() else None
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reproduce` build their trainings here.
 """
 
+import shutil
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
@@ -17,7 +17,9 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from torchcaps.checks import one_line
 from torchcaps.data import DataError, ImageNet, LabeledData
 from torchcaps.files import take_folder, write_text_whole
 from torchcaps.recipes import Recipe
@@ -25,7 +27,10 @@ from torchcaps.recipes.modules import OwnModules
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
-from torchcaps.training.errors import explain_parsing, innermost
+from torchcaps.training.errors import check_options, explain_parsing, innermost
+from torchcaps.training.margin import SpreadMargin
+from torchcaps.training.monitors import ChecksMonitors
+from torchcaps.training.names import known_names_only
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.trainer import Trainer
 
@@ -39,11 +44,25 @@ SMOKE = (
     "--trainer.log_every_n_steps=1",
 )
 
+LEAST = {  # numbers of the trainer that Lightning does not check
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "gradient_clip_val": 0,
+    "log_every_n_steps": 0,
+    "max_epochs": -1,
+    "min_epochs": 0,
+    "min_steps": 0,
+    "num_nodes": 1,
+    "num_sanity_val_steps": -1,
+    "reload_dataloaders_every_n_epochs": 0,
+}
+
 
 class Training(LightningCLI):
     """The trainer, the model and the data of a recipe. Building them runs nothing.
 
-    The recipe may name classes and functions of modules in its own folder; see `torchcaps.recipes.modules`.
+    With `allow_code` the recipe may name any class or function, also of modules in its own folder; see
+    `torchcaps.recipes.modules`. Without it, only those that `torchcaps.training.names` knows, and nothing else is run.
 
     Lightning parses the recipe and builds the objects in its constructor, which calls the methods below in their order:
     `parse_arguments`, `before_instantiate_classes` and `instantiate_classes`, which calls `instantiate_trainer`.
@@ -54,6 +73,7 @@ class Training(LightningCLI):
         folder: folder of the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None writes none.
         smoke: take two steps of two samples, unless the overrides set these numbers; the folder is then `smoke_N`.
         signals: signals that ask the training to stop.
+        allow_code: whether the recipe and the overrides may name classes and functions of any package.
 
     Raises:
         ValueError: a value cannot be used; the message is one line for the user of the command.
@@ -72,41 +92,43 @@ class Training(LightningCLI):
         folder: Path | None = None,
         smoke: bool = False,
         signals: StopSignals | None = None,
+        allow_code: bool = False,
     ):
         self.recipe, self.folder, self.smoke, self.signals = recipe, folder, smoke, signals or StopSignals()
         self.run_folder: Path | None = None
-        self.own_modules = OwnModules(recipe)
+        self.own_modules, self.allow_code = OwnModules(recipe, allow_code), allow_code
         self.overrides = [*(SMOKE if smoke else ()), *overrides]
-        super().__init__(
-            Classifier,
-            LabeledData,
-            trainer_class=Trainer,
-            subclass_mode_data=True,
-            run=False,
-            args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
-            trainer_defaults={"logger": folder is not None},
-            parser_kwargs={
-                "exit_on_error": False,
-                "allow_abbrev": False,
-                "prog": "torchcaps train RECIPE",
-                "description": None,
-            },
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            save_config_callback=None if folder is None else _SaveConfig,
-        )
+        check_options(overrides)
+        with nullcontext() if allow_code else known_names_only():
+            super().__init__(
+                Classifier,
+                LabeledData,
+                trainer_class=Trainer,
+                subclass_mode_data=True,
+                run=False,
+                args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
+                trainer_defaults={"logger": folder is not None},
+                parser_kwargs={
+                    "exit_on_error": False,
+                    "allow_abbrev": False,
+                    "prog": "torchcaps train RECIPE",
+                    "description": None,
+                },
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                save_config_callback=None if folder is None else _SaveConfig,
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
             super().parse_arguments(parser, args)
         except Exception as error:  # the user's modules may raise any exception
-            said = self.own_modules.why_not(error)
-            if said is None and isinstance(error, (ArgumentError, TypeError, ValueError)):
-                said = explain_parsing(error, parser, self.recipe, self.overrides)
+            said = explain_parsing(error, parser, self.recipe, self.overrides, self.own_modules)
             if said is None:
                 raise
             raise ValueError(said) from error
         self.own_modules.check_names(self.config.as_dict())
+        self._check_numbers()
 
     def before_instantiate_classes(self) -> None:
         data = self.config.data.init_args
@@ -117,14 +139,53 @@ class Training(LightningCLI):
         try:
             super().instantiate_classes()
             self._check_classes()
-        except ValueError as error:
+            self._check_optimizer()
+        except Exception as error:
             self.give_back_folder()
-            raise ValueError(innermost(error)) from error  # without the lines that jsonargparse adds
+            if self.allow_code and not isinstance(error, ValueError):
+                raise  # perhaps an error in the user's own modules
+            if isinstance(error, OSError | ImportError):
+                raise
+            said = innermost(error) or f"the training cannot be built: {type(error).__name__}"
+            raise ValueError(said) from error  # without the lines that jsonargparse adds
+
+    def _check_numbers(self) -> None:
+        """Check the seed, and numbers of the trainer that Lightning does not check."""
+        seed, trainer = self.config.seed_everything, self.config.trainer
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed_everything must be from 0 to {2**32 - 1}, got {seed}")
+        for name, least in LEAST.items():
+            if trainer[name] is not None and not trainer[name] >= least:
+                raise ValueError(f"trainer.{name} must be at least {least}, got {trainer[name]}")
+        if isinstance(trainer.val_check_interval, int | float) and not trainer.val_check_interval > 0:
+            raise ValueError(
+                "trainer.val_check_interval must be a number of batches, at least 1, or a fraction of an epoch, above "
+                f"0.0 and at most 1.0, got {trainer.val_check_interval}"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Build the optimizer and the schedule once, so that wrong values are found before any data is read."""
+        try:
+            built = self.model.configure_optimizers()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"model.optimizer or model.scheduler cannot be built: {one_line(error)}") from None
+        if isinstance(built, dict) and isinstance(built["lr_scheduler"]["scheduler"], ReduceLROnPlateau):
+            raise ValueError(
+                "model.scheduler cannot be ReduceLROnPlateau, which needs a metric: choose another schedule"
+            )
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, SpreadMargin):
+                callback.margin_of(self.model)
 
     def _check_classes(self) -> None:
         data, classes = self.datamodule, self.model.classes
         some = isinstance(data, ImageNet)  # may have only some of the model's classes
         with suppress(DataError):  # missing files are reported when the data is read
+            if not hasattr(data, "classes"):
+                raise ValueError(
+                    f"{type(data).__name__} is a base of data sets and has no data: choose a data set such as "
+                    "torchcaps.data.MNIST"
+                )
             if data.classes > classes or (data.classes < classes and not some):
                 raise ValueError(
                     f"{type(data).__name__} has {data.classes} classes, but the model has {classes}: set model.classes "
@@ -136,6 +197,7 @@ class Training(LightningCLI):
         callbacks = list(wanted["callbacks"] or [])
         if self.folder is None or wanted["fast_dev_run"]:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+        callbacks.append(ChecksMonitors())
         plugins = [*(wanted["plugins"] or []), WholeCheckpointIO()]
         if wanted["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
@@ -158,10 +220,10 @@ class Training(LightningCLI):
         return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
 
     def give_back_folder(self) -> None:
-        """Remove the folder of a run that has not begun."""
-        if self.run_folder is not None:
-            with suppress(OSError):  # it is empty, and only the first process has made it
-                self.run_folder.rmdir()
+        """Remove the folder of a run that has no checkpoint and no metrics yet."""
+        folder = self.run_folder
+        if folder is not None and not (folder / "metrics.csv").exists() and not any(folder.glob("checkpoints/*")):
+            shutil.rmtree(folder, ignore_errors=True)  # only the first process has made it
 
     def _take_folder(self, folder: Path) -> Path:
         kind = "smoke" if self.smoke else "version"
