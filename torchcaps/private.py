@@ -1,7 +1,7 @@
 """The private names of PyTorch that the package uses, and why. No other file uses one."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,11 @@ def softmax_backward(gradient: Tensor, result: Tensor) -> Tensor:
     """Return the gradient of the logits of a softmax over dimension 1, by the kernel of PyTorch's own backward pass.
     With public operators it would take three passes over memory."""
     return torch._softmax_backward_data(gradient, result, 1, result.dtype)
+
+
+def shared_store() -> Any:
+    """Return the store that the processes of a group share. There is no public function for this."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 F = TypeVar("F", bound=Callable[..., object])

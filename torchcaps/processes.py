@@ -32,7 +32,9 @@ def reports(error: BaseException) -> bool:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         try:
             # The processes share a store, which one of them holds, or torchrun.
-            return distributed.distributed_c10d._get_default_store().add("torchcaps/reports", 1) == 1
+            from torchcaps.private import shared_store
+
+            return shared_store().add("torchcaps/reports", 1) == 1
         except RuntimeError:
             return False  # the process that holds it has ended, and has said why
     if rank():

@@ -285,6 +285,6 @@ def test_the_embeddings_of_processes_of_which_one_is_killed(kill, monkeypatch):
     before = len(computed(0)) + len(computed(1))
     assert before == len(set(TEXTS))
     states = Encoder("bert", cache="kept").embed(TEXTS).padded(range(len(TEXTS)))[0]
-    assert 1 <= len(computed("alone")) < len(computed(kill))  # what the killed process has not added
+    assert 1 <= len(computed("alone")) <= before - 2  # the killed process has added two; the other may have ended too
     fresh = Encoder("bert", cache="alone").embed(TEXTS).padded(range(len(TEXTS)))[0]
     torch.testing.assert_close(states, fresh, rtol=1e-3, atol=1e-3)

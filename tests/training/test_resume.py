@@ -177,7 +177,7 @@ def assert_ends_alike(runs: str, others: str | dict[str, Any]) -> None:
 def interrupt(step: int, by: str, **more: Any) -> list[str]:
     options = {"step": step, "by": by, **more}
     given = [f"--trainer.callbacks.{name}={value}" for name, value in options.items()]
-    return ["--trainer.callbacks+=interruptions.Interrupt", *given]
+    return ["--allow_code", "--trainer.callbacks+=interruptions.Interrupt", *given]
 
 
 def interrupted(monkeypatch, runs: str, case: list[str], step: int, by: str, seconds: float) -> None:
