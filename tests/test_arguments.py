@@ -43,13 +43,17 @@ from torchcaps.arguments import (
 from torchcaps.functional import (
     dynamic_routing,
     em_routing,
+    feature_kl,
     heinsen_routing,
     inverted_attention_routing,
     margin_loss,
+    sinkhorn_divergence,
     spread_loss,
+    transport_cost,
     vector_norm_routing,
 )
-from torchcaps.routing import DynamicRouting, InvertedAttentionRouting, Routing, Softmax
+from torchcaps.ops import Dot, backends
+from torchcaps.routing import DynamicRouting, EMRouting, HeinsenRouting, InvertedAttentionRouting, Routing, Softmax
 
 PUBLIC = calls.public_callables(calls.MODULES + calls.EXTRAS)
 # Building blocks of new algorithms, called in every iteration by code of this library.
@@ -72,10 +76,10 @@ def test_every_argument_of_the_public_api_is_checked(name):
 
 nan, inf = math.nan, math.inf
 FITS_AND_DOES_NOT = [
-    (Count, [1, 3, np.int64(2)], [0, -1, 2.5, "3", True, None, nan, inf, (3, 3), torch.tensor(3), 3.0]),
+    (Count, [1, 3], [0, -1, 2.5, "3", True, None, nan, inf, (3, 3), torch.tensor(3), 3.0]),
     (Count | None, [None, 1], [0, "3", False]),
     (CountOrZero, [0, 2], [-1, 0.0, None, False]),
-    (float, [1, -2.5, np.float32(1)], [nan, inf, -inf, "1", True, None, 1j, torch.tensor(1.0)]),
+    (float, [1, -2.5], [nan, inf, -inf, "1", True, None, 1j, torch.tensor(1.0)]),
     (Positive, [1e-9, 1], [0, -1, nan, inf, "1", True]),
     (NotNegative, [0, 1.5], [-0.1, nan, inf]),
     (Fraction, [0, 0.5, 1], [-0.1, 1.1, nan, "0.5"]),
@@ -108,12 +112,13 @@ def layer(features: Count, *sizes: CountOrZero, scale: Positive | None = None, r
 
 def test_messages():
     assert layer(2, 0, 1, scale=0.5) == "2 (0, 1) 0.5"
+    assert layer(np.int64(2), np.uint8(0), 1, scale=np.float32(0.5)) == "2 (0, 1) 0.5"
     for call, error, message in [
         (lambda: layer(0), ValueError, "features must be an int of at least 1, got 0"),
         (lambda: layer("3"), TypeError, "features must be an int of at least 1, got '3' (str)"),
         (lambda: layer(features=2.5), TypeError, "features must be an int of at least 1, got 2.5 (float)"),
         (lambda: layer(1, 2, -1), ValueError, "sizes must be an int of at least 0, got -1"),
-        (lambda: layer(1, scale=nan), ValueError, "scale must be a finite number above 0, or None, got nan"),
+        (lambda: layer(1, scale=nan), ValueError, "scale must be a finite number of at least 1e-30, or None, got nan"),
         (
             lambda: layer(torch.zeros(2, 3)),
             TypeError,
@@ -130,7 +135,7 @@ def test_messages():
         assert str(found.value) == message
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'features'"):
         layer()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+    with pytest.raises(TypeError, match="layer has no argument 'size'; did you mean scale"):
         layer(1, size=2)
 
 
@@ -225,6 +230,25 @@ def test_votes_and_their_scores():
         lambda: vector_norm_routing(votes, sharpness=torch.ones(2)),
         lambda: vector_norm_routing(votes, sharpness=torch.ones((), device="meta")),
         lambda: em_routing(votes, 3, **betas),
+        lambda: em_routing(votes, beta_a=torch.zeros(4).double(), beta_u=torch.zeros(4)),
+        lambda: heinsen_routing(votes, beta_use=torch.zeros(1, 4).double()),
+        lambda: heinsen_routing(torch.rand(2, 6, 4, 5), beta_use=torch.zeros(2, 4), beta_ignore=torch.zeros(3, 4)),
+        lambda: heinsen_routing(votes, beta_use=torch.zeros(1, 4), single_beta=False),
+        lambda: dynamic_routing(votes, bias=torch.zeros(4, 5), learn_bias=False),
+        lambda: dynamic_routing(votes, learn_bias=True),
+        lambda: dynamic_routing(votes, first_logits=torch.zeros(1, 4), start="zero"),
+        lambda: inverted_attention_routing(votes, weight=torch.ones(5), layer_norm=False),
+        lambda: inverted_attention_routing(votes, **betas, activations=False),
+        lambda: inverted_attention_routing(votes, activations=True),
+        lambda: vector_norm_routing(votes, sharpness=torch.ones(1, 1, 1)),
+        lambda: transport_cost(votes[0, 0], votes[0, 0].to("meta")),
+        lambda: transport_cost(votes[0, 0], votes[0, 0].double()),
+        lambda: sinkhorn_divergence(votes, votes.double()),
+        lambda: feature_kl(votes, votes.to("meta")),
+        lambda: squash(torch.tensor(3.0)),
+        lambda: spread_loss(votes[0, 0], torch.zeros(4).long(), torch.tensor(nan)),
+        lambda: spread_loss(votes[0, 0], torch.zeros(4).long(), torch.ones(3)),
+        lambda: margin_loss(votes[0, 0][:0], torch.zeros(0).long()),
         lambda: squash(votes, 4),
         lambda: squash(votes, -5),
     ):
@@ -304,6 +328,100 @@ def test_functions_that_change_the_shape():
     ):
         with pytest.raises(ValueError, match="(normalization|activation) must return a tensor of the shape"):
             layer(x)
+
+
+# ------------------------------------------------------------ changes after the construction
+
+
+def test_options_of_a_routing_that_are_changed_later():
+    for routing, name, wrong in (
+        (DynamicRouting(), "iterations", 0),
+        (DynamicRouting(), "iterations", 2.5),
+        (DynamicRouting(), "gradient", "x"),
+        (DynamicRouting(), "leaky", 2),
+        (DynamicRouting(), "start", "x"),
+        (EMRouting(), "schedule", "x"),
+        (HeinsenRouting(), "model", "x"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"{name} must be "):
+            setattr(routing, name, wrong)
+    layer = CapsuleLinear(3, 2, 4, 2, DynamicRouting(3))
+    layer.routing.iterations = 2
+    layer.routing.gradient = "last"
+    assert layer(torch.rand(2, 3, 4)).poses.shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize("backend", ["tiled", *([] if backends()["native"] else ["native"])])
+def test_tensors_of_other_shapes_never_reach_a_kernel(backend):
+    def linear(routing: Routing) -> CapsuleLinear:
+        return CapsuleLinear(3, 2, 4, 2, routing, bias=True, backend=backend)
+
+    x = torch.rand(2, 3, 4)
+    for name, shapes in {
+        "weight": [(4, 2, 4, 2), (2, 2, 4, 2), (3, 2, 9, 2)],
+        "bias": [(4, 2, 1, 2), (2, 2, 1, 2), (3, 5, 1, 2), (3, 2, 1, 3)],
+    }.items():
+        for shape in shapes:
+            layer = linear(DynamicRouting(2))
+            setattr(layer, name, nn.Parameter(torch.rand(shape)))
+            with pytest.raises(ValueError, match=name):
+                layer(x)
+    layer = linear(HeinsenRouting())
+    layer.routing = CapsuleLinear(7, 2, 4, 2, HeinsenRouting()).routing
+    with pytest.raises(ValueError, match="betas of shape"):
+        layer(x)
+
+    class Wrong(Routing):
+        def __init__(self, query: Tensor):
+            super().__init__(2)
+            self.query = query
+
+        def step(self, votes, agreement, t):
+            v = votes.weighted_sum(agreement)
+            return votes.capsules(v), Dot(self.query)
+
+    for shape in ((1, 1, 1), (2, 3, 2), (3, 2, 2), (2, 2)):
+        with pytest.raises(ValueError, match=r"expected query of shape \(2, 2, 2\)"):
+            linear(Wrong(torch.rand(shape)))(x)
+    with pytest.raises(TypeError, match="query is torch.float64 and the poses are torch.float32"):
+        linear(Wrong(torch.rand(2, 2, 2).double()))(x)
+
+
+def test_steps_that_return_something_else():
+    for found in (None, Capsules(torch.rand(2, 2, 2)), (torch.rand(2, 2, 2), None), (Capsules(torch.rand(2, 2, 2)), 3)):
+
+        class Wrong(Routing):
+            def step(self, votes, agreement, t, found=found):
+                return found
+
+        with pytest.raises(TypeError, match=r"Wrong.step must return .*, got") as error:
+            CapsuleLinear(3, 2, 4, 2, Wrong())(torch.rand(2, 3, 4))
+        assert "\n" not in str(error.value)
+
+
+def test_scores_in_another_precision_have_the_same_gradients():
+    layer, poses = CapsuleLinear(5, 3, 4, 2, DynamicRouting(2)), torch.randn(2, 5, 4)
+    gradients = []
+    for scores in (torch.linspace(-1, 1, 10).view(2, 5), torch.linspace(-1, 1, 10, dtype=torch.float64).view(2, 5)):
+        layer.zero_grad()
+        scores.requires_grad_()
+        layer(Capsules(poses, scores)).poses.square().sum().backward()
+        gradients.append((layer.weight.grad.clone(), scores.grad.float()))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_masks_stay_masks_in_another_precision():
+    mask = torch.tensor([[True, False, True]])
+    for moved in (Capsules(torch.rand(1, 3, 4), mask).to(torch.float64), Capsules(torch.rand(1, 3, 4), mask).to("cpu")):
+        assert moved.activations.tolist() == [[1, 0, 1]]
+    for wrong in (
+        Capsules(torch.rand(1, 3, 4), torch.rand(7)),
+        Capsules(torch.rand(1, 3, 4), pose_dims=3),
+        Capsules(None),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            print(wrong.activations)
+        calls.assert_our_error(error.value)
 
 
 # ------------------------------------------------------------ random calls

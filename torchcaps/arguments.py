@@ -12,18 +12,19 @@ import collections.abc
 import functools
 import inspect
 import math
-import numbers
 import reprlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from torchcaps.checks import nearest
 from torchcaps.private import is_traced
 
 HALF = (torch.float16, torch.bfloat16)
+LARGEST = torch.finfo(torch.float32).max
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,7 +57,7 @@ class FloatingPoint:
 
 Count = Annotated[int, Range(1)]
 CountOrZero = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, open="least")]
+Positive = Annotated[float, Range(1e-30)]  # smaller numbers vanish in float32
 NotNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 Device = torch.device | str
@@ -83,8 +84,9 @@ def checked(function: F) -> F:
 
     The decorated function raises
 
-    - TypeError: an argument has another type than its annotation. An int may stand for a float, a list for a tuple; a
-      bool is no number, and a class is no instance of itself.
+    - TypeError: there is no argument of this name, or an argument has another type than its annotation. An int may
+      stand for a float, a list for a tuple, a number of NumPy for one of Python; a bool is no number, and a class is no
+      instance of itself.
     - ValueError: a number is out of its range, NaN or infinite, or a text is none of its choices.
 
     Code that PyTorch compiles runs without the checks.
@@ -93,15 +95,14 @@ def checked(function: F) -> F:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     by_name = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-
-    @functools.cache  # when first called: annotations may name classes that are defined later
-    def kinds() -> dict[str, Kind]:
-        return dict(kinds_of(function))
+    takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            known = kinds()
+            args = tuple(map(as_python, args))
+            kwargs = {name: as_python(value) for name, value in kwargs.items()}
+            known = kinds_of(function)  # not earlier: annotations may name classes that are defined later
             for parameter, value in zip(positional, args, strict=False):
                 check(parameter, value, known)
             if rest is not None:
@@ -110,6 +111,11 @@ def checked(function: F) -> F:
             for name, value in kwargs.items():
                 if name in by_name:
                     check(by_name[name], value, known)
+                elif not takes_others:
+                    owner = function.__qualname__.removesuffix(".__init__")
+                    raise TypeError(
+                        f"{owner} has no argument {name!r}{nearest(name, [x for x in by_name if x != 'self'])}"
+                    )
         return function(*args, **kwargs)
 
     def check(parameter: inspect.Parameter, value: Any, known: dict[str, Kind]) -> None:
@@ -121,9 +127,15 @@ def checked(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
+def as_python(value: Any) -> Any:
+    """Return a number of NumPy as one of Python, which PyTorch takes everywhere."""
+    is_numpy = type(value).__module__ == "numpy" and not hasattr(value, "__len__")
+    return value.item() if is_numpy and hasattr(value, "item") else value
+
+
 def check_fields(instance: Any) -> None:
     """Check the fields of a dataclass or of a named tuple against their annotations."""
-    for name, kind in _kinds(get_type_hints(type(instance), include_extras=True)):
+    for name, kind in _kinds(get_type_hints(type(instance), include_extras=True)).items():
         if not kind.fits(getattr(instance, name)):
             raise refusal(name, getattr(instance, name), kind)
 
@@ -135,21 +147,19 @@ def refusal(name: str, value: Any, kind: Kind) -> Exception:
     return error(f"{name} must be {kind.text}, got {shown(value) if wrong_value else shown_with_type(value)}")
 
 
-def kinds_of(function: Callable[..., Any]) -> Iterator[tuple[str, Kind]]:
-    """Yield the arguments of a function whose annotations can be checked."""
+@functools.cache
+def kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
+    """Return what the arguments of a function allow, by name, without those whose annotations cannot be checked."""
     try:
         hints = get_type_hints(inspect.unwrap(function), include_extras=True)
     except NameError:  # a name that only type checkers import
-        return
-    hints.pop("return", None)
-    yield from _kinds(hints)
+        return {}
+    return _kinds({name: hint for name, hint in hints.items() if name != "return"})
 
 
-def _kinds(hints: dict[str, Any]) -> Iterator[tuple[str, Kind]]:
-    for name, annotation in hints.items():
-        kind = kind_of(annotation)
-        if kind is not None:
-            yield name, kind
+def _kinds(hints: dict[str, Any]) -> dict[str, Kind]:
+    found = {name: kind_of(hint) for name, hint in hints.items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def kind_of(annotation: Any) -> Kind | None:
@@ -171,9 +181,11 @@ def kind_of(annotation: Any) -> Kind | None:
     if annotation in (None, types.NoneType):
         return Kind("None", lambda x: x is None, lambda x: x is None)
     if annotation is int:
-        return Kind("an int", _is_int, lambda x: _is_int(x) and _has_64_bits(x))
+        # PyTorch takes no larger ints.
+        return Kind("an int", _is_int, lambda x: _is_int(x) and -(2**63) <= x < 2**63)
     if annotation is float:
-        return Kind("a finite number", _is_number, lambda x: _is_number(x) and math.isfinite(x) and _has_64_bits(x))
+        # Computations are in float32, where larger numbers are infinite.
+        return Kind("a finite number", _is_number, lambda x: _is_number(x) and -LARGEST <= x <= LARGEST)
     if annotation is bool:
         return Kind("True or False", lambda x: isinstance(x, bool), lambda x: isinstance(x, bool))
     cls = origin or annotation
@@ -183,15 +195,11 @@ def kind_of(annotation: Any) -> Kind | None:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, (numbers.Integral, torch.SymInt)) and not isinstance(value, bool)
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool)
-
-
-def _has_64_bits(value: Any) -> bool:
-    return not isinstance(value, int) or -(2**63) <= value < 2**63  # PyTorch takes no larger ints
+    return isinstance(value, (int, float, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _with_condition(base: Any, condition: Any) -> Kind | None:
@@ -365,9 +373,9 @@ def apply(name: str, function: Callable[[Tensor], Tensor] | None, x: Tensor) -> 
     if function is None:
         return x
     y = function(x)
-    if not isinstance(y, Tensor) or y.shape != x.shape:
-        got = tuple(y.shape) if isinstance(y, Tensor) else shown_with_type(y)
-        raise ValueError(f"{name} must return a tensor of the shape that it is given, {tuple(x.shape)}, got {got}")
+    if not isinstance(y, Tensor) or y.shape != x.shape or not y.is_floating_point():
+        given = f"{tuple(x.shape)} and {x.dtype}"
+        raise ValueError(f"{name} must return a tensor of the shape that it is given, {given}, got {shown(y)}")
     return y
 
 

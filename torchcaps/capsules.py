@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from torchcaps.arguments import can_read, shown_with_type
+from torchcaps.arguments import can_read, shown, shown_with_type
 from torchcaps.private import register_namedtuple
 
 
@@ -36,6 +36,9 @@ class Capsules(NamedTuple):
     def activations(self) -> Tensor:
         """How present each capsule is: `sigmoid(scores)`, or the length of its pose if there are no scores."""
         if self.scores is not None:
+            sizes = (self._pose_dims(),) if self.pose_dims else (1, 2)  # on a line, scores alone need no pose_dims
+            if self.scores.shape not in [self.poses.shape[:-size] for size in sizes]:
+                raise ValueError(f"scores {tuple(self.scores.shape)} do not fit poses {tuple(self.poses.shape)}")
             return as_logits(self.scores, self.poses).sigmoid()
         return vector_norm(self.poses, dim=(-2, -1) if self._pose_dims() == 2 else -1)
 
@@ -51,7 +54,8 @@ class Capsules(NamedTuple):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return the capsules on another device or in another precision. Takes the arguments of `torch.Tensor.to`."""
-        fields: Any = (x.to(*args, **kwargs) if isinstance(x, Tensor) else x for x in self)
+        whole = self if self.scores is None else self._replace(scores=as_logits(self.scores, self.poses))
+        fields: Any = (x.to(*args, **kwargs) if isinstance(x, Tensor) else x for x in whole)
         return type(self)(*fields)
 
     def detach(self) -> Self:
@@ -60,6 +64,10 @@ class Capsules(NamedTuple):
         return type(self)(*fields)
 
     def _pose_dims(self) -> int:
+        if self.pose_dims not in (None, 1, 2):
+            raise ValueError(f"pose_dims must be 1 (vectors), 2 (matrices) or None, got {shown(self.pose_dims)}")
+        if not isinstance(self.poses, Tensor) or not self.poses.is_floating_point() or self.poses.dim() < 3:
+            raise TypeError(f"poses must be a tensor (batch, capsules, *pose) of numbers, got {shown(self.poses)}")
         return self.pose_dims or (2 if self.poses.dim() in (4, 6) else 1)
 
 

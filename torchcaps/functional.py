@@ -12,6 +12,7 @@ without storing the votes. All routing functions share these arguments:
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchcaps.arguments import FloatTensor, NotNegative, checked
@@ -67,10 +68,11 @@ def dynamic_routing(
     votes = as_votes(votes)
     if bias is not None:
         _check("bias", bias, ("parents or 1", "*pose"), (votes.parents, *votes.pose), free=(0,))
-        bias, options["learn_bias"] = bias.flatten(1), True
+        bias = bias.flatten(1)
+    _imply(options, "learn_bias", bias is not None, "bias")
     if first_logits is not None:
         _check("first_logits", first_logits, *_rows(votes))
-        options["start"] = "learned"
+        _imply(options, "start", "learned", "first_logits")
     routing = DynamicRouting(**options)
     return _run(routing, votes, scores, return_coefficients, bias=bias, first_logits=first_logits)
 
@@ -93,7 +95,7 @@ def vector_norm_routing(
     """
     if not isinstance(sharpness, Tensor):
         return _run(VectorNormRouting(sharpness=sharpness, **options), votes, scores, return_coefficients)
-    if sharpness.numel() != 1:
+    if sharpness.shape not in ((), (1,)):
         raise ValueError(f"expected one number as sharpness, got {tuple(sharpness.shape)}")
     return _run(VectorNormRouting(**options), votes, scores, return_coefficients, sharpness=sharpness)
 
@@ -126,13 +128,14 @@ def inverted_attention_routing(
         raise ValueError("beta_a and beta_u must be given together, or neither of them, got only one")
     if beta_a is not None and beta_u is not None:
         _check_betas(votes, beta_a=beta_a, beta_u=beta_u)
-        options["activations"] = True
+    _imply(options, "activations", beta_a is not None, "beta_a and beta_u")
     if first_poses is not None:
         _check("first_poses", first_poses, ("batch or 1", "parents", "features"), tuple(zeros.shape), free=(0, 1, 2))
-        options["start"] = "learned"
+        _imply(options, "start", "learned", "first_poses")
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
             _check(name, value, ("features",), tuple(zeros.shape[2:]))
+            _imply(options, "layer_norm", True, name)
     values = {
         "weight": zeros.new_ones(zeros.shape[2]) if weight is None else weight,
         "bias": zeros.new_zeros(zeros.shape[2]) if bias is None else bias,
@@ -187,7 +190,11 @@ def heinsen_routing(
     for name, beta in (("beta_use", beta_use), ("beta_ignore", beta_ignore)):
         if beta is not None:
             _check(name, beta, *_rows(votes))
-    routing = HeinsenRouting(single_beta=beta_ignore is None, **options)
+    if beta_ignore is not None and beta_ignore.shape[0] not in (1, beta_use.shape[0]) and beta_use.shape[0] != 1:
+        groups = f"{beta_use.shape[0]} and {beta_ignore.shape[0]}"
+        raise ValueError(f"beta_use and beta_ignore need the same number of groups, got {groups}")
+    _imply(options, "single_beta", beta_ignore is None, "beta_ignore")
+    routing = HeinsenRouting(**options)
     return _run(routing, votes, scores, return_coefficients, beta_use=beta_use, beta_ignore=beta_ignore)
 
 
@@ -197,12 +204,21 @@ def _run(
     for name, value in values.items():
         if value is not None and value.device != votes.device:
             raise ValueError(f"{name} is on {value.device} and the votes are on {votes.device}: move one of them")
+        if value is not None and torch.promote_types(value.dtype, votes.dtype) not in (votes.dtype, torch.float32):
+            raise TypeError(f"{name} is {value.dtype} and the votes are {votes.dtype}: convert one of them")
     return routing.with_values(**values)(votes, scores, return_coefficients)
+
+
+def _imply(options: dict[str, Any], name: str, value: Any, cause: str) -> None:
+    """Set the option that follows from whether a learned value is given, unless the caller says otherwise."""
+    if options.setdefault(name, value) != value:
+        given = "is given" if value else "is not given"
+        raise ValueError(f"{name}={options[name]!r} contradicts {cause}, which {given}: leave out one of them")
 
 
 def _check_betas(votes: Votes, **betas: Tensor) -> None:
     for name, beta in betas.items():
-        if beta.numel() != 1:
+        if beta.shape not in ((), (1,)):
             _check(name, beta, ("parents",), (votes.parents,))
 
 

@@ -32,7 +32,7 @@ from torchcaps import (
     models,
     squash,
 )
-from torchcaps.arguments import Kind, kinds_of
+from torchcaps.arguments import Kind, as_python, kinds_of
 from torchcaps.models import ConvNet, registry
 
 PACKAGE = Path(torchcaps.__file__).parent
@@ -76,13 +76,13 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def kinds(thing: Callable[..., Any]) -> dict[str, Kind]:
     """What the parameters allow, by name."""
-    return dict(kinds_of(constructor(thing)))
+    return kinds_of(constructor(thing))
 
 
 def refused(kind: Kind) -> Iterator[Any]:
     """Odd values that an annotation does not allow."""
     for value in ODD:
-        if not kind.fits(value):
+        if not kind.fits(as_python(value)):
             yield value
 
 
@@ -92,6 +92,7 @@ def assert_our_error(error: BaseException, mentions: str = "") -> None:
         return  # PyTorch's own line about batch normalization of a single value, which says what to do
     frame = traceback.extract_tb(error.__traceback__)[-1]
     inside = Path(frame.filename).is_relative_to(PACKAGE)
+    inside = inside and (frame.line or "").startswith("raise ")
     assert inside, f"raised in {frame.filename}, line {frame.lineno}: {type(error).__name__}: {error}"
     assert isinstance(error, (TypeError, ValueError, RuntimeError, ImportError)), repr(error)
     assert "\n" not in str(error), str(error)

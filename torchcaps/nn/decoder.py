@@ -56,6 +56,8 @@ class MaskedDecoder(nn.Module):
                 f"expected poses of shape (batch, {self.classes}, *pose) with {self.features} numbers in a pose, "
                 f"got {shape}"
             )
+        if capsules.scores is not None and capsules.scores.shape != shape[:2]:
+            raise ValueError(f"expected scores of shape {shape[:2]}, got {tuple(capsules.scores.shape)}")
         if labels is None:
             labels = capsules.activations.argmax(1)
         check_labels(labels, self.classes, capsules.poses.device)

@@ -62,6 +62,11 @@ def spread_loss(activations: FloatTensor, targets: Tensor, margin: Fraction | Te
     """
     if targets.dim() != 1:
         raise ValueError(f"expected class indices of shape (batch,), got shape {tuple(targets.shape)}")
+    if isinstance(margin, Tensor):
+        if margin.numel() != 1:
+            raise ValueError(f"expected one number as margin, got {tuple(margin.shape)}")
+        if can_read(margin) and not 0 <= margin.item() <= 1:
+            raise ValueError(f"margin must be from 0 to 1, got {margin.item():g}")
     wrong = 1 - _presence_of_classes(activations, targets)
     target = activations.gather(1, targets.long().unsqueeze(1))
     return (wrong * (margin - (target - activations)).clamp_min(0).square()).sum(1).mean()
@@ -69,8 +74,10 @@ def spread_loss(activations: FloatTensor, targets: Tensor, margin: Fraction | Te
 
 def _presence_of_classes(scores: Tensor, targets: Tensor) -> Tensor:
     """Return T, the presence of each class, `(batch, classes)`."""
-    if scores.dim() != 2 or not scores.shape[1]:
-        raise ValueError(f"expected one number per class, of shape (batch, classes), got {tuple(scores.shape)}")
+    if scores.dim() != 2 or 0 in scores.shape:
+        raise ValueError(
+            f"expected one number per class of at least one sample, (batch, classes), got {tuple(scores.shape)}"
+        )
     if targets.shape not in (scores.shape[:1], scores.shape):
         raise ValueError(
             f"expected targets of shape ({scores.shape[0]},) or {tuple(scores.shape)}, got {tuple(targets.shape)}"
@@ -138,7 +145,7 @@ class SpreadLoss(nn.Module):
     @checked
     def __init__(self, margin: Fraction = 0.9):
         super().__init__()
-        self.register_buffer("margin", torch.tensor(margin))
+        self.register_buffer("margin", torch.tensor(float(margin)))
 
     def forward(self, activations: Tensor, targets: Tensor) -> Tensor:
         return spread_loss(activations, targets, self.margin)

@@ -40,6 +40,7 @@ def transport_cost(x: FloatTensor, y: FloatTensor, cost: Cost = "cosine") -> Ten
         raise ValueError(
             f"expected samples of shape (n, features) and (m, features), got {tuple(x.shape)} and {tuple(y.shape)}"
         )
+    _check_pair(x, y)
     x, y = at_least_float32(x), at_least_float32(y)
     with autocast_off(x.device.type):
         if cost == "cosine":
@@ -160,7 +161,15 @@ def feature_kl(x: FloatTensor, y: FloatTensor) -> Tensor:
     return F.kl_div(log_x, log_y, reduction="batchmean", log_target=True)
 
 
+def _check_pair(x: Tensor, y: Tensor) -> None:
+    if x.device != y.device:
+        raise ValueError(f"one batch is on {x.device} and the other on {y.device}: move one of them")
+    if at_least_float32(x).dtype != at_least_float32(y).dtype:
+        raise TypeError(f"one batch is {x.dtype} and the other {y.dtype}: convert one of them")
+
+
 def _samples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    _check_pair(x, y)
     if min(x.dim(), y.dim()) < 2 or x.shape[1:].numel() != y.shape[1:].numel() or not x.numel() * y.numel():
         raise ValueError(
             f"expected two batches of samples with the same number of features, got shapes {tuple(x.shape)} and "

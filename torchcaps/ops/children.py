@@ -1,7 +1,9 @@
 """Arguments that all backends share: the children, their gradients, and the options of a reduction."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 Softmax = Literal["parents", "children"]
@@ -86,3 +88,47 @@ def count_samples(children: Children, options: Options) -> int:
     """Return the number of samples: images times window positions."""
     rows, columns = grid_of(children, options)
     return children.poses.shape[0] * rows * columns
+
+
+def check_tensors(children: Children, named: Iterable[tuple[str, Tensor | None]], options: Options) -> None:
+    """Check the shapes and the types of all tensors of a reduction: kernels read memory where the shapes say.
+
+    Args:
+        named: tensors of the parents by their names: query, target, precision, prior, offset and betas.
+
+    Raises:
+        ValueError: a tensor has a shape that does not fit the others, or is on another device.
+        TypeError: a tensor has another precision than the poses, and is not in half precision.
+    """
+    poses, weight, bias, gates = children
+    _, types, *_, rows, d = poses.shape
+    groups, down, across, parents, depth, h = weight.shape
+    if depth != d or types % groups:
+        raise ValueError(f"the weights of the votes, {tuple(weight.shape)}, do not fit poses {tuple(poses.shape)}")
+    samples, features = count_samples(children, options), rows * h
+    window = (down, across)
+    expected: dict[str, tuple[tuple[int, ...], ...]] = {
+        "gates": ((samples, types, *window),),
+        "query": ((samples, parents, features),),
+        "target": ((samples, parents, features),),
+        "precision": ((samples, parents, features),),
+        "prior": ((samples, parents),),
+        # Their first size is a number of groups.
+        "bias": tuple((*window, n, rows, h) for n in (parents, 1)),
+        "offset": ((*window, parents),),
+        "betas": tuple((*window, n) for n in (parents, 1)),
+    }
+    for name, x in (("weight", weight), ("bias", bias), ("gates", gates), *named):
+        if x is None:
+            continue
+        if name != "weight":
+            in_groups = name in ("bias", "offset", "betas")
+            shape = tuple(x.shape)
+            fits = (shape[1:] if in_groups else shape) in expected[name]
+            if not fits or (in_groups and (not shape[0] or types % shape[0])):
+                wanted = ("groups", *expected[name][0]) if in_groups else expected[name][0]
+                raise ValueError(f"expected {name} of shape {wanted} in a reduction over votes, got {shape}")
+        if x.device != poses.device:
+            raise ValueError(f"{name} is on {x.device} and the poses are on {poses.device}: move one of them")
+        if torch.promote_types(x.dtype, torch.float32) != poses.dtype:
+            raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")

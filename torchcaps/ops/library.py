@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import Library
 
 from torchcaps.ops import native, tiled, triton
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, check_tensors, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off
 from torchcaps.private import is_batched
 
@@ -82,6 +82,7 @@ def _operators(
     name: str, reduction: Reduction, forward: Callable[..., Tensors], backward: Callable[..., Parents]
 ) -> Operators:
     parent_count, result_count = len(reduction.parents), reduction.results
+    names = [argument.split()[1] for argument in reduction.parents]
     arguments = ", ".join((CHILDREN, *reduction.parents, OPTIONS))
 
     def split(flat: Sequence[Any]) -> tuple[Children, Parents, Options]:
@@ -92,6 +93,7 @@ def _operators(
 
     def run(*flat: Any) -> Any:
         children, parents, options = split(flat)
+        check_tensors(children, zip(names, parents, strict=True), options)
         with autocast_off(children.poses.device.type):
             return _flat(forward(children, *parents, options))
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import Softmax
-from torchcaps.ops.numerics import at_least_float32
 
 
 class Moments(NamedTuple):
@@ -99,7 +98,8 @@ class Votes(ABC):
             expected = (self.batch, self.children)
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
         votes = copy.copy(self)
-        votes.gates = None if gates is None else at_least_float32(gates)
+        # In the precision of the sums, whatever the scores have: kernels add to all gradients in one precision.
+        votes.gates = None if gates is None else gates.to(torch.promote_types(self.dtype, torch.float32))
         return votes
 
     def parents_like(self) -> Tensor:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import CountOrZero, check_input, checked
+from torchcaps.arguments import CountOrZero, check_input, checked, kinds_of, refusal, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.ops import Agreement, Dot, Softmax, Votes, as_votes
+from torchcaps.ops import Agreement, Dot, Gaussian, Softmax, Votes, as_votes
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
@@ -110,6 +110,13 @@ class Routing(nn.Module, ABC):
         self.iterations, self.gradient, self.init = iterations, gradient, init
         self.shape: LayerShape | None = None
         self._watchers: list[Callable[[Iteration], None]] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An option that is changed later is checked like the argument of its name.
+        kind = kinds_of(type(self).__init__).get(name)
+        if kind is not None and not isinstance(value, (Tensor, nn.Module)) and not kind.fits(value):
+            raise refusal(name, value, kind)
+        super().__setattr__(name, value)
 
     if TYPE_CHECKING:
 
@@ -221,7 +228,18 @@ class Routing(nn.Module, ABC):
     def advance(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
         """Run `step` and report it to the watchers. Every schedule iterates by this method."""
         agreement = self.scaled(agreement)
-        parents, after = self.step(votes, agreement, t)
+        found = self.step(votes, agreement, t)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Capsules)):
+            raise TypeError(
+                f"{type(self).__name__}.step must return two items, Capsules and an agreement or None, got "
+                f"{shown_with_type(found)}"
+            )
+        parents, after = found
+        if not isinstance(after, (Dot, Gaussian, type(None))):
+            raise TypeError(
+                f"{type(self).__name__}.step must return a Dot, a Gaussian or None as agreement, got "
+                f"{shown_with_type(after)}"
+            )
         for watcher in self._watchers:
             watcher(Iteration(votes, agreement, parents, t))
         return parents, after

@@ -16,7 +16,8 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
 
     .. math:: v = \frac{|s|^2}{1 + |s|^2} \frac{s}{|s|}
 
-    Zero vectors stay zero and have zero gradients. Half-precision inputs are computed in float32.
+    Zero vectors stay zero and have zero gradients. Half-precision inputs are computed in float32, where lengths beyond
+    1e19 overflow.
 
     Args:
         s: vectors of any length, whose entries lie along `dim`.

@@ -71,7 +71,7 @@ class VectorNormRouting(Routing):
         return self.iterations + 1
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {"learned_sharpness": torch.tensor(self.sharpness)} if self.learn_sharpness else {}
+        return {"learned_sharpness": torch.tensor(float(self.sharpness))} if self.learn_sharpness else {}
 
     def scale(self, features: int) -> float | Tensor:
         return self.learned_sharpness if self.learn_sharpness else self.sharpness  # line 7's lambda
