@@ -7,11 +7,12 @@ Equilibrium Models (2019), with Anderson acceleration (1965) in the form of Walk
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, CountOrZero, Positive, check_fields
+from torchcaps.arguments import Count, CountOrZero, Range, check_fields
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.private import is_exported, is_transformed
@@ -47,7 +48,7 @@ class Equilibrium:
         history: number of past differences that Anderson acceleration combines; 0 for plain iteration.
     """
 
-    tolerance: Positive = 1e-4
+    tolerance: Annotated[float, Range(0, open="least")] = 1e-4
     max_iterations: Count = 50
     history: CountOrZero = 5
 
