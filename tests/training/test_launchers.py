@@ -110,6 +110,11 @@ def test_two_machines(alone):
 INTERRUPT = ["--allow_code", "--trainer.callbacks+=interruptions.Interrupt", "--trainer.callbacks.step=3"]
 
 
+def without_stops(err: str, by: str) -> list[str]:
+    """Our lines; without those of the processes that torchrun has stopped, which it does when another one fails."""
+    return [line for line in lines(err) if by != "torchrun" or "stopped by SIGTERM" not in line]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["1", "null"])
 @pytest.mark.parametrize("by", STARTED)
@@ -119,7 +124,7 @@ def test_an_error_of_a_process_ends_all_with_one_line(by, rank):
     status, out, err = ended(process, 120)
     assert status == (1 if by == "torchrun" else 2)
     assert out == ""
-    assert lines(err) == ["torchcaps: nothing can be learned from this"], err
+    assert without_stops(err, by) == ["torchcaps: nothing can be learned from this"], err
     assert "Traceback" not in err or by == "torchrun"
 
 
@@ -135,7 +140,7 @@ def test_a_process_that_is_killed_ends_all(by):
     status, _, err = ended(start([*STARTED[by], *given]), 120)
     assert status not in (0, 124)
     assert len(lines(err)) == 1 or by == "torchrun", err  # torchrun may be the first to end the other process
-    assert all("one of 2 processes has ended" in line for line in lines(err))
+    assert all("one of 2 processes has ended" in line for line in without_stops(err, by))
 
 
 def wait_for_checkpoint(process: subprocess.Popen[str]) -> None:
