@@ -427,6 +427,9 @@ def test_crops_are_of_the_square(images_of_noise: Path, capfd: pytest.CaptureFix
     assert torch.equal(data.crops(images)[:, 3], floats[..., 3:, 3:])
     assert torch.equal(data.crops(images)[:, 9], floats[..., 1:5, 1:5].flip(-1))
     assert data.augment(images).shape == (20, 3, 4, 4)
+    for wrong in (images[..., :4, :4], images[0]):
+        with pytest.raises(ValueError, match=r"ImageNet has images of shape \(n, 3, 7, 7\), got "):
+            data.augment(wrong)
     assert capfd.readouterr() == ("", "")
 
 

@@ -17,6 +17,7 @@ from torchcaps.data import (
     CIFAR10,
     CIFAR100,
     MNIST,
+    SST,
     SVHN,
     AffineMNIST,
     AffNIST,
@@ -26,6 +27,7 @@ from torchcaps.data import (
     ExpandedMNIST,
     FashionMNIST,
     ImageData,
+    LabeledData,
     MultiMNIST,
 )
 from torchcaps.data.images import ImageSet
@@ -160,6 +162,13 @@ def test_setup_loads_what_the_stage_needs_once(stage: str | None, parts: list[bo
     data.setup(stage)
     data.setup(stage)
     assert loaded == parts
+
+
+@pytest.mark.parametrize("data", [Toy(), SST()])
+@pytest.mark.parametrize("stage", ["fitt", 3, True, ["fit"]])
+def test_stages_that_there_are_not(data: LabeledData, stage: Any) -> None:
+    with pytest.raises(ValueError, match="stage must be one of 'fit', 'validate', 'test', 'predict', None, got"):
+        data.setup(stage)
 
 
 def test_loader_before_setup_says_what_to_call() -> None:
@@ -407,6 +416,28 @@ def test_jitter_turns_the_hue() -> None:
     assert max(map(abs, hues)) <= 0.2 + 1e-4
     assert min(hues) < -0.19
     assert max(hues) > 0.19
+
+
+@pytest.mark.parametrize("make", [ImageData.augment, ImageData.center, ImageData.crops])
+@pytest.mark.parametrize(
+    ("data", "images", "expected"),
+    [
+        (Color(), torch.rand(2, 3, 28, 28), r"\(n, 3, 4, 4\), got \(2, 3, 28, 28\)"),
+        (Color(shift=1), torch.rand(2, 1, 4, 4), r"\(n, 3, 4, 4\), got \(2, 1, 4, 4\)"),
+        (Color(jitter=0.1), torch.rand(3, 4, 4), r"\(n, 3, 4, 4\), got \(3, 4, 4\)"),
+        (Color(resize=5), torch.rand(2, 3, 6, 6), r"\(n, 3, 4, 4\) or \(n, 3, 5, 5\), got \(2, 3, 6, 6\)"),
+        (Color(resize=7, ten_crop=True), torch.rand(2, 3, 7, 4), r"\(n, 3, 7, 7\), got \(2, 3, 7, 4\)"),
+    ],
+)
+def test_images_of_another_shape(make: Any, data: ImageData, images: Tensor, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"^Color has images of shape {expected}|or {expected}: give a batch"):
+        make(data, images)
+
+
+def test_images_of_another_type() -> None:
+    for images in (torch.ones(2, 3, 4, 4).long(), [[1.0]], None):
+        with pytest.raises(TypeError, match="images must be "):
+            Color().center(images)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -298,6 +298,8 @@ def test_smaller_images_are_crops() -> None:
     assert data.augment(images).shape == (3, 2, 40, 40)
     # As in Hinton et al. 2018.
     torch.testing.assert_close(SmallNORB(size=32, resize=48).center(images), avg_pool2d(images, 2)[..., 8:40, 8:40])
+    with pytest.raises(ValueError, match=r"shape \(n, 2, 96, 96\) or \(n, 2, 48, 48\), got \(3, 2, 32, 32\)"):
+        SmallNORB(size=32, resize=48).augment(images[..., :32, :32])
 
 
 # Paths of the files, and damaged files

@@ -267,6 +267,9 @@ def test_bad_input():
         routing_dynamics(network, "capsules", [images], bins=0)
     with pytest.raises(ValueError, match="no vote"):
         routing_dynamics(network, "capsules", [images[:0]])
+    for batch in (3, {"images": images}, (), [[images]], "x", None):
+        with pytest.raises(TypeError, match="batches must be tensors of images, or tuples that begin with one, got "):
+            routing_dynamics(network, "capsules", [batch])
     with pytest.raises(ValueError, match="layer 'capsules' has votes or parents that are not finite"):
         routing_dynamics(network, "capsules", [images * torch.nan])
     network.unused = CapsuleLinear(1, 1, 1, 1, DynamicRouting(1))

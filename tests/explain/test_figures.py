@@ -32,6 +32,27 @@ def test_perturbations_tweak_one_entry_at_a_time(network):
     assert not torch.allclose(drawn[0, 2], drawn[1, 2])
 
 
+@pytest.mark.parametrize(
+    ("label", "tweaks", "message"),
+    [
+        (3, torch.zeros(1), "label must be from 0 to 2, as the network has 3 classes, got 3"),
+        (99, torch.zeros(1), "label must be from 0 to 2, as the network has 3 classes, got 99"),
+        (0, torch.tensor(0.1), r"tweaks must have the shape \(tweaks,\), with at least one, got .* shape \(\)"),
+        (0, torch.zeros(2, 2), r"tweaks must have the shape \(tweaks,\), with at least one, got .* shape \(2, 2\)"),
+        (0, torch.zeros(0), r"tweaks must have the shape \(tweaks,\), with at least one, got .* shape \(0,\)"),
+    ],
+)
+def test_wrong_arguments_of_perturb(network, label, tweaks, message):
+    with pytest.raises(ValueError, match=message):
+        perturb(network, torch.rand(1, 8, 8), label, tweaks)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 1, 8, 8), (1, 8, 9)])
+def test_perturb_takes_one_image(network, shape):
+    with pytest.raises(ValueError, match=r"expected an image of shape \(1, 8, 8\), got "):
+        perturb(network, torch.rand(shape), label=0)
+
+
 def test_coefficient_maps_are_means_weighted_by_length(network):
     image = torch.rand(1, 8, 8)
     figure = coefficients_figure(network, image, 0)

@@ -163,6 +163,7 @@ def test_the_network_is_left_as_it_was(found):
 def test_images_are_taken_at_the_center():
     class Small(CodedToys):
         shape = (2, 1, 1)  # the middle pixel of each image of the pair
+        stored_shape = CodedToys.shape
 
     class Seen(nn.Module):
         def forward(self, images):
@@ -220,6 +221,12 @@ def test_cosines_do_not_leave_their_range():
     assert cosine.abs().max() == 1
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (4, 3)])
+def test_changes_of_another_shape(shape):
+    with pytest.raises(ValueError, match=r"expected poses of shape \(\.\.\., steps, vectors, features\), got "):
+        relative_changes(torch.rand(shape))
+
+
 # Multidimensional scaling
 
 
@@ -254,6 +261,29 @@ def test_points_that_are_few_or_the_same():
     assert mds(torch.ones(1, 3)).tolist() == [[0, 0]]
     line = torch.tensor([[1.0], [2], [4]])
     torch.testing.assert_close(torch.pdist(mds(line)), torch.tensor([1.0, 3, 2]))
+
+
+def test_points_in_half_precision_and_with_a_gradient():
+    line = torch.tensor([[1.0], [2], [4]], requires_grad=True)
+    placed = mds(line)
+    assert not placed.requires_grad
+    half = mds(line.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, placed.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (torch.rand(4), r"expected points of shape \(n, features\), got .* \(4,\)"),
+        (torch.rand(4, 2, 3), r"expected points of shape \(n, features\), got .* \(4, 2, 3\)"),
+        (torch.tensor([[1.0], [torch.nan]]), "points must be finite"),
+        (torch.tensor([[1.0], [torch.inf]]), "points must be finite"),
+    ],
+)
+def test_points_that_cannot_be_placed(points, message):
+    with pytest.raises(ValueError, match=message):
+        mds(points)
 
 
 # Figures

@@ -1,5 +1,6 @@
 """CapsNet and its baseline: parameter counts and image sizes; the registry of models."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -179,3 +180,18 @@ def test_a_cell_of_a_notebook_that_runs_again(own_registry):
         exec(compile("def mine():\n    return None\n", cell, "exec"), namespace)
         register_model(namespace["mine"])
     assert inspect.unwrap(registry._builders["mine"]) is namespace["mine"]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", torch.nn.Linear(1, 1), functools.partial(ConvNet)])
+def test_what_is_no_builder(own_registry, wrong):
+    with pytest.raises(TypeError, match=r"^register_model takes a function that builds a model, got [^\n]*$"):
+        register_model(wrong)
+
+
+def test_a_builder_that_returns_no_module(own_registry):
+    @register_model
+    def three():
+        return 3
+
+    with pytest.raises(TypeError, match=r"the builder of 'three' must return an nn.Module, got 3 \(int\)"):
+        create_model("three")

@@ -49,3 +49,32 @@ def test_sizes_that_cannot_match(low, high):
     message = f"4x{low[0]}x{low[1]} cannot be generated from 2x{high[0]}x{high[1]}: each side of the higher map must be"
     with pytest.raises(ValueError, match=message):
         AgreementUnit(MapShape(4, *low), MapShape(2, *high))
+
+
+def test_types_must_divide_the_channels():
+    message = r"8x4x4 \(3 types of capsules\) must have a multiple of 3 as channels"
+    for shapes in ((MapShape(8, 4, 4, 3), MapShape(6, 2, 2, 3)), (MapShape(6, 8, 8, 3), MapShape(8, 4, 4, 3))):
+        with pytest.raises(ValueError, match=message):
+            AgreementUnit(*shapes)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda unit: unit.generate(torch.rand(2, 4, 4, 4)), r"expected the higher layer's map of shape \(batch, 8, 4"),
+        (
+            lambda unit: unit(torch.rand(4, 4, 8, 8), torch.rand(2, 8, 4, 4)),
+            "the maps must be those of one batch, got 4 lower and 2 higher maps",
+        ),
+    ],
+)
+def test_maps_of_another_shape(run, message):
+    with pytest.raises(ValueError, match=message):
+        run(AgreementUnit(MapShape(4, 8, 8), MapShape(8, 4, 4)))
+
+
+def test_a_divergence_that_is_set_later():
+    unit = AgreementUnit(MapShape(4, 8, 8), MapShape(8, 4, 4))
+    unit.divergence = "x"
+    with pytest.raises(ValueError, match="divergence must be one of 'sinkhorn', 'kl', got 'x'"):
+        unit(torch.rand(2, 4, 8, 8), torch.rand(2, 8, 4, 4))

@@ -389,7 +389,7 @@ def test_a_network_that_raises_keeps_no_hooks():
         feedback(torch.rand(2, 1, 8, 8))
     assert hooks(model) == 0
     model.training = True
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="image_shape"):
         FeedbackAgreement(model, PAIR, (5, 8, 8))
     assert hooks(model) == 0
     assert all(m.training for m in model.modules())
@@ -459,6 +459,13 @@ def idle() -> Net:
     return model
 
 
+def without_its_layer():
+    model = two_convolutions()
+    feedback = attach(model, [("0", "1")])
+    del model[1]
+    feedback(images())
+
+
 def two_convolutions() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1))
 
@@ -478,6 +485,17 @@ class Answer(nn.Module):
         ),
         (lambda: attach(plain(), []), ValueError, "pairs of names, a lower and a higher layer each, got \\[\\]"),
         (lambda: attach(plain(), [("lower",)]), ValueError, "pairs of names, a lower and a higher layer each"),
+        (lambda: attach(plain(), ("lower", "higher")), ValueError, r"pairs of names, .*, got \['lower', 'higher'\]"),
+        (lambda: attach(plain(), [("lower", 3)]), ValueError, r"pairs of names, .*, got \[\('lower', 3\)\]"),
+        (lambda: attach(plain(), "lower"), ValueError, "pairs of names, .*, got 'lower'"),
+        (lambda: FeedbackAgreement(plain(), PAIR, (8, 8)), ValueError, "image_shape must be a tuple of 3 items"),
+        (lambda: FeedbackAgreement(plain(), PAIR, ()), ValueError, "image_shape must be a tuple of 3 items"),
+        (
+            lambda: FeedbackAgreement(plain(), PAIR, (1, 8, 8)),
+            ValueError,
+            r"^Net does not run on images of image_shape=\(1, 8, 8\) \(.*\): set image_shape to [^\n]*$",
+        ),
+        (without_its_layer, ValueError, "Sequential has no layer '1'; the nearest are 0"),
         (
             lambda: attach(plain(), [("higher", "lower")]),
             ValueError,

@@ -233,3 +233,82 @@ def test_on_the_cpu_weights_of_convolutions_have_their_channels_last():
     assert all(module.weight.is_contiguous(memory_format=torch.channels_last) for module in convolutions)
     capsules = next(module for module in network.modules() if isinstance(module, CapsuleLinear))
     assert capsules.weight.is_contiguous()
+
+
+# Wrong batches, networks, losses and functions
+
+
+IMAGES, LABELS = torch.rand(4, 1, 8, 8), torch.tensor([0, 2, 1, 1])
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (None, TypeError, "a batch must be a tuple of inputs and labels, got None"),
+        (IMAGES, TypeError, "a batch must be a tuple of inputs and labels, got a tensor of shape"),
+        ((IMAGES,), TypeError, "a batch must be a tuple of inputs and labels, got "),
+        ((None, LABELS), TypeError, "the inputs of a batch must be a tensor or several in a tuple, got None"),
+        (((), LABELS), TypeError, "the inputs of a batch must be a tensor or several in a tuple, got "),
+        ((IMAGES, None), TypeError, "the labels of a batch must be a tensor, got None"),
+        ((IMAGES, [0, 2, 1, 1]), TypeError, "the labels of a batch must be a tensor, got "),
+        ((IMAGES[:0], LABELS[:0]), ValueError, "a batch must have at least one sample"),
+        ((IMAGES, LABELS[0]), ValueError, "a batch must have at least one sample"),
+        ((IMAGES, LABELS + 1), ValueError, "labels must be from 0 to 2, as there are 3 classes, got 3"),
+        ((IMAGES, LABELS - 1), ValueError, "labels must be from 0 to 2, as there are 3 classes, got -1"),
+        ((IMAGES, LABELS.float()), TypeError, "labels must be class indices, integers, got torch.float32"),
+        ((IMAGES, LABELS > 0), TypeError, "labels must be class indices, integers, got torch.bool"),
+    ],
+)
+def test_wrong_batches(wrong, error, message, mixup):
+    classifier = Classifier(small(), nn.CrossEntropyLoss(), classes=3, mixup=mixup)
+    with pytest.raises(error, match=rf"^{message}[^\n]*$"):
+        classifier.training_step(wrong, 0)
+
+
+def test_labels_of_any_integer_type():
+    classifier = Classifier(small(), nn.CrossEntropyLoss(), classes=3)
+    loss = classifier.training_step((IMAGES, LABELS), 0)
+    for dtype in (torch.int32, torch.uint8):
+        assert classifier.training_step((IMAGES, LABELS.to(dtype)), 0) == loss
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "message"),
+    [
+        (SCORES, TypeError, r"the network must return .*Prediction\(scores\), got a tensor of shape \(4, 4\)"),
+        (None, TypeError, r"the network must return .*Prediction\(scores\), got None"),
+        (Prediction(SCORES[0]), ValueError, r"must return scores of shape \(batch, classes\), got .*\(4,\)"),
+    ],
+)
+def test_networks_that_return_no_prediction(output, error, message):
+    class Network(nn.Module):
+        def forward(self, *inputs):
+            return output
+
+    classifier = Classifier(Network(), nn.CrossEntropyLoss(), classes=4)
+    for images in (IMAGES, IMAGES.unsqueeze(1), (IMAGES, IMAGES)):
+        with pytest.raises(error, match=message):
+            classifier.training_step((images, LABELS), 0)
+
+
+def test_a_loss_that_is_not_one_number():
+    classifier = Classifier(small(), nn.CrossEntropyLoss(reduction="none"), classes=3)
+    with pytest.raises(ValueError, match=r"loss must be one number, .* \(4,\) .*: give CrossEntropyLoss the option"):
+        classifier.training_step((IMAGES, LABELS), 0)
+
+
+@pytest.mark.parametrize("parts", [torch.rand(4, 1, 8, 8), torch.rand(4, 2, 1, 8, 8), torch.rand(4, 3, 1, 8, 1), None])
+def test_digits_of_another_shape(parts):
+    classifier = Classifier(small(), MarginLoss(), classes=3, reconstruction_weight=0.01, labels_per_image=2)
+    message = r"the third tensor of a batch, each class's own image, must have the shape \(4, 3, 1, 8, 8\), got "
+    with pytest.raises(ValueError, match=message):
+        classifier.training_step((IMAGES, torch.tensor([[1.0, 0.0, 1.0]] * 4), parts), 0)
+
+
+def test_functions_that_return_something_else():
+    with pytest.raises(TypeError, match=r"feedback must return a FeedbackAgreement, got 3 \(int\)"):
+        Classifier(small(), MarginLoss(), feedback=lambda network: 3)
+    classifier = Classifier(small(), MarginLoss(), optimizer=lambda parameters: 3)
+    with pytest.raises(TypeError, match=r"optimizer must return a torch.optim.Optimizer, got 3 \(int\)"):
+        classifier.configure_optimizers()

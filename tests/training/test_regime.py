@@ -120,6 +120,8 @@ def test_the_part_of_a_step_by_hand():
     assert cycle.part(99, 100) == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
     assert OneCycle(warmup=0).part(0, 10) == 1
     assert OneCycle(warmup=1).part(9, 10) == 0.9
+    with pytest.raises(ValueError, match="steps must be an int of at least 1, got -5"):
+        OneCycle().part(0, -5)
     assert cycle.part(130, 100) == cycle.part(100, 100) == pytest.approx(0)
     assert [cycle.part(step, 1) for step in (0, 1)] == [0, pytest.approx(0)]
 
@@ -204,3 +206,38 @@ def test_bad_cycles():
         fit(OneCycle(), torch.optim.Adam, scheduler=halving)
     with pytest.raises(ValueError, match=r"OneCycle .*trainer\.max_epochs"):
         fit(OneCycle(), torch.optim.Adam, epochs=-1)
+
+
+# Wrong arguments of mixup
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "error", "message"),
+    [
+        (torch.rand(3, 2), torch.tensor([0.0, 1, 2]), TypeError, "labels must be .* integers, got torch.float"),
+        (torch.rand(3, 2), torch.tensor([True] * 3), TypeError, "labels must be .* integers, got torch.bool"),
+        (torch.rand(3, 2), torch.eye(3).long(), ValueError, r"class indices of shape \(batch,\), got .*\(3, 3\)"),
+        (torch.rand(3, 2), torch.tensor([0, 1, 3]), ValueError, "labels must be from 0 to 2, .* got 3"),
+        (torch.rand(3, 2), torch.tensor([0, -1, 1]), ValueError, "labels must be from 0 to 2, .* got -1"),
+        (torch.ones(3, 2).byte(), torch.arange(3), TypeError, r"inputs must be .* \(divide bytes by 255\)"),
+        (torch.ones(3, 2).long(), torch.arange(3), TypeError, "inputs must be floating-point numbers, got torch.int64"),
+        ((torch.rand(3, 2), torch.ones(3) > 0), torch.arange(3), TypeError, "inputs must be .*, got torch.bool"),
+        (torch.rand(2, 2), torch.arange(3), ValueError, r"inputs must have the number .* of the 3 labels .*\(2, 2\)"),
+        ((torch.rand(3, 2), torch.rand(4)), torch.arange(3), ValueError, r"of the 3 labels on cpu, got .*\(4,\)"),
+        (torch.rand(()), torch.arange(3), ValueError, "of the 3 labels on cpu, got "),
+        ((), torch.arange(3), ValueError, r"inputs must be a tensor or a tuple with at least one, got \(\)"),
+    ],
+)
+def test_wrong_arguments_of_mixup(inputs, labels, error, message):
+    with pytest.raises(error, match=message) as raised:
+        mixup(inputs, labels, classes=3)
+    assert "\n" not in str(raised.value)
+
+
+def test_mixup_takes_labels_of_any_integer_type():
+    mixed = []
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        torch.manual_seed(0)
+        mixed.append(mixup(torch.eye(4), torch.tensor([0, 2, 1, 1]).to(dtype), classes=3)[1])
+    assert torch.equal(mixed[0], mixed[1])
+    assert torch.equal(mixed[0], mixed[2])

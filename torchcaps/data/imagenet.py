@@ -151,7 +151,7 @@ class ImageNet(ImageData):
         num_workers: CountOrZero = 2,
         **options: Any,
     ) -> None:
-        self.shape = (3, size, size)
+        self.shape, self.stored_shape = (3, size, size), (3, resize, resize)
         super().__init__(resize=resize, num_workers=num_workers, **options)
         self.root, self.class_list, self.boxes, self.margin = root, class_list, boxes, margin
 

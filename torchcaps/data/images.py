@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
+from torchcaps.arguments import Count, CountOrZero, NotNegative, check_input, checked
+from torchcaps.checks import check_choice
 from torchcaps.data.files import DataError
-from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
+from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
 VAL_SEED = 0
@@ -42,8 +43,8 @@ class ImageSet(LabeledSet):
 class ImageData(LabeledData):
     """Base of the labeled image sets.
 
-    A subclass sets `classes`, `shape`, and `padding` if zeros do not fit its images, and implements `load`. It works
-    with a Trainer and without one:
+    A subclass sets `classes`, `shape`, `padding` if zeros do not fit its images, and `stored_shape` if its loaders
+    return images of another shape. It implements `load`. It works with a Trainer and without one:
 
         data.setup("test")
         for images, labels in data.test_dataloader(): ...
@@ -72,11 +73,12 @@ class ImageData(LabeledData):
             bottom right and center, then the mirror images of these. Batches then have shape (batch, 10, c, h, w).
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range; or `augment`, `center` or `crops` gets images of another shape.
         DataError: in `setup`, if the data is missing or damaged, or too small for `val_size`.
     """
 
     shape: tuple[int, int, int]
+    stored_shape: tuple[int, int, int] | None = None  # of an image from the loaders; None: `shape`
     padding = "constant"  # how `shift` fills gaps: "constant" with zeros, "replicate" with the image's edge
 
     @checked
@@ -121,6 +123,7 @@ class ImageData(LabeledData):
 
     def setup(self, stage: str | None = None) -> None:
         """Load the training set for "fit" or "validate", the test set for "test", both for None."""
+        check_choice("stage", stage, STAGES)
         if stage in ("fit", "validate", None) and self.train_set is None:
             images = self._images(train=True)
             if self._validates:
@@ -157,6 +160,7 @@ class ImageData(LabeledData):
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
 
+    @checked
     def augment(self, images: Tensor) -> Tensor:
         """Augment training images (n, c, h, w): crop, shift, mirror and jitter each one independently.
 
@@ -172,11 +176,13 @@ class ImageData(LabeledData):
             images = self._jitter(images)
         return images
 
+    @checked
     def center(self, images: Tensor) -> Tensor:
         """Return validation images: the center of each image (n, c, h, w) after `resize`, (n, *shape)."""
         images = self._enlarged(images)
         return images if self.resize is None else self._at_places(images)[-1]
 
+    @checked
     def crops(self, images: Tensor) -> Tensor:
         """Return test images for images (n, c, h, w): their centers (n, *shape), or with `ten_crop` all ten crops
         (n, 10, *shape)."""
@@ -193,13 +199,21 @@ class ImageData(LabeledData):
         return [images[..., top : top + height, left : left + width] for top, left in places]
 
     def _enlarged(self, images: Tensor) -> Tensor:
-        """Return images (n, c, h, w) as floats, resized to `resize`."""
+        """Return images (n, c, h, w) as floats, resized to `resize`; some may have the size that this gives already."""
         images = _as_float(images)
-        if self.resize is None:
-            return images
-        height, width = self.shape[1:]
-        sides = [round(side * self.resize / min(height, width)) for side in (height, width)]
-        return interpolate(images, sides, mode="bilinear")
+        check_input("images", images, None)
+        channels, height, width = self.shape
+        shapes = [self.stored_shape or self.shape]
+        if self.resize is not None:
+            scale = self.resize / min(height, width)
+            shapes.append((channels, round(height * scale), round(width * scale)))
+        if images.shape[1:] not in shapes:
+            expected = " or ".join(f"(n, {', '.join(map(str, shape))})" for shape in dict.fromkeys(shapes))
+            raise ValueError(
+                f"{type(self).__name__} has images of shape {expected}, got {tuple(images.shape)}: give a batch of its "
+                "own images"
+            )
+        return images if self.resize is None else interpolate(images, shapes[-1][1:], mode="bilinear")
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         images, *rest = batch

@@ -14,6 +14,8 @@ from torchcaps.checks import check_choice
 from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
 
+STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes to `setup`
+
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 
 
@@ -53,7 +55,8 @@ def _leave_group(worker: int) -> None:
 class LabeledData(LightningDataModule):
     """Base of the labeled data sets, of images and of texts: loaders of a training, a validation and a test set.
 
-    A subclass sets `classes`. Its `setup` sets `train_set`, `val_set` and `test_set`, as far as the stage needs them.
+    A subclass sets `classes`. Its `setup` sets `train_set`, `val_set` and `test_set`, as far as the stage, one of
+    `STAGES`, needs them.
 
     Order of the calls, with a Trainer and for MNIST:
 

@@ -116,6 +116,7 @@ class SmallNORB(StereoData):
             should have, and what to do.
     """
 
+    stored_shape = (2, SIDE, SIDE)
     address = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
     # md5 of name.mat.gz, and of the name.mat in it.
     md5: ClassVar[dict[str, tuple[str, str]]] = {

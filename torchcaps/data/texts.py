@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.arguments import Count, CountOrZero, checked
+from torchcaps.checks import check_choice
 from torchcaps.data.embeddings import Embeddings
 from torchcaps.data.encoder import Encoder
 from torchcaps.data.files import DataError
-from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
+from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.order import ByLength, Order
 
 
@@ -76,6 +77,7 @@ class TextData(LabeledData):
     def setup(self, stage: str | None = None) -> None:
         """Read and embed the sets of a stage: the training and the validation set for "fit", the validation set for
         "validate", the test set for "test", all for None."""
+        check_choice("stage", stage, STAGES)
         if stage in ("fit", None) and self.train_set is None:
             self.train_set = self._embedded("fit")
         if stage in ("fit", "validate", None) and self.val_set is None:

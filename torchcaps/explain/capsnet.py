@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import CountOrZero, FloatTensor, checked
+from torchcaps.arguments import CountOrZero, FloatTensor, checked, shown
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
@@ -60,12 +60,22 @@ def perturb(
         network: CapsNet with a decoder.
         image: `(channels, height, width)`.
         label: class whose capsule to tweak.
-        tweaks: values to add to each entry in turn.
+        tweaks: values to add to each entry in turn, one or more, `(tweaks,)`.
+
+    Raises:
+        ValueError: the network has no such class, or the image or the tweaks have another shape.
 
     Reference:
         Sabour et al. 2017, section 5.1, Figure 4.
     """
+    if tweaks.dim() != 1 or not len(tweaks):
+        raise ValueError(f"tweaks must have the shape (tweaks,), with at least one, got {shown(tweaks)}")
+    if image.shape != network.image_shape:
+        raise ValueError(f"expected an image of shape {tuple(network.image_shape)}, got {tuple(image.shape)}")
     capsules = network(image.unsqueeze(0)).capsules
+    classes = capsules.poses.shape[1]
+    if label >= classes:
+        raise ValueError(f"label must be from 0 to {classes - 1}, as the network has {classes} classes, got {label}")
     features = capsules.poses.shape[-1]
     tweaks = tweaks.to(capsules.poses)
     poses = capsules.poses.repeat(features * len(tweaks), 1, 1)

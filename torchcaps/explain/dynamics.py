@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from torchcaps.arguments import Count, checked
+from torchcaps.arguments import Count, checked, is_row, shown_with_type
 from torchcaps.capsules import Capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.modes import evaluating
@@ -72,18 +72,22 @@ def routing_dynamics(
         bins: number of bins of equal width. A cosine on an edge belongs to the bin above it, and 1 to the last bin.
 
     Raises:
+        TypeError: a batch is something else.
         ValueError: there is no such layer, the network does not run it, there is no vote, or votes are not finite.
 
     Reference:
         Li et al. 2018, section 2.2 and Figure 2.
     """
     routed = _find(network, layer)
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     counts, lengths = torch.zeros(2, bins + 1, dtype=torch.float64)  # the last entries: votes without a cosine
     for batch in batches:
-        votes, parents = _routed(network, routed, layer, batch if isinstance(batch, Tensor) else batch[0])
+        images = batch[0] if is_row(batch) and batch else batch
+        if not isinstance(images, Tensor):
+            raise TypeError(
+                f"batches must be tensors of images, or tuples that begin with one, got {shown_with_type(batch)}"
+            )
+        votes, parents = _routed(network, routed, layer, images)
         for places, vote_lengths in _places(votes, parents, edges):
             counts += places.bincount(minlength=bins + 1).cpu()
             lengths += places.bincount(vote_lengths.double(), minlength=bins + 1).cpu()

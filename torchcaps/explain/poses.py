@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
-from torchcaps.arguments import FloatTensor, checked
+from torchcaps.arguments import FloatTensor, checked, shown
 from torchcaps.capsules import Prediction
 from torchcaps.data import StereoData
 from torchcaps.nn.modes import evaluating
@@ -148,6 +148,8 @@ def relative_changes(poses: FloatTensor) -> RelativeChanges:
     Reference:
         Heinsen 2019, Figures 6 and 7.
     """
+    if poses.dim() < 3:
+        raise ValueError(f"expected poses of shape (..., steps, vectors, features), got {shown(poses)}")
     first = poses[..., :1, :, :]
     lengths, unit = vector_norm(poses, dim=-1), vector_norm(first, dim=-1)
     unit = torch.where(unit > 0, unit, torch.nan)

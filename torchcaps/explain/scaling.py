@@ -7,7 +7,8 @@ from sklearn.manifold import smacof
 from sklearn.metrics import pairwise_distances
 from torch import Tensor
 
-from torchcaps.arguments import FloatTensor, checked
+from torchcaps.arguments import FloatTensor, checked, shown
+from torchcaps.ops import at_least_float32
 
 
 @checked
@@ -19,12 +20,20 @@ def mds(points: FloatTensor) -> Tensor:
 
     Shape:
         - Input: `(n, features)`.
-        - Output: `(n, 2)`, centered at zero.
+        - Output: `(n, 2)`, centered at zero, without a gradient.
+
+    Raises:
+        ValueError: the points have another shape, or are not finite.
     """
-    scale = (points - points.mean(0)).norm()
+    if points.dim() != 2:
+        raise ValueError(f"expected points of shape (n, features), got {shown(points)}")
+    if not points.isfinite().all():
+        raise ValueError("points must be finite, because others have no distances: leave out those with nan or inf")
+    values = at_least_float32(points.detach()).cpu()
+    scale = (values - values.mean(0)).norm()
     if not scale:
         return points.new_zeros(len(points), 2)
-    centered = F.pad((points - points.mean(0)) / scale, (0, max(0, 2 - points.shape[1]))).numpy()
+    centered = F.pad((values - values.mean(0)) / scale, (0, max(0, 2 - values.shape[1]))).numpy()
     placed, _ = smacof(
         pairwise_distances(centered),
         init=PCA(2).fit_transform(centered),
@@ -33,4 +42,4 @@ def mds(points: FloatTensor) -> Tensor:
         eps=1e-9,
         normalized_stress=False,
     )
-    return scale * torch.from_numpy(placed).to(points)
+    return (scale * torch.from_numpy(placed).to(values)).to(points)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from torchcaps.arguments import checked
+from torchcaps.arguments import checked, shown_with_type
 from torchcaps.checks import nearest
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
@@ -23,8 +23,14 @@ def register_model(builder: Builder) -> Builder:
     replaces the old one.
 
     Raises:
+        TypeError: if the builder is no function.
         ValueError: if another function is registered under this name; the message says where it is.
     """
+    if not callable(builder) or not hasattr(builder, "__name__"):
+        raise TypeError(
+            f"register_model takes a function that builds a model, got {shown_with_type(builder)}: write one by def, "
+            "whose name is that of the model"
+        )
     name = builder.__name__
     other = _builders.get(name)
     if other is not None and not _same(builder, other):
@@ -61,14 +67,14 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
 
     Raises:
         ValueError: if the name is unknown; the message suggests the nearest ones.
-        TypeError: if the builder has no such argument; the message suggests the nearest ones.
+        TypeError: if the builder has no such argument or returns no module, or an argument has another type.
     """
     if name not in _builders:
         raise ValueError(f"no model {name!r}{nearest(name, list(_builders))}")
-    known = inspect.signature(_builders[name]).parameters
-    for unknown in [] if any(p.kind is p.VAR_KEYWORD for p in known.values()) else set(arguments) - set(known):
-        raise TypeError(f"{name} has no argument {unknown!r}{nearest(unknown, known)}")
-    return _builders[name](**arguments)
+    model = _builders[name](**arguments)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the builder of {name!r} must return an nn.Module, got {shown_with_type(model)}")
+    return model
 
 
 @checked

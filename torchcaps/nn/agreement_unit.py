@@ -10,11 +10,12 @@ is 3x3 for strides 1 and 2. For larger strides it grows, so that every position 
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
 from torchcaps.arguments import Count, Positive, check_fields, check_input, checked
+from torchcaps.checks import check_choice
 from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.nn.transport import Cost, feature_kl, sinkhorn_divergence
 
@@ -62,8 +63,9 @@ class AgreementUnit(nn.Module):
         - Output: the divergence, a scalar.
 
     Raises:
-        ValueError: if the lower map cannot be generated from the higher one, or if a sample is a single number, which
-            only the Sinkhorn divergence with cost="l2" can compare.
+        ValueError: if the types of a map do not divide its channels, if the lower map cannot be generated from the
+            higher one, or if a sample is a single number, which only the Sinkhorn divergence with cost="l2" can
+            compare; or if maps have other shapes.
 
     Reference:
         Li et al. 2018, section 3.2 and appendix B. Table 3 lists the options as KL_loss and d1 to d5.
@@ -86,6 +88,10 @@ class AgreementUnit(nn.Module):
         super().__init__()
         for shape in (lower, higher):
             check_fields(shape)
+            if shape.channels % (shape.types or 1):
+                raise ValueError(
+                    f"{_show(shape)} must have a multiple of {shape.types} as channels, as each type has as many"
+                )
         self.lower, self.higher, self.divergence = lower, higher, divergence
         self.cost, self.eps, self.iterations = cost, eps, iterations
         self.debias, self.plan_gradient = debias, plan_gradient
@@ -103,21 +109,27 @@ class AgreementUnit(nn.Module):
 
     def generate(self, higher: Tensor) -> Tensor:
         """Generate a map of the lower layer's shape from the higher layer's map."""
+        self._check_map("higher", higher, self.higher)
         generated = self.generator(higher)
         return generated if self.types is None else relu_squash(generated, self.lower.channels // self.types)
 
     def forward(self, lower: Tensor, higher: Tensor) -> Tensor:
-        for which, x, expected in (("lower", lower, self.lower), ("higher", higher, self.higher)):
-            check_input(f"{which} layer's maps", x, next(self.parameters(), None))
-            if tuple(x.shape[1:]) != expected[:3]:
-                shape = ", ".join(map(str, expected[:3]))
-                raise ValueError(f"expected the {which} layer's map of shape (batch, {shape}), got {tuple(x.shape)}")
+        check_choice("divergence", self.divergence, get_args(Divergence))  # the attribute may have been set
+        self._check_map("lower", lower, self.lower)
         x, y = self.generate(higher), lower
+        if len(x) != len(y):
+            raise ValueError(f"the maps must be those of one batch, got {len(y)} lower and {len(x)} higher maps")
         if self.critic is not None:
             x, y = self.critic(x), self.critic(y)
         if self.divergence == "kl":
             return feature_kl(x, y)
         return sinkhorn_divergence(x, y, self.eps, self.iterations, self.cost, self.debias, self.plan_gradient)
+
+    def _check_map(self, which: str, x: Tensor, expected: MapShape) -> None:
+        check_input(f"{which} layer's maps", x, next(self.parameters(), None))
+        if tuple(x.shape[1:]) != expected[:3]:
+            shape = ", ".join(map(str, expected[:3]))
+            raise ValueError(f"expected the {which} layer's map of shape (batch, {shape}), got {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
         options = f"{_show(self.lower)} from {_show(self.higher)}, divergence={self.divergence!r}"

@@ -8,14 +8,15 @@ This file attaches the regularizer to any two layers of a network by forward hoo
 
 import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, NotNegative, Positive, checked
+from torchcaps.arguments import Count, NotNegative, Positive, checked, is_row, shown
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.checks import one_line
 from torchcaps.nn.agreement_unit import AgreementUnit, Divergence, MapShape
 from torchcaps.nn.encapsulated import as_map
 from torchcaps.nn.modes import evaluating
@@ -49,7 +50,8 @@ class FeedbackAgreement(nn.Module):
     Args:
         model: any network of images.
         pairs: pairs of names, a lower and a higher layer each, as in `model.named_modules()`.
-        image_shape: shape of the image on which the network runs once, in evaluation, to find the layers' shapes.
+        image_shape: shape `(channels, height, width)` of the image on which the network runs once, in evaluation, to
+            find the layers' shapes.
         weight: weight of the divergence in the loss, the paper's lambda.
         divergence, cost, eps, iterations, debias, plan_gradient, critic, capsule_generator: options of each pair's
             :class:`AgreementUnit`.
@@ -61,7 +63,8 @@ class FeedbackAgreement(nn.Module):
 
     Raises:
         TypeError: if a layer returns something else; the message names it.
-        ValueError: if a layer does not exist or did not run, or cannot be generated from the other layer of its pair.
+        ValueError: if a layer does not exist or did not run, or cannot be generated from the other layer of its pair;
+            or if the network does not run on an image of `image_shape`.
 
     Reference:
         Li et al. 2018, section 3.2: two pairs per module gave 4.55 % of errors on CIFAR-10, one 4.58 %, none 5.82 %.
@@ -71,8 +74,8 @@ class FeedbackAgreement(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        pairs: Sequence[Sequence[str]],
-        image_shape: tuple[Count, ...] = (3, 32, 32),
+        pairs: Iterable[Sequence[str]],
+        image_shape: tuple[Count, Count, Count] = (3, 32, 32),
         weight: NotNegative = 10.0,
         divergence: Divergence = "sinkhorn",
         cost: Cost = "cosine",
@@ -107,21 +110,33 @@ class FeedbackAgreement(nn.Module):
         ]
         return prediction, self.weight * torch.stack(divergences).sum()
 
-    def _shapes(self, image_shape: tuple[int, ...]) -> dict[str, MapShape]:
+    def _shapes(self, image_shape: tuple[int, int, int]) -> dict[str, MapShape]:
         parameter = _parameter(self._model[0])
         zeros = torch.zeros(2, *image_shape) if parameter is None else parameter.new_zeros(2, *image_shape)
         with torch.no_grad(), evaluating(self._model[0]):
-            _, maps = self._watch(zeros)
+            try:
+                _, outputs = self._run(zeros)
+            except Exception as error:  # a network may raise any
+                raise ValueError(
+                    f"{type(self._model[0]).__name__} does not run on images of image_shape={tuple(image_shape)} "
+                    f"({one_line(error)}): set image_shape to the (channels, height, width) that it takes"
+                ) from error
+            maps = self._maps(outputs)
         return {name: MapShape(x.shape[1], x.shape[2], x.shape[3], types) for name, (x, types) in maps.items()}
 
     def _watch(self, *inputs: Any) -> tuple[Any, dict[str, tuple[Tensor, int | None]]]:
         """Run the network; return its output, and the outputs of the pairs' layers by name as `_as_map` gives them."""
+        prediction, outputs = self._run(*inputs)
+        return prediction, self._maps(outputs)
+
+    def _run(self, *inputs: Any) -> tuple[Any, dict[str, Any]]:
+        """Run the network; return its output, and by name the outputs of those layers of the pairs that ran."""
         (model,) = self._model
         layers = dict(model.named_modules(remove_duplicate=False))
-        names = list(dict.fromkeys(name for pair in self.pairs for name in pair))
         outputs: dict[str, Any] = {}
         with contextlib.ExitStack() as hooks:  # removes the hooks even if the network raises
-            for name in names:
+            for name in self._names():
+                _check_name(name, layers, model)
 
                 def keep(layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
                     outputs[name] = output
@@ -131,25 +146,43 @@ class FeedbackAgreement(nn.Module):
                 # Code that was compiled without hooks would run again and skip them.
                 hooks.enter_context(torch.compiler.set_stance("force_eager"))
             prediction = model(*inputs)
-        for name in names:
+        return prediction, outputs
+
+    def _maps(self, outputs: dict[str, Any]) -> dict[str, tuple[Tensor, int | None]]:
+        for name in self._names():
             if name not in outputs:
                 raise ValueError(f"layer {name!r} did not run: name a layer that the network calls")
-        return prediction, {name: _as_map(outputs[name], name) for name in names}
+        return {name: _as_map(outputs[name], name) for name in self._names()}
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for pair in self.pairs for name in pair))
 
     def extra_repr(self) -> str:
         pairs = ", ".join(f"{lower} from {higher}" for lower, higher in self.pairs)
         return f"{pairs}, weight={self.weight}"
 
 
-def _check_pairs(pairs: Sequence[Sequence[str]], model: nn.Module) -> list[tuple[str, str]]:
-    if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"pairs must be one or more pairs of names, a lower and a higher layer each, got {pairs}")
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    for name in (name for pair in pairs for name in pair):
-        if name not in names:
-            nearest = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0)) or "none"
-            raise ValueError(f"{type(model).__name__} has no layer {name!r}; the nearest are {nearest}")
-    return [(lower, higher) for lower, higher in pairs]
+def _check_pairs(pairs: Iterable[Sequence[str]], model: nn.Module) -> list[tuple[str, str]]:
+    found = pairs if isinstance(pairs, str) else list(pairs)
+    if not found or not all(is_row(pair) and len(pair) == 2 and _are_names(pair) for pair in found):
+        raise ValueError(
+            f"pairs must be one or more pairs of names, a lower and a higher layer each, got {shown(found)}: give "
+            "[('lower', 'higher')], for example"
+        )
+    layers = dict(model.named_modules(remove_duplicate=False))
+    for name in (name for pair in found for name in pair):
+        _check_name(name, layers, model)
+    return [(lower, higher) for lower, higher in found]
+
+
+def _are_names(pair: Sequence[Any]) -> bool:
+    return all(isinstance(name, str) for name in pair)
+
+
+def _check_name(name: str, layers: dict[str, nn.Module], model: nn.Module) -> None:
+    if name not in layers:
+        nearest = ", ".join(difflib.get_close_matches(name, filter(None, layers), n=3, cutoff=0)) or "none"
+        raise ValueError(f"{type(model).__name__} has no layer {name!r}; the nearest are {nearest}")
 
 
 def _as_map(output: Any, name: str) -> tuple[Tensor, int | None]:

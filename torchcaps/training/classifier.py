@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
-from torchcaps.arguments import Count, NotNegative, checked
+from torchcaps.arguments import Count, NotNegative, checked, shown, shown_with_type
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.data.order import Order
 from torchcaps.nn import FeedbackAgreement
+from torchcaps.nn.inputs import check_labels
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 
@@ -58,8 +59,9 @@ class Classifier(LightningModule):
             of all samples, in the order of the data set.
 
     Raises:
-        ValueError: an argument is out of range, the network has another number of classes, or the labels have another
-            shape than `labels_per_image` requires.
+        TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
+        ValueError: an argument is out of range, the network has another number of classes, a batch is empty, the loss
+            is not one number, or the labels are out of range or have another shape than `labels_per_image` requires.
         FloatingPointError: the loss of a training step is not finite; the message names the step and the first layer
             whose output is not finite.
     """
@@ -106,6 +108,8 @@ class Classifier(LightningModule):
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
         self.feedback = None if feedback is None else feedback(network)
+        if not isinstance(self.feedback, FeedbackAgreement | None):
+            raise TypeError(f"feedback must return a FeedbackAgreement, got {shown_with_type(self.feedback)}")
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
             MulticlassAccuracy(classes, top_k=top_k, average="micro")
             if labels_per_image == 1
@@ -124,15 +128,15 @@ class Classifier(LightningModule):
 
     def forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):
-            return self.network(*inputs)
+            return _prediction(self.network(*inputs))
         if inputs.dim() < 5:
-            return self.network(inputs)
-        scores = self.network(inputs.flatten(0, 1)).scores
+            return _prediction(self.network(inputs))
+        scores = _prediction(self.network(inputs.flatten(0, 1))).scores
         return Prediction(scores.unflatten(0, inputs.shape[:2]).mean(1))
 
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         if self.mixup:
-            inputs, labels, *parts = batch
+            inputs, labels, *parts = _parts_of(batch)
             batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
         loss, weight = self._step("train", batch, batch_idx)
         if not torch.isfinite(loss):
@@ -156,6 +160,8 @@ class Classifier(LightningModule):
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
         optimizer = self.optimizer(trained.parameters())
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must return a torch.optim.Optimizer, got {shown_with_type(optimizer)}")
         if self.scheduler is None:
             return optimizer
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
@@ -163,13 +169,14 @@ class Classifier(LightningModule):
 
     def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float]:
         """Return the mean loss of a batch, and its weight in the mean over the processes."""
-        images, labels, *parts = batch
+        images, labels, *parts = _parts_of(batch)
         own, together = self._share(stage, batch_idx, len(labels))
         weight = own * self._processes / together
         mixed = stage == "train" and self.mixup > 0
         divergence = None
         if stage == "train" and self.feedback is not None:
-            prediction, divergence = self.feedback(images)
+            output, divergence = self.feedback(images)
+            prediction = _prediction(output)
             self._log_mean("train/divergence", divergence * weight, together)
         else:
             prediction = self(images)
@@ -184,7 +191,15 @@ class Classifier(LightningModule):
                 f"labels_per_image={self.labels_per_image} needs labels of shape {tuple(expected)}, "
                 f"got {tuple(labels.shape)}"
             )
+        if self.labels_per_image == 1 and not mixed:
+            check_labels(labels, self.classes, prediction.scores.device)
+            labels = labels.long()
         loss = self.loss(prediction.scores, labels)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ValueError(
+                f"the loss must be one number, the mean over the batch, got {shown(loss)}: give "
+                f"{type(self.loss).__name__} the option reduction='mean'"
+            )
         if divergence is not None:
             loss = loss + divergence
         if self.reconstruction_weight and images.dim() < 5:  # several crops of an image are not reconstructed
@@ -194,7 +209,7 @@ class Classifier(LightningModule):
                 error = (drawn - images).square().sum() / len(images)
             else:
                 chosen = labels > 0 if stage == "train" else self._predicted(prediction.scores)
-                error = self._error_of_parts(prediction, chosen, parts)
+                error = self._error_of_parts(prediction, chosen, images.shape[1:], parts)
             self._log_mean(f"{stage}/reconstruction_error", error * weight, together)
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
@@ -244,12 +259,20 @@ class Classifier(LightningModule):
         """
         self.log(name, value, on_step=on_step, on_epoch=True, prog_bar=prog_bar, batch_size=count, sync_dist=True)
 
-    def _error_of_parts(self, prediction: Prediction, chosen: Tensor, parts: list[Tensor]) -> Tensor:
+    def _error_of_parts(
+        self, prediction: Prediction, chosen: Tensor, image_shape: torch.Size, parts: list[Tensor]
+    ) -> Tensor:
         """Return the squared error of the reconstructed `chosen` classes `(batch, classes)`, mean over images."""
         if not parts:
             raise ValueError(
                 "reconstruction with several labels per image needs batches with each class's own image as a third "
                 "tensor: use MultiMNIST(parts=True), or set reconstruction_weight to 0"
+            )
+        expected = (*chosen.shape, *image_shape)
+        if not isinstance(parts[0], Tensor) or parts[0].shape != expected:
+            raise ValueError(
+                f"the third tensor of a batch, each class's own image, must have the shape {expected}, got "
+                f"{shown(parts[0])}"
             )
         image, label = chosen.nonzero(as_tuple=True)
         assert prediction.capsules is not None
@@ -287,3 +310,26 @@ class Classifier(LightningModule):
         for handle in handles:
             handle.remove()
         return f"the first output that is not finite is that of {found[0]}" if found else "all layers are finite"
+
+
+def _parts_of(batch: Any) -> tuple[Any, ...]:
+    """Return the inputs, the labels and further tensors of a batch, after a check that it is one."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise TypeError(f"a batch must be a tuple of inputs and labels, got {shown_with_type(batch)}")
+    inputs, labels = batch[:2]
+    if not isinstance(inputs, Tensor) and not (isinstance(inputs, (tuple, list)) and inputs):
+        raise TypeError(f"the inputs of a batch must be a tensor or several in a tuple, got {shown_with_type(inputs)}")
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"the labels of a batch must be a tensor, got {shown_with_type(labels)}")
+    if labels.dim() == 0 or not len(labels):
+        raise ValueError(f"a batch must have at least one sample, got labels that are {shown(labels)}")
+    return tuple(batch)
+
+
+def _prediction(output: Any) -> Prediction:
+    """Return the output of a network, after a check that it is a Prediction."""
+    if not isinstance(output, Prediction):
+        raise TypeError(f"the network must return a torchcaps.Prediction(scores), got {shown_with_type(output)}")
+    if not isinstance(output.scores, Tensor) or output.scores.dim() != 2:
+        raise ValueError(f"the network must return scores of shape (batch, classes), got {shown(output.scores)}")
+    return output

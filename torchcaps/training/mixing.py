@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Beta
 
-from torchcaps.arguments import Count, Positive, checked
+from torchcaps.arguments import Count, Positive, check_input, checked, shown
+from torchcaps.nn.inputs import check_labels
 
 Inputs = Tensor | tuple[Tensor, ...]  # what a network takes
 
@@ -32,11 +33,26 @@ def mixup(inputs: Inputs, labels: Tensor, classes: Count, alpha: Positive = 0.2)
     Returns:
         The mixed inputs, and labels `(batch, classes)` that sum to 1.
 
+    Raises:
+        TypeError: the inputs are no floating-point numbers, or the labels no integers.
+        ValueError: labels are out of range (read on the CPU alone), or inputs and labels differ in number or device.
+
     Reference:
         Zhang et al. 2017; one proportion for each sample, as in the code of Heinsen 2019.
     """
-    soft = F.one_hot(labels, classes)
-    first = inputs if isinstance(inputs, Tensor) else inputs[0]
+    check_labels(labels, classes, labels.device)
+    several = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    if not several:
+        raise ValueError("inputs must be a tensor or a tuple with at least one, got ()")
+    for x in several:
+        check_input("inputs", x, None)
+        if x.shape[:1] != labels.shape or x.device != labels.device:
+            raise ValueError(
+                f"the inputs must have the number and the device of the {len(labels)} labels on {labels.device}, got "
+                f"{shown(x)} on {x.device}"
+            )
+    soft = F.one_hot(labels.long(), classes)
+    first = several[0]
     both = torch.tensor(alpha, dtype=torch.float32, device=first.device)  # even for half precision
     proportion = Beta(both, both).sample((len(labels),))
     other = torch.randperm(len(labels), device=first.device)

@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from torchcaps.arguments import Fraction, NotNegative, checked
+from torchcaps.arguments import Count, CountOrZero, Fraction, NotNegative, checked
 
 
 class OneCycle(Callback):
@@ -59,7 +59,8 @@ class OneCycle(Callback):
                 elif group.get("momentum"):
                     group["momentum"] = peak[1] * (1 - part * (1 - self.momentum))
 
-    def part(self, step: int, steps: int) -> float:
+    @checked
+    def part(self, step: CountOrZero, steps: Count) -> float:
         """Return c at a step, counted from 0: 0 at the lowest learning rate, 1 at the highest. `steps` is S."""
         step, top = min(step, steps), self.warmup * steps
         if step < top:
