@@ -1,7 +1,9 @@
 """Wrong calls of all kinds: status 2, one line that says what is wrong, nothing run, and no folder of a run left."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from commands import call, checkpoint, error_of
+
+from torchcaps.data import DataError, Encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -62,6 +66,7 @@ def bad(capfd, *arguments: str) -> str:
         ("--model.scheduler torch.optim.lr_scheduler.ReduceLROnPlateau", "model.scheduler cannot be ReduceLROnPlateau"),
         ("--model.network capsnet_mnist", "with their module: torchcaps.models.sabour2017.capsnet_mnist"),
         ("--trainer.limit_test_batches 0", "no batch to test on"),
+        ("--trainer.limit_train_batches 0", "limit_train_batches must be above 0, got 0"),
         ("-x 5", "unexpected argument '-x'"),
     ],
 )
@@ -299,3 +304,66 @@ def test_a_process_that_ends_in_one_line():
     assert said.startswith(
         "torchcaps: mine.yaml: model.loss: subprocess.getoutput is not among the classes of torchcaps"
     )
+
+
+# What a second reader found
+
+
+def test_a_checkpoint_says_what_it_was_trained_with_wherever_it_lies(trained, capfd):
+    saved = checkpoint(trained)
+    shutil.copy(saved, "alone.ckpt")
+    Path("link.ckpt").symlink_to(saved)
+    for path in ("alone.ckpt", "link.ckpt"):
+        said = error_of(capfd, "test", "quickstart", "--ckpt_path", path, "--model.network.iterations", "1")
+        assert "was trained with model.network.init_args.iterations = 3, and now it is 1" in said
+    for option in (["--model.optimizer.lr=0.5"], ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"]):
+        said = bad(capfd, "train", "quickstart", *SHORT, "--ckpt_path", "alone.ckpt", *option)
+        assert "was trained with model.optimizer" in said
+    said = bad(capfd, "train", "quickstart", *SHORT, "--ckpt_path", "alone.ckpt", "--trainer.max_steps", "1")
+    assert "alone.ckpt has taken 4 steps, and this training ends after 1" in said
+
+
+def test_values_in_a_checkpoint_that_are_none(trained, capfd):
+    content = torch.load(checkpoint(trained), weights_only=True)
+    for wrong in ("[1]", "{", 3):
+        torch.save({**content, "recipe": wrong}, "wrong.ckpt")
+        said = error_of(capfd, "test", "quickstart", "--ckpt_path", "wrong.ckpt")
+        assert "wrong.ckpt does not hold the values of a recipe" in said
+    del content["recipe"]
+    torch.save(content, "none.ckpt")
+    assert call("test", "quickstart", "--ckpt_path", "none.ckpt") == 0
+    assert "none.ckpt does not say with which values it was trained" in capfd.readouterr().err
+
+
+def test_a_key_that_stands_twice(capfd):
+    Path("twice.yaml").write_text("extends: quickstart\ntrainer: {max_epochs: 1, max_epochs: 3}\n")
+    assert "the key 'max_epochs' stands twice" in bad(capfd, "recipes", "twice.yaml")
+
+
+@pytest.mark.slow
+def test_a_file_beside_a_recipe_is_not_imported():
+    Path("wandb.py").write_text("open('executed', 'w')")
+    Path("mine.yaml").write_text(
+        "extends: quickstart\ntrainer: {logger: {class_path: lightning.pytorch.loggers.WandbLogger}}\n"
+    )
+    ended = subprocess.run([sys.executable, "-m", "torchcaps", "train", "mine.yaml"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert not Path("executed").exists()
+
+
+def test_a_folder_of_an_encoder_runs_no_code(monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *asked: "y")  # transformers asks whether to run the code
+    Path("evil").mkdir()
+    names = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    Path("evil/config.json").write_text(json.dumps({"model_type": "evil", "auto_map": names}))
+    Path("evil/tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokens", None]}}))
+    Path("evil/evil.py").write_text(f"open({str(Path('executed').resolve())!r}, 'w')")
+    with pytest.raises(DataError, match="evil is not a folder from which transformers can load"):
+        Encoder("evil", cache="kept").embed(["a text"])
+    assert not Path("executed").exists()
+
+
+def test_a_file_of_results_that_is_no_text(capfd):
+    Path("runs").mkdir()
+    Path("runs/results.csv").write_bytes(b"\xff\xff")
+    assert "results.csv is not a file of results" in error_of(capfd, "reproduce", "--list", "--runs", "runs")

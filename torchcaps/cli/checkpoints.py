@@ -1,6 +1,7 @@
 """Checkpoints that a command is given: found, whole, safe to read, and of the same network."""
 
 import argparse
+import json
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from torchcaps.training.build import Training
 
+EXACT = tuple(  # options of the trainer on which the weights depend
+    f"trainer.{name}"
+    for name in ("precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
+)
 IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not change the samples
 KINDS: dict[str, type] = {  # parts of a checkpoint
     "state_dict": dict,
@@ -83,7 +88,8 @@ def can_be_resumed(path: Path | None) -> Iterator[None]:
 
 def _check_epoch(path: Path, training: "Training") -> None:
     """Check that the training does not end before the checkpoint."""
-    (loops,), most = read_checkpoint(path, "loops"), training.trainer.max_epochs
+    loops, step = read_checkpoint(path, "loops", "global_step")
+    most, steps = training.trainer.max_epochs, training.trainer.max_steps
     try:
         finished = int(loops["fit_loop"]["epoch_progress"]["current"]["processed"])
     except (KeyError, TypeError, ValueError):
@@ -92,6 +98,10 @@ def _check_epoch(path: Path, training: "Training") -> None:
         raise BadInput(
             f"{path} has finished {finished} epochs, and this training ends after {most}: give --trainer.max_epochs "
             f"{finished} or more"
+        )
+    if 0 <= steps <= step:
+        raise BadInput(
+            f"{path} has taken {step} steps, and this training ends after {steps}: give more as --trainer.max_steps"
         )
 
 
@@ -122,16 +132,11 @@ def read_checkpoint(path: Path, *keys: str) -> list[Any]:
 
 def _compare_values(path: Path, training: "Training", part: str) -> None:
     """Compare the recipe's values with those of the run; shapes do not show iterations, for example."""
-    import yaml
-
-    config = path.parent.parent / "config.yaml"
-    if not config.is_file():
+    found = _values_in(path)
+    if found is None:
+        _warn(f"{path} does not say with which values it was trained: it is taken for one of {training.recipe.name}")
         return
-    try:
-        then = _by_name(yaml.safe_load(config.read_text(encoding="utf-8")))
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise BadInput(f"{config} is not the configuration of a run ({type(error).__name__}): remove it") from error
-    now = _by_name(training.arguments())
+    then, now = _by_name(found), _by_name(training.arguments())
     for name in {**then, **now}:
         if then.get(name) == now.get(name):
             continue
@@ -142,8 +147,35 @@ def _compare_values(path: Path, training: "Training", part: str) -> None:
             _warn(f"{said}: the network cannot read embeddings of another encoder")
         elif not part and name == "seed_everything":
             _warn(f"{said}: the run keeps its seed")
-        elif not part and name.startswith("data.") and not name.endswith(IRRELEVANT):
+        elif not part and (name in EXACT or (name.startswith("data.") and not name.endswith(IRRELEVANT))):
             _warn(f"{said}: the run will not continue exactly")
+
+
+def _values_in(path: Path) -> dict[str, Any] | None:
+    """Return the values with which a checkpoint was trained: they are in it, or beside those of earlier versions."""
+    import torch
+    import yaml
+
+    from torchcaps.recipes import Loader, check_size
+    from torchcaps.training.checkpoints import VALUES
+
+    text = torch.load(path, map_location="cpu", weights_only=True).get(VALUES)
+    config = path.resolve().parent.parent / "config.yaml"
+    try:
+        if text is not None:
+            found = json.loads(text)
+        elif config.is_file():
+            found = yaml.load(config.read_text(encoding="utf-8"), Loader)
+            check_size(config, found, {})
+        else:
+            return None
+        if not isinstance(found, dict):
+            raise TypeError("no values")
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        where = config if text is None else path
+        advice = "remove it" if text is None else EXPECTED
+        raise BadInput(f"{where} does not hold the values of a recipe ({type(error).__name__}): {advice}") from error
+    return found
 
 
 def _whole(path: Path) -> Path:

@@ -148,7 +148,9 @@ class Encoder:
 
         logging.disable_progress_bar()
         try:
-            known = {} if Path(self.name).is_dir() else {"revision": self.revision.rpartition("@")[2]}
+            known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
+            if not Path(self.name).is_dir():
+                known["revision"] = self.revision.rpartition("@")[2]
             tokenizer = AutoTokenizer.from_pretrained(self.name, **known)
             model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
         except Exception as error:  # transformers raises many kinds of errors for damaged files

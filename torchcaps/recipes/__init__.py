@@ -232,12 +232,23 @@ def _read(path: Path) -> dict[str, Any]:
     return _parse(path.resolve(), path, about.st_mtime_ns, about.st_size)
 
 
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Loader of YAML that refuses a key that stands twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 @cache
 def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read a file, named `path` in messages. It is read again when its time or its size has changed."""
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        _check_size(path, content, {})
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
+        check_size(path, content, {})
     except RecursionError:
         raise ValueError(f"{path} is not a recipe: its values are nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -259,7 +270,7 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     return content
 
 
-def _check_size(path: Path, value: Any, sizes: dict[int, int | None]) -> int:
+def check_size(path: Path, value: Any, sizes: dict[int, int | None]) -> int:
     """Check that a value does not have itself as a part, and is not endless, by way of YAML's aliases. Return its size.
 
     Args:
@@ -272,7 +283,7 @@ def _check_size(path: Path, value: Any, sizes: dict[int, int | None]) -> int:
     if id(value) not in sizes:
         sizes[id(value)] = None
         parts = value.values() if isinstance(value, dict) else value
-        sizes[id(value)] = 1 + sum(_check_size(path, part, sizes) for part in parts)
+        sizes[id(value)] = 1 + sum(check_size(path, part, sizes) for part in parts)
     size = sizes[id(value)]
     if size is None:
         raise ValueError(f"{path} is not a recipe: an alias (*NAME) stands inside of what it names (&NAME)")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from torchcaps.checks import one_line
 from torchcaps.extras import needs
 from torchcaps.files import write_text_whole
 
@@ -85,7 +86,11 @@ def read_results(path: Path) -> list[Result]:
     types = {field.name: field.type for field in fields(Result)}
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
-        if rows.fieldnames is None or list(rows.fieldnames) != list(types):
+        try:
+            names = list(rows.fieldnames or ())
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path} is not a file of results: {one_line(error)}") from None
+        if names != list(types):
             raise ValueError(f"{path} is not a file of results: expected the columns {', '.join(types)}")
         try:
             return [Result(**{name: types[name](value) for name, value in row.items()}) for row in rows]  # type: ignore[operator]

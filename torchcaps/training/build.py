@@ -25,7 +25,7 @@ from torchcaps.files import take_folder, write_text_whole
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
 from torchcaps.signals import StopSignals
-from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO
+from torchcaps.training.checkpoints import KeepsValues, LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.errors import check_options, explain_parsing, innermost
 from torchcaps.training.margin import SpreadMargin
@@ -157,6 +157,8 @@ class Training(LightningCLI):
         for name, least in LEAST.items():
             if trainer[name] is not None and not trainer[name] >= least:
                 raise ValueError(f"trainer.{name} must be at least {least}, got {trainer[name]}")
+        if trainer.limit_train_batches == 0:
+            raise ValueError("trainer.limit_train_batches must be above 0, got 0: to test alone, use `torchcaps test`")
         if isinstance(trainer.val_check_interval, int | float) and not trainer.val_check_interval > 0:
             raise ValueError(
                 "trainer.val_check_interval must be a number of batches, at least 1, or a fraction of an epoch, above "
@@ -194,7 +196,8 @@ class Training(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         wanted = self.config_init["trainer"]
-        callbacks = list(wanted["callbacks"] or [])
+        given = wanted["callbacks"] or []
+        callbacks = list(given) if isinstance(given, list) else [given]
         if self.folder is None or wanted["fast_dev_run"]:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         callbacks.append(ChecksMonitors())
@@ -208,6 +211,7 @@ class Training(LightningCLI):
                 kwargs["logger"] = _loggers(self.run_folder)
         if self.run_folder is not None and wanted["enable_checkpointing"] is not False:
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
+            callbacks.append(KeepsValues(self.arguments()))
         elif not any(isinstance(callback, Checkpoint) for callback in callbacks):
             kwargs["enable_checkpointing"] = False
         try:

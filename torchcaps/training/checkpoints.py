@@ -3,6 +3,7 @@
 `torchcaps train` and the queue of `torchcaps reproduce` save them; all commands with `--ckpt_path last` look for them.
 """
 
+import json
 import signal
 import time
 import zipfile
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from torchcaps.checks import one_line
 from torchcaps.files import sync_folder, write_whole
@@ -23,6 +24,7 @@ from torchcaps.signals import Stopped, StopSignals
 
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
+VALUES = "recipe"  # key of a checkpoint for the values of its recipe
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -39,6 +41,20 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 raise OSError(f"cannot write {path}: {reason}") from None
 
         write_whole(Path(path), write)
+
+
+class KeepsValues(Callback):
+    """Write the values of the recipe into every checkpoint, so that it says what it was trained with wherever it lies.
+
+    Args:
+        values: all values, as they stand in a run's `config.yaml`.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = json.dumps(values)  # a text: nested values of a file from elsewhere could be endless
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[VALUES] = self.values
 
 
 class LastCheckpoints(Checkpoint):
