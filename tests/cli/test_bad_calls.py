@@ -240,13 +240,21 @@ def test_damaged_checkpoints(capfd, trained, damage):
     assert "bad.ckpt" in bad(capfd, "test", "quickstart", "--ckpt_path", "bad.ckpt")
 
 
-@pytest.mark.parametrize("text", ["model: [", "model: &a {network: *a}", "\udcff"])
+ENDLESS = "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" if n else "a0: &a0 [x]\n" for n in range(9))
+
+
+@pytest.mark.parametrize("text", ["model: [", "model: &a {network: *a}", "\udcff", ENDLESS, "3"])
 def test_a_damaged_configuration_of_a_run(capfd, trained, text, tmp_path):
+    """Of an earlier version, whose checkpoints do not hold the values themselves."""
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     path.parent.mkdir(parents=True)
-    path.write_bytes(checkpoint(trained).read_bytes())
+    content = torch.load(checkpoint(trained), weights_only=True)
+    del content["recipe"]
+    torch.save(content, path)
     path.parent.with_name("config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    assert "config.yaml is not the configuration of a run" in bad(capfd, "test", "quickstart", "--ckpt_path", str(path))
+    assert "config.yaml does not hold the values of a recipe" in bad(
+        capfd, "test", "quickstart", "--ckpt_path", str(path)
+    )
 
 
 def test_no_checkpoint_given(capfd):

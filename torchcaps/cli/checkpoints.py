@@ -99,9 +99,10 @@ def _check_epoch(path: Path, training: "Training") -> None:
             f"{path} has finished {finished} epochs, and this training ends after {most}: give --trainer.max_epochs "
             f"{finished} or more"
         )
-    if 0 <= steps <= step:
+    if 0 <= steps < step:
         raise BadInput(
-            f"{path} has taken {step} steps, and this training ends after {steps}: give more as --trainer.max_steps"
+            f"{path} has taken {step} steps, and this training ends after {steps}: give --trainer.max_steps {step} or "
+            "more"
         )
 
 
