@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import HALF
+
 Softmax = Literal["parents", "children"]
 SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
 Pair = tuple[int, int]
@@ -130,5 +132,5 @@ def check_tensors(children: Children, named: Iterable[tuple[str, Tensor | None]]
                 raise ValueError(f"expected {name} of shape {wanted} in a reduction over votes, got {shape}")
         if x.device != poses.device:
             raise ValueError(f"{name} is on {x.device} and the poses are on {poses.device}: move one of them")
-        if torch.promote_types(x.dtype, torch.float32) != poses.dtype:
+        if x.dtype != poses.dtype and not (x.dtype in HALF and poses.dtype == torch.float32):
             raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")

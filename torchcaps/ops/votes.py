@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import HALF
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import Softmax
@@ -99,7 +100,7 @@ class Votes(ABC):
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
         votes = copy.copy(self)
         # In the precision of the sums, whatever the scores have: kernels add to all gradients in one precision.
-        votes.gates = None if gates is None else gates.to(torch.promote_types(self.dtype, torch.float32))
+        votes.gates = None if gates is None else gates.to(torch.float32 if self.dtype in HALF else self.dtype)
         return votes
 
     def parents_like(self) -> Tensor:
