@@ -184,8 +184,12 @@ def kind_of(annotation: Any) -> Kind | None:
         # PyTorch takes no larger ints.
         return Kind("an int", _is_int, lambda x: _is_int(x) and -(2**63) <= x < 2**63)
     if annotation is float:
-        # Computations are in float32, where larger numbers are infinite.
-        return Kind("a finite number", _is_number, lambda x: _is_number(x) and -LARGEST <= x <= LARGEST)
+        # Computations are in float32, where larger numbers are infinite; PyTorch takes ints of 64 bits.
+        def fits(x: Any) -> bool:
+            most = 2**63 - 1 if isinstance(x, int) else LARGEST
+            return _is_number(x) and -most <= x <= most
+
+        return Kind("a finite number", _is_number, fits)
     if annotation is bool:
         return Kind("True or False", lambda x: isinstance(x, bool), lambda x: isinstance(x, bool))
     cls = origin or annotation
