@@ -30,21 +30,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Range(NamedTuple):
-    """Range of a number, in `Annotated[int, Range(...)]`: from `least` to `most`, without the ends named in `open`."""
+    """Range of a number, in `Annotated[int, Range(...)]`: from `least` to `most`, without the end named in `open`."""
 
     least: float = -math.inf
     most: float = math.inf
-    open: Literal["", "least", "most", "both"] = ""
+    open: Literal["", "least", "most"] = ""
 
     def __contains__(self, value: Any) -> bool:
-        low = value > self.least if self.open in ("least", "both") else value >= self.least
-        return low and (value < self.most if self.open in ("most", "both") else value <= self.most)
+        low = value > self.least if self.open == "least" else value >= self.least
+        return low and (value < self.most if self.open == "most" else value <= self.most)
 
     def __repr__(self) -> str:
         if self.open == "" and math.isfinite(self.least + self.most):
             return f"from {self.least:g} to {self.most:g}"
-        low = f"above {self.least:g}" if self.open in ("least", "both") else f"of at least {self.least:g}"
-        high = f"below {self.most:g}" if self.open in ("most", "both") else f"of at most {self.most:g}"
+        low = f"above {self.least:g}" if self.open == "least" else f"of at least {self.least:g}"
+        high = f"below {self.most:g}" if self.open == "most" else f"of at most {self.most:g}"
         return " and ".join(text for text, end in ((low, self.least), (high, self.most)) if math.isfinite(end))
 
 

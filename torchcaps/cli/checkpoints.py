@@ -54,7 +54,8 @@ def find_checkpoint(
         Its path and the model's state in it.
     """
     path = _last(options) if given == "last" else _whole(Path(given))
-    state, *_ = read_checkpoint(path, *(KINDS if not part else ("state_dict",)))
+    content = read_checkpoint(path, *(KINDS if not part else ("state_dict",)))
+    state = content["state_dict"]
     expected = {name: tuple(value.shape) for name, value in training.model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     for name in {**expected, **found}:
@@ -63,9 +64,9 @@ def find_checkpoint(
                 f"{path} is a checkpoint of another architecture than {options.recipe}: {name} has shape "
                 f"{found.get(name, 'none')} there, expected {expected.get(name, 'none')}"
             )
-    _compare_values(path, training, part)
+    _compare_values(path, content, training, part)
     if not part:
-        _check_epoch(path, training)
+        _check_epoch(path, content, training)
     return path, state
 
 
@@ -86,9 +87,9 @@ def can_be_resumed(path: Path | None) -> Iterator[None]:
         ) from error
 
 
-def _check_epoch(path: Path, training: "Training") -> None:
+def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> None:
     """Check that the training does not end before the checkpoint."""
-    loops, step = read_checkpoint(path, "loops", "global_step")
+    loops, step = content["loops"], content["global_step"]
     most, steps = training.trainer.max_epochs, training.trainer.max_steps
     try:
         finished = int(loops["fit_loop"]["epoch_progress"]["current"]["processed"])
@@ -106,8 +107,8 @@ def _check_epoch(path: Path, training: "Training") -> None:
         )
 
 
-def read_checkpoint(path: Path, *keys: str) -> list[Any]:
-    """Read parts of a checkpoint; nothing in it is executed."""
+def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a checkpoint, which must have these parts; nothing in it is executed."""
     import torch
 
     from torchcaps.training.checkpoints import damage
@@ -128,12 +129,12 @@ def read_checkpoint(path: Path, *keys: str) -> list[Any]:
         named = all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors)
         if not isinstance(value, KINDS[key]) or not named:
             raise BadInput(f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes")
-    return found
+    return content
 
 
-def _compare_values(path: Path, training: "Training", part: str) -> None:
+def _compare_values(path: Path, content: dict[str, Any], training: "Training", part: str) -> None:
     """Compare the recipe's values with those of the run; shapes do not show iterations, for example."""
-    found = _values_in(path)
+    found = _values_of(path, content)
     if found is None:
         _warn(f"{path} does not say with which values it was trained: it is taken for one of {training.recipe.name}")
         return
@@ -152,15 +153,14 @@ def _compare_values(path: Path, training: "Training", part: str) -> None:
             _warn(f"{said}: the run will not continue exactly")
 
 
-def _values_in(path: Path) -> dict[str, Any] | None:
+def _values_of(path: Path, content: dict[str, Any]) -> dict[str, Any] | None:
     """Return the values with which a checkpoint was trained: they are in it, or beside those of earlier versions."""
-    import torch
     import yaml
 
     from torchcaps.recipes import Loader, check_size
     from torchcaps.training.checkpoints import VALUES
 
-    text = torch.load(path, map_location="cpu", weights_only=True).get(VALUES)
+    text = content.get(VALUES)
     config = path.resolve().parent.parent / "config.yaml"
     try:
         if text is not None:
