@@ -1,7 +1,6 @@
 """Checkpoints that a command is given: found, whole, safe to read, and of the same network."""
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Iterator
@@ -24,17 +23,6 @@ EXACT = tuple(  # options of the trainer on which the weights depend
     for name in ("precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 )
 IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not change the samples
-KINDS: dict[str, type] = {  # parts of a checkpoint
-    "state_dict": dict,
-    "epoch": int,
-    "global_step": int,
-    "loops": dict,
-    "callbacks": dict,
-    "optimizer_states": list,
-    "lr_schedulers": list,
-    "pytorch-lightning_version": str,
-}
-EXPECTED = "expected one that `torchcaps train` wrote"
 ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
 
@@ -46,15 +34,17 @@ def find_checkpoint(
     Args:
         options: the command's arguments.
         training: training that was built of them.
-        given: path of a checkpoint, or `last` for the newest whole one of the recipe.
+        given: see `locate`.
         part: prefix of the model's values that must be the same as in the run: "network." to use the network, "" to go
             on with the training.
 
     Returns:
         Its path and the model's state in it.
     """
-    path = _last(options) if given == "last" else _whole(Path(given))
-    content = read_checkpoint(path, *(KINDS if not part else ("state_dict",)))
+    from torchcaps.training.checkpoint_files import KINDS
+
+    path = locate(options, given)
+    content = read_or_refuse(path, *(KINDS if not part else ("state_dict",)))
     state = content["state_dict"]
     expected = {name: tuple(value.shape) for name, value in training.model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
@@ -73,6 +63,8 @@ def find_checkpoint(
 @contextmanager
 def can_be_resumed(path: Path | None) -> Iterator[None]:
     """Within this context, errors in restoring the state of a training from a checkpoint are bad input."""
+    from torchcaps.training.checkpoint_files import EXPECTED
+
     try:
         yield
     except Exception as error:
@@ -87,8 +79,20 @@ def can_be_resumed(path: Path | None) -> Iterator[None]:
         ) from error
 
 
+def read_or_refuse(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a checkpoint, which must have these parts; see `read_checkpoint`."""
+    from torchcaps.training.checkpoint_files import read_checkpoint
+
+    try:
+        return read_checkpoint(path, *keys)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
 def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> None:
     """Check that the training does not end before the checkpoint."""
+    from torchcaps.training.checkpoint_files import EXPECTED
+
     loops, step = content["loops"], content["global_step"]
     most, steps = training.trainer.max_epochs, training.trainer.max_steps
     try:
@@ -107,34 +111,14 @@ def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> N
         )
 
 
-def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a checkpoint, which must have these parts; nothing in it is executed."""
-    import torch
-
-    from torchcaps.training.checkpoints import damage
-
-    if problem := damage(path):
-        raise BadInput(f"{path} is damaged, or not a checkpoint ({problem}): {EXPECTED}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(content, dict):
-            raise TypeError(f"it contains a {type(content).__name__}")
-        found = [content[key] for key in keys]
-    except Exception as error:  # bytes that anybody wrote make torch raise errors of many types
-        raise BadInput(
-            f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): {EXPECTED}"
-        ) from error
-    for key, value in zip(keys, found, strict=True):
-        tensors = value.items() if key == "state_dict" and isinstance(value, dict) else ()
-        named = all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors)
-        if not isinstance(value, KINDS[key]) or not named:
-            raise BadInput(f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes")
-    return content
-
-
 def _compare_values(path: Path, content: dict[str, Any], training: "Training", part: str) -> None:
     """Compare the recipe's values with those of the run; shapes do not show iterations, for example."""
-    found = _values_of(path, content)
+    from torchcaps.training.checkpoint_files import values_of
+
+    try:
+        found = values_of(path, content)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
     if found is None:
         _warn(f"{path} does not say with which values it was trained: it is taken for one of {training.recipe.name}")
         return
@@ -153,30 +137,23 @@ def _compare_values(path: Path, content: dict[str, Any], training: "Training", p
             _warn(f"{said}: the run will not continue exactly")
 
 
-def _values_of(path: Path, content: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the values with which a checkpoint was trained: they are in it, or beside those of earlier versions."""
-    import yaml
+def locate(options: argparse.Namespace, given: str | None) -> Path:
+    """Return the path of the checkpoint that was asked for.
 
-    from torchcaps.recipes import Loader, check_size
-    from torchcaps.training.checkpoints import VALUES
-
-    text = content.get(VALUES)
-    config = path.resolve().parent.parent / "config.yaml"
-    try:
-        if text is not None:
-            found = json.loads(text)
-        elif config.is_file():
-            found = yaml.load(config.read_text(encoding="utf-8"), Loader)
-            check_size(config, found, {})
-        else:
-            return None
-        if not isinstance(found, dict):
-            raise TypeError("no values")
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        where = config if text is None else path
-        advice = "remove it" if text is None else EXPECTED
-        raise BadInput(f"{where} does not hold the values of a recipe ({type(error).__name__}): {advice}") from error
-    return found
+    Args:
+        options: the command's arguments.
+        given: path of a checkpoint; `last` for the newest whole one of the recipe; `best` for the best one of its
+            newest run that has one; None for `best` if the newest run has one, else `last`.
+    """
+    if given not in (None, "last", "best"):
+        return _whole(Path(given))
+    newest = _last(options)
+    best = newest.with_name("best.ckpt")
+    if given == "last" or (given is None and not best.is_file()):
+        return newest
+    if not best.is_file():
+        raise BadInput(f"{newest.parent} has no best.ckpt: its recipe keeps none; give --ckpt_path last")
+    return _whole(best)
 
 
 def _whole(path: Path) -> Path:

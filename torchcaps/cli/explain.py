@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import find_checkpoint, read_checkpoint
+from torchcaps.cli.checkpoints import find_checkpoint, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training
 
@@ -99,7 +99,7 @@ def _draw_dynamics(options: argparse.Namespace, training: "Training", data: "Ima
     epochs: dict[int, int] = {}  # by step
     for given in options.ckpt_path:
         path, _ = find_checkpoint(options, training, given, "network.")
-        content = read_checkpoint(path, "global_step", "epoch")
+        content = read_or_refuse(path, "global_step", "epoch")
         step, epoch = content["global_step"], content["epoch"]
         epochs[step] = epoch + 1
         checkpoints.setdefault((step, path.parent), path)  # `last` and the newest of a run are the same
@@ -110,7 +110,7 @@ def _draw_dynamics(options: argparse.Namespace, training: "Training", data: "Ima
         batches = _first_images(data, options.images or IMAGES)
         for step, folder in sorted(checkpoints):
             path = checkpoints[step, folder]
-            training.model.load_state_dict(read_checkpoint(path, "state_dict")["state_dict"])
+            training.model.load_state_dict(read_or_refuse(path, "state_dict")["state_dict"])
             title = f"after epoch {epochs[step]}" if by_epoch else f"after step {step:,}"
             for name, row in rows.items():
                 row.append((title, routing_dynamics(network, name, batches)))

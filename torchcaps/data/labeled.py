@@ -104,6 +104,22 @@ class LabeledData(LightningDataModule):
         """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a network must know of the user's own data, by the names of arguments of model builders.
+
+        For example `{"classes": 3, "in_channels": 1, "image_size": 28}`. `Training` gives the network and the model
+        these values. Published data sets return none: their recipes name all values.
+        """
+        return {}
+
+    def found(self) -> dict[str, Any]:
+        """Return arguments of this class that were left open, and the values that the files gave them.
+
+        `Training` writes them into the values of the run. Data that is built of these needs no file to know its
+        classes and the shape of its samples.
+        """
+        return {}
+
     @property
     def batch_size_together(self) -> int:
         """Samples in a batch of all processes of the Trainer together."""

@@ -16,7 +16,6 @@ with needs("train"):
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics
     from torchcaps.explain.figures import has_figures, write_figures, write_heatmaps, write_pose_figures
     from torchcaps.explain.heatmaps import entropies, heatmaps
-    from torchcaps.explain.picture_files import read_image
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,
@@ -42,7 +41,6 @@ __all__ = [
     "perturbations_figure",
     "pose_trajectories",
     "pose_trajectories_figure",
-    "read_image",
     "reconstructions_figure",
     "relative_changes",
     "relative_changes_figure",

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
-from torchcaps.data import StereoData
+from torchcaps.data import StereoData, read_picture
 from torchcaps.explain.axes import write
 from torchcaps.explain.drawing.capsnet import coefficients_figure, perturbations_figure, reconstructions_figure
 from torchcaps.explain.drawing.heatmaps import heatmaps_figure
 from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
-from torchcaps.explain.picture_files import read_image
 from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
@@ -79,7 +78,7 @@ def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tenso
 @checked
 def write_heatmaps(model: nn.Module, files: Sequence[Path], shape: tuple[int, int, int], folder: Path) -> Path:
     """Write `heatmaps-of-pictures.png`, the heatmaps of picture files that are resized to `shape`; return its path."""
-    images = torch.stack([read_image(path, shape) for path in files])
+    images = torch.stack([read_picture(path, shape) for path in files]) / 255
     figure = heatmaps_figure(model, images, [path.name for path in files])
     return write(figure, folder / "heatmaps-of-pictures.png")
 

@@ -104,6 +104,8 @@ class EncapNet(nn.Module):
         Li et al. 2018, Table 2.
     """
 
+    gives_logits = False  # scores are lengths, for a MarginLoss
+
     @checked
     def __init__(
         self,
@@ -214,6 +216,8 @@ class CapNet(nn.Module):
     Reference:
         Li et al. 2018, section 2.2 and appendix A.1.
     """
+
+    gives_logits = False  # scores are lengths, for a MarginLoss
 
     @checked
     def __init__(

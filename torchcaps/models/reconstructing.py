@@ -20,6 +20,7 @@ class ReconstructingCapsNet(nn.Module):
         decoder: decoder of the class capsules, or None.
     """
 
+    gives_logits = False  # scores are activations, for a MarginLoss
     image_shape: tuple[int, int, int]
     class_capsules: CapsuleLinear
     decoder: MaskedDecoder | None

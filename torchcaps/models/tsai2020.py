@@ -66,6 +66,7 @@ class CapsuleClassifier(nn.Module):
             )
         self.backbone, self.primary, self.capsules, self.classifier = backbone, primary, capsules, classifier
         self.image_shape = image_shape
+        self.gives_logits = classifier is not None  # otherwise scores are activations, for a MarginLoss
 
     @checked
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
@@ -88,6 +89,7 @@ def inverted_attention_cifar10(
     layer_norm: bool = True,
     activations: bool = False,
     start: Start = "zero",
+    classes: Count = 10,
 ) -> CapsuleClassifier:
     """Inverted attention on 32x32 images, Table 8: 561,297 parameters; backbone="resnet": 1,828,817."""
     routing = InvertedAttentionRouting(iterations, layer_norm, activations, start, init="paper")
@@ -100,7 +102,7 @@ def inverted_attention_cifar10(
         CapsuleStack(
             CapsuleConv2d(32, 32, (4, 4), (4, 4), kernel_size=3, stride=2, routing=routing),  # 16x16 to 7x7
             CapsuleConv2d(32, 32, (4, 4), (4, 4), kernel_size=3, stride=1, routing=routing),  # to 5x5
-            CapsuleLinear(32 * 5 * 5, 10, (4, 4), (4, 4), routing=last),
+            CapsuleLinear(32 * 5 * 5, classes, (4, 4), (4, 4), routing=last),
             schedule=schedule,
         ),
         classifier=nn.Linear(16, 1),
@@ -116,6 +118,7 @@ def inverted_attention_cifar100(
     layer_norm: bool = True,
     activations: bool = False,
     start: Start = "zero",
+    classes: Count = 100,
 ) -> CapsuleClassifier:
     """Inverted attention for 100 classes, Table 9: 1,462,989 parameters; backbone="resnet": 2,799,629."""
     routing = InvertedAttentionRouting(iterations, layer_norm, activations, start, init="paper")
@@ -129,7 +132,7 @@ def inverted_attention_cifar100(
             CapsuleConv2d(32, 32, (6, 6), (6, 6), kernel_size=3, stride=2, routing=routing),
             CapsuleConv2d(32, 32, (6, 6), (6, 6), kernel_size=3, stride=1, routing=routing),
             CapsuleLinear(32 * 5 * 5, 20, (6, 6), (6, 6), routing=routing),
-            CapsuleLinear(20, 100, (6, 6), (6, 6), routing=last),
+            CapsuleLinear(20, classes, (6, 6), (6, 6), routing=last),
             schedule=schedule,
         ),
         classifier=nn.Linear(36, 1),
@@ -251,21 +254,27 @@ def inverted_attention_multimnist(
     pose: tuple[Count, ...] = (8, 8),
     iterations: Count = 2,
     schedule: Schedule = "concurrent",
+    classes: Count = 10,
 ) -> CapsuleClassifier:
     """Inverted attention on 36x36 digits, Table 10: 9,963,969 parameters; pose=[64], Table 11: 42,478,017."""
     normalization = nn.LayerNorm(math.prod(pose))
-    return _multimnist(types, pose, InvertedAttentionRouting(iterations, init="paper"), normalization, schedule)
+    return _multimnist(types, pose, InvertedAttentionRouting(iterations, init="paper"), normalization, schedule, classes)
 
 
 @register_model
-def dynamic_multimnist(types: Count = 16, pose: tuple[Count, ...] = (64,), iterations: Count = 3) -> CapsuleClassifier:
+def dynamic_multimnist(
+    types: Count = 16, pose: tuple[Count, ...] = (64,), iterations: Count = 3, classes: Count = 10
+) -> CapsuleClassifier:
     """Dynamic routing on 36x36 digits, Figure 5's CapsNet*: Table 11 with squash, 42,477,633 parameters."""
-    return _multimnist(types, pose, DynamicRouting(iterations, init="paper"), squash, "sequential")
+    return _multimnist(types, pose, DynamicRouting(iterations, init="paper"), squash, "sequential", classes)
 
 
 @register_model
 def cnn_multimnist(
-    channels: Count = 1024, hidden: Count = 640, pooling: Literal["average", "linear"] = "average"
+    channels: Count = 1024,
+    hidden: Count = 640,
+    pooling: Literal["average", "linear"] = "average",
+    classes: Count = 10,
 ) -> FeatureClassifier:
     """The CNN baseline on 36x36 digits, Table 12: 19,553,162 parameters; pooling="linear": 42,490,762."""
     layers: list[nn.Module] = [
@@ -283,11 +292,16 @@ def cnn_multimnist(
         layers += [nn.AvgPool2d(6), nn.Flatten(), nn.Linear(channels, hidden)]
     else:
         layers += [nn.Flatten(), nn.Linear(channels * 6 * 6, hidden)]
-    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(hidden, 10), DIGITS)
+    return FeatureClassifier(nn.Sequential(*layers), nn.Linear(hidden, classes), DIGITS)
 
 
 def _multimnist(
-    types: int, pose: tuple[int, ...], routing: Routing, normalization: Callable[[Tensor], Tensor], schedule: Schedule
+    types: int,
+    pose: tuple[int, ...],
+    routing: Routing,
+    normalization: Callable[[Tensor], Tensor],
+    schedule: Schedule,
+    classes: int,
 ) -> CapsuleClassifier:
     """Build a capsule network with as many neurons per layer as the CNN: 18x18, 8x8 and 6x6 maps of `types * features`
     channels."""
@@ -298,7 +312,7 @@ def _multimnist(
         PrimaryCapsules(channels, types, pose, kernel_size=3, stride=2, bias=False, normalization=normalization),
         CapsuleStack(
             CapsuleConv2d(types, types, pose, pose, kernel_size=3, routing=routing),
-            CapsuleLinear(types * 6 * 6, 10, pose, pose, routing=routing),
+            CapsuleLinear(types * 6 * 6, classes, pose, pose, routing=routing),
             schedule=schedule,
         ),
         classifier=nn.Linear(features, 1),

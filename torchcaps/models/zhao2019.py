@@ -60,6 +60,18 @@ def pooling_resnet(
     return FeatureClassifier(nn.Sequential(*layers), nn.Linear(64, classes), (in_channels, None, None))
 
 
+@register_model
+def pooling_resnet_small(
+    in_channels: Count = 3,
+    classes: Count = 10,
+    features: Count = 16,
+    sharpness: NotNegative = 5.0,
+    iterations: CountOrZero = 1,
+) -> FeatureClassifier:
+    """ResNet of 14 layers with a routing pool, not in the paper: 172,506 parameters."""
+    return pooling_resnet(14, in_channels, classes, "routing", features, sharpness, iterations)
+
+
 class ResNetCapsNet(ReconstructingCapsNet):
     """ResNet without its pool and its last layer, whose channels are primary capsules, then class capsules and a
     decoder.
@@ -123,17 +135,41 @@ def resnet_capsnet(
     primary_pose: Count = 32,
     iterations: CountOrZero = 1,
     decoder: bool = True,
+    classes: Count = 10,
+    in_channels: Count = 1,
 ) -> ResNetCapsNet:
     """ResNet-20 with class capsules, Table 4: 2,526,768 parameters; image_size=36, MultiMNIST: 2,215,168."""
     return ResNetCapsNet(
-        in_channels=1,
+        in_channels=in_channels,
         image_size=image_size,
-        classes=10,
+        classes=classes,
         routing=VectorNormRouting(iterations, sharpness, activation=squash, init="paper"),
         depth=20,
         primary_pose=primary_pose,
         class_pose=16,
         decoder=(512, 1024) if decoder else None,
+    )
+
+
+@register_model
+def resnet_capsnet_small(
+    in_channels: Count = 1,
+    image_size: Count = 40,
+    classes: Count = 10,
+    sharpness: NotNegative = 1.0,
+    primary_pose: Count = 32,
+    iterations: CountOrZero = 1,
+) -> ResNetCapsNet:
+    """ResNet-8 with class capsules and no decoder, not in the paper: 84,592 parameters."""
+    return ResNetCapsNet(
+        in_channels,
+        image_size,
+        classes,
+        routing=VectorNormRouting(iterations, sharpness, activation=squash, init="paper"),
+        depth=8,
+        primary_pose=primary_pose,
+        class_pose=16,
+        decoder=None,
     )
 
 

@@ -9,7 +9,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
@@ -17,6 +19,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torchcaps.checks import one_line
@@ -31,6 +34,7 @@ from torchcaps.training.errors import check_options, explain_parsing, innermost
 from torchcaps.training.margin import SpreadMargin
 from torchcaps.training.monitors import ChecksMonitors
 from torchcaps.training.names import known_names_only
+from torchcaps.training.parts import build_part, class_of
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.trainer import Trainer
 
@@ -137,6 +141,7 @@ class Training(LightningCLI):
 
     def instantiate_classes(self) -> None:
         try:
+            self._fit_to_data()
             super().instantiate_classes()
             self._check_classes()
             self._check_optimizer()
@@ -148,6 +153,27 @@ class Training(LightningCLI):
                 raise
             said = innermost(error) or f"the training cannot be built: {type(error).__name__}"
             raise ValueError(said) from error  # without the lines that jsonargparse adds
+
+    def _fit_to_data(self) -> None:
+        """Write what the files of the user's own data determine into the values of the recipe: arguments of the data
+        that were left open, the number of classes, and arguments of the network."""
+        values = self.config.data
+        if class_of(values.class_path).facts is LabeledData.facts:
+            return  # a published data set: its recipes have all values
+        network = self.config.model.network
+        arguments = network.init_args
+        for _ in range(2):  # the second time with the size that the network takes, if it takes one only
+            data = build_part(LabeledData, values)
+            facts = data.facts()
+            _set(arguments, {name: value for name, value in facts.items() if name in arguments})
+            with torch.device("meta"):
+                shape = getattr(build_part(nn.Module, network), "image_shape", (None, None, None))
+            taken = {"in_channels": shape[0], "image_size": shape[1]}
+            if all(size in (None, facts.get(name)) for name, size in taken.items()):
+                break
+            _set(values.init_args, {"channels": shape[0], "size": shape[1]})
+        self.config.model.classes = facts["classes"]
+        _set(values.init_args, data.found())
 
     def _check_numbers(self) -> None:
         """Check the seed, and numbers of the trainer that Lightning does not check."""
@@ -247,6 +273,11 @@ class _SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: LightningTrainer, pl_module: LightningModule, stage: str) -> None:
         text = self.parser.dump(self.config, skip_none=False)
         write_text_whole(self.folder / self.config_filename, text)
+
+
+def _set(arguments: Namespace, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        arguments[name] = value
 
 
 def _loggers(run_folder: Path) -> list[Logger]:

@@ -1,0 +1,333 @@
+"""Pictures of one's own, in a folder for each class."""
+
+import csv
+import io
+import sys
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from statistics import median_low
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from kornia.augmentation import RandomErasing, RandomResizedCrop, RandomRotation
+from torch import Tensor, nn
+
+from torchcaps.arguments import Count, CountOrZero, Fraction, checked
+from torchcaps.checks import check_choice, nearest
+from torchcaps.data.files import DataError
+from torchcaps.data.images import ImageData
+from torchcaps.data.labeled import STAGES
+from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
+from torchcaps.data.splits import PARTS, Part, split_by_class
+from torchcaps.files import write_text_whole
+
+Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
+
+FOLDERS: dict[str, Part] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+MOST_PIXELS = 64  # side of images if none is given
+EXPECTED = "expected a folder with a folder of pictures for each class"
+
+
+class ImageFolder(ImageData):
+    """Pictures of one's own, in a folder for each class:
+
+        <folder>/<class>/<any>.jpg
+        <folder>/train/<class>/<any>.jpg     or with folders train, val (or valid, validation) and test
+
+    Pictures may have any size, be gray or in color, and lie in further folders within that of their class. Files are
+    read when a batch needs them, so any number of them will do. Hidden files, and files that do not end as pictures do,
+    are left out. A photograph is turned as its metadata (EXIF) says. Of an animation the first picture counts.
+
+    Without a folder `val` or `test`, the part is split off the training pictures, the same share of every class, by a
+    split that depends on the names of the files alone. `write_split` writes it down, and `split` reads it again. A
+    class of one or two pictures has all of them in training.
+
+    Args:
+        folder: folder of the pictures.
+        size: height and width of an image; None for the median of the shorter sides of all pictures, at most 64.
+        channels: 1 for gray, 3 for color; None for color if one of the pictures has any.
+        fit: how pictures of other proportions are made square, see `read_picture`.
+        augmentations: random changes of training images. "shift": by up to an eighth of the side; "flip": mirrored left
+            to right; "rotate": by up to 15 degrees; "zoom": to a part of at least half of the area; "color": brightness,
+            contrast, saturation and hue; "erase": a rectangle of up to a third of the area becomes black.
+        val_share, test_share: shares of the pictures of each class for validation and test.
+        split: file with the parts of all pictures, as `write_split` writes it; None for a new split.
+        skip_bad: whether pictures that cannot be read are left out. Otherwise they are an error.
+        class_names: names of the classes; None for those of the folders.
+        batch_size: images in a batch.
+        num_workers: worker processes of each loader.
+
+    Raises:
+        ValueError: an argument is out of range.
+        DataError: the folder, or a file in it, cannot be used; the one line says which and why. All pictures of a part
+            are read once in `setup`, so that none stops the training later.
+    """
+
+    padding = "replicate"
+
+    @checked
+    def __init__(
+        self,
+        folder: str | None = None,
+        size: Count | None = None,
+        channels: Literal[1, 3] | None = None,
+        fit: Fit = "crop",
+        augmentations: list[Augmentation] | None = None,
+        val_share: Fraction = 0.15,
+        test_share: Fraction = 0.15,
+        split: str | None = None,
+        skip_bad: bool = False,
+        class_names: list[str] | None = None,
+        batch_size: Count = 32,
+        num_workers: CountOrZero = 2,
+    ) -> None:
+        self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
+        self.val_share, self.test_share = val_share, test_share
+        if val_share + test_share >= 1:
+            raise ValueError(
+                f"val_share and test_share must leave a part for training, got {val_share:g} and {test_share:g}"
+            )
+        self._class_names = class_names
+        if channels is None:
+            channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
+        if size is None:
+            size = min(MOST_PIXELS, median_low(header.side for header in self._headers.values()))
+        self.shape, self.augmentations = (channels, size, size), list(augmentations or ())
+        names = set(self.augmentations)
+        super().__init__(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            shift=size // 8 if "shift" in names else 0,
+            flip="flip" in names,
+            jitter=0.2 if "color" in names and channels == 3 else 0.0,
+        )
+        self._changes = nn.Sequential(*(_change(name, size) for name in ("rotate", "zoom", "erase") if name in names))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes: those of their folders."""
+        return self._found_classes if self._class_names is None else self._class_names
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]  # known only when the folder exists
+        return len(self.names)
+
+    def facts(self) -> dict[str, Any]:
+        return {"classes": self.classes, "in_channels": self.shape[0], "image_size": self.shape[1]}
+
+    def found(self) -> dict[str, Any]:
+        return {"class_names": self.names, "channels": self.shape[0], "size": self.shape[1]}
+
+    def prepare_data(self) -> None:
+        self._say_what_is_left_out()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the pictures of a stage once, to see that all can be read; the training and the validation part for
+        "fit", the test part for "test", all for None."""
+        check_choice("stage", stage, STAGES)
+        if stage in ("fit", None) and self.train_set is None:
+            self.train_set = self._set("train")
+        if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
+            self.val_set = self._set("val")
+        if stage in ("test", None) and self.test_set is None:
+            self.test_set = self._set("test")
+
+    @property
+    def _validates(self) -> bool:
+        return "val" in self.parts.values()
+
+    @checked
+    def augment(self, images: Tensor) -> Tensor:
+        return self._changes(super().augment(images))
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """The part of each picture, by its path in the folder: "train", "val" or "test"."""
+        files = self._files
+        if self.split is not None:
+            return self._read_split(files)
+        found: dict[str, Part] = {}
+        for name in self._in_parts:
+            found |= {path: FOLDERS[name.lower()] for path in files if Path(path).parts[0] == name}
+        shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
+        open_parts = {part: share for part, share in shares.items() if part not in found.values()}
+        pictures = [path for path in files if found.get(path, "train") == "train"]
+        classes = [files[path] for path in pictures]
+        found |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
+        if "test" not in found.values():
+            raise DataError(f"{self.folder}: has no picture to test on: {_more(open_parts)}")
+        return found
+
+    @checked
+    def write_split(self, folder: Path) -> Path:
+        """Write `split.csv` with the path, the class and the part of each picture; return its path."""
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow(("file", "class", "part"))
+        writer.writerows((path, self._files[path], part) for path, part in self.parts.items())
+        return write_text_whole(folder / "split.csv", written.getvalue())
+
+    @checked
+    def files_of(self, part: Part) -> list[str]:
+        """Return the paths of the pictures of a part, in the order of its samples."""
+        samples = {"train": self.train_set, "val": self.val_set, "test": self.test_set}[part]
+        assert isinstance(samples, PictureSet)
+        return samples.names.tolist()
+
+    def _read_split(self, files: dict[str, str]) -> dict[str, Part]:
+        assert self.split is not None
+        try:
+            rows = list(csv.DictReader(Path(self.split).expanduser().read_text(encoding="utf-8").splitlines()))
+            found = {row["file"]: row["part"] for row in rows}
+        except (OSError, UnicodeDecodeError, KeyError, csv.Error) as error:
+            raise DataError(
+                f"{self.split}: cannot be read ({type(error).__name__}): expected the split.csv of a run, with columns "
+                "file, class and part"
+            ) from None
+        for path, part in found.items():
+            if path not in files:
+                raise DataError(f"{self.split}: has {path}, which is not in {self.folder}: give the split of its files")
+            if part not in PARTS:
+                raise DataError(f"{self.split}: the part of {path} is {part!r}: expected {', '.join(PARTS)}")
+        if new := len(files) - len(found):
+            _say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
+        return {path: part for path, part in found.items() if part in PARTS}
+
+    def _set(self, part: Part) -> PictureSet:
+        labels = {name: label for label, name in enumerate(self.names)}
+        for name in self._found_classes:
+            if name not in labels:
+                raise DataError(f"{self.folder}: has a class {name!r}, which is none of {', '.join(labels)}")
+        names = [path for path, of in self.parts.items() if of == part]
+        bad = damaged([self._folder / path for path in names], self.shape, self.fit)
+        if bad and not self.skip_bad:
+            said = list(bad.values())
+            more = f" (and {len(bad) - 1} more: {_listed(names[i] for i in list(bad)[1:])})" if len(bad) > 1 else ""
+            raise DataError(f"{said[0]}{more}, or leave such files out by data.skip_bad=true")
+        if bad:
+            _say(f"left out {len(bad)} pictures that cannot be read: {_listed(names[i] for i in bad)}")
+        names = [path for i, path in enumerate(names) if i not in bad]
+        if not names:
+            raise DataError(f"{self.folder}: the part {part!r} has no picture that can be read")
+        classes = torch.tensor([labels[self._files[path]] for path in names])
+        return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit)
+
+    def _say_what_is_left_out(self) -> None:
+        """Say which files were not taken for pictures, and which classes are small."""
+        if self._others:
+            _say(f"left out {len(self._others)} files that are no pictures: {_listed(self._others)}")
+        moving = [path for path, header in self._headers.items() if header.frames > 1]
+        if moving:
+            _say(f"{len(moving)} files are animations, whose first picture is taken: {_listed(moving)}")
+        training = Counter(self._files[path] for path, part in self.parts.items() if part == "train")
+        tested = {self._files[path] for path, part in self.parts.items() if part == "test"}
+        if alone := [f"{name} ({training[name]})" for name in self.names if name not in tested]:
+            _say(f"classes that have too few pictures to be tested: {_listed(alone)}")
+
+    @cached_property
+    def _folder(self) -> Path:
+        if self.folder is None:
+            raise DataError(f"data.folder is missing: give --data.folder FOLDER, {EXPECTED}")
+        folder = Path(self.folder).expanduser()
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder: {EXPECTED}")
+        return folder
+
+    @cached_property
+    def _in_parts(self) -> list[str]:
+        """Names of the folders of parts: train, and perhaps val and test; none if the classes lie in the folder."""
+        found = [path.name for path in _folders(self._folder) if path.name.lower() in FOLDERS]
+        by_part = Counter(FOLDERS[name.lower()] for name in found)
+        if not by_part["train"]:
+            return []
+        for part, count in by_part.items():
+            if count > 1:
+                raise DataError(f"{self._folder}: has {count} folders for the part {part!r}: expected one")
+        return found
+
+    @cached_property
+    def _all(self) -> tuple[dict[str, str], list[str]]:
+        """Return the class of each picture by its path in the folder, and the paths of other files."""
+        files: dict[str, str] = {}
+        others: list[str] = []
+        for place in [self._folder / name for name in self._in_parts] or [self._folder]:
+            for home in _folders(place):
+                count = len(files)
+                for path in sorted(home.rglob("*")):
+                    inside = path.relative_to(self._folder)
+                    if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+                        if path.suffix.lower() in SUFFIXES:
+                            files[inside.as_posix()] = home.name
+                        else:
+                            others.append(inside.as_posix())
+                if len(files) == count:
+                    raise DataError(f"{home}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+        trained = {
+            name for path, name in files.items() if not self._in_parts or FOLDERS[_first(path).lower()] == "train"
+        }
+        for path, name in files.items():
+            if name not in trained:
+                hint = nearest(name, sorted(trained))
+                raise DataError(f"{self._folder / path}: there is no class {name!r} in training{hint}")
+        if len(trained) < 2:
+            raise DataError(
+                f"{self._folder}: has pictures of {len(trained)} classes, two or more are needed: {EXPECTED}"
+            )
+        return files, others
+
+    @property
+    def _files(self) -> dict[str, str]:
+        return self._all[0]
+
+    @property
+    def _others(self) -> list[str]:
+        return self._all[1]
+
+    @cached_property
+    def _found_classes(self) -> list[str]:
+        return sorted(set(self._files.values()), key=_natural)
+
+    @cached_property
+    def _headers(self) -> dict[str, Header]:
+        """The headers of all pictures that have one."""
+        headers = {path: read_header(self._folder / path) for path in self._files}
+        found = {path: header for path, header in headers.items() if header is not None}
+        if not found:
+            raise DataError(f"{self._folder}: none of {len(headers)} files is a picture that can be read")
+        return found
+
+
+def _change(name: str, size: int) -> nn.Module:
+    if name == "rotate":
+        return RandomRotation(15.0, p=1.0)
+    if name == "zoom":
+        return RandomResizedCrop((size, size), scale=(0.5, 1.0), ratio=(0.9, 1.1), p=1.0)
+    return RandomErasing(scale=(0.02, 0.33), p=0.5)
+
+
+def _folders(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _natural(name: str) -> tuple[int, int, str]:
+    """Key that sorts names which are numbers as numbers, before all others."""
+    return (0, int(name), name) if name.isdecimal() else (1, 0, name)
+
+
+def _first(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def _listed(names: Any, most: int = 5) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+
+
+def _more(parts: Any) -> str:
+    return "a class needs three pictures to be split" if parts else "expected pictures in its folder test"
+
+
+def _say(text: str) -> None:
+    print(f"torchcaps: {text}", file=sys.stderr)

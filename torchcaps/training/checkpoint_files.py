@@ -1,0 +1,75 @@
+"""Reading checkpoints that may come from anywhere: whole, safe to read, with the values of their recipe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from torchcaps.recipes import Loader, check_size
+from torchcaps.training.checkpoints import VALUES, damage
+
+KINDS: dict[str, type] = {  # parts of a checkpoint
+    "state_dict": dict,
+    "epoch": int,
+    "global_step": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "pytorch-lightning_version": str,
+}
+EXPECTED = "expected one that `torchcaps train` wrote"
+
+
+def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a checkpoint; nothing in it is executed.
+
+    Args:
+        path: the file.
+        keys: names of the parts that it must have, see KINDS.
+
+    Raises:
+        ValueError: it is damaged, or is no such checkpoint.
+    """
+    if problem := damage(path):
+        raise ValueError(f"{path} is damaged, or not a checkpoint ({problem}): {EXPECTED}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict):
+            raise TypeError(f"it contains a {type(content).__name__}")
+        found = [content[key] for key in keys]
+    except Exception as error:  # bytes that anybody wrote make torch raise errors of many types
+        raise ValueError(
+            f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): {EXPECTED}"
+        ) from error
+    for key, value in zip(keys, found, strict=True):
+        tensors = value.items() if key == "state_dict" and isinstance(value, dict) else ()
+        named = all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors)
+        if not isinstance(value, KINDS[key]) or not named:
+            raise ValueError(
+                f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes"
+            )
+    return content
+
+
+def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the values with which a checkpoint was trained: they are in it, or beside those of earlier versions."""
+    text = content.get(VALUES)
+    config = path.resolve().parent.parent / "config.yaml"
+    try:
+        if text is not None:
+            found = json.loads(text)
+        elif config.is_file():
+            found = yaml.load(config.read_text(encoding="utf-8"), Loader)
+            check_size(config, found, {})
+        else:
+            return None
+        if not isinstance(found, dict):
+            raise TypeError("no values")
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        where = config if text is None else path
+        advice = "remove it" if text is None else EXPECTED
+        raise ValueError(f"{where} does not hold the values of a recipe ({type(error).__name__}): {advice}") from error
+    return found

@@ -1,0 +1,27 @@
+"""Parts of a recipe, such as its network or its data, built one at a time."""
+
+import importlib
+from typing import Any, TypeVar
+
+from jsonargparse import ArgumentParser, Namespace
+
+Part = TypeVar("Part")
+
+
+def build_part(kind: type[Part], values: dict[str, Any] | Namespace) -> Part:
+    """Build an object of its values in a recipe, `{"class_path": ..., "init_args": {...}}`.
+
+    Args:
+        kind: class that the object must have.
+        values: its class and its arguments.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--part", type=kind)
+    given = values.as_dict() if isinstance(values, Namespace) else values
+    return parser.instantiate_classes(parser.parse_object({"part": given})).part
+
+
+def class_of(path: str) -> Any:
+    """Return the class or function that was parsed as a `class_path`."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
