@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcaps.cli.errors import BadInput
+from torchcaps.cli.table import print_table
 from torchcaps.extras import needs
 
 if TYPE_CHECKING:
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add RECIPE, --small and --runs, and take values of the recipe as options."""
+    """Add RECIPE and its options, and take values of the recipe as options."""
+    add_recipe_name(parser)
+    parser.set_defaults(takes_overrides=True)
+    parser.epilog = "Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01"
+
+
+def add_recipe_name(parser: argparse.ArgumentParser) -> None:
+    """Add RECIPE, --small, --allow_code and --runs."""
     recipe = parser.add_argument(
         "recipe", metavar="RECIPE", help="name from `torchcaps recipes`, or path of a YAML file"
     )
@@ -27,8 +35,6 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         "their code",
     )
     add_runs(parser)
-    parser.set_defaults(takes_overrides=True)
-    parser.epilog = "Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01"
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +97,14 @@ def run_test(training: "Training") -> None:
     if training.trainer.is_global_zero:
         for name, value in metrics.items():
             print(f"{name}: {value:.4f}")
+        if report := training.report():
+            print_table(report.HEADER, report.rows)
+            if "temperature" in report.about:
+                errors = report.about["calibration_error"]
+                print(
+                    f"temperature: {report.about['temperature']:.3g}; the calibration error on the test set is "
+                    f"{errors['after']:.4f} with it, {errors['before']:.4f} without"
+                )
 
 
 def runs_of(options: argparse.Namespace, recipe: "Recipe") -> Path:

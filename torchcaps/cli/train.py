@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchcaps.cli.checkpoints import can_be_resumed, find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
@@ -13,6 +14,9 @@ from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test
 from torchcaps.extras import needs
 from torchcaps.processes import ends_together
 from torchcaps.signals import Stopped
+
+if TYPE_CHECKING:
+    from torchcaps.training.build import Training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +39,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
             if isinstance(training.trainer.strategy.launcher, _MultiProcessingLauncher):
                 training.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
+            best = _take_best(training)
+            _validate(training)
             run_test(training)
+            _keep_facts(training, best)
     except Stopped as stop:
         for process in multiprocessing.active_children():  # of a spawned training
             process.terminate()
@@ -55,6 +62,44 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput(f"{reason}; {_resume_command(options, overrides, training.run_folder)}") from error
     if training.trainer.is_global_zero and training.run_folder:
         print(f"run: {training.run_folder}")
+
+
+def _take_best(training: "Training") -> Path | None:
+    """Give the model the weights of the best checkpoint, if the recipe keeps one; return its path."""
+    from torchcaps.training.checkpoint_files import read_checkpoint
+
+    best = training.best_checkpoint()
+    if best is not None:
+        content = read_checkpoint(best, "state_dict", "epoch")
+        training.model.load_state_dict(content["state_dict"])
+        epoch = content["epoch"] + 1
+        if report := training.report():
+            report.about["epoch"] = epoch
+        if training.trainer.is_global_zero:
+            print(f"best checkpoint: {best}, after epoch {epoch}")
+    return best
+
+
+def _validate(training: "Training") -> None:
+    """Let the report see the validation samples, if there are both."""
+    trainer = training.trainer
+    if training.report() and trainer.limit_val_batches and training.datamodule.val_dataloader():
+        loggers, trainer.loggers = trainer.loggers, []  # the curves would get one more point
+        trainer.validate(training.model, training.datamodule, verbose=False)
+        trainer.loggers = loggers
+
+
+def _keep_facts(training: "Training", best: Path | None) -> None:
+    """Write what the report found into the checkpoint that was tested."""
+    from torchcaps.training.checkpoints import add_facts
+
+    report = training.report()
+    if report is None or training.run_folder is None or not training.trainer.is_global_zero:
+        return
+    print(f"report: {training.run_folder / 'report'}")
+    path = best or training.run_folder / "checkpoints" / "last.ckpt"
+    if path.is_file():
+        add_facts(path, report.about)
 
 
 def _resume_command(options: argparse.Namespace, overrides: list[str], run_folder: Path) -> str:

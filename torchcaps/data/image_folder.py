@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sys
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from torchcaps.checks import check_choice, nearest
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import STAGES
+from torchcaps.data.notes import listed, say
 from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
 from torchcaps.data.splits import PARTS, Part, split_by_class
 from torchcaps.files import write_text_whole
@@ -170,9 +170,9 @@ class ImageFolder(ImageData):
         return write_text_whole(folder / "split.csv", written.getvalue())
 
     @checked
-    def files_of(self, part: Part) -> list[str]:
-        """Return the paths of the pictures of a part, in the order of its samples."""
-        samples = {"train": self.train_set, "val": self.val_set, "test": self.test_set}[part]
+    def keys(self, stage: str) -> list[str]:
+        """Return the paths of the pictures of a stage, in the folder."""
+        samples = self._loaded(stage)
         assert isinstance(samples, PictureSet)
         return samples.names.tolist()
 
@@ -192,7 +192,7 @@ class ImageFolder(ImageData):
             if part not in PARTS:
                 raise DataError(f"{self.split}: the part of {path} is {part!r}: expected {', '.join(PARTS)}")
         if new := len(files) - len(found):
-            _say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
+            say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
         return {path: part for path, part in found.items() if part in PARTS}
 
     def _set(self, part: Part) -> PictureSet:
@@ -204,10 +204,10 @@ class ImageFolder(ImageData):
         bad = damaged([self._folder / path for path in names], self.shape, self.fit)
         if bad and not self.skip_bad:
             said = list(bad.values())
-            more = f" (and {len(bad) - 1} more: {_listed(names[i] for i in list(bad)[1:])})" if len(bad) > 1 else ""
+            more = f" (and {len(bad) - 1} more: {listed([names[i] for i in list(bad)[1:]])})" if len(bad) > 1 else ""
             raise DataError(f"{said[0]}{more}, or leave such files out by data.skip_bad=true")
         if bad:
-            _say(f"left out {len(bad)} pictures that cannot be read: {_listed(names[i] for i in bad)}")
+            say(f"left out {len(bad)} pictures that cannot be read: {listed([names[i] for i in bad])}")
         names = [path for i, path in enumerate(names) if i not in bad]
         if not names:
             raise DataError(f"{self.folder}: the part {part!r} has no picture that can be read")
@@ -217,14 +217,14 @@ class ImageFolder(ImageData):
     def _say_what_is_left_out(self) -> None:
         """Say which files were not taken for pictures, and which classes are small."""
         if self._others:
-            _say(f"left out {len(self._others)} files that are no pictures: {_listed(self._others)}")
+            say(f"left out {len(self._others)} files that are no pictures: {listed(self._others)}")
         moving = [path for path, header in self._headers.items() if header.frames > 1]
         if moving:
-            _say(f"{len(moving)} files are animations, whose first picture is taken: {_listed(moving)}")
+            say(f"{len(moving)} files are animations, whose first picture is taken: {listed(moving)}")
         training = Counter(self._files[path] for path, part in self.parts.items() if part == "train")
         tested = {self._files[path] for path, part in self.parts.items() if part == "test"}
         if alone := [f"{name} ({training[name]})" for name in self.names if name not in tested]:
-            _say(f"classes that have too few pictures to be tested: {_listed(alone)}")
+            say(f"classes that have too few pictures to be tested: {listed(alone)}")
 
     @cached_property
     def _folder(self) -> Path:
@@ -320,14 +320,5 @@ def _first(path: str) -> str:
     return path.partition("/")[0]
 
 
-def _listed(names: Any, most: int = 5) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
-
-
 def _more(parts: Any) -> str:
     return "a class needs three pictures to be split" if parts else "expected pictures in its folder test"
-
-
-def _say(text: str) -> None:
-    print(f"torchcaps: {text}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Base of the labeled image sets, in memory or on disk: splits, batches, augmentation."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from torchcaps.arguments import Count, CountOrZero, NotNegative, check_input, ch
 from torchcaps.checks import check_choice
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
+from torchcaps.data.pictures import Fit, read_picture
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
 VAL_SEED = 0
@@ -79,6 +81,7 @@ class ImageData(LabeledData):
 
     shape: tuple[int, int, int]
     stored_shape: tuple[int, int, int] | None = None  # of an image from the loaders; None: `shape`
+    fit: Fit = "crop"  # how `picture` makes a picture of other proportions fit
     padding = "constant"  # how `shift` fills gaps: "constant" with zeros, "replicate" with the image's edge
 
     @checked
@@ -159,6 +162,11 @@ class ImageData(LabeledData):
                 f"of {self.classes} classes, got {self.val_size}"
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
+
+    @checked
+    def picture(self, path: Path) -> Tensor:
+        """Read a picture file as an image of these data, bytes `(c, h, w)`; `center` makes a network's input of it."""
+        return read_picture(path, self.stored_shape or self.shape, self.fit)
 
     @checked
     def augment(self, images: Tensor) -> Tensor:

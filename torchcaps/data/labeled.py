@@ -104,6 +104,10 @@ class LabeledData(LightningDataModule):
         """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
+    def keys(self, stage: str) -> list[str]:
+        """Return what names each sample of a stage that was set up: its index, or the file or text of own data."""
+        return [str(index) for index in range(len(self._loaded(stage)))]
+
     def facts(self) -> dict[str, Any]:
         """Return what a network must know of the user's own data, by the names of arguments of model builders.
 

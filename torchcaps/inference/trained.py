@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.arguments import Positive, checked
 from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
-from torchcaps.training.checkpoint_files import EXPECTED, read_checkpoint, values_of
+from torchcaps.training.checkpoint_files import EXPECTED, facts_of, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
 from torchcaps.training.names import known_names_only
 from torchcaps.training.parts import build_part
@@ -70,8 +70,7 @@ class Trained:
             for name, value in content["state_dict"].items()
             if name.startswith(NETWORK)
         }
-        about = content.get("about")
-        return cls.built(path, values, state, about if isinstance(about, dict) else {}, allow_code)
+        return cls.built(path, values, state, facts_of(content), allow_code)
 
     @classmethod
     def built(

@@ -11,5 +11,6 @@ with needs("train"):
     from torchcaps.training.margin import SpreadMargin
     from torchcaps.training.mixing import mixup
     from torchcaps.training.one_cycle import OneCycle
+    from torchcaps.training.report import Report
 
-__all__ = ["Classifier", "OneCycle", "SpreadMargin", "mixup"]
+__all__ = ["Classifier", "OneCycle", "Report", "SpreadMargin", "mixup"]

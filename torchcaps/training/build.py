@@ -14,7 +14,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -36,6 +36,7 @@ from torchcaps.training.monitors import ChecksMonitors
 from torchcaps.training.names import known_names_only
 from torchcaps.training.parts import build_part, class_of
 from torchcaps.training.progress import ProgressLines
+from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
 
 # Overrides with which any recipe runs in seconds.
@@ -235,6 +236,10 @@ class Training(LightningCLI):
             self.save_config_kwargs = {"folder": self.run_folder, "save_to_log_dir": False}
             if wanted["logger"] is True:
                 kwargs["logger"] = _loggers(self.run_folder)
+        for callback in callbacks:
+            if isinstance(callback, Report):
+                callback.folder = self.run_folder
+                callback.describe(self.recipe.name, [*(["--small"] if self.recipe.is_small else []), *self.overrides])
         if self.run_folder is not None and wanted["enable_checkpointing"] is not False:
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
             callbacks.append(KeepsValues(self.arguments()))
@@ -248,6 +253,19 @@ class Training(LightningCLI):
     def arguments(self) -> dict[str, Any]:
         """Return all values, as they stand in a run's `config.yaml`."""
         return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+
+    def report(self) -> Report | None:
+        """Return the report on this training, if its recipe asks for one."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return next((callback for callback in callbacks if isinstance(callback, Report)), None)
+
+    def best_checkpoint(self) -> Path | None:
+        """Return the checkpoint with the best value of a metric, if the recipe has a callback that keeps one."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
+                return Path(callback.best_model_path)
+        return None
 
     def give_back_folder(self) -> None:
         """Remove the folder of a run that has no checkpoint and no metrics yet."""

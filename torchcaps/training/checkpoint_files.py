@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from torchcaps.recipes import Loader, check_size
-from torchcaps.training.checkpoints import VALUES, damage
+from torchcaps.training.checkpoints import FACTS, VALUES, damage
 
 KINDS: dict[str, type] = {  # parts of a checkpoint
     "state_dict": dict,
@@ -52,6 +52,15 @@ def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
                 f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes"
             )
     return content
+
+
+def facts_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of the training of a checkpoint, see `torchcaps.training.Report`; {} if nothing is."""
+    try:
+        found = json.loads(content[FACTS])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from torchcaps.signals import Stopped, StopSignals
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
 VALUES = "recipe"  # key of a checkpoint for the values of its recipe
+FACTS = "about"  # key of a checkpoint for the facts that `Report` has found
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -55,6 +56,12 @@ class KeepsValues(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALUES] = self.values
+
+
+def add_facts(path: Path, facts: dict[str, Any]) -> None:
+    """Write facts of a training, such as its metrics, into a checkpoint that it has left."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    WholeCheckpointIO().save_checkpoint(content | {FACTS: json.dumps(facts)}, path)
 
 
 class LastCheckpoints(Checkpoint):

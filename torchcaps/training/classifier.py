@@ -138,7 +138,7 @@ class Classifier(LightningModule):
         if self.mixup:
             inputs, labels, *parts = _parts_of(batch)
             batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
-        loss, weight = self._step("train", batch, batch_idx)
+        loss, weight, _ = self._step("train", batch, batch_idx)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss.item()} at step {self.global_step}: {self._first_non_finite(batch[0])}; "
@@ -146,16 +146,16 @@ class Classifier(LightningModule):
             )
         return loss * weight  # the mean over the processes is then that over the samples
 
-    def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> None:
-        self._step("val", batch, batch_idx)
+    def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
+        return {"scores": self._step("val", batch, batch_idx)[2]}
 
-    def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> None:
-        self._step("test", batch, batch_idx)
+    def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
+        return {"scores": self._step("test", batch, batch_idx)[2]}
 
     def on_test_epoch_end(self) -> None:
         if self.predictions is not None and self.trainer.world_size > 1:
             own = torch.cat([torch.empty(2, 0, dtype=torch.int64), *self.predictions], 1)
-            self.predictions = [self._of_all_processes(own)]
+            self.predictions = [self.of_all_processes(own)]
 
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
@@ -167,8 +167,8 @@ class Classifier(LightningModule):
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float]:
-        """Return the mean loss of a batch, and its weight in the mean over the processes."""
+    def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
+        """Return the mean loss of a batch, its weight in the mean over the processes, and the scores."""
         images, labels, *parts = _parts_of(batch)
         own, together = self._share(stage, batch_idx, len(labels))
         weight = own * self._processes / together
@@ -223,7 +223,7 @@ class Classifier(LightningModule):
         train = stage == "train"
         self._log_mean(f"{stage}/loss", loss * weight, together, on_step=train, prog_bar=train)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        return loss, weight
+        return loss, weight, prediction.scores
 
     @property
     def _processes(self) -> int:
@@ -238,8 +238,10 @@ class Classifier(LightningModule):
                 return order.share(batch_idx)
         return count, count * self._processes
 
-    def _of_all_processes(self, own: Tensor) -> Tensor:
+    def of_all_processes(self, own: Tensor) -> Tensor:
         """Return the columns of all processes, which have taken the samples in turn, in the order of the samples."""
+        if self._processes == 1:
+            return own
         columns: list[Any] = [None] * self._processes
         torch.distributed.all_gather_object(columns, own)
         merged = own.new_empty(len(own), sum(part.shape[1] for part in columns))

@@ -13,7 +13,8 @@ class ChecksMonitors(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        logged = _logged(pl_module)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
+        logged = logged_metrics(pl_module)
         known = all(type(callback).__module__.partition(".")[0] in PACKAGES for callback in callbacks)
         for callback in callbacks:
             name = getattr(callback, "monitor", None)
@@ -22,16 +23,17 @@ class ChecksMonitors(Callback):
             said = f"{type(callback).__name__} monitors {name!r}"
             if known and name not in logged:  # other callbacks may log metrics of their own
                 raise ValueError(f"{said}, which is not logged{nearest(str(name), logged)}")
-            if str(name).startswith("val/") and not _validates(trainer):
+            if str(name).startswith("val/") and not validates(trainer, data):
                 raise ValueError(f"{said}, and there is no validation: set data.val_size, or monitor 'train/loss'")
 
 
-def _logged(model: Any) -> list[str]:
+def logged_metrics(model: Any) -> list[str]:
     """Return the names of the metrics that a `Classifier` logs in training and validation."""
     what = ["loss", "accuracy", *(["reconstruction_error"] if model.reconstruction_weight else [])]
     divergence = [] if model.feedback is None else ["train/divergence"]
     return [*(f"{stage}/{name}" for stage in ("train", "val") for name in what), "train/loss_step", *divergence]
 
 
-def _validates(trainer: Any) -> bool:
-    return trainer.limit_val_batches != 0 and bool(trainer.datamodule.val_dataloader())
+def validates(trainer: Any, data: Any) -> bool:
+    """Return whether there are batches to validate on. The data must be set up."""
+    return trainer.limit_val_batches != 0 and bool(data.val_dataloader())

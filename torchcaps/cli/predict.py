@@ -1,0 +1,261 @@
+"""Predict the classes of pictures or texts with a trained network."""
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchcaps.checks import one_line
+from torchcaps.cli.checkpoints import locate
+from torchcaps.cli.errors import BadInput, bad_data
+from torchcaps.cli.recipe_commands import add_recipe_name
+from torchcaps.extras import needs
+from torchcaps.files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchcaps.inference import Trained
+
+TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
+STANDARD_INPUT = "-"
+
+
+class Sample(NamedTuple):
+    """A sample: what names it in the output, and the path of its picture or its text."""
+
+    name: str
+    value: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `torchcaps predict`."""
+    add_recipe_name(parser)
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="pictures, folders of pictures, or tables (.csv, .tsv, .jsonl) with a column `file`; for a network of "
+        "texts: tables, or files with a text in each line; - for standard input, with a path or a text in each line",
+    )
+    parser.add_argument(
+        "--ckpt_path", help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
+    parser.add_argument("--column", help="column of tables (default: `file`, or the column of texts in the training)")
+    parser.add_argument("--batch_size", type=int, default=64, metavar="N", help="samples in a batch (default: 64)")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out pictures that cannot be read")
+    parser.epilog = (
+        "Each row has the sample, the likeliest class, its probability, and P(class) for each class. With --out, a "
+        "prediction that was interrupted goes on where it stopped when the same command runs again."
+    )
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
+    with needs("train"):
+        from torchcaps.inference import Trained
+
+    if options.batch_size < 1:
+        raise BadInput(f"--batch_size must be at least 1, got {options.batch_size}")
+    if options.out and options.out.is_dir():
+        raise BadInput(f"--out {options.out} is a folder: give the path of a .csv file")
+    path = locate(options, options.ckpt_path)
+    with bad_data():
+        trained = Trained.load(path, options.allow_code)
+        if trained.values["model"].get("labels_per_image", 1) != 1:
+            raise BadInput("predictions are of one class for each sample, and this network was trained for several")
+        samples = list(_samples(options, trained))
+        if not samples:
+            raise BadInput(f"there is nothing to predict in {' '.join(options.paths)}")
+        calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
+        print(f"torchcaps: {len(samples)} samples, {path}, {calibrated}", file=sys.stderr)
+        skipped: list[str] | None = [] if options.skip_bad else None
+        if options.out is None:
+            _write(sys.stdout, _header(trained), _rows(options, trained, samples, skipped))
+        else:
+            print(f"predictions: {_write_file(options, trained, path, samples, skipped)}")
+    if skipped:
+        more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        print(f"torchcaps: left out {len(skipped)} files: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
+
+
+def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample]:
+    """Yield the samples that were asked for."""
+    from torchcaps.data import ImageData, TextData
+
+    if isinstance(trained.data, TextData):
+        column = options.column or getattr(trained.data, "text", "text")
+        for path in options.paths:
+            yield from _texts(path, column)
+    elif isinstance(trained.data, ImageData):
+        for path in options.paths:
+            yield from _pictures(path, options.column or "file")
+    else:
+        raise BadInput(f"predictions are for pictures and texts, and {type(trained.data).__name__} has neither")
+
+
+def _pictures(given: str, column: str) -> Iterator[Sample]:
+    from torchcaps.data.pictures import SUFFIXES
+
+    path = Path(given).expanduser()
+    if given == STANDARD_INPUT:
+        found = [line.strip() for line in sys.stdin if line.strip()]
+    elif path.is_dir():
+        inside = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith("."))
+        found = [str(file) for file in inside if file.suffix.lower() in SUFFIXES]
+        if not found:
+            raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+    elif path.suffix.lower() in TABLES:  # relative paths start from the folder of the table
+        found = [str(path.parent / Path(value).expanduser()) for value in _column(given, column)]
+    else:
+        found = [given]
+    for file in found:
+        if not Path(file).expanduser().is_file():
+            raise BadInput(f"there is no file {file}: give the paths of pictures, or of folders or tables of them")
+        yield Sample(file, str(Path(file).expanduser()))
+
+
+def _texts(given: str, column: str) -> Iterator[Sample]:
+    path = Path(given).expanduser()
+    if given != STANDARD_INPUT and not path.is_file():
+        raise BadInput(f"there is no file {given}: give a table, a file with a text in each line, or - for such lines")
+    if path.suffix.lower() in TABLES:
+        texts = _column(given, column)
+    else:
+        try:
+            lines = sys.stdin.buffer.read() if given == STANDARD_INPUT else path.read_bytes()
+            texts = [line.strip() for line in lines.decode("utf-8-sig").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{given} is not text in UTF-8 (byte {error.start}): convert it") from None
+    yield from (Sample(text, text) for text in texts)
+
+
+def _column(given: str, column: str) -> list[str]:
+    """Return the values of a column of a table."""
+    from torchcaps.data import DataError
+    from torchcaps.data.table import read_table
+
+    table = read_table(given)
+    table.check_column(column, "--column")
+    for row in table.rows:
+        if not row.values[column].strip():
+            raise DataError(f"{given} line {row.line}: {column} is empty: fill it in, or remove the line")
+    return [row.values[column] for row in table.rows]
+
+
+def _header(trained: "Trained") -> list[str]:
+    from torchcaps.data import TextData
+
+    kind = "text" if isinstance(trained.data, TextData) else "file"
+    return [kind, "prediction", "probability", *(f"P({name})" for name in trained.names)]
+
+
+def _rows(
+    options: argparse.Namespace, trained: "Trained", samples: Sequence[Sample], skipped: list[str] | None
+) -> Iterator[list[str]]:
+    """Yield the row of each sample, with the progress on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from torchcaps.data import TextData
+    from torchcaps.inference.predict import predict_pictures, predict_texts
+
+    values = [sample.value for sample in samples]
+    found: Iterator[tuple[int, Tensor]]
+    if isinstance(trained.data, TextData):
+        found = predict_texts(trained, values, options.batch_size)
+    else:
+        found = predict_pictures(trained, values, options.batch_size, skipped)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("predicting", total=len(samples))
+        for index, row in found:
+            likeliest = int(row.argmax())
+            yield [
+                samples[index].name,
+                trained.names[likeliest],
+                *(f"{probability:.6f}" for probability in (float(row[likeliest]), *row.tolist())),
+            ]
+            progress.update(bar, completed=index + 1)
+
+
+def _write(file: Any, header: Sequence[str], rows: Iterator[list[str]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+
+
+def _write_file(
+    options: argparse.Namespace,
+    trained: "Trained",
+    checkpoint: Path,
+    samples: Sequence[Sample],
+    skipped: list[str] | None,
+) -> Path:
+    """Write the rows to a hidden file beside `--out`, which keeps them if the command is interrupted, and rename it."""
+    out: Path = options.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.unfinished")
+    about = json.dumps({"checkpoint": _digest(checkpoint), "header": _header(trained)})
+    rows, done = _kept(partial, about, samples)
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([about])
+        writer.writerows(rows)
+        file.flush()
+        if done:
+            print(f"torchcaps: going on after {done} samples of {partial}", file=sys.stderr)
+        for count, row in enumerate(_rows(options, trained, samples[done:], skipped), 1):
+            writer.writerow(row)
+            rows.append(row)
+            if count % options.batch_size == 0:
+                file.flush()
+    written = io.StringIO()
+    _write(written, _header(trained), iter(rows))
+    write_whole(out, lambda unfinished: unfinished.write_text(written.getvalue(), encoding="utf-8", newline="\n"))
+    partial.unlink()
+    return out
+
+
+def _kept(partial: Path, about: str, samples: Sequence[Sample]) -> tuple[list[list[str]], int]:
+    """Return the whole rows that an interrupted command has left for the first of these samples, and how many samples
+    these are."""
+    try:
+        with partial.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
+        return [], 0
+    try:
+        first, *found = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]), strict=True)
+    except (csv.Error, ValueError) as error:
+        print(f"torchcaps: {partial} is damaged ({one_line(error)}): starting anew", file=sys.stderr)
+        return [], 0
+    if first != [about]:
+        print(f"torchcaps: {partial} is of another checkpoint: starting anew", file=sys.stderr)
+        return [], 0
+    columns = len(json.loads(about)["header"])
+    rows: list[list[str]] = []
+    done = 0
+    for row in found:
+        place = next((i for i in range(done, len(samples)) if samples[i].name == row[0]), None)
+        if place is None or len(row) != columns:
+            break
+        rows.append(row)
+        done = place + 1
+    return rows, done
+
+
+def _digest(path: Path) -> str:
+    """Return a hash of a checkpoint's file, or of all files of a folder."""
+    content = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            with file.open("rb") as opened:
+                content.update(hashlib.file_digest(opened, "sha256").digest())
+    return content.hexdigest()

@@ -1,0 +1,16 @@
+"""Notes to the user on stderr, which are no errors."""
+
+import sys
+
+from lightning.pytorch.utilities import rank_zero_only
+
+
+def say(line: str) -> None:
+    """Print a note. Of several processes only the first prints it."""
+    if not getattr(rank_zero_only, "rank", 0):
+        print(f"torchcaps: {line}", file=sys.stderr)
+
+
+def listed(names: list[str], most: int = 5) -> str:
+    """Return names with commas, only the first of many."""
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

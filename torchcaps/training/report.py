@@ -1,0 +1,192 @@
+"""A report on a training: what each class came to, curves, confusions, mistakes, calibrated probabilities."""
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from torch import Tensor
+
+from torchcaps import __version__
+from torchcaps.data import ImageData, LabeledData
+from torchcaps.explain.axes import write
+from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.files import write_text_whole
+from torchcaps.training.calibration import best_temperature, calibration_error
+
+MISTAKES = 24  # in the figure
+CURVES = {"loss": ("train/loss_epoch", "val/loss"), "accuracy": ("train/accuracy", "val/accuracy")}
+
+
+class Report(Callback):
+    """Write a report on a training into the folder `report` of its run; `torchcaps train` and `test` print its table.
+
+    | file | |
+    |---|---|
+    | `classes.csv` | precision, recall, F1 and number of test samples of each class |
+    | `confusion.csv`, `confusion.png` | how many samples of each class were taken for each class |
+    | `curves.png` | loss and accuracy by epoch |
+    | `mistakes.csv`, `mistakes.png` | test samples that were taken for another class, the surest first |
+    | `summary.json` | metrics, temperature, versions and the command |
+
+    The summary is also written into the checkpoint that was tested. Where there is a validation set, it contains the
+    temperature that makes probabilities of the scores (:func:`torchcaps.training.calibration.best_temperature`), and
+    how well they were calibrated on the test set before and after.
+
+    A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample.
+
+    Attributes:
+        folder: folder of the run, which `Training` sets; None writes nothing.
+        about: what stands in `summary.json` at first, such as the name of the recipe; the test adds to it.
+        rows: the table of the classes, after a test.
+    """
+
+    HEADER = ("class", "precision", "recall", "F1", "test samples")
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.about: dict[str, Any] = {}
+        self.rows: list[tuple[str, str, str, str, str]] = []
+        self._batches: dict[str, list[Tensor]] = {}  # by stage: labels, then scores, in columns
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if pl_module.labels_per_image != 1:
+            raise ValueError("Report is for samples of one class each: leave it out, or set labels_per_image to 1")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
+        if self.folder is not None and trainer.is_global_zero and hasattr(data, "write_split"):
+            data.write_split(self.folder)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batches["validate"] = []
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batches["test"] = []
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        if trainer.state.fn == "validate":
+            self._add("validate", batch[1], outputs["scores"])
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self._add("test", batch[1], outputs["scores"])
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        labels, scores = self._of_all("test", pl_module)
+        held_out, held_out_scores = self._of_all("validate", pl_module)
+        if not trainer.is_global_zero:
+            return
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
+        temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
+        counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))
+        self.rows = list(_class_rows(labels, scores.argmax(1), data.names))
+        if self.folder is None:
+            return
+        folder = self.folder / "report"
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+        self.about |= {
+            "names": data.names,
+            "metrics": {**self.about.get("metrics", {}), **metrics},
+            "test_samples": len(labels),
+        }
+        _write_csv(folder / "classes.csv", self.HEADER, self.rows)
+        table = [(name, *row) for name, row in zip(data.names, counts.tolist(), strict=True)]
+        _write_csv(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
+        write(confusion_figure(counts, data.names), folder / "confusion.png")
+        self._write_mistakes(folder, data, labels, (scores / (temperature or 1.0)).softmax(1))
+        if curves := _curves(self.folder / "metrics.csv"):
+            write(curves_figure(curves, self.about.get("epoch")), folder / "curves.png")
+        write_text_whole(folder / "summary.json", json.dumps(self.about, indent=1, ensure_ascii=False) + "\n")
+
+    def describe(self, recipe: str, arguments: Sequence[str]) -> None:
+        """Set the first facts of the summary.
+
+        Args:
+            recipe: name of the recipe.
+            arguments: arguments of the command that trained it.
+        """
+        self.about = {
+            "recipe": recipe,
+            "command": shlex.join(["torchcaps", "train", recipe, *arguments]),
+            "torchcaps": __version__,
+            "torch": str(torch.__version__),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+
+    def _add(self, stage: str, labels: Tensor, scores: Tensor) -> None:
+        self._batches[stage].append(torch.cat([labels[None].double(), scores.double().T]).cpu())
+
+    def _of_all(self, stage: str, model: Any) -> tuple[Tensor, Tensor]:
+        """Return the labels (n,) and scores (n, classes) of a stage in all processes."""
+        own = torch.cat([torch.empty(1 + model.classes, 0, dtype=torch.float64), *self._batches.get(stage, [])], 1)
+        columns = model.of_all_processes(own)
+        return columns[0].long(), columns[1:].T
+
+    def _calibrated(self, held_out: Tensor, held_out_scores: Tensor, labels: Tensor, scores: Tensor) -> float:
+        temperature = best_temperature(held_out_scores, held_out)
+        self.about["temperature"] = temperature
+        self.about["calibration_error"] = {
+            "on": "test",
+            "before": calibration_error(scores, labels),
+            "after": calibration_error(scores, labels, temperature),
+        }
+        accuracy = float((held_out_scores.argmax(1) == held_out).double().mean())
+        self.about["metrics"] = {**self.about.get("metrics", {}), "val/accuracy": accuracy}
+        return temperature
+
+    def _write_mistakes(self, folder: Path, data: LabeledData, labels: Tensor, probabilities: Tensor) -> None:
+        sure, predicted = probabilities.max(1)
+        wrong = (predicted != labels).nonzero().squeeze(1)
+        wrong = wrong[sure[wrong].argsort(descending=True, stable=True)].tolist()
+        keys, names = data.keys("test"), data.names
+        rows = [(keys[i], names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
+        _write_csv(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
+        if isinstance(data, ImageData) and data.test_set is not None and wrong:
+            images = [data.center(data.test_set[i][0][None])[0] for i in wrong[:MISTAKES]]
+            titles = [f"{name}\ntaken for {guess}" for _, name, guess, _ in rows[:MISTAKES]]
+            write(mistakes_figure(images, titles), folder / "mistakes.png")
+
+
+def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the row of each class, and a last one of the means over the classes that were tested."""
+    found = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
+    for name, precision, recall, f1, count in zip(names, *found, strict=True):
+        yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(count)
+    tested = found[3] > 0
+    mean = [f"{values[tested].mean():.4f}" for values in found[:3]]
+    yield "mean of the classes", mean[0], mean[1], mean[2], str(found[3].sum())
+
+
+def _curves(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """Return the curves in the metrics of a run, for `curves_figure`."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for quantity, names in CURVES.items():
+        for part, name in zip(("training", "validation"), names, strict=True):
+            points = {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
+            if points:
+                curves.setdefault(quantity, {})[part] = (list(points), list(points.values()))
+    return curves
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text_whole(path, written.getvalue())
