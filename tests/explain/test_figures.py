@@ -86,7 +86,7 @@ def test_write_figures(network, tmp_path):
         list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["capsnet", "dynamics", "heatmaps", "picture_files", "poses", "scaling"])
+@pytest.mark.parametrize("name", ["capsnet", "dynamics", "heatmaps", "poses", "scaling"])
 def test_modules_that_compute_do_not_draw(name):
     source = (Path(explain.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
     assert "import" in source

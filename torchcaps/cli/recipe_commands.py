@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchcaps.checks import nearest
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
 from torchcaps.extras import needs
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add RECIPE and its options, and take values of the recipe as options."""
     add_recipe_name(parser)
+    model = parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="another network: a name from `torchcaps models`, or torchvision/NAME or timm/NAME where they are "
+        "installed",
+    )
+    model.completer = complete_model  # type: ignore[attr-defined]
     parser.set_defaults(takes_overrides=True)
     parser.epilog = "Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01"
 
@@ -52,6 +60,28 @@ def complete_recipe(prefix: str, **_: object) -> list[str]:
     return [name for name in list_recipes() if name.startswith(prefix)]
 
 
+def complete_model(prefix: str, **_: object) -> list[str]:
+    """Names of models, for the completion of a shell."""
+    from torchcaps.models import list_models
+
+    return list_models(f"{prefix}*")
+
+
+def _overrides_for(model: str | None) -> list[str]:
+    """Return the overrides that choose a network by its name."""
+    if model is None:
+        return []
+    if "/" in model:
+        return ["--model.network=torchcaps.models.backbone_classifier", f"--model.network.name={model}"]
+    from torchcaps.models import list_models
+    from torchcaps.models.registry import import_path
+
+    path = import_path(model)
+    if path is None:
+        raise BadInput(f"--model: there is no network {model!r}{nearest(model, list_models())}")
+    return [f"--model.network={path}"]
+
+
 def load_requested(options: argparse.Namespace) -> "Recipe":
     """Load the recipe that was asked for."""
     from torchcaps.recipes import load_recipe
@@ -79,6 +109,7 @@ def build_training(
     recipe = load_requested(options)
     try:
         folder = runs_of(options, recipe) if logs else None
+        overrides = [*_overrides_for(options.model), *overrides]
         return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code)
     except ValueError as error:
         raise BadInput(str(error)) from error

@@ -107,7 +107,8 @@ def _resume_command(options: argparse.Namespace, overrides: list[str], run_folde
     last = run_folder / "checkpoints" / "last.ckpt"
     checkpoint = str(last) if last.is_file() else options.ckpt_path
     flags = [f"--{flag}" for flag in ("small", "smoke", "allow_code") if getattr(options, flag)]
-    command = ["torchcaps", "train", options.recipe, *flags, *overrides]
+    model = ["--model", options.model] if options.model else []
+    command = ["torchcaps", "train", options.recipe, *flags, *model, *overrides]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
     if checkpoint:

@@ -49,9 +49,9 @@ class ImageFolder(ImageData):
         size: height and width of an image; None for the median of the shorter sides of all pictures, at most 64.
         channels: 1 for gray, 3 for color; None for color if one of the pictures has any.
         fit: how pictures of other proportions are made square, see `read_picture`.
-        augmentations: random changes of training images. "shift": by up to an eighth of the side; "flip": mirrored left
-            to right; "rotate": by up to 15 degrees; "zoom": to a part of at least half of the area; "color": brightness,
-            contrast, saturation and hue; "erase": a rectangle of up to a third of the area becomes black.
+        augmentations: random changes of training images. "shift": by up to an eighth of the side; "flip": mirrored
+            left to right; "rotate": by up to 15 degrees; "zoom": to a part of at least half of the area; "color":
+            brightness, contrast, saturation and hue; "erase": a rectangle of up to a third of the area becomes black.
         val_share, test_share: shares of the pictures of each class for validation and test.
         split: file with the parts of all pictures, as `write_split` writes it; None for a new split.
         skip_bad: whether pictures that cannot be read are left out. Otherwise they are an error.
@@ -180,7 +180,7 @@ class ImageFolder(ImageData):
         assert self.split is not None
         try:
             rows = list(csv.DictReader(Path(self.split).expanduser().read_text(encoding="utf-8").splitlines()))
-            found = {row["file"]: row["part"] for row in rows}
+            found: dict[str, Any] = {row["file"]: row["part"] for row in rows}
         except (OSError, UnicodeDecodeError, KeyError, csv.Error) as error:
             raise DataError(
                 f"{self.split}: cannot be read ({type(error).__name__}): expected the split.csv of a run, with columns "
@@ -193,7 +193,7 @@ class ImageFolder(ImageData):
                 raise DataError(f"{self.split}: the part of {path} is {part!r}: expected {', '.join(PARTS)}")
         if new := len(files) - len(found):
             say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
-        return {path: part for path, part in found.items() if part in PARTS}
+        return found
 
     def _set(self, part: Part) -> PictureSet:
         labels = {name: label for label, name in enumerate(self.names)}
@@ -267,10 +267,10 @@ class ImageFolder(ImageData):
         trained = {
             name for path, name in files.items() if not self._in_parts or FOLDERS[_first(path).lower()] == "train"
         }
-        for path, name in files.items():
+        for file, name in files.items():
             if name not in trained:
                 hint = nearest(name, sorted(trained))
-                raise DataError(f"{self._folder / path}: there is no class {name!r} in training{hint}")
+                raise DataError(f"{self._folder / file}: there is no class {name!r} in training{hint}")
         if len(trained) < 2:
             raise DataError(
                 f"{self._folder}: has pictures of {len(trained)} classes, two or more are needed: {EXPECTED}"
@@ -308,7 +308,9 @@ def _change(name: str, size: int) -> nn.Module:
 
 
 def _folders(place: Path) -> list[Path]:
-    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Return the folders in a place, without hidden ones and without runs of this recipe, which have figures."""
+    inside = (path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in inside if not (path / "own" / "images").is_dir())
 
 
 def _natural(name: str) -> tuple[int, int, str]:

@@ -4,10 +4,13 @@ import sys
 
 from lightning.pytorch.utilities import rank_zero_only
 
+_said: set[str] = set()
+
 
 def say(line: str) -> None:
-    """Print a note. Of several processes only the first prints it."""
-    if not getattr(rank_zero_only, "rank", 0):
+    """Print a note, once in a process. Of several processes only the first prints it."""
+    if line not in _said and not getattr(rank_zero_only, "rank", 0):
+        _said.add(line)
         print(f"torchcaps: {line}", file=sys.stderr)
 
 

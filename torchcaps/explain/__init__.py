@@ -1,8 +1,7 @@
 """What a capsule network has learned, as numbers and as figures: used by `torchcaps explain`, and from Python.
 
 Modules of this package compute (`dynamics`, `heatmaps`, `poses`, `capsnet`, `scaling`); those of `drawing` draw what
-they return, with the helpers in `axes`; `figures` writes all figures that fit a network. `picture_files` reads the
-pictures of a user.
+they return, with the helpers in `axes`; `figures` writes all figures that fit a network.
 """
 
 from torchcaps.extras import needs

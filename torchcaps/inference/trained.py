@@ -58,7 +58,7 @@ class Trained:
         if path.is_dir():
             from torchcaps.inference.hub import from_pretrained
 
-            return from_pretrained(path, allow_code=allow_code)
+            return cls(**vars(from_pretrained(path, allow_code=allow_code)))
         if not path.is_file():
             raise ValueError(f"there is no file {path}: {EXPECTED}")
         content = read_checkpoint(path, "state_dict")

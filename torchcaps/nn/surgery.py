@@ -37,10 +37,10 @@ def replace_pooling(
         ImportError: if the library is not installed.
     """
     if isinstance(model, str):
-        model = _named_network(model, pretrained)
+        model = named_network(model, pretrained)
     modules = dict(model.named_modules(remove_duplicate=False))
     if name is None:
-        found = {key: module for key, module in modules.items() if _is_global_average(module)}
+        found = global_pools(model)
         if not found:
             raise ValueError(
                 f"{type(model).__name__} has no nn.AdaptiveAvgPool2d to size 1: give the name of the module that "
@@ -59,24 +59,34 @@ def replace_pooling(
     pool = pool.train(old.training).to(parameter) if parameter is not None else pool.train(old.training)
     for key, module in modules.items():
         if module is old:
-            place = key.removesuffix("._orig_mod")  # a compiled wrapper would go on running the old pool
-            parent, _, attribute = place.rpartition(".")
-            setattr(modules[parent], attribute, pool)
+            replace_module(model, key.removesuffix("._orig_mod"), pool)  # a compiled wrapper would run the old pool
     return model
 
 
-def _is_global_average(module: nn.Module) -> bool:
-    return isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1))
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of the one of this name."""
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
 
 
-def _named_network(name: str, pretrained: bool) -> nn.Module:
+def global_pools(model: nn.Module) -> dict[str, nn.Module]:
+    """Return all `nn.AdaptiveAvgPool2d` to size 1 in a network, by their names, in the order of its modules."""
+    return {
+        key: module
+        for key, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1))
+    }
+
+
+def named_network(name: str, pretrained: bool) -> nn.Module:
+    """Build a network of torchvision or timm, see `replace_pooling`."""
     library, _, network = name.partition("/")
     if library not in ("torchvision", "timm") or not network:
         raise ValueError(f"expected a network's name, 'torchvision/NAME' or 'timm/NAME', got {name!r}")
     try:
         module = importlib.import_module("timm" if library == "timm" else "torchvision.models")
     except ModuleNotFoundError as error:
-        raise ImportError(f"{name!r} needs {error.name}, which is missing: pip install {library}") from error
+        raise ImportError(f"{name!r} needs {error.name}, which is missing: pip install {library}") from None
     if library == "timm":
         return module.create_model(network, pretrained=pretrained)
     return module.get_model(network, weights="DEFAULT" if pretrained else None)

@@ -167,14 +167,28 @@ class Training(LightningCLI):
             data = build_part(LabeledData, values)
             facts = data.facts()
             _set(arguments, {name: value for name, value in facts.items() if name in arguments})
-            with torch.device("meta"):
-                shape = getattr(build_part(nn.Module, network), "image_shape", (None, None, None))
+            built = self._without_values(network)
+            shape = getattr(built, "image_shape", (None, None, None))
             taken = {"in_channels": shape[0], "image_size": shape[1]}
             if all(size in (None, facts.get(name)) for name, size in taken.items()):
                 break
             _set(values.init_args, {"channels": shape[0], "size": shape[1]})
-        self.config.model.classes = facts["classes"]
+        model = self.config.model
+        model.classes = facts["classes"]
+        if arguments.get("decoder") is True and not model.reconstruction_weight:
+            arguments["decoder"] = False  # nothing would train it
+        loss = model.loss.class_path
+        if loss == "torch.nn.CrossEntropyLoss" and not getattr(built, "gives_logits", True):
+            model.loss = Namespace(class_path="torchcaps.MarginLoss")  # its scores are activations in [0, 1]
         _set(values.init_args, data.found())
+
+    def _without_values(self, network: Namespace) -> nn.Module:
+        """Build a network whose parameters have shapes but no values, and are not downloaded."""
+        values = network.clone()
+        if "pretrained" in values.init_args:
+            values.init_args.pretrained = False
+        with torch.device("meta"):
+            return build_part(nn.Module, values)
 
     def _check_numbers(self) -> None:
         """Check the seed, and numbers of the trainer that Lightning does not check."""

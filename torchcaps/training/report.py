@@ -148,8 +148,8 @@ class Report(Callback):
 
     def _write_mistakes(self, folder: Path, data: LabeledData, labels: Tensor, probabilities: Tensor) -> None:
         sure, predicted = probabilities.max(1)
-        wrong = (predicted != labels).nonzero().squeeze(1)
-        wrong = wrong[sure[wrong].argsort(descending=True, stable=True)].tolist()
+        places = (predicted != labels).nonzero().squeeze(1)
+        wrong = places[sure[places].argsort(descending=True, stable=True)].tolist()
         keys, names = data.keys("test"), data.names
         rows = [(keys[i], names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
         _write_csv(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
@@ -163,10 +163,10 @@ def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iter
     """Yield the row of each class, and a last one of the means over the classes that were tested."""
     found = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
     for name, precision, recall, f1, count in zip(names, *found, strict=True):
-        yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(count)
+        yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(int(count))
     tested = found[3] > 0
     mean = [f"{values[tested].mean():.4f}" for values in found[:3]]
-    yield "mean of the classes", mean[0], mean[1], mean[2], str(found[3].sum())
+    yield "mean of the classes", mean[0], mean[1], mean[2], str(int(found[3].sum()))
 
 
 def _curves(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:

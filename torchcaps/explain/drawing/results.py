@@ -62,7 +62,7 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     if len(names) <= MOST_NUMBERED:
         for row, column in zip(*counts.nonzero(), strict=True):
             color = "white" if shares[row, column] > 0.5 else "black"
-            axis.text(column, row, int(counts[row, column]), ha="center", va="center", color=color, fontsize=8)
+            axis.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=color, fontsize=8)
     return figure
 
 

@@ -1,0 +1,275 @@
+"""Own pictures from a folder to predictions: training, report, best checkpoint, other networks, predictions."""
+
+import csv
+import io
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from commands import call, error_of
+from pictures import draw_digits
+from torch import nn
+
+from torchcaps.inference import Trained
+
+# Lightning's own imports and deprecations under this torch are out of our hands.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+SMALL = ["--model.network.depth", "8", "--data.num_workers", "0", "--data.augmentations", "[shift]"]
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory) -> Path:
+    """A folder with pictures, further pictures, and a run on the pictures."""
+    folder = tmp_path_factory.mktemp("own")
+    draw_digits(folder / "pictures", 0, 80)
+    draw_digits(folder / "new", 80, 120)
+    arguments = ["--data.folder", str(folder / "pictures"), "--runs", str(folder / "runs"), *SMALL]
+    assert call("train", "own/images", *arguments, "--trainer.max_epochs", "8") == 0
+    return folder
+
+
+def run_of(own: Path) -> Path:
+    return own / "runs" / "own" / "images" / "version_0"
+
+
+def predict(own: Path, *arguments: str) -> int:
+    return call("predict", "own/images", *arguments, "--runs", str(own / "runs"))
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_a_run_leaves_a_report(own):
+    report = run_of(own) / "report"
+    assert sorted(path.name for path in report.iterdir() if path.name != "mistakes.png") == [
+        "classes.csv",
+        "confusion.csv",
+        "confusion.png",
+        "curves.png",
+        "mistakes.csv",
+        "summary.json",
+    ]
+    rows = rows_of((report / "classes.csv").read_text())
+    assert [row["class"] for row in rows] == ["one", "seven", "zero", "mean of the classes"]
+    assert sum(int(row["test samples"]) for row in rows[:-1]) == 36
+    table = list(csv.reader((report / "confusion.csv").read_text().splitlines()))
+    counts = [[int(n) for n in row[1:]] for row in table[1:]]
+    summary = json.loads((report / "summary.json").read_text())
+    right = sum(counts[i][i] for i in range(3)) / 36
+    assert summary["metrics"]["test/accuracy"] == pytest.approx(right, abs=1e-6)
+    assert right > 0.9
+    assert len(rows_of((report / "mistakes.csv").read_text())) == 36 - round(36 * right)
+    assert summary["command"].startswith("torchcaps train own/images --data.folder")
+    assert summary["names"] == ["one", "seven", "zero"]
+
+
+def test_the_split_lies_with_the_run(own):
+    rows = rows_of((run_of(own) / "split.csv").read_text())
+    assert len(rows) == 240
+    assert {row["part"] for row in rows} == {"train", "val", "test"}
+
+
+def test_the_best_checkpoint_holds_all_that_predictions_need(own, tmp_path):
+    best = tmp_path / "best.ckpt"
+    best.write_bytes((run_of(own) / "checkpoints" / "best.ckpt").read_bytes())
+    trained = Trained.load(best)
+    assert trained.names == ["one", "seven", "zero"]
+    assert trained.data.shape == (1, 8, 8)
+    assert 0 < trained.temperature < 10
+    assert trained.about["metrics"]["val/accuracy"] > 0.9
+    metrics = rows_of((run_of(own) / "metrics.csv").read_text())
+    losses = [(float(row["val/loss"]), int(row["epoch"]) + 1) for row in metrics if row["val/loss"]]
+    assert min(losses)[1] == trained.about["epoch"]
+    probabilities = trained.probabilities(torch.rand(2, 1, 8, 8))
+    assert torch.allclose(probabilities.sum(1), torch.ones(2))
+    scores = trained.scores(torch.ones(1, 1, 8, 8))
+    expected = (scores / trained.temperature).softmax(1)
+    assert torch.allclose(trained.probabilities(torch.ones(1, 1, 8, 8)), expected)
+
+
+def test_predictions_of_a_folder(own, capfd):
+    assert predict(own, str(own / "new"), "--out", "p.csv") == 0
+    assert "predictions: p.csv" in capfd.readouterr().out
+    rows = rows_of(Path("p.csv").read_text())
+    assert len(rows) == len(list((own / "new").rglob("*.png")))
+    assert list(rows[0]) == ["file", "prediction", "probability", "P(one)", "P(seven)", "P(zero)"]
+    right = [Path(row["file"]).parent.name == row["prediction"] for row in rows]
+    assert sum(right) / len(right) > 0.9
+    for row in rows:
+        shares = [float(row[f"P({name})"]) for name in ("one", "seven", "zero")]
+        assert sum(shares) == pytest.approx(1, abs=1e-5)
+        assert float(row["probability"]) == max(shares) == float(row[f"P({row['prediction']})"])
+    assert [path.name for path in Path().iterdir()] == ["p.csv"]
+
+
+def test_files_tables_and_standard_input_give_the_same(own, capfd, monkeypatch):
+    files = sorted((own / "new" / "one").glob("*.png"))[:3]
+    assert predict(own, *map(str, files)) == 0
+    expected = capfd.readouterr().out
+    assert len(rows_of(expected)) == 3
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{file}\n" for file in files)))
+    assert predict(own, "-") == 0
+    assert capfd.readouterr().out == expected
+    table = own / "new" / "one" / "table.csv"
+    table.write_text("number,picture\n" + "".join(f"1,{file.name}\n" for file in files))
+    assert predict(own, str(table), "--column", "picture", "--batch_size", "2") == 0
+    assert capfd.readouterr().out == expected
+    assert "no column 'file'" in error_of(capfd, "predict", "own/images", "--runs", str(own / "runs"), str(table))
+    table.unlink()
+
+
+def test_an_interrupted_prediction_goes_on(own, capfd, monkeypatch):
+    files = [str(own / "new")]
+    assert predict(own, *files, "--out", "whole.csv") == 0
+    rows = Path("whole.csv").read_text().splitlines()
+    real, read = Trained.probabilities, []
+
+    def stops(self, inputs):
+        read.append(len(inputs))
+        if len(read) == 3:
+            raise KeyboardInterrupt
+        return real(self, inputs)
+
+    monkeypatch.setattr(Trained, "probabilities", stops)
+    with pytest.raises(KeyboardInterrupt):
+        predict(own, *files, "--out", "p.csv", "--batch_size", "8")
+    assert not Path("p.csv").exists()
+    monkeypatch.setattr(Trained, "probabilities", lambda self, inputs: read.append(len(inputs)) or real(self, inputs))
+    read.clear()
+    capfd.readouterr()
+    assert predict(own, *files, "--out", "p.csv", "--batch_size", "8") == 0
+    assert "going on after 16 samples" in capfd.readouterr().err
+    assert sum(read) == len(rows) - 1 - 16
+    # Floats may differ in the last digit with the size of the batches.
+    assert [row.split(",")[:2] for row in Path("p.csv").read_text().splitlines()] == [
+        row.split(",")[:2] for row in rows
+    ]
+    Path(".p.csv.unfinished").write_text('"{""checkpoint"": ""another""}"\nx,one,1,1,0,0\n')
+    assert predict(own, *files, "--out", "p.csv") == 0
+    assert "is of another checkpoint: starting anew" in capfd.readouterr().err
+    assert Path("p.csv").read_text().splitlines() == rows
+
+
+def test_bad_pictures_are_skipped_only_when_asked(own, capfd):
+    Path("bad.png").write_text("no picture")
+    good = str(next((own / "new" / "one").glob("*.png")))
+    assert predict(own, "bad.png", good) == 2
+    assert "bad.png is not a picture that can be read" in capfd.readouterr().err
+    assert predict(own, "bad.png", good, "--skip_bad", "--out", "p.csv") == 0
+    assert [row["file"] for row in rows_of(Path("p.csv").read_text())] == [good]
+    assert "left out 1 files: bad.png is not a picture" in capfd.readouterr().err
+
+
+def test_bad_calls(own, capfd):
+    def error(*arguments: str) -> str:
+        return error_of(capfd, "predict", "own/images", "--runs", str(own / "runs"), *arguments)
+
+    assert "there is no file gone.png" in error("gone.png")
+    assert "--batch_size must be at least 1, got 0" in error("--batch_size", "0", str(own))
+    assert "--out . is a folder" in error("--out", ".", str(own))
+    assert "unknown argument --data.folder" in error("--data.folder", "x", str(own))
+    Path("empty").mkdir()
+    assert "empty: has no pictures" in error("empty")
+    assert "no checkpoint gone.ckpt" in error("--ckpt_path", "gone.ckpt", str(own))
+    assert "no recipe 'own/image'; did you mean own/images" in error_of(capfd, "predict", "own/image", "x.png")
+    assert "no checkpoint under runs/own/images" in error_of(capfd, "predict", "own/images", "x.png")
+    Path("evil.ckpt").write_bytes(b"nothing")
+    assert "evil.ckpt is damaged" in error("--ckpt_path", "evil.ckpt", str(own))
+    assert "data.folder is missing: give --data.folder FOLDER" in error_of(capfd, "train", "own/images")
+    assert "gone is not a folder" in error_of(capfd, "train", "own/images", "--data.folder", "gone")
+    assert "there is no network 'capsnet_mnst'; did you mean capsnet_mnist" in error_of(
+        capfd, "train", "own/images", "--model", "capsnet_mnst"
+    )
+
+
+def test_values_of_a_checkpoint_from_elsewhere_run_no_code(own, capfd):
+    best = run_of(own) / "checkpoints" / "best.ckpt"
+    content = torch.load(best, weights_only=True)
+    values = json.loads(content["recipe"])
+    values["model"]["network"] = {"class_path": "subprocess.getoutput", "init_args": {"cmd": "touch owned"}}
+    torch.save(content | {"recipe": json.dumps(values)}, "evil.ckpt")
+    said = error_of(capfd, "predict", "own/images", "--ckpt_path", "evil.ckpt", str(own / "new"))
+    assert "its network or its data cannot be built" in said
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "loss"),
+    [("capsnet_digits", (1, 8, 8), "MarginLoss"), ("pooling_cnn", (1, 17, 17), "CrossEntropyLoss")],
+)
+def test_another_network_by_its_name(own, name, shape, loss, capfd):
+    size = ["--data.size", "17"] if name == "pooling_cnn" else []
+    arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", *size]
+    assert call("train", "own/images", "--model", name, "--smoke", *arguments) == 0
+    trained = Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt")
+    assert trained.data.shape == shape
+    assert trained.values["model"]["loss"]["class_path"].endswith(loss)
+    assert trained.scores(torch.rand(2, *shape)).shape == (2, 3)
+    assert getattr(trained.network, "decoder", None) is None  # nothing would train it
+
+
+def test_continuing_a_run_and_testing_it(own, capfd):
+    best = str(run_of(own) / "checkpoints" / "best.ckpt")
+    arguments = ["--data.folder", str(own / "pictures"), *SMALL]
+    assert call("test", "own/images", "--ckpt_path", best, *arguments) == 0
+    out = capfd.readouterr().out
+    accuracy = json.loads((run_of(own) / "report" / "summary.json").read_text())["metrics"]["test/accuracy"]
+    assert f"test/accuracy: {accuracy:.4f}" in out
+    assert "mean of the classes" in out
+    assert list(Path().iterdir()) == []
+    last = ["--ckpt_path", "last", "--runs", str(own / "runs")]
+    assert "--trainer.max_epochs 8 or more" in error_of(
+        capfd, "train", "own/images", *last, *arguments, "--trainer.max_epochs", "2"
+    )
+
+
+class Fake(nn.Module):
+    """A network as torchvision has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.late = nn.Conv2d(32, 32, 1)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(32, 1000))
+
+    def forward(self, x):
+        x = self.features[1](self.features[0](x))
+        return self.classifier(self.avgpool(self.late(x)).flatten(1))
+
+
+@pytest.mark.parametrize("head", ["pool", "capsules"])
+def test_a_network_of_another_library(own, capfd, monkeypatch, head):
+    asked = []
+    models = types.ModuleType("torchvision.models")
+    models.get_model = lambda name, weights: asked.append((name, weights)) or Fake()
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", "--model.network.head", head]
+    assert call("train", "own/images", "--model", "torchvision/resnet18", "--smoke", *arguments) == 0
+    assert asked[0] == ("resnet18", None)  # to learn its shape
+    assert ("resnet18", "DEFAULT") in asked
+    trained = Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt")
+    assert trained.data.shape == (3, 8, 8)  # gray pictures, in color
+    scores = trained.scores(torch.rand(4, 3, 8, 8))
+    assert scores.shape == (4, 3)
+    losses = {"pool": "torch.nn.CrossEntropyLoss", "capsules": "torchcaps.MarginLoss"}
+    assert trained.values["model"]["loss"]["class_path"] == losses[head]
+    if head == "capsules":
+        assert (scores >= 0).all()
+        assert (scores <= 1).all()
+
+
+def test_a_library_that_is_not_installed(own, capfd):
+    if "torchvision" in sys.modules:
+        pytest.skip("torchvision is installed")
+    said = error_of(
+        capfd, "train", "own/images", "--model", "torchvision/resnet18", "--data.folder", str(own / "pictures")
+    )
+    assert re.search(r"'torchvision/resnet18' needs torchvision, which is missing: pip install torchvision", said)

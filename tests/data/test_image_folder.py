@@ -1,0 +1,216 @@
+"""Own pictures in folders: classes, shapes, parts, bad files, augmentation."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import DataError, ImageFolder
+
+
+def draw(path: Path, shade: int = 100, size: tuple[int, int] = (10, 8), mode: str = "L") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, shade if mode == "L" else (shade, 20, 30)).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of ten gray pictures of 10 x 8 pixels."""
+    for label, name in enumerate(("cat", "dog")):
+        for i in range(10):
+            draw(tmp_path / "pictures" / name / f"{i}.png", 100 * label + i)
+    return tmp_path / "pictures"
+
+
+def data_of(folder: Path, **options) -> ImageFolder:
+    return ImageFolder(str(folder), **{"num_workers": 0, **options})
+
+
+def error_of(folder: Path, **options) -> str:
+    def use() -> None:
+        data = data_of(folder, **options)
+        data.prepare_data()
+        data.setup()
+
+    with pytest.raises(DataError) as caught:
+        use()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_classes_and_shape_are_those_of_the_pictures(folder):
+    data = data_of(folder)
+    assert data.facts() == {"classes": 2, "in_channels": 1, "image_size": 8}
+    assert data.found() == {"class_names": ["cat", "dog"], "channels": 1, "size": 8}
+    draw(folder / "dog" / "color.jpg", mode="RGB")
+    assert data_of(folder).shape == (3, 8, 8)
+    assert data_of(folder, size=5, channels=1).shape == (1, 5, 5)
+    for i in range(30):
+        draw(folder / "cat" / f"large{i}.png", size=(300, 200))
+    assert data_of(folder).shape == (3, 64, 64)
+
+
+def test_what_was_found_needs_no_folder():
+    data = ImageFolder("gone", class_names=["b", "a"], channels=3, size=16)
+    assert (data.names, data.classes, data.shape) == (["b", "a"], 2, (3, 16, 16))
+    with pytest.raises(DataError, match="gone is not a folder: expected a folder with a folder of pictures for each"):
+        data.setup("fit")
+
+
+def test_images_have_the_labels_of_their_folders(folder):
+    data = data_of(folder)
+    data.setup()
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        for images, labels in loader:
+            assert images.dtype == torch.uint8
+            assert torch.equal(images[:, 0, 4, 4] >= 100, labels == 1)
+    images = data.augment(next(iter(data.train_dataloader()))[0])
+    assert images.dtype == torch.float32
+    assert images.shape[1:] == (1, 8, 8)
+
+
+def test_parts_do_not_share_pictures_and_stay_the_same(folder, tmp_path):
+    data = data_of(folder, val_share=0.2, test_share=0.3)
+    data.setup()
+    parts = [set(data.keys(stage)) for stage in ("fit", "validate", "test")]
+    assert [len(part) for part in parts] == [10, 4, 6]
+    assert len(set.union(*parts)) == 20
+    again = data_of(folder, val_share=0.2, test_share=0.3)
+    again.setup()
+    assert [set(again.keys(stage)) for stage in ("fit", "validate", "test")] == parts
+
+
+def test_the_split_is_written_down_and_read_again(folder, tmp_path, capfd):
+    data = data_of(folder)
+    path = data.write_split(tmp_path / "run")
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert {(row["file"], row["part"]) for row in rows} == set(data.parts.items())
+    assert {row["class"] for row in rows} == {"cat", "dog"}
+    draw(folder / "cat" / "new.png")
+    again = data_of(folder, split=str(path))
+    assert again.parts == data.parts
+    assert "1 pictures in" in capfd.readouterr().err
+    (folder / "cat" / "0.png").unlink()
+    assert "has cat/0.png, which is not in" in error_of(folder, split=str(path))
+    path.write_text("a,b\n1,2\n")
+    assert "expected the split.csv of a run" in error_of(folder, split=str(path))
+    path.write_text("file,class,part\ncat/1.png,cat,tset\n")
+    assert "the part of cat/1.png is 'tset'" in error_of(folder, split=str(path))
+
+
+def test_folders_of_parts(tmp_path):
+    for part, count in (("train", 6), ("Valid", 2), ("test", 3)):
+        for name in ("a", "b"):
+            for i in range(count):
+                draw(tmp_path / part / name / "deeper" / f"{part}{i}.png")
+    data = data_of(tmp_path)
+    data.setup()
+    assert [len(data.keys(stage)) for stage in ("fit", "validate", "test")] == [12, 4, 6]
+    assert all(key.startswith("Valid/") for key in data.keys("validate"))
+    draw(tmp_path / "validation" / "a" / "x.png")
+    assert "has 2 folders for the part 'val'" in error_of(tmp_path)
+    (tmp_path / "validation" / "a" / "x.png").unlink()
+    (tmp_path / "validation" / "a").rmdir()
+    (tmp_path / "validation").rmdir()
+    draw(tmp_path / "test" / "aa" / "x.png")
+    assert "there is no class 'aa' in training; did you mean a" in error_of(tmp_path)
+
+
+def test_a_missing_part_is_split_off_the_training_pictures(tmp_path):
+    for part, count in (("train", 20), ("test", 3)):
+        for name in ("a", "b"):
+            for i in range(count):
+                draw(tmp_path / part / name / f"{i}.png")
+    data = data_of(tmp_path)
+    data.setup()
+    assert [len(data.keys(stage)) for stage in ("fit", "validate", "test")] == [34, 6, 6]
+    assert all(key.startswith("test/") for key in data.keys("test"))
+
+
+def test_a_class_of_one_picture_is_trained_on(folder, capfd):
+    draw(folder / "yak" / "only.png")
+    data = data_of(folder)
+    data.prepare_data()
+    data.setup()
+    assert "yak/only.png" in data.keys("fit")
+    assert "classes that have too few pictures to be tested: yak (1)" in capfd.readouterr().err
+
+
+def test_runs_in_the_folder_of_the_pictures_are_no_class(folder):
+    draw(folder / "runs" / "own" / "images" / "version_0" / "report" / "curves.png")
+    assert data_of(folder).names == ["cat", "dog"]
+
+
+def test_names_that_are_numbers_are_sorted_as_numbers(tmp_path):
+    for name in ("10", "9", "x"):
+        for i in range(3):
+            draw(tmp_path / name / f"{i}.png")
+    assert data_of(tmp_path).names == ["9", "10", "x"]
+
+
+def test_bad_files_are_named_and_skipped_only_when_asked(folder, capfd):
+    (folder / "cat" / "3.png").write_bytes(b"no picture")
+    (folder / "dog" / "4.png").write_bytes((folder / "dog" / "4.png").read_bytes()[:50])
+    said = error_of(folder)
+    assert "3.png is not a picture" in said or "4.png is not a picture" in said
+    assert "data.skip_bad=true" in said
+    data = data_of(folder, skip_bad=True)
+    data.setup()
+    keys = {key for stage in ("fit", "validate", "test") for key in data.keys(stage)}
+    assert len(keys) == 18
+    assert "left out 1 pictures that cannot be read: " in capfd.readouterr().err
+
+
+def test_other_files_and_animations_are_named(folder, capfd):
+    (folder / "cat" / "notes.txt").write_text("not a picture")
+    (folder / "cat" / ".hidden.png").write_text("nothing")
+    frames = [Image.new("L", (8, 8), shade) for shade in (10, 200)]
+    frames[0].save(folder / "dog" / "moving.gif", save_all=True, append_images=frames[1:])
+    data_of(folder).prepare_data()
+    said = capfd.readouterr().err
+    assert "left out 1 files that are no pictures: cat/notes.txt" in said
+    assert "1 files are animations, whose first picture is taken: dog/moving.gif" in said
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    with pytest.raises(DataError, match="data.folder is missing: give --data.folder FOLDER"):
+        ImageFolder()
+    assert "is not a folder" in error_of(tmp_path / "gone")
+    assert "has pictures of 0 classes" in error_of(tmp_path)
+    draw(tmp_path / "a" / "x.png")
+    assert "has pictures of 1 classes, two or more are needed" in error_of(tmp_path)
+    draw(tmp_path / "b" / "x.png")
+    assert "no picture to test on: a class needs three pictures" in error_of(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "empty: has no pictures: expected files that end in" in error_of(tmp_path)
+
+
+def test_a_class_that_was_not_trained_on(folder):
+    assert "has a class 'dog', which is none of cat, cow" in error_of(folder, class_names=["cat", "cow"])
+
+
+@pytest.mark.parametrize("name", ["shift", "flip", "rotate", "zoom", "color", "erase"])
+def test_every_augmentation_changes_images_and_keeps_their_shape(tmp_path, name):
+    pixels = torch.randint(0, 255, (24, 24, 3), dtype=torch.uint8)
+    for label in ("a", "b"):
+        for i in range(3):
+            (tmp_path / label).mkdir(exist_ok=True)
+            Image.fromarray(pixels.numpy()).save(tmp_path / label / f"{i}.png")
+    data = data_of(tmp_path, augmentations=[name])
+    data.setup("fit")
+    images, _ = next(iter(data.train_dataloader()))
+    changed = data.augment(images.repeat(20, 1, 1, 1))
+    assert changed.shape[1:] == (3, 24, 24)
+    assert (changed >= 0).all()
+    assert (changed <= 1).all()
+    assert not torch.equal(changed, changed[:1].expand_as(changed))
+    plain = data_of(tmp_path)
+    assert torch.equal(plain.augment(images), images / 255)
+
+
+def test_shares_that_leave_nothing_to_train_on():
+    with pytest.raises(ValueError, match="must leave a part for training, got 0.5 and 0.5"):
+        ImageFolder(val_share=0.5, test_share=0.5)

@@ -1,0 +1,112 @@
+"""Reading picture files: colors, sizes, orientation, transparency, and files that are no pictures."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import DataError, read_picture
+from torchcaps.data.pictures import read_header
+
+
+@pytest.fixture
+def flag(tmp_path: Path) -> Path:
+    """A picture of 6 x 4 pixels, red above blue."""
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    pixels[:2, :, 0], pixels[2:, :, 2] = 255, 51
+    Image.fromarray(pixels).save(tmp_path / "flag.png")
+    return tmp_path / "flag.png"
+
+
+def test_pixels_are_those_of_the_file(flag):
+    image = read_picture(flag, (3, 4, 6))
+    assert image.dtype == torch.uint8
+    assert image[0].tolist() == [[255] * 6] * 2 + [[0] * 6] * 2
+    assert image[2].tolist() == [[0] * 6] * 2 + [[51] * 6] * 2
+    assert read_picture(flag, (1, 8, 8)).shape == (1, 8, 8)
+
+
+def test_ways_to_make_a_picture_square(flag):
+    assert read_picture(flag, (3, 4, 4), "crop").tolist() == read_picture(flag, (3, 4, 6))[:, :, 1:5].tolist()
+    padded = read_picture(flag, (3, 6, 6), "pad")
+    assert padded[:, 1:5].tolist() == read_picture(flag, (3, 4, 6)).tolist()
+    assert padded[0, 0].unique().numel() == 1  # an edge of one color
+    stretched = read_picture(flag, (3, 2, 2), "stretch")
+    assert stretched[0, 0, 0] > 200
+    assert stretched[2, 1, 1] > 40
+
+
+def test_sixteen_bits_become_eight(tmp_path):
+    deep = torch.arange(24).view(4, 6) * 2500
+    Image.fromarray(deep.numpy().astype("uint16")).save(tmp_path / "deep.png")
+    assert read_picture(tmp_path / "deep.png", (1, 4, 6))[0].tolist() == (deep // 256).tolist()
+
+
+def test_transparent_parts_are_white(tmp_path):
+    clear = torch.zeros(2, 2, 4, dtype=torch.uint8)
+    clear[0, 0, 3] = 255
+    Image.fromarray(clear.numpy()).save(tmp_path / "clear.png")
+    assert read_picture(tmp_path / "clear.png", (1, 2, 2)).tolist() == [[[0, 255], [255, 255]]]
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_photographs_are_turned_upright(tmp_path, flag, suffix):
+    lying = Image.open(flag).resize((60, 40), Image.Resampling.NEAREST)
+    lying.getexif()[0x0112] = 6  # viewers turn it by 90 degrees clockwise
+    lying.save(tmp_path / f"lying.{suffix}", exif=lying.getexif(), **({"quality": 95} if suffix == "jpg" else {}))
+    upright = read_picture(tmp_path / f"lying.{suffix}", (3, 60, 40)).float()
+    assert upright[0, 30, 39] > 240  # red is on the right
+    assert upright[0, 30, 0] < 15
+
+
+def test_the_first_picture_of_an_animation_counts(tmp_path):
+    frames = [Image.new("L", (4, 4), shade) for shade in (10, 200)]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    header = read_header(tmp_path / "moving.gif")
+    assert header is not None
+    assert (header.frames, header.is_gray, header.side) == (2, True, 4)
+    assert read_picture(tmp_path / "moving.gif", (1, 4, 4)).unique().tolist() == [10]
+
+
+def test_gray_is_told_from_color(tmp_path):
+    for name, mode, gray in (("a", "L", True), ("b", "1", True), ("c", "RGB", False), ("d", "LA", True)):
+        Image.new(mode, (3, 5)).save(tmp_path / f"{name}.png")
+        header = read_header(tmp_path / f"{name}.png")
+        assert header is not None
+        assert (header.is_gray, header.side) == (gray, 3)
+    palette = Image.new("P", (2, 2))
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+    palette.save(tmp_path / "e.png")
+    header = read_header(tmp_path / "e.png")
+    assert header is not None
+    assert not header.is_gray
+
+
+def test_a_large_photograph_is_read_at_a_fraction_of_its_size(tmp_path):
+    Image.new("RGB", (4000, 3000), (10, 200, 30)).save(tmp_path / "large.jpg")
+    image = read_picture(tmp_path / "large.jpg", (3, 32, 32), "crop")
+    assert image.flatten(1).float().mean(1).sub(torch.tensor([10.0, 200, 30])).abs().max() < 3
+
+
+def test_files_that_are_no_pictures(tmp_path, flag):
+    noise = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(noise, "JPEG")
+    cases = {
+        "cut.png": flag.read_bytes()[:50],
+        "cut.jpg": noise.getvalue()[:1500],
+        "text.png": b"no picture",
+        "empty.png": b"",
+    }
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name} is not a picture that can be read.*: give a PNG or JPEG file"):
+            read_picture(tmp_path / name, (1, 8, 8))
+    with pytest.raises(DataError, match=r"none.png is not a picture that can be read \(.*No such file"):
+        read_picture(tmp_path / "none.png", (1, 8, 8))
+    with pytest.raises(DataError, match="directory"):
+        read_picture(tmp_path, (1, 8, 8))
+    with pytest.raises(DataError, match="pictures have 1 or 3 channels, and the network takes images of 2"):
+        read_picture(flag, (2, 8, 8))

@@ -1,0 +1,69 @@
+"""The report on a training: its tables against hand-worked cases, its figures, and temperatures that fit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.training.calibration import best_temperature, calibration_error
+from torchcaps.training.report import _class_rows, _curves
+
+
+def test_temperature_of_scores_that_are_too_sure():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, 4, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    assert best_temperature(5 * logits, labels) == pytest.approx(5, rel=0.03)
+    assert best_temperature(0.01 * logits, labels) == pytest.approx(0.01, rel=0.03)
+    assert calibration_error(5 * logits, labels, 5.0) < 0.01 < calibration_error(5 * logits, labels)
+
+
+def test_no_other_temperature_has_a_lower_loss():
+    scores, labels = torch.rand(50, 3), torch.randint(0, 3, (50,))
+    scores[range(50), labels] += 0.2
+    found = best_temperature(scores, labels)
+    losses = [cross_entropy(scores.double() / (found * factor), labels) for factor in (0.9, 1, 1.1)]
+    assert losses[1] < min(losses[0], losses[2])
+
+
+def test_calibration_error_by_hand():
+    # Two samples with probability 0.75 of which one is right, and two sure ones which are right.
+    scores = torch.tensor([[0.75, 0.25], [0.75, 0.25], [1.0, 1e-30], [1.0, 1e-30]]).log()
+    assert calibration_error(scores, torch.tensor([0, 1, 0, 0])) == pytest.approx(0.5 * 0.25)
+
+
+def test_rows_of_the_classes_by_hand():
+    labels, predicted = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 0])
+    rows = list(_class_rows(labels, predicted, ["a", "b", "never"]))
+    assert rows[0] == ("a", "0.6667", "0.6667", "0.6667", "3")
+    assert rows[1] == ("b", "0.5000", "0.5000", "0.5000", "2")
+    assert rows[2] == ("never", "0.0000", "0.0000", "0.0000", "0")
+    assert rows[3] == ("mean of the classes", "0.5833", "0.5833", "0.5833", "5")  # of those that were tested
+
+
+def test_curves_take_whole_epochs(tmp_path: Path):
+    path = tmp_path / "metrics.csv"
+    path.write_text(
+        "epoch,step,train/loss_step,train/loss_epoch,val/loss,train/accuracy\n"
+        "0,9,2.5,,,\n0,10,,2.0,,0.5\n0,10,,,1.5,\n1,20,,1.0,,0.75\n1,20,,,1.25,\n"
+    )
+    assert _curves(path) == {
+        "loss": {"training": ([1, 2], [2.0, 1.0]), "validation": ([1, 2], [1.5, 1.25])},
+        "accuracy": {"training": ([1, 2], [0.5, 0.75])},
+    }
+    assert _curves(tmp_path / "none.csv") == {}
+
+
+def test_figures_show_every_class_and_number():
+    counts = torch.tensor([[3, 1], [0, 2]]).numpy()
+    axis = confusion_figure(counts, ["cat", "a very long name of a class"]).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["cat", "a very long name …"]
+    assert sorted(text.get_text() for text in axis.texts) == ["1", "2", "3"]
+    many = confusion_figure(torch.eye(60).long().numpy(), [str(i) for i in range(60)])
+    assert not many.axes[0].texts
+    figure = curves_figure({"loss": {"training": ([1, 2], [2.0, 1.0])}, "accuracy": {"training": ([1], [0.5])}}, 2.0)
+    assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "accuracy"]
+    drawn = mistakes_figure([torch.rand(1, 4, 4)] * 7, ["cat\ntaken for dog"] * 7)
+    assert len([axis for axis in drawn.axes if axis.axison]) == 7
