@@ -130,11 +130,11 @@ def test_what_an_interrupted_run_computed_is_kept(folders, tmp_path, monkeypatch
     own = embeddings.EmbeddingStore.add
     added = []
 
-    def add(self, texts, tokens, states):
+    def add(self, texts, tokens, states, cut):
         if len(added) == 2:
             raise KeyboardInterrupt
         added.append(texts)
-        own(self, texts, tokens, states)
+        own(self, texts, tokens, states, cut)
 
     with monkeypatch.context() as patch:
         patch.setattr(embeddings.EmbeddingStore, "add", add)

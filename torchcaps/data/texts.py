@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from torchcaps.arguments import Count, CountOrZero, checked
 from torchcaps.checks import check_choice
@@ -55,6 +56,8 @@ class TextData(LabeledData):
         DataError: in `setup`, if the texts or the encoder are missing or damaged; see `Encoder`.
     """
 
+    truncate = False  # whether texts that are too long for the encoder are cut, see `Encoder`
+
     @checked
     def __init__(
         self,
@@ -80,10 +83,17 @@ class TextData(LabeledData):
         check_choice("stage", stage, STAGES)
         if stage in ("fit", None) and self.train_set is None:
             self.train_set = self._embedded("fit")
-        if stage in ("fit", "validate", None) and self.val_set is None:
+        if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
             self.val_set = self._embedded("validate")
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._embedded("test")
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
+        return super().val_dataloader() if self._validates else []
+
+    @property
+    def _validates(self) -> bool:
+        return True
 
     def order(self) -> Order:
         if not self.group_by_length:
@@ -94,11 +104,16 @@ class TextData(LabeledData):
 
     def _embedded(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)
-        if self.max_texts and self.max_texts < len(texts):
-            some = torch.linspace(0, len(texts) - 1, self.max_texts).long()
-            texts, labels = [texts[i] for i in some], labels[some]
+        some = self._chosen(len(texts))
+        texts, labels = [texts[i] for i in some], labels[some]
         self._check_network(texts[:1])
         return TextSet(self._encoder.embed(texts, self.trainer), labels)
+
+    def _chosen(self, count: int) -> list[int]:
+        """Return the indices of at most `max_texts` of a part's texts."""
+        if self.max_texts is None or self.max_texts >= count:
+            return list(range(count))
+        return torch.linspace(0, count - 1, self.max_texts).long().tolist()
 
     def _check_network(self, some: list[str]) -> None:
         """Check on one text that the network takes the encoder's embeddings, because embedding all may take hours."""
@@ -116,7 +131,7 @@ class TextData(LabeledData):
     @cached_property
     def _encoder(self) -> Encoder:
         # One for all parts: identifying a model needs a request to the Hub or a hash of all its weights.
-        return Encoder(self.encoder, self.revision, self.cache)
+        return Encoder(self.encoder, self.revision, self.cache, self.truncate)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         (embeddings, mask), *rest = batch

@@ -17,7 +17,7 @@ A capsule network of [torchcaps](https://pypi.org/project/torchcaps/), trained o
 ```python
 from torchcaps.inference import from_pretrained
 
-trained = from_pretrained("FOLDER OR USER/NAME")
+trained = from_pretrained({place!r})
 trained.probabilities(inputs)  # (batch, {classes})
 ```
 
@@ -42,39 +42,50 @@ training; `trained.data` does this. Its accuracy on other data is not known.
 """
 
 
-def model_card(trained: Trained, license: str = "unknown") -> str:
+def model_card(trained: Trained, place: str, license: str) -> str:
     """Return the model card: YAML that the Hub reads, then Markdown.
 
     Args:
         trained: the network.
+        place: its folder or its repository on the Hub, for the example.
         license: license of the weights, by its name on the Hub.
     """
     values, about = trained.values, trained.about
     network, data = (_class(part) for part in (values["model"]["network"], values["data"]))
-    recipe = str(about.get("recipe") or "")
+    recipe, title = about.get("recipe") or "RECIPE", f"{network} on {data}"
     facts = {
         "network": f"{network}, {sum(p.numel() for p in trained.network.parameters()):,} parameters",
         "data": data,
         "temperature of the softmax": trained.temperature,
         **{name: value for name, value in _flat(about) if name not in ("recipe", "temperature", "command")},
-        "torchcaps, torch": f"{torchcaps.__version__}, {torch.__version__}" if "versions" not in about else None,
+        "saved by": f"torchcaps {torchcaps.__version__}, torch {torch.__version__}",
     }
     body = BODY.format(
-        title=f"{network} on {data}",
+        place=place,
+        title=title,
         data=data,
         classes=len(trained.names),
         facts="\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items() if value is not None),
         names=", ".join(map(_cell, trained.names)),
-        command=_cell(about.get("command") or (f"torchcaps train {recipe}" if recipe else "torchcaps train RECIPE")),
+        command=_cell(about.get("command") or f"torchcaps train {recipe}"),
     )
-    images = isinstance(trained.data, ImageData)
-    head = {
+    task = "image-classification" if isinstance(trained.data, ImageData) else "text-classification"
+    head: dict[str, Any] = {
         "library_name": "torchcaps",
-        "pipeline_tag": "image-classification" if images else "text-classification",
+        "pipeline_tag": task,
         "tags": ["torchcaps", "capsule-network", "pytorch"],
         "license": license,
         "metrics": ["accuracy"],
     }
+    metrics = about.get("metrics")
+    accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
+    if isinstance(accuracy, float):
+        result = {
+            "task": {"type": task},
+            "dataset": {"name": data, "type": data.lower()},
+            "metrics": [{"type": "accuracy", "name": "test accuracy", "value": accuracy}],
+        }
+        head["model-index"] = [{"name": title, "results": [result]}]
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n{body}"
 
 

@@ -50,11 +50,7 @@ def save_pretrained(
     trained, folder = _trained(trained), Path(folder).expanduser()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give the path of a folder")
-    about = {name: value for name, value in trained.about.items() if name != "temperature"}
-    config = {"values": trained.values, "temperature": trained.temperature, "about": about}
-    write_tensors(folder / WEIGHTS, trained.network.state_dict())
-    write_text_whole(folder / CARD, model_card(trained, license=license))
-    write_text_whole(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    _write(trained, folder, model_card(trained, str(folder), license))
     return folder
 
 
@@ -82,6 +78,8 @@ def from_pretrained(
         ImportError: safetensors, or huggingface_hub for a repository, is not installed.
     """
     folder = Path(name).expanduser()
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: {EXPECTED}; `Trained.load` reads a checkpoint")
     if not folder.is_dir():
         folder = _download(os.fspath(name), revision, token, cache_dir)
     elif revision is not None:
@@ -130,14 +128,22 @@ def push_to_hub(
 
     trained = _trained(trained)
     api = HfApi(endpoint=_endpoint(), token=token, library_name="torchcaps")
-    with tempfile.TemporaryDirectory() as place:
-        folder = save_pretrained(trained, place, license)
-        with _errors_of_the_hub(f"cannot upload to {repo_id}"):
-            repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            if revision is not None:
-                api.create_branch(repo, branch=revision, exist_ok=True)
-            files = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in FILES]
-            return str(api.create_commit(repo, files, commit_message=commit_message, revision=revision).commit_url)
+    with tempfile.TemporaryDirectory() as place, _errors_of_the_hub(f"cannot upload to {repo_id}"):
+        repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not revision.startswith("refs/"):  # a pull request has its branch already
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        _write(trained, Path(place), model_card(trained, repo, license))
+        files = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=Path(place, name)) for name in FILES]
+        return str(api.create_commit(repo, files, commit_message=commit_message, revision=revision).commit_url)
+
+
+def _write(trained: Trained, folder: Path, card: str) -> None:
+    about = {name: value for name, value in trained.about.items() if name != "temperature"}
+    config = {"values": trained.values, "temperature": trained.temperature, "about": about}
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    write_tensors(folder / WEIGHTS, trained.network.state_dict())
+    write_text_whole(folder / CARD, card)
+    write_text_whole(folder / CONFIG, f"{text}\n")
 
 
 def _trained(source: Trained | str | os.PathLike[str]) -> Trained:
@@ -162,7 +168,7 @@ def _download(
             name,
             revision=revision,
             token=token,
-            cache_dir=cache_dir,
+            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
             endpoint=_endpoint(),
             allow_patterns=list(FILES),
             library_name="torchcaps",

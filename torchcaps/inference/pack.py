@@ -112,9 +112,9 @@ def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = (), about: 
     path = FOLDER / f"{model}.{Path(recipe.name).name}{SUFFIX}"
     state = {name: _half(name, value) for name, value in network.state_dict().items()}
     facts = {"model": model, "arguments": json.dumps(arguments), "recipe": recipe.name}
+    if (size := sum(value.nbytes for value in state.values())) > MOST_BYTES:
+        raise ValueError(f"the weights of {model} have {size:,} bytes, and the package takes {MOST_BYTES:,}")
     write_tensors(path, state, facts)
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, and the package takes {MOST_BYTES:,}")
     half = accuracy(create_model(model, pretrained=Path(recipe.name).name), data)
     entries: dict[str, Any] = {
         "model": model,

@@ -1,5 +1,6 @@
 """The networks of the papers, one file per paper, and the registry that builds them by name."""
 
+from torchcaps.models.backbone import BackboneClassifier, backbone_classifier
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
     EmbeddingMean,
@@ -24,7 +25,15 @@ from torchcaps.models.li2018 import (
     shallow_encapnet,
 )
 from torchcaps.models.registry import create_model, list_models, register_model
-from torchcaps.models.sabour2017 import CapsNet, ConvNet, capsnet_affnist, capsnet_digits, capsnet_mnist, convnet_mnist
+from torchcaps.models.sabour2017 import (
+    CapsNet,
+    ConvNet,
+    capsnet_affnist,
+    capsnet_digits,
+    capsnet_mnist,
+    capsnet_small,
+    convnet_mnist,
+)
 from torchcaps.models.tsai2020 import (
     CapsuleClassifier,
     cnn_cifar,
@@ -38,9 +47,17 @@ from torchcaps.models.tsai2020 import (
     narrow_cifar10,
     resnet18_cifar,
 )
-from torchcaps.models.zhao2019 import ResNetCapsNet, pooling_cnn, pooling_resnet, resnet_capsnet
+from torchcaps.models.zhao2019 import (
+    ResNetCapsNet,
+    pooling_cnn,
+    pooling_resnet,
+    pooling_resnet_small,
+    resnet_capsnet,
+    resnet_capsnet_small,
+)
 
 __all__ = [
+    "BackboneClassifier",
     "CapNet",
     "CapsNet",
     "CapsuleClassifier",
@@ -53,11 +70,13 @@ __all__ = [
     "StereoCNN",
     "StereoCapsNet",
     "average_pooled_smallnorb",
+    "backbone_classifier",
     "capnet_dynamic",
     "capnet_em",
     "capsnet_affnist",
     "capsnet_digits",
     "capsnet_mnist",
+    "capsnet_small",
     "cnn_cifar",
     "cnn_multimnist",
     "convnet_mnist",
@@ -79,9 +98,11 @@ __all__ = [
     "narrow_cifar10",
     "pooling_cnn",
     "pooling_resnet",
+    "pooling_resnet_small",
     "register_model",
     "resnet18_cifar",
     "resnet_capsnet",
+    "resnet_capsnet_small",
     "shallow_cnn",
     "shallow_encapnet",
 ]

