@@ -258,7 +258,9 @@ def inverted_attention_multimnist(
 ) -> CapsuleClassifier:
     """Inverted attention on 36x36 digits, Table 10: 9,963,969 parameters; pose=[64], Table 11: 42,478,017."""
     normalization = nn.LayerNorm(math.prod(pose))
-    return _multimnist(types, pose, InvertedAttentionRouting(iterations, init="paper"), normalization, schedule, classes)
+    return _multimnist(
+        types, pose, InvertedAttentionRouting(iterations, init="paper"), normalization, schedule, classes
+    )
 
 
 @register_model

@@ -137,7 +137,7 @@ def run_trial(
         trial = replace(trial, state=COMPLETE)
     except Pruned:
         trial = replace(trial, state=PRUNED)
-    except Exception:
+    except ENDS_THE_SEARCH:
         raise
     except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
         known = isinstance(error, ValueError | FloatingPointError)
