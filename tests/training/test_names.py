@@ -127,7 +127,7 @@ SPEC = json.dumps({"class_path": "subprocess.getoutput", "init_args": CALL})
     [
         (["--model.network=subprocess.getoutput", "--model.network.cmd=touch owned"], SAID),
         (["--model.network", SPEC], SAID),
-        (["--model", f"{{network: {SPEC}}}"], SAID),
+        (["--model", f"{{network: {SPEC}}}"], "--model: there is no network"),
         (["--model.network", "other.yaml"], SAID),  # a file with a class
         (["--model.network.help", "beside.Thing"], SAID),
         (["--data", "beside.Thing"], SAID),
@@ -152,8 +152,9 @@ def test_other_commands_have_the_same_rule(capfd, command):
 
 
 def test_the_option_is_in_the_command_that_resumes(capfd):
-    options = argparse.Namespace(recipe="mine.yaml", small=False, smoke=True, allow_code=True, runs="r", ckpt_path=None)
-    assert "torchcaps train mine.yaml --smoke --allow_code" in train._resume_command(options, [], Path("r/version_0"))
+    options = argparse.Namespace(recipe="mine.yaml", small=False, smoke=True, allow_code=True, runs="r")
+    options.ckpt_path, options.model = None, "capsnet_mnist"
+    assert "train mine.yaml --smoke --allow_code --model capsnet_mnist" in train._resume_command(options, [], Path("r"))
 
 
 def test_a_parser_outside_of_trainings_may_import_all():
