@@ -1,8 +1,10 @@
 """Files that are written completely or not at all, and numbered folders. Checkpoints, weights and results use these."""
 
+import csv
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
@@ -23,6 +25,18 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
 def write_text_whole(path: Path, text: str) -> Path:
     """Write a text in UTF-8 with `write_whole`. Lines end in "\\n" on every system."""
     return write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def write_csv_whole(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a table as CSV with `write_whole`."""
+
+    def write(unfinished: Path) -> None:
+        with unfinished.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            writer.writerows(rows)
+
+    return write_whole(path, write)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,14 +8,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchcaps.checks import one_line
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe_name
 from torchcaps.extras import needs
-from torchcaps.files import write_whole
+from torchcaps.files import write_csv_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         print(f"torchcaps: {len(samples)} samples, {path}, {calibrated}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
-            _write(sys.stdout, _header(trained), _rows(options, trained, samples, skipped))
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(_header(trained))
+            writer.writerows(_rows(options, trained, samples, skipped))
         else:
             print(f"predictions: {_write_file(options, trained, path, samples, skipped)}")
     if skipped:
@@ -185,12 +187,6 @@ def _rows(
             progress.update(bar, completed=index + 1)
 
 
-def _write(file: Any, header: Sequence[str], rows: Iterator[list[str]]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-
-
 def _write_file(
     options: argparse.Namespace,
     trained: "Trained",
@@ -216,9 +212,7 @@ def _write_file(
             rows.append(row)
             if count % options.batch_size == 0:
                 file.flush()
-    written = io.StringIO()
-    _write(written, _header(trained), iter(rows))
-    write_whole(out, lambda unfinished: unfinished.write_text(written.getvalue(), encoding="utf-8", newline="\n"))
+    write_csv_whole(out, _header(trained), rows)
     partial.unlink()
     return out
 

@@ -1,8 +1,6 @@
 """Test a checkpoint of a recipe."""
 
 import argparse
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING
 from torchcaps.cli.checkpoints import find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, run_test
-from torchcaps.files import write_text_whole
+from torchcaps.files import write_csv_whole
 from torchcaps.processes import ends_together
 
 if TYPE_CHECKING:
@@ -61,8 +59,5 @@ def _write_predictions(file: Path, predictions: list["Tensor"], names: Sequence[
     import torch
 
     rows = torch.cat(predictions, 1).T.tolist()
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(("label", "prediction"))
-    writer.writerows((names[label], names[prediction]) for label, prediction in rows)
-    return write_text_whole(file, written.getvalue())
+    named = ((names[label], names[prediction]) for label, prediction in rows)
+    return write_csv_whole(file, ("label", "prediction"), named)

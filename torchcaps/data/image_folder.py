@@ -1,7 +1,6 @@
 """Pictures of one's own, in a folder for each class."""
 
 import csv
-import io
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +19,8 @@ from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import STAGES
 from torchcaps.data.notes import listed, say
 from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
-from torchcaps.data.splits import PARTS, Part, split_by_class
-from torchcaps.files import write_text_whole
+from torchcaps.data.splits import PARTS, SPLIT_COLUMNS, Part, split_by_class
+from torchcaps.files import write_csv_whole
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
@@ -163,11 +162,8 @@ class ImageFolder(ImageData):
     @checked
     def write_split(self, folder: Path) -> Path:
         """Write `split.csv` with the path, the class and the part of each picture; return its path."""
-        written = io.StringIO()
-        writer = csv.writer(written, lineterminator="\n")
-        writer.writerow(("file", "class", "part"))
-        writer.writerows((path, self._files[path], part) for path, part in self.parts.items())
-        return write_text_whole(folder / "split.csv", written.getvalue())
+        rows = ((path, self._files[path], part) for path, part in self.parts.items())
+        return write_csv_whole(folder / "split.csv", SPLIT_COLUMNS, rows)
 
     @checked
     def keys(self, stage: str) -> list[str]:

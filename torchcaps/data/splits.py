@@ -7,6 +7,7 @@ import numpy as np
 
 Part = Literal["train", "val", "test"]
 PARTS = ("train", "val", "test")
+SPLIT_COLUMNS = ("file", "class", "part")  # of a split that was written down
 LEAST = 3  # samples of a class that is split
 
 SEED = 0  # not the run's seed: all runs are tested on the same samples

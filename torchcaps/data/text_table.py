@@ -1,7 +1,5 @@
 """Labeled texts of one's own, in a table."""
 
-import csv
-import io
 import math
 from collections import Counter
 from functools import cached_property
@@ -16,10 +14,10 @@ from torchcaps.checks import check_choice, nearest
 from torchcaps.data.encoder import MINILM
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
-from torchcaps.data.splits import LEAST, PARTS, Part, split_by_class
+from torchcaps.data.splits import LEAST, PARTS, SPLIT_COLUMNS, Part, split_by_class
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
-from torchcaps.files import write_text_whole
+from torchcaps.files import write_csv_whole
 
 STAGES: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
@@ -163,11 +161,8 @@ class TextTable(TextData):
     @checked
     def write_split(self, folder: Path) -> Path:
         """Write `split.csv` with the line number, the label and the part of each row of `file`; return its path."""
-        written = io.StringIO()
-        writer = csv.writer(written, lineterminator="\n")
-        writer.writerow(("file", "class", "part"))
-        writer.writerows((s.line, s.label, part) for s, part in zip(self._samples, self._split, strict=True))
-        return write_text_whole(folder / "split.csv", written.getvalue())
+        rows = ((s.line, s.label, part) for s, part in zip(self._samples, self._split, strict=True))
+        return write_csv_whole(folder / "split.csv", SPLIT_COLUMNS, rows)
 
     @property
     def _own_files(self) -> dict[Part, str]:
@@ -213,7 +208,7 @@ class TextTable(TextData):
 
     def _read_split(self, name: str) -> list[Part]:
         table = read_table(name)
-        for column in ("file", "class", "part"):
+        for column in SPLIT_COLUMNS:
             if column not in table.columns:
                 raise DataError(f"{name}: no column {column!r}: expected the split.csv of a run")
         rows = {row.values["file"]: row for row in table.rows}

@@ -1,7 +1,5 @@
 """What a search leaves in its folder after every trial: the table of all trials, their picture, and the best recipe."""
 
-import csv
-import io
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import yaml
 
 from torchcaps.explain.axes import write
-from torchcaps.files import write_text_whole
+from torchcaps.files import write_csv_whole, write_text_whole
 from torchcaps.search.picture import search_figure
 from torchcaps.search.plan import Plan
 from torchcaps.search.trial import Trial, best_of, read_trials
@@ -24,7 +22,7 @@ def write_results(plan: Plan) -> list[Path]:
     trials = read_trials(plan)
     best = best_of(plan, trials)
     paths = [
-        write_text_whole(plan.folder / "trials.csv", _table(plan, trials)),
+        _write_table(plan, trials),
         write(search_figure(plan.search, trials, best), plan.folder / "search.png"),
     ]
     if best is not None:
@@ -36,16 +34,18 @@ def write_results(plan: Plan) -> list[Path]:
     return paths
 
 
-def _table(plan: Plan, trials: list[Trial]) -> str:
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
+def _write_table(plan: Plan, trials: list[Trial]) -> Path:
     names = list(plan.search.values)
-    writer.writerow(("number", *names, plan.search.metric, "state", "epochs", "folder", "error"))
-    for trial in trials:
-        values = (trial.values.get(name) for name in names)
-        folder = plan.folder_of(trial.number)
-        writer.writerow((trial.number, *values, trial.metric, trial.state, trial.epochs, folder, trial.error))
-    return written.getvalue()
+    header = ("number", *names, plan.search.metric, "state", "epochs", "folder", "error")
+    rows = [
+        (
+            trial.number,
+            *(trial.values.get(name) for name in names),
+            *(trial.metric, trial.state, trial.epochs, plan.folder_of(trial.number), trial.error),
+        )
+        for trial in trials
+    ]
+    return write_csv_whole(plan.folder / "trials.csv", header, rows)
 
 
 def _recipe(plan: Plan, best: Trial) -> str:

@@ -1,7 +1,6 @@
 """A report on a training: what each class came to, curves, confusions, mistakes, calibrated probabilities."""
 
 import csv
-import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
 from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
-from torchcaps.files import write_text_whole
+from torchcaps.files import write_csv_whole, write_text_whole
 from torchcaps.training.calibration import best_temperature, calibration_error
 
 MISTAKES = 24  # in the figure
@@ -101,9 +100,9 @@ class Report(Callback):
             "metrics": {**self.about.get("metrics", {}), **metrics},
             "test_samples": len(labels),
         }
-        _write_csv(folder / "classes.csv", self.HEADER, self.rows)
+        write_csv_whole(folder / "classes.csv", self.HEADER, self.rows)
         table = [(name, *row) for name, row in zip(data.names, counts.tolist(), strict=True)]
-        _write_csv(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
+        write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
         write(confusion_figure(counts, data.names), folder / "confusion.png")
         self._write_mistakes(folder, data, labels, (scores / (temperature or 1.0)).softmax(1))
         if curves := _curves(self.folder / "metrics.csv"):
@@ -152,7 +151,7 @@ class Report(Callback):
         wrong = places[sure[places].argsort(descending=True, stable=True)].tolist()
         keys, names = data.keys("test"), data.names
         rows = [(keys[i], names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
-        _write_csv(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
+        write_csv_whole(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
         if isinstance(data, ImageData) and data.test_set is not None and wrong:
             images = [data.center(data.test_set[i][0][None])[0] for i in wrong[:MISTAKES]]
             titles = [f"{name}\ntaken for {guess}" for _, name, guess, _ in rows[:MISTAKES]]
@@ -182,11 +181,3 @@ def _curves(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]
             if points:
                 curves.setdefault(quantity, {})[part] = (list(points), list(points.values()))
     return curves
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_text_whole(path, written.getvalue())
