@@ -37,7 +37,7 @@ from torchcaps.models import ConvNet, registry
 
 PACKAGE = Path(torchcaps.__file__).parent
 MODULES = ("torchcaps", "torchcaps.nn", "torchcaps.routing", "torchcaps.functional", "torchcaps.models")
-EXTRAS = ("torchcaps.data", "torchcaps.explain", "torchcaps.training")
+EXTRAS = ("torchcaps.data", "torchcaps.explain", "torchcaps.export", "torchcaps.training")
 
 # Values of many types and ranges. Each argument is given those that its annotation does not allow.
 ODD: list[Any] = [

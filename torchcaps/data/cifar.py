@@ -218,6 +218,11 @@ class CIFAR10(_CIFAR):
     test_batches = (CanonicalFile("cifar-10/cifar-10-batches-py", "test_batch", "40351d587109b95175f43aff81a1287e"),)
     label_key = "labels"
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes, as in the data set's `batches.meta`."""
+        return ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
 
 class CIFAR100(_CIFAR):
     """CIFAR-100: 50,000 training and 10,000 test photographs, 32 x 32, in color, 100 classes (the fine labels).

@@ -136,6 +136,11 @@ class FashionMNIST(MNIST):
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     )
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes, as in the data set's description."""
+        return ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+
 
 def _read(file: CanonicalFile, path: Path) -> Tensor:
     try:
