@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--ckpt_path", help="checkpoint to continue from, or `last` for the newest of this recipe")
     parser.epilog = (
-        f"{parser.epilog}. Your own data: torchcaps train own/images --data.folder FOLDER, with a folder of pictures for "
-        "each class in it; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
+        f"{parser.epilog}. Your own data: torchcaps train own/images --data.folder FOLDER, with a folder of pictures "
+        "for each class in it; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
     )
     parser.add_argument("--smoke", action="store_true", help="take two steps of two images, as a check")
 
