@@ -303,12 +303,20 @@ def no_hub(tmp_path, monkeypatch):
     return asked
 
 
-def test_without_a_network_the_hub_is_asked_once(no_hub):
+def test_without_a_network_the_hub_is_asked_once(no_hub, monkeypatch):
+    tries, download = [], huggingface_hub.hf_hub_download
+
+    def hf_hub_download(*arguments, **options):
+        tries.append(options["local_files_only"])
+        return download(*arguments, **{**options, "local_files_only": True})
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     with pytest.raises(
         DataError, match=r"cannot be downloaded \(ConnectionError: the Hub does not answer\): go online"
     ):
         Encoder("someone/tiny")
     assert no_hub == ["https://huggingface.co/someone/tiny/resolve/main/config.json"]
+    assert tries == [True]  # otherwise it would ask six times, for half a minute
 
 
 def test_the_default_encoder_comes_from_its_package(tmp_path, no_hub, monkeypatch, capsys):
