@@ -160,7 +160,9 @@ def test_bad_pictures_are_skipped_only_when_asked(own, capfd):
     Path("bad.png").write_text("no picture")
     good = str(next((own / "new" / "one").glob("*.png")))
     assert predict(own, "bad.png", good) == 2
-    assert "bad.png is not a picture that can be read" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "bad.png is not a picture that can be read" in said
+    assert "or leave such files out by --skip_bad" in said
     assert predict(own, "bad.png", good, "--skip_bad", "--out", "p.csv") == 0
     assert [row["file"] for row in rows_of(Path("p.csv").read_text())] == [good]
     assert "left out 1 files: bad.png is not a picture" in capfd.readouterr().err
@@ -264,6 +266,12 @@ def test_a_network_of_another_library(own, capfd, monkeypatch, head):
     if head == "capsules":
         assert (scores >= 0).all()
         assert (scores <= 1).all()
+
+
+def test_a_network_of_texts_takes_no_pictures(own, capfd):
+    arguments = ("--model", "heinsen_sst", "--data.folder", str(own / "pictures"))
+    said = error_of(capfd, "train", "own/images", *arguments)
+    assert "heinsen_sst is a network of texts, and the data has pictures: choose another --model" in said
 
 
 def test_a_library_that_is_not_installed(own, capfd):

@@ -156,7 +156,7 @@ def test_bad_files_are_named_and_skipped_only_when_asked(folder, capfd):
     (folder / "dog" / "4.png").write_bytes((folder / "dog" / "4.png").read_bytes()[:50])
     said = error_of(folder)
     assert "3.png is not a picture" in said or "4.png is not a picture" in said
-    assert "data.skip_bad=true" in said
+    assert "--data.skip_bad true" in said
     data = data_of(folder, skip_bad=True)
     data.setup()
     keys = {key for stage in ("fit", "validate", "test") for key in data.keys(stage)}

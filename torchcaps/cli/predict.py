@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.out and options.out.is_dir():
         raise BadInput(f"--out {options.out} is a folder: give the path of a .csv file")
     path = locate(options, options.ckpt_path)
-    with bad_data():
+    with bad_data(), _says_how_to_skip():
         trained = Trained.load(path, options.allow_code)
         if trained.values["model"].get("labels_per_image", 1) != 1:
             raise BadInput("predictions are of one class for each sample, and this network was trained for several")
@@ -85,6 +86,18 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     if skipped:
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         print(f"torchcaps: left out {len(skipped)} files: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
+
+
+@contextmanager
+def _says_how_to_skip() -> Iterator[None]:
+    """Within this context an error about a picture says how to leave it out."""
+    from torchcaps.data import DataError
+
+    try:
+        yield
+    except DataError as error:
+        hint = ", or leave such files out by --skip_bad" if "is not a picture" in str(error) else ""
+        raise DataError(f"{error}{hint}") from error
 
 
 def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample]:

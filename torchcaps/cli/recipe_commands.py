@@ -132,9 +132,11 @@ def run_test(training: "Training") -> None:
             print_table(report.HEADER, report.rows)
             if "temperature" in report.about:
                 errors = report.about["calibration_error"]
+                worse = errors["after"] > errors["before"]
                 print(
                     f"temperature: {report.about['temperature']:.3g}; the calibration error on the test set is "
                     f"{errors['after']:.4f} with it, {errors['before']:.4f} without"
+                    + ("; it is worse here: the validation set may be too small" if worse else "")
                 )
 
 

@@ -201,7 +201,7 @@ class ImageFolder(ImageData):
         if bad and not self.skip_bad:
             said = list(bad.values())
             more = f" (and {len(bad) - 1} more: {listed([names[i] for i in list(bad)[1:]])})" if len(bad) > 1 else ""
-            raise DataError(f"{said[0]}{more}, or leave such files out by data.skip_bad=true")
+            raise DataError(f"{said[0]}{more}, or leave such files out by --data.skip_bad true")
         if bad:
             say(f"left out {len(bad)} pictures that cannot be read: {listed([names[i] for i in bad])}")
         names = [path for i, path in enumerate(names) if i not in bad]

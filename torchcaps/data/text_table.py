@@ -243,7 +243,7 @@ class TextTable(TextData):
                 bad.append(f"line {line}: {'the text' if not sample.text else 'the label'} is empty")
         if bad and not self.skip_bad:
             more = f" (and {len(bad) - 1} more such rows)" if len(bad) > 1 else ""
-            raise DataError(f"{file} {bad[0]}{more}: complete the row, or leave such rows out by data.skip_bad=true")
+            raise DataError(f"{file} {bad[0]}{more}: complete the row, or leave such rows out by --data.skip_bad true")
         if bad:
             say(f"{file}: left out {len(bad)} rows without a text or a label, first {bad[0]}")
         if not samples:

@@ -163,6 +163,13 @@ class Training(LightningCLI):
             return  # a published data set: its recipes have all values
         network = self.config.model.network
         arguments = network.init_args
+        reads_texts = "layers" in arguments and "width" in arguments
+        if reads_texts != ("size" not in values.init_args):
+            kind, other = ("texts", "pictures") if reads_texts else ("pictures", "texts")
+            raise ValueError(
+                f"{network.class_path.rpartition('.')[2]} is a network of {kind}, and the data has {other}: choose "
+                "another --model"
+            )
         for _ in range(2):  # the second time with the size that the network takes, if it takes one only
             data = build_part(LabeledData, values)
             facts = data.facts()
