@@ -219,7 +219,7 @@ def test_every_set_takes_every_option(kind: type[ImageData]) -> None:
     assert (data.batch_size, data.val_size, data.flip, data.resize, data.ten_crop) == (3, 20, True, side, True)
     assert data.crops(torch.rand(4, *kind.shape)).shape == (4, 10, *kind.shape)
     assert data.augment(torch.rand(4, *kind.shape)).shape == (4, *kind.shape)
-    assert data.names == [str(label) for label in range(kind.classes)]
+    assert len(set(data.names)) == kind.classes
     with pytest.raises(TypeError, match="resise"):
         kind(resise=side)
 

@@ -198,7 +198,9 @@ def test_batches_that_do_not_end_where_the_run_has_stopped(capfd):
     assert train("runs", "digits.yaml", "--data.batch_size=50", *STOP) == 143
     capfd.readouterr()
     assert train_together("runs", "digits.yaml", "--data.batch_size=50", "--ckpt_path=last") == [2, 2]
-    (line,) = capfd.readouterr().err.splitlines()
+    said = capfd.readouterr().err
+    (line,) = [line for line in said.splitlines() if line.startswith("torchcaps: ")]  # PyTorch may warn if it is slow
+    assert "Traceback" not in said
     assert line == (
         "torchcaps: the checkpoint was saved within an epoch, after 350 samples in batches of 50 in all processes "
         "together, and batches of 100 do not end there: choose data.batch_size and the number of processes so that "
@@ -250,13 +252,13 @@ def embed(rank: int, kill: int | None = None) -> np.ndarray:
     trainer.strategy.setup_environment()
     add, added = EmbeddingStore.add, []
 
-    def killing(self, texts, tokens, states):
+    def killing(self, texts, *more):
         if len(added) == 2:
             with self._states.open("ab") as file:
                 file.write(b"half")  # a record that it does not finish
             os.kill(os.getpid(), signal.SIGKILL)
         added.append(texts)
-        add(self, texts, tokens, states)
+        add(self, texts, *more)
 
     if rank == kill:
         EmbeddingStore.add = killing
