@@ -86,8 +86,10 @@ def _take_best(training: "Training") -> Path | None:
 
 def _validate(training: "Training") -> None:
     """Let the report see the validation samples, if there are both."""
+    from torchcaps.training.monitors import validates
+
     trainer = training.trainer
-    if training.report() and trainer.limit_val_batches and training.datamodule.val_dataloader():
+    if training.report() and validates(trainer, training.datamodule):
         loggers, trainer.loggers = trainer.loggers, []  # the curves would get one more point
         trainer.validate(training.model, training.datamodule, verbose=False)
         trainer.loggers = loggers

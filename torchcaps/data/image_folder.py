@@ -147,12 +147,10 @@ class ImageFolder(ImageData):
         files = self._files
         if self.split is not None:
             return self._read_split(files)
-        found: dict[str, Part] = {}
-        for name in self._in_parts:
-            found |= {path: FOLDERS[name.lower()] for path in files if Path(path).parts[0] == name}
+        found = {path: self._part_of(path) for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         open_parts = {part: share for part, share in shares.items() if part not in found.values()}
-        pictures = [path for path in files if found.get(path, "train") == "train"]
+        pictures = [path for path in files if found[path] == "train"]
         classes = [files[path] for path in pictures]
         found |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
         if "test" not in found.values():
@@ -243,6 +241,10 @@ class ImageFolder(ImageData):
                 raise DataError(f"{self._folder}: has {count} folders for the part {part!r}: expected one")
         return found
 
+    def _part_of(self, path: str) -> Part:
+        """Return the part whose folder a picture lies in; "train" where the folder has none."""
+        return FOLDERS[path.partition("/")[0].lower()] if self._in_parts else "train"
+
     @cached_property
     def _all(self) -> tuple[dict[str, str], list[str]]:
         """Return the class of each picture by its path in the folder, and the paths of other files."""
@@ -260,9 +262,7 @@ class ImageFolder(ImageData):
                             others.append(inside.as_posix())
                 if len(files) == count:
                     raise DataError(f"{home}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
-        trained = {
-            name for path, name in files.items() if not self._in_parts or FOLDERS[_first(path).lower()] == "train"
-        }
+        trained = {name for path, name in files.items() if self._part_of(path) == "train"}
         for file, name in files.items():
             if name not in trained:
                 hint = nearest(name, sorted(trained))
@@ -312,10 +312,6 @@ def _folders(place: Path) -> list[Path]:
 def _natural(name: str) -> tuple[int, int, str]:
     """Key that sorts names which are numbers as numbers, before all others."""
     return (0, int(name), name) if name.isdecimal() else (1, 0, name)
-
-
-def _first(path: str) -> str:
-    return path.partition("/")[0]
 
 
 def _more(parts: Any) -> str:

@@ -30,6 +30,7 @@ from torchcaps.reproduce.pace import hardware
 
 with needs("train"):
     from torchcaps.training.build import Training
+    from torchcaps.training.checkpoint_files import network_state
 
 MOST_BYTES = 2_000_000
 
@@ -145,10 +146,9 @@ def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = (), about: 
 def _state(checkpoint: Path) -> dict[str, Tensor]:
     """Return the state dict of the network in a checkpoint."""
     try:
-        found = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        return network_state(torch.load(checkpoint, map_location="cpu", weights_only=True))
     except Exception as error:  # bytes that anybody wrote make torch raise errors of many types
         raise ValueError(f"{checkpoint} is not a checkpoint of `torchcaps train` ({one_line(error)})") from error
-    return {name.removeprefix("network."): value for name, value in found.items() if name.startswith("network.")}
 
 
 def _half(name: str, value: Tensor) -> Tensor:

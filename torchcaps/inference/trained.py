@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torchcaps.arguments import Positive, checked
 from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
-from torchcaps.training.checkpoint_files import EXPECTED, facts_of, read_checkpoint, values_of
+from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
 from torchcaps.training.names import known_names_only
 from torchcaps.training.parts import build_part
-
-NETWORK = "network."  # prefix of the network's parameters in the state of a `Classifier`
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,7 @@ class Trained:
         values = values_of(path, content)
         if values is None:
             raise ValueError(f"{path} does not say with which values it was trained: {EXPECTED}")
-        state = {
-            name.removeprefix(NETWORK): value
-            for name, value in content["state_dict"].items()
-            if name.startswith(NETWORK)
-        }
-        return cls.built(path, values, state, facts_of(content), allow_code)
+        return cls.built(path, values, network_state(content), facts_of(content), allow_code)
 
     @classmethod
     def built(

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def begin(plan: Plan, runs: Path) -> Plan:
     """Return the plan with a new folder `search_N` in the folder of the recipe's runs, and write what it began with."""
     folder = take_folder(runs, "search")
     write_text_whole(folder / BEGUN, json.dumps(_about(plan), indent=1))
-    return Plan(plan.recipe, plan.overrides, plan.engine, plan.trials, folder, plan.allow_code, plan.seed)
+    return replace(plan, folder=folder)
 
 
 def newest(runs: Path) -> Path | None:

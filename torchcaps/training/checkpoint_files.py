@@ -20,6 +20,7 @@ KINDS: dict[str, type] = {  # parts of a checkpoint
     "lr_schedulers": list,
     "pytorch-lightning_version": str,
 }
+NETWORK = "network."  # prefix of the network in the state of a `Classifier`
 EXPECTED = "expected one that `torchcaps train` wrote"
 
 
@@ -52,6 +53,12 @@ def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
                 f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes"
             )
     return content
+
+
+def network_state(content: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the state of the network in a checkpoint, with the network's own names."""
+    state = content["state_dict"]
+    return {name.removeprefix(NETWORK): value for name, value in state.items() if name.startswith(NETWORK)}
 
 
 def facts_of(content: dict[str, Any]) -> dict[str, Any]:
