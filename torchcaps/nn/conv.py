@@ -61,6 +61,7 @@ class _CapsuleConv(CapsuleLayer):
         capsules = as_capsules(capsules, self.weight, takes_half=True)
         poses, scores = capsules.poses, capsules.scores
         self._check(poses, scores)
+        shape = tuple(poses.shape[1 : 2 + len(self.sides)])
         line = len(self.sides) == 1
         rows, d = matrix_shape(self.in_pose)
         poses = poses.reshape(*poses.shape[: -len(self.in_pose)], rows, d)
@@ -80,6 +81,7 @@ class _CapsuleConv(CapsuleLayer):
             poses, scores = F.pad(poses, (0, 0, 0, 0, *margin)), F.pad(scores, margin, value=-torch.inf)
         pairs = (stride[0], stride[1]), (dilation[0], dilation[1])
         votes = LazyVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
+        votes.layout = shape
         return votes.gated(None if scores is None else presence(windows(scores, (kernel[0], kernel[1]), *pairs)))
 
     def _sizes(self, name: str, size: Padding) -> tuple[int, ...]:

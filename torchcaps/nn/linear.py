@@ -157,6 +157,7 @@ class CapsuleLinear(CapsuleLayer):
         if self.coordinates:
             bias = self._coordinates(capsules.poses.shape[2:-2], like=weight)
         votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
+        votes.layout = tuple(capsules.poses.shape[1 : -len(self.in_pose)])
         scores = None if capsules.scores is None else capsules.scores.flatten(1)
         return votes.gated(presence(scores))
 

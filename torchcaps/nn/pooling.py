@@ -140,7 +140,8 @@ class RoutingPool2d(nn.Module):
     def _routes_in_one_operator(self, device: torch.device) -> bool:
         """Return whether `VectorNormRouting.pool` can run. It is unrolled vector-normed routing only, and code that
         PyTorch compiles, traces or transforms must consist of PyTorch's own operators."""
-        if is_traced() or choose_backend(self.backend, device) == "reference":
+        seen = self.routing.is_uniform or self.routing.is_watched  # by the routing's own steps only
+        if seen or is_traced() or choose_backend(self.backend, device) == "reference":
             return False
         return type(self.routing) is VectorNormRouting and self.routing.gradient == "unrolled"
 

@@ -187,7 +187,7 @@ class _Routed(NamedTuple):
 
 def _votes(layer: CapsuleLayer, children: Capsules) -> Votes:
     """Return the prepared votes on which the layer's routing iterates."""
-    return layer.routing.prepare(layer.votes(children))
+    return layer.routing.prepared(layer.votes(children))
 
 
 def _changes(poses: list[Tensor]) -> Tensor:

@@ -81,6 +81,7 @@ class LazyVotes(Votes):
         self.grid = (poses.shape[0], *grid_of(children, self.windows)) if on_grid else ()
         self.children, self.parents = poses.shape[1] * math.prod(self.kernel), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
+        self.layout: tuple[int, ...] = tuple(poses.shape[1:4]) if on_grid else (self.children,)
         self.backend_asked = backend
         self.backend = choose_backend(backend, poses.device, self._sizes())
         self.logit_columns = 0  # columns that with_logits has appended to each vote
@@ -158,11 +159,7 @@ class LazyVotes(Votes):
         if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
             return self._stored().coefficients(agreement, softmax, leaky)
         # Only the logits are stored: the votes of a block are computed, used, and computed again for gradients.
-        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
-        logits = [
-            checkpoint(self._logits, agreement, slice(first, first + step), use_reentrant=False)
-            for first in range(0, self.children, step)
-        ]
+        logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self._some_children()]
         return coefficients_of(torch.cat(logits, dim=1), self.gates, softmax, leaky)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
@@ -174,6 +171,13 @@ class LazyVotes(Votes):
                 votes = layout.unpack_votes(tiled.Tile(block, layout, children).votes())
             own_gates = None if gates is None else block.read_gates(gates).T
             yield block.samples, self._narrowed(votes), own_gates
+
+    def lengths(self) -> Tensor:
+        found = []
+        for some in self._some_children():
+            votes = self._narrowed(self._stored_block(some).votes)
+            found.append(votes.square().sum(-1).sqrt())
+        return torch.cat(found, dim=1)
 
     # ------------------------------------------------------------ shapes of the parents
 
@@ -293,15 +297,26 @@ class LazyVotes(Votes):
             self.cache.stored[with_gradient] = StoredVotes(_votes(*self._windows()))
         return self.cache.stored[with_gradient].gated(self.gates)
 
-    def _logits(self, agreement: Agreement, children: slice) -> Tensor:
+    def _some_children(self) -> Iterator[slice]:
+        """Yield slices of the children whose votes are few enough to be stored."""
+        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
+        for first in range(0, self.children, step):
+            yield slice(first, first + step)
+
+    def _stored_block(self, children: slice) -> StoredVotes:
+        """Return the votes of some children."""
         poses, weight, bias = self._windows()
         index = torch.arange(poses.shape[1], device=poses.device)[children]
         weight = weight[index // (poses.shape[1] // weight.shape[0])]
         bias = None if bias is None else bias[index // (poses.shape[1] // bias.shape[0])]
+        return StoredVotes(_votes(poses[:, children], weight, bias))
+
+    def _logits(self, agreement: Agreement, children: slice) -> Tensor:
         if isinstance(agreement, Dot) and agreement.offset is not None and len(agreement.offset) > 1:
+            index = torch.arange(self.children, device=self.device)[children]
             groups = self.children // len(agreement.offset)
             agreement = agreement._replace(offset=agreement.offset[index // groups])
-        return StoredVotes(_votes(poses[:, children], weight, bias)).logits(agreement)
+        return self._stored_block(children).logits(agreement)
 
     def _impossible(self, what: str) -> ValueError:
         return ValueError(f"backend={self.backend!r} cannot compute {what}: use backend='reference'")

@@ -28,7 +28,7 @@ class StoredVotes(Votes):
             raise ValueError(f"expected at least one child and one parent, got votes of shape {tuple(votes.shape)}")
         self.batch, self.children, self.parents = votes.shape[:3]
         self.pose, self.device, self.dtype = tuple(votes.shape[3:]), votes.device, votes.dtype
-        self.gates = None
+        self.gates, self.layout = None, (self.children,)
         self.votes = at_least_float32(votes).flatten(3)
 
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
@@ -70,6 +70,9 @@ class StoredVotes(Votes):
         for first in range(0, self.batch, step):
             samples = slice(first, first + step)
             yield samples, self.votes[samples], None if self.gates is None else self.gates[samples]
+
+    def lengths(self) -> Tensor:
+        return self.votes.square().sum(-1).sqrt()
 
     def detach(self) -> Self:
         votes = copy.copy(self)

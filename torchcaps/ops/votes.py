@@ -39,6 +39,8 @@ class Votes(ABC):
         dtype: precision of the parents; sums over children run in float32 at least.
         gates: how present each child is, `(batch, children)` in [0, 1]; None: all children are present. A child with
             gate 0 is padding and changes nothing.
+        layout: how a layer got its children, in their order: `(children,)`, or on a grid `(types, height, width)`. With
+            windows it is that of the whole grid.
     """
 
     batch: int
@@ -48,6 +50,7 @@ class Votes(ABC):
     device: torch.device
     dtype: torch.dtype
     gates: Tensor | None
+    layout: tuple[int, ...]
 
     @abstractmethod
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
@@ -88,6 +91,10 @@ class Votes(ABC):
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Yield the votes themselves, for inspection, block by block: a slice of the samples, votes of some of their
         children, `(samples, children, parents, features)`, and the gates of these, `(samples, children)` or None."""
+
+    @abstractmethod
+    def lengths(self) -> Tensor:
+        """Return the lengths of the votes, `(batch, children, parents)`, for inspection."""
 
     @abstractmethod
     def detach(self) -> Self:

@@ -88,6 +88,7 @@ class Routing(nn.Module, ABC):
             previous one.
         iterative: whether the algorithm iterates; otherwise `step` runs once.
         shape: shape of the layer that this routing belongs to, or None.
+        is_uniform: whether the coefficients are uniform at the moment, see `uniform`.
     """
 
     softmax: Softmax = "parents"
@@ -109,6 +110,7 @@ class Routing(nn.Module, ABC):
             raise ValueError(f"iterations must be an int of at least {least}, got {iterations}")
         self.iterations, self.gradient, self.init = iterations, gradient, init
         self.shape: LayerShape | None = None
+        self.is_uniform = False
         self._watchers: list[Callable[[Iteration], None]] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -142,7 +144,7 @@ class Routing(nn.Module, ABC):
         return {}
 
     def prepare(self, votes: Votes) -> Votes:
-        """Return the votes that the steps work on; called once, before the first step."""
+        """Return the votes that the steps work on; called once, before the first step, but not within `uniform`."""
         return votes
 
     def first_agreement(self, votes: Votes) -> Agreement | None:
@@ -227,7 +229,7 @@ class Routing(nn.Module, ABC):
 
     def advance(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
         """Run `step` and report it to the watchers. Every schedule iterates by this method."""
-        agreement = self.scaled(agreement)
+        agreement = None if self.is_uniform else self.scaled(agreement)
         found = self.step(votes, agreement, t)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Capsules)):
             raise TypeError(
@@ -245,7 +247,7 @@ class Routing(nn.Module, ABC):
         return parents, after
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_watchers": []}  # a copy of a watched routing is not watched
+        return self.__dict__ | {"_watchers": [], "is_uniform": False}  # a copy is not in the contexts of the original
 
     @contextlib.contextmanager
     def watched(self, watcher: Callable[[Iteration], None]) -> Iterator[None]:
@@ -256,6 +258,30 @@ class Routing(nn.Module, ABC):
         finally:
             self._watchers.remove(watcher)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watcher waits for iterations."""
+        return bool(self._watchers)
+
+    @contextlib.contextmanager
+    def uniform(self) -> Iterator[None]:
+        """Route by uniform coefficients within this context: every step sees no agreement, in every schedule.
+
+        With the softmax over parents each coefficient is 1 / parents, or 1 / (parents + 1) with a leak; over children
+        it is the child's gate divided by the sum of the gates. `first_agreement` has no effect, and `prepare` is left
+        out, because it may give the children logits of their own. Learned parameters, iterations and watchers stay as
+        they are. A copy of the routing that is made within the context is not in it.
+        """
+        before, self.is_uniform = self.is_uniform, True
+        try:
+            yield
+        finally:
+            self.is_uniform = before
+
+    def prepared(self, votes: Votes) -> Votes:
+        """Return the votes that the steps work on: what `prepare` returns, or the votes as they are in `uniform`."""
+        return votes if self.is_uniform else self.prepare(votes)
+
     def scaled(self, agreement: Agreement | None) -> Agreement | None:
         """Return the agreement with the scale of this algorithm."""
         scale = self.scale(agreement.query.shape[-1]) if isinstance(agreement, Dot) else None
@@ -263,7 +289,8 @@ class Routing(nn.Module, ABC):
 
     def coefficients(self, votes: Votes, agreement: Agreement | None) -> Tensor:
         """Return the coefficients that follow from an agreement, `(batch, children, parents)`."""
-        return votes.coefficients(self.scaled(agreement), self.softmax, self.leaky)
+        agreement = None if self.is_uniform else self.scaled(agreement)
+        return votes.coefficients(agreement, self.softmax, self.leaky)
 
     def _check_values(self) -> None:
         missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]
@@ -304,7 +331,7 @@ class Routing(nn.Module, ABC):
         votes = as_votes(votes)
         if scores is not None:
             votes = votes.gated(presence(as_logits(scores, votes)))
-        votes = self.prepare(votes)
+        votes = self.prepared(votes)
         step = partial(self.advance, votes)
         parents, agreement = iterate(step, self.steps, self.gradient, self.first_agreement(votes))
         return votes.with_coefficients(parents, self.coefficients(votes, agreement)) if return_coefficients else parents

@@ -55,14 +55,21 @@ class Equilibrium:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement, "Convergence"]:
-        """Return the parents at the fixed point, the agreement there, and how it was found."""
+    def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement | None, "Convergence"]:
+        """Return the parents at the fixed point, the agreement there, and how it was found.
+
+        Within `Routing.uniform` it is one step without an agreement.
+        """
         check_equilibrium(routing)
         if is_transformed() or is_exported():
             raise RuntimeError(
                 "an equilibrium stops when its numbers say so, which cannot be exported, traced or transformed: use "
                 "schedule='sequential'"
             )
+
+        if routing.is_uniform:  # nothing to find: uniform coefficients do not follow from the parents
+            parents, _ = routing.advance(votes, None, torch.inf)
+            return parents, None, Convergence(parents.poses.new_zeros(1))
 
         with torch.no_grad():
             _, like = routing.step(votes, routing.first_agreement(votes), torch.inf)

@@ -1,0 +1,53 @@
+"""How sharp coefficients are after each iteration."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps import CapsuleLinear, Capsules, DynamicRouting, create_model
+from torchcaps.explain import sharpening
+
+
+def test_coefficients_start_uniform_and_are_those_of_the_layer() -> None:
+    torch.manual_seed(0)
+    network = create_model("capsnet_digits", pretrained="digits").train()
+    images = torch.rand(3, 1, 8, 8)
+    (found,) = sharpening(network, [images[:2], images[2:]]).values()
+    assert (found.over, found.size) == ("parents", 10)
+    assert found.effective[0] == pytest.approx(10)
+    assert found.largest[0] == pytest.approx(0.1)
+    network.eval()
+    last = network(images, return_coefficients=True).capsules.coefficients.detach()
+    assert found.largest[2] == pytest.approx(float(last.amax(-1).mean()), rel=1e-5)
+    entropy = -(last * last.log()).sum(-1)
+    assert found.effective[2] == pytest.approx(float(entropy.exp().mean()), rel=1e-5)
+    assert found.effective[2] < found.effective[1] < found.effective[0]
+
+
+def test_padding_and_children() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, softmax="children"))
+
+        def forward(self, poses, scores):
+            return self.layer(Capsules(poses, scores)).poses.norm(dim=-1)
+
+    torch.manual_seed(0)
+    scores = torch.tensor([[torch.inf, torch.inf, torch.inf, -torch.inf]])
+    (found,) = sharpening(Gated(), [(torch.randn(1, 4, 3), scores)]).values()
+    assert (found.over, found.size) == ("children", 4)
+    assert found.effective[0] == pytest.approx(3)
+    assert found.largest[0] == pytest.approx(1 / 3)
+
+
+def test_a_pool_is_spread_over_its_positions() -> None:
+    torch.manual_seed(0)
+    network = create_model("pooling_resnet_small", sharpness=50.0)
+    (found,) = sharpening(network, [torch.rand(2, 3, 32, 32)]).values()
+    assert (found.over, found.size) == ("children", 64)
+    assert found.effective[0] == pytest.approx(64)
+    assert found.effective[1] < 60
+    assert math.isclose(float(found.largest[0]), 1 / 64, rel_tol=1e-6)

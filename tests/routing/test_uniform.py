@@ -1,0 +1,257 @@
+"""Uniform coefficients on the same weights: each algorithm's own step without an agreement, in every schedule."""
+
+import copy
+import math
+import pickle
+
+import oracles
+import pytest
+import torch
+from algorithms import ALGORITHMS, make, randomize
+from problems import BACKENDS
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsuleConv2d,
+    CapsuleLinear,
+    Capsules,
+    CapsuleStack,
+    DynamicRouting,
+    EMRouting,
+    Equilibrium,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    RoutingPool2d,
+    SelfRouting,
+    VectorNormRouting,
+)
+from torchcaps.routing import Iteration, Routing
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def layer_of(routing: Routing, children: int = 5, parents: int = 3, pose: int = 4) -> CapsuleLinear:
+    layer = CapsuleLinear(children, parents, pose, pose, routing, bias=True)
+    randomize(layer)
+    return layer
+
+
+def children_of(layer: CapsuleLinear, batch: int = 2) -> Capsules:
+    scores = torch.randn(batch, layer.in_capsules)
+    scores[0, 0] = -math.inf
+    return Capsules(torch.randn(batch, layer.in_capsules, *layer.in_pose), scores)
+
+
+def same(found: Capsules, expected: Capsules) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if isinstance(a, Tensor):
+            assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_its_own_step_from_uniform_coefficients(name):
+    layer = layer_of(make(name, 3))
+    routing, children = layer.routing, children_of(layer)
+    for backend in BACKENDS:
+        layer.backend = backend
+        before = layer(children, return_coefficients=True)
+        with routing.uniform():
+            found = layer(children, return_coefficients=True)
+        expected, _ = routing.step(layer.votes(children), None, routing.steps - 1)
+        same(found._replace(coefficients=None), expected)
+        assert not found.poses.allclose(before.poses, rtol=1e-3)
+
+        gates = children.scores.sigmoid().unsqueeze(-1).expand(-1, -1, 3)
+        even = torch.full_like(gates, 1 / (3 + routing.leaky))
+        assert_close(found.coefficients, even if routing.softmax == "parents" else gates / gates.sum(1, keepdim=True))
+        same(layer(children, return_coefficients=True), before)
+
+
+def test_every_iteration_is_uniform_and_watched():
+    layer = layer_of(EMRouting(3, inverse_temperature=1.0))
+    children, seen = children_of(layer), []
+    with layer.routing.uniform(), layer.routing.watched(seen.append):
+        parents = layer(children)
+    assert [(x.agreement, x.t) for x in seen] == [(None, 0), (None, 1), (None, 2)]
+    same(seen[-1].parents, parents)
+
+
+def mean_votes(votes: list, gates: list, j: int, weight: float) -> list[float]:
+    """Sum of the votes for parent j, each times its gate and the same weight."""
+    features = range(len(votes[0][0]))
+    return [sum(weight * gates[i] * votes[i][j][k] for i in range(len(votes))) for k in features]
+
+
+def given(layer: CapsuleLinear) -> tuple[Capsules, list, list]:
+    """Children, and their votes [b][i][j][k] and gates [b][i] as nested lists."""
+    children = children_of(layer)
+    votes = oracles.votes_from_poses(
+        children.poses.unsqueeze(2).tolist(), layer.weight.tolist(), None if layer.bias is None else layer.bias.tolist()
+    )
+    return children, votes, children.scores.sigmoid().tolist()
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("start", ["zero", "random", "learned"])
+def test_dynamic_routing_in_plain_loops(leaky, start):
+    layer = layer_of(DynamicRouting(3, leaky=leaky, start=start))
+    children, votes, gates = given(layer)
+    share = 1 / (4 if leaky else 3)
+    expected = [[oracles.squash(mean_votes(votes[b], gates[b], j, share)) for j in range(3)] for b in range(len(votes))]
+    with layer.routing.uniform():
+        assert_close(layer(children).poses, torch.tensor(expected))
+
+
+def test_inverted_attention_in_plain_loops():
+    layer = layer_of(InvertedAttentionRouting(3, start="learned"))
+    children, votes, gates = given(layer)
+    scale, shift = layer.routing.weight.tolist(), layer.routing.bias.tolist()
+    expected = [
+        [oracles.layer_norm(mean_votes(votes[b], gates[b], j, 1 / 3), scale, shift, 1e-5) for j in range(3)]
+        for b in range(len(votes))
+    ]
+    with layer.routing.uniform():
+        assert_close(layer(children).poses, torch.tensor(expected))
+
+
+def test_em_routing_in_plain_loops():
+    layer = layer_of(EMRouting(3, inverse_temperature=1.0, decay=0.5))
+    children, votes, gates = given(layer)
+    temperature = 1 - 0.5**3  # that of the last of three iterations
+    poses, scores = [], []
+    for b in range(len(votes)):
+        for j in range(3):
+            mass = sum(gates[b]) / 3
+            mean = [x / mass for x in mean_votes(votes[b], gates[b], j, 1 / 3)]
+            cost = 0.0
+            for k in range(len(mean)):
+                squares = sum(gates[b][i] / 3 * (votes[b][i][j][k] - mean[k]) ** 2 for i in range(len(votes[b])))
+                cost += (layer.routing.beta_u[j].item() + math.log(math.sqrt(squares / mass))) * mass
+            poses.append(mean)
+            scores.append(temperature * (layer.routing.beta_a[j].item() - cost))
+    with layer.routing.uniform():
+        found = layer(children)
+    assert_close(found.poses, torch.tensor(poses).view(len(votes), 3, -1))
+    assert_close(found.scores, torch.tensor(scores).view(len(votes), 3))
+
+
+def test_self_routing_without_the_childrens_own_logits():
+    layer = layer_of(SelfRouting())
+    children, votes, gates = given(layer)
+    expected = [
+        [[x / sum(gates[b]) for x in mean_votes(votes[b], gates[b], j, 1)] for j in range(3)] for b in range(len(votes))
+    ]
+    with layer.routing.uniform():
+        found = layer(children)
+    assert_close(found.poses, torch.tensor(expected))
+    assert_close(found.scores.sigmoid(), torch.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("name", ["dynamic", "em", "self-routing"])
+def test_convolutions(name):
+    layer = randomize(CapsuleConv2d(2, 3, 4, 4, 3, make(name), padding=1))
+    children = torch.randn(2, 2, 5, 5, 4)
+    with layer.routing.uniform():
+        found = layer(children, return_coefficients=True)
+    expected, _ = layer.routing.step(layer.votes(children), None, layer.routing.steps - 1)
+    same(found._replace(coefficients=None), expected)
+    assert_close(found.coefficients, torch.full_like(found.coefficients, 1 / 3))
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
+@pytest.mark.parametrize("routing", [DynamicRouting(3), HeinsenRouting(3), InvertedAttentionRouting(2)], ids=repr)
+def test_stacks(routing, schedule):
+    stack = CapsuleStack(layer_of(routing), layer_of(routing, 3, 2), schedule=schedule)
+    children = children_of(stack.layers[0])
+    with stack.layers[0].routing.uniform(), stack.layers[1].routing.uniform():
+        found, trace = stack(children, return_coefficients=True), stack.trace(children)
+        expected = stack.layers[1](stack.layers[0](children), return_coefficients=True)
+    same(found, expected)
+    same(trace[1].parents, expected)
+    assert_close(trace[1].changes, torch.zeros(routing.iterations - 1))
+
+
+def test_uniform_self_routing_in_a_stack():
+    stack = CapsuleStack(layer_of(SelfRouting()), layer_of(SelfRouting(), 3, 2), schedule="concurrent")
+    children = children_of(stack.layers[0])
+    with stack.layers[0].routing.uniform(), stack.layers[1].routing.uniform():
+        same(stack(children), stack.layers[1](stack.layers[0](children)))
+
+
+@pytest.mark.parametrize("name", ["inverted attention", "em", "heinsen"])
+def test_an_equilibrium_takes_one_step(name):
+    layer = layer_of(make(name))
+    stack, children, seen = CapsuleStack(layer, schedule=Equilibrium()), children_of(layer), list[Iteration]()
+    before = stack(children)
+    with layer.routing.uniform(), layer.routing.watched(seen.append):
+        found = stack(children, return_coefficients=True)
+        assert stack.trace(children)[0].changes.tolist() == [0]
+    assert [(x.agreement, x.t) for x in seen] == [(None, math.inf)] * 2
+    expected, _ = layer.routing.step(layer.votes(children), None, math.inf)
+    same(found._replace(coefficients=None), expected)
+    assert_close(found.coefficients, torch.full_like(found.coefficients, 1 / 3))
+    same(stack(children), before)
+
+
+@pytest.mark.parametrize("window", [{}, {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
+@pytest.mark.parametrize("options", [{"sharpness": 5.0}, {"routing": DynamicRouting(2, softmax="children")}], ids=str)
+def test_a_pool_averages(window, options):
+    torch.set_default_dtype(torch.float32)
+    pool, x = RoutingPool2d(4, **window, **options), torch.randn(2, 8, 6, 6)
+    before = pool(x)
+    with pool.routing.uniform():
+        found = pool(x)
+        _, coefficients = pool(x, return_coefficients=True)
+    mean = avg_pool2d(x, **(window or {"kernel_size": 6}), count_include_pad=False)
+    if "routing" in options:  # dynamic routing squashes the average
+        groups = mean.unflatten(1, (2, 4))
+        size = groups.norm(dim=2, keepdim=True)
+        mean = (groups * size / (1 + size**2)).flatten(1, 2)
+    assert_close(found, mean)
+    places = (4, 5) if window else (2, 3)
+    assert_close(coefficients.sum(places), torch.ones(coefficients.shape[: places[0]]))
+    held = coefficients[coefficients > 0] if "padding" in window else coefficients
+    assert_close(held.min(), torch.tensor(1 / 36 if not window else 1 / 4 if window["kernel_size"] == 2 else 1 / 9))
+    assert pool(x).equal(before)
+    assert not before.allclose(found, rtol=1e-3)
+
+
+def test_the_context_ends():
+    routing = VectorNormRouting()
+    with routing.uniform():
+        with routing.uniform():
+            assert routing.is_uniform
+        assert routing.is_uniform
+    assert not routing.is_uniform
+    with pytest.raises(RuntimeError, match="stop"), routing.uniform():
+        raise RuntimeError("stop")
+    assert not routing.is_uniform
+
+
+def test_copies_are_not_in_the_context():
+    layer = layer_of(DynamicRouting())
+    with layer.routing.uniform():
+        copies = copy.copy(layer.routing), copy.deepcopy(layer.routing), pickle.loads(pickle.dumps(layer.routing))
+        assert not any(x.is_uniform for x in copies)
+        assert not copy.deepcopy(layer).routing.is_uniform
+        assert not layer.routing.for_layer(layer.layer_shape).is_uniform
+        assert not layer.routing.with_values().is_uniform
+        assert layer.routing.is_uniform
+
+
+def test_gradients_are_those_of_the_step():
+    layer = layer_of(DynamicRouting(3))
+    children = torch.randn(2, 5, 4, requires_grad=True)
+    with layer.routing.uniform():
+        (found,) = torch.autograd.grad(layer(children).poses.square().sum(), children)
+    step, _ = layer.routing.step(layer.votes(children), None, 2)
+    (expected,) = torch.autograd.grad(step.poses.square().sum(), children)
+    assert_close(found, expected)

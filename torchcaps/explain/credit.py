@@ -1,0 +1,220 @@
+"""Credit: the share of each capsule in each class, composed through all capsule layers of a network."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import Count, CountOrZero, checked
+from torchcaps.capsules import Prediction
+from torchcaps.explain.recording import Inputs, Run, record
+from torchcaps.explain.shares import Shares, shares_of
+
+
+class LayerCredit(NamedTuple):
+    """Shares of a layer's children in the classes.
+
+    Fields:
+        name: name of the layer in `network.named_modules()`.
+        shares: `(batch, classes, *children)`, where children are `(children,)` or on a grid `(types, height, width)`;
+            they sum to one over the children.
+        own: shares of the children in the layer's own parents.
+    """
+
+    name: str
+    shares: Tensor
+    own: Shares
+
+
+class Credit(NamedTuple):
+    """Credit of all capsule layers for a batch of inputs.
+
+    Fields:
+        layers: from the layer next to the input to the one next to the classes.
+        top: shares of the last layer's parents in the classes, `(batch, classes, *parents)`.
+        prediction: the network's output.
+    """
+
+    layers: tuple[LayerCredit, ...]
+    top: Tensor
+    prediction: Prediction
+
+
+class Strand(NamedTuple):
+    """A part in a parse tree: a capsule, or several at one place, with the strongest parts that it is made of.
+
+    Fields:
+        layer: index in `Credit.layers` of the layer whose child it is; beyond the last one for the class itself.
+        place: its place among them: `(row, column)` on a grid, where all types are one part; `(position,)` on a line;
+            `(index,)` otherwise.
+        share: its share in the class, along this strand of the tree.
+        rest: share of the parts that are left out.
+        parts: its strongest parts.
+    """
+
+    layer: int
+    place: tuple[int, ...]
+    share: float
+    rest: float
+    parts: tuple["Strand", ...]
+
+
+@checked
+def credit(network: nn.Module, inputs: Inputs) -> Credit:
+    r"""Compute the share of each capsule in each class, for every capsule layer of a network.
+
+    Let :math:`S^l_{ij}` be the share of child i in parent j of layer l (:class:`torchcaps.explain.Shares` has its
+    formula), and :math:`T_{kj}` that of the last layer's parent j in class k. Then the share of child i in class k is
+
+    .. math:: C^L_{ki} = \sum_j T_{kj} S^L_{ij}, \quad C^l_{ki} = \sum_j C^{l+1}_{kj} S^l_{ij}
+
+    These rows sum to one in every layer, for every routing: the parts of a class are handed on, and none is lost. Where
+    the last parents are the classes, T is the identity. Where other layers follow, such as the linear layer behind a
+    routing pool, T are the absolute values of gradient times pose,
+    :math:`|\sum_f \partial \text{score}_k / \partial v_{jf} \, v_{jf}|`, divided by their sum.
+
+    Layers that are not connected child to parent with the ones above them, such as routing pools with convolutions
+    between them, are left out: nothing says how their parents share in the next layer's children.
+
+    Args:
+        network: classifier that returns a `Prediction`, or scores `(batch, classes)`; it is run in evaluation mode and
+            left as it was.
+        inputs: its input, or a tuple of the arguments of its `forward`.
+
+    Raises:
+        ValueError: the network ran no capsule layer.
+    """
+    with torch.enable_grad():
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        attached = tuple(x.detach().requires_grad_() if x.is_floating_point() else x for x in given)
+        output, runs = record(network, attached)  # also gradients of networks whose parameters need none
+    prediction = output if isinstance(output, Prediction) else Prediction(output)
+    if not runs:
+        raise ValueError(
+            f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
+        )
+    chain = connected(runs)
+    top = _top(*chain[-1], prediction.scores)
+    layers: list[LayerCredit] = []
+    shares = top
+    for run, own in reversed(chain):
+        shares = own.down(shares.reshape(*shares.shape[:2], *own.parents))
+        layers.append(LayerCredit(run.name, shares, own))
+    detached = Prediction(prediction.scores.detach(), prediction.capsules and prediction.capsules.detach())
+    return Credit(tuple(reversed(layers)), top, detached)
+
+
+def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
+    """Return the last layers that are connected, child to parent, and the shares in each; capsules may be laid out
+    otherwise by the next layer, but not a pool's."""
+    chain = [(runs[-1], shares_of(runs[-1]))]
+    for run in reversed(runs[:-1]):
+        above, own = chain[0][1], shares_of(run)
+        if above.groups or own.groups or math.prod(own.parents) != math.prod(above.children):
+            break
+        chain.insert(0, (run, own))
+    return chain
+
+
+def _top(run: Run, own: Shares, scores: Tensor) -> Tensor:
+    """Return the shares of the last layer's parents in the classes, `(batch, classes, *parents)`."""
+    batch, classes = scores.shape
+    if own.parents == (classes,):
+        return torch.eye(classes, device=scores.device).expand(batch, -1, -1)
+    parents = run.parents if run.parents is not None else run.last.parents.poses  # type: ignore[union-attr]
+    given = [torch.autograd.grad(scores[:, k].sum(), parents, retain_graph=True)[0] for k in range(classes)]
+    products = torch.stack(given, 1) * parents.unsqueeze(1)
+    if own.groups or run.last is None:  # channels of a map: features of each group
+        products = products.unflatten(2, (own.parents[0], -1)).sum(3)
+        amounts = products.abs().reshape(batch, classes, *own.parents)
+    else:
+        amounts = products.flatten(2 + len(own.parents)).sum(-1).abs()
+    flat = amounts.flatten(2).detach()
+    total = flat.sum(-1, keepdim=True)
+    return torch.where(total > 0, flat / total.clamp_min(1e-30), 1 / flat.shape[-1]).view_as(amounts)
+
+
+@checked
+def parse_tree(
+    found: Credit,
+    sample: CountOrZero,
+    class_: CountOrZero,
+    widest: Count = 4,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> Strand:
+    """Follow a class down to its strongest parts: the parse tree of one sample.
+
+    The capsules at one position of a grid, one of each type, are one part.
+
+    Args:
+        found: result of :func:`credit`.
+        sample: index of the sample in the batch.
+        class_: the class.
+        widest: largest number of parts that a part has in the tree.
+        groups: children of the layer next to the input that are one part each, such as the tokens of a word; None if
+            these children lie on a grid, or if each is a part of its own.
+    """
+    samples, classes = found.top.shape[:2]
+    for name, value, count in (("sample", sample, samples), ("class_", class_, classes)):
+        if value >= count:
+            raise ValueError(f"{name} must be from 0 to {count - 1}, got {value}")
+    own = [_of_sample(layer.own, sample) for layer in found.layers]
+    top = found.top[sample, class_]
+    if tuple(top.shape) == (classes,):  # the last parents are the classes
+        return _strand(own, len(own), (class_,), top, widest, groups)
+    strands, rest = _strongest(own, len(own), top, widest, groups)
+    return Strand(len(own) + 1, (class_,), 1.0, rest, strands)
+
+
+def _of_sample(own: Shares, sample: int) -> Shares:
+    each = own.groups or 1
+    return own._replace(table=own.table[sample * each : (sample + 1) * each])
+
+
+def _strand(
+    own: list[Shares],
+    level: int,
+    place: tuple[int, ...],
+    shares: Tensor,
+    widest: int,
+    groups: Sequence[Sequence[int]] | None,
+) -> Strand:
+    """Return a part with its strongest parts.
+
+    Args:
+        own: shares of each layer's children in its parents.
+        level: number of layers below the part.
+        place: its place.
+        shares: shares of its capsules in the class, zero for those of other parts, in the layout of their layer.
+        widest, groups: see `parse_tree`.
+    """
+    total = float(shares.sum())
+    if level == 0:
+        return Strand(0, place, total, 0.0, ())
+    below = own[level - 1].down(shares[None, None])[0, 0]
+    strands, rest = _strongest(own, level - 1, below, widest, groups)
+    return Strand(level, place, total, rest, strands)
+
+
+def _strongest(
+    own: list[Shares], level: int, shares: Tensor, widest: int, groups: Sequence[Sequence[int]] | None
+) -> tuple[tuple[Strand, ...], float]:
+    """Return the strongest parts among capsules with these shares in the class, and the share of all others."""
+    if level == 0 and groups is not None:
+        flat = shares.flatten()
+        by_part = torch.stack([flat[list(group)].sum() for group in groups])
+    else:
+        by_part = shares.sum(0) if shares.dim() > 1 else shares  # over the types at a position
+    strands = []
+    for index in by_part.flatten().argsort(descending=True, stable=True)[:widest]:
+        place: tuple[int, ...] = tuple(int(i) for i in torch.unravel_index(index, by_part.shape))
+        mask = torch.zeros_like(shares)
+        if level == 0 and groups is not None:
+            mask.view(-1)[list(groups[place[0]])] = 1
+        else:
+            at: Any = (slice(None), *place) if shares.dim() > 1 else place
+            mask[at] = 1
+        strands.append(_strand(own, level, place, shares * mask, widest, groups))
+    return tuple(strands), max(0.0, float(shares.sum()) - sum(strand.share for strand in strands))

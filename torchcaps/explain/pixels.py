@@ -1,0 +1,169 @@
+"""Where in an image the capsules of a grid look, and maps of their shares over its pixels."""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.arguments import FloatTensor, checked
+from torchcaps.explain.credit import Credit, LayerCredit, connected, credit
+from torchcaps.explain.recording import Run, record
+from torchcaps.explain.shares import Shares
+
+NOISE = 4  # images of noise by which a network is probed
+
+
+class Places(NamedTuple):
+    """Which pixels the capsules of a grid see.
+
+    The capsule at row r and column c sees a window of pixels around (offset + step * (r, c)).
+
+    Fields:
+        offset, step: in pixels, down and across; offset is the center of the first capsule's window.
+        window: height and width of a window in pixels, as far as it lies in the image.
+    """
+
+    offset: tuple[float, float]
+    step: tuple[float, float]
+    window: tuple[float, float]
+
+    def box(self, row: int, column: int, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Return left, top, right and bottom of a capsule's window in an image of this size, from 0 to 1."""
+        sides = zip(self.offset, self.step, self.window, (row, column), size, strict=True)
+        (top, bottom), (left, right) = (
+            (max(0.0, (o + s * i - w / 2 + 0.5) / n), min(1.0, (o + s * i + w / 2 + 0.5) / n))
+            for o, s, w, i, n in sides
+        )
+        return left, top, right, bottom
+
+
+@checked
+def places(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, Places]:
+    """Find out which pixels the children of each capsule layer see, where they lie on a grid.
+
+    For the layer next to the image, a pixel is seen if its gradient is not zero. Windows of equal size are where the
+    gradients say. If they differ, because they reach beyond the image, the grid is laid evenly over it. For the layers
+    above, the windows of the layers below are put together. Behind a layer whose parents see all children, a position
+    has no place in the image.
+
+    Args:
+        network: network of images; it is run in evaluation mode and left as it was.
+        image_shape: `(channels, height, width)`.
+
+    Returns:
+        Places by the layers' names.
+
+    Raises:
+        ValueError: the network ran no capsule layer.
+    """
+    generator = torch.Generator().manual_seed(0)
+    like = next(network.parameters(), torch.empty(0))
+    noise = torch.rand(NOISE, *image_shape, generator=generator).to(like).requires_grad_()
+    with torch.enable_grad():
+        _, runs = record(network, noise)
+        chain = connected(runs)
+        grid = _on_grid(*chain[0])
+        if grid is None:
+            return {}
+        sides = [_side(grid, noise, axis) for axis in (0, 1)]
+    offset, step, window = zip(*sides, strict=True)
+    found = {chain[0][0].name: Places(offset, step, window)}
+    for (run, own), (above, _) in itertools.pairwise(chain):
+        if own.windows is None:
+            break
+        found[above.name] = _composed(found[run.name], own.windows)
+    return found
+
+
+def _composed(seen: Places, windows: tuple[tuple[int, int], ...]) -> Places:
+    """Return the places of parents whose children have the places `seen`."""
+    sides = []
+    for offset, step, size, kernel, dilation, padding, stride in zip(*seen, *windows, strict=True):
+        reach = dilation * (kernel - 1)
+        sides.append((offset + step * (reach / 2 - padding), step * stride, size + step * reach))
+    return Places(*zip(*sides, strict=True))
+
+
+def _on_grid(run: Run, own: Shares) -> Tensor | None:
+    """Return the children's poses as `(batch, height, width, numbers)`, or None if they are not on a grid."""
+    if len(own.children) != 3:
+        return None
+    types, height, width = own.children
+    if own.groups:  # a map that a pool takes
+        assert run.children is not None
+        return run.children.movedim(1, -1)
+    votes: Any = run.last and run.last.votes
+    poses: Any = run.children if votes is None else votes.poses
+    if own.windows is not None:  # without the padding
+        down, across = own.windows[2]
+        poses = poses[:, :, down : down + height, across : across + width]
+    return poses.reshape(len(poses), types, height, width, -1).movedim(1, 3).flatten(3)
+
+
+def _side(grid: Tensor, noise: Tensor, axis: int) -> tuple[float, float, float]:
+    """Return offset, step and window along one side."""
+    count, size = grid.shape[1 + axis], noise.shape[2 + axis]
+    weights = torch.rand(grid.shape[-1], generator=torch.Generator().manual_seed(0)).to(grid)
+    spans: list[tuple[int, int]] = []
+    for index in range(count):
+        line = (grid.select(1 + axis, index) * weights).sum()
+        (gradient,) = torch.autograd.grad(line, noise, retain_graph=True)
+        seen = gradient.abs().sum((0, 1, 3 - axis)).nonzero().flatten()
+        if len(seen):
+            spans.append((int(seen[0]), int(seen[-1])))
+    widths = {last - first + 1 for first, last in spans}
+    if len(spans) == count and len(widths) == 1 and widths != {size}:
+        centers = [(first + last) / 2 for first, last in spans]
+        step = (centers[-1] - centers[0]) / (count - 1) if count > 1 else 1.0
+        return centers[0], step, float(widths.pop())
+    step = size / count
+    return (step - 1) / 2, step, float(max(widths, default=size))
+
+
+@checked
+def heat(network: nn.Module, images: FloatTensor, seen: dict[str, Places] | None = None) -> dict[str, Tensor]:
+    """Compute where in images each class takes its input from, for every capsule layer whose children are on a grid.
+
+    A map is the :func:`torchcaps.explain.credit` of the layer's children, summed over their types and interpolated
+    between the centers of their windows. 1 is the share that every position would have if all had the same. Pixels
+    further than a step from all centers are 0: capsules see them, but none is centered there.
+
+    Args:
+        network: classifier of images; it is run in evaluation mode and left as it was.
+        images: `(batch, channels, height, width)`, as the network takes them.
+        seen: result of :func:`places`, if it is there already.
+
+    Returns:
+        Maps `(batch, classes, height, width)` by the layers' names, from the layer next to the image on.
+
+    Raises:
+        ValueError: the network runs no capsule layer.
+    """
+    found = credit(network, images)
+    seen = places(network, (images.shape[1], images.shape[2], images.shape[3])) if seen is None else seen
+    return heat_of(found, seen, (images.shape[2], images.shape[3]))
+
+
+@checked
+def heat_of(found: Credit, seen: dict[str, Places], size: tuple[int, int]) -> dict[str, Tensor]:
+    """Return the maps of :func:`heat` for a credit that is there already, over images of this size."""
+    return {layer.name: _over_pixels(layer, seen[layer.name], size) for layer in found.layers if layer.name in seen}
+
+
+def _over_pixels(layer: LayerCredit, seen: Places, size: tuple[int, int]) -> Tensor:
+    shares = layer.shares.sum(2).float()
+    grid = shares.shape[2], shares.shape[3]
+    shares = shares * math.prod(grid)
+    lines, near = [], []
+    for offset, step, count, pixels in zip(seen.offset, seen.step, grid, size, strict=True):
+        position = (torch.arange(pixels, device=shares.device) - offset) / step
+        beyond = torch.maximum(-position, position - (count - 1))  # the outermost centers, in steps
+        near.append((1.5 - beyond).clamp(0, 1))
+        lines.append(2 * position / max(1, count - 1) - 1 if count > 1 else torch.zeros_like(position))
+    rows, columns = torch.meshgrid(*lines, indexing="ij")
+    at = torch.stack([columns, rows], -1).expand(len(shares), -1, -1, -1)
+    maps = F.grid_sample(shares, at, mode="bilinear", padding_mode="border", align_corners=True)
+    return maps * near[0].unsqueeze(1) * near[1]

@@ -1,0 +1,127 @@
+"""How a capsule layer's parents are made of its children: the share of each child in each parent."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.explain.recording import Run
+from torchcaps.nn import CapsuleFC, RoutingPool2d
+from torchcaps.ops.numerics import at_least_float32
+
+
+class Shares(NamedTuple):
+    r"""Shares of a layer's children in its parents.
+
+    A parent is a sum of contributions. Let g be the gates, c the coefficients and V the votes. The share of child i in
+    parent j is
+
+    .. math:: S_{ij} = \frac{a_{ij}}{\sum_k a_{kj}}, \quad a_{ij} = g_i \, c_{ij} \, |V_{ij}|
+
+    and :math:`a_{ij} = g_i \, c_{ij}` where the routing gives scores: there a pose says where a part is, not how
+    present it is, and a short vote counts as much as a long one. If all contributions to a parent are zero, its
+    children that are present share it evenly. With windows each window is divided on its own.
+
+    Fields:
+        table: `(batch, children, parents)`, or with windows `(batch, rows, columns, types, kernel, kernel, parents)`;
+            shares sum to one over the children. In a routing pool each group of channels has a table of its own,
+            `(batch * groups, ...)`, with one type and one parent.
+        children: layout of the children without the batch, `(children,)` or `(types, height, width)`.
+        parents: layout of the parents, likewise.
+        windows: kernel, dilation, padding and stride of the windows, a pair each; None without windows.
+        groups: number of groups of a routing pool, else 0.
+    """
+
+    table: Tensor
+    children: tuple[int, ...]
+    parents: tuple[int, ...]
+    windows: tuple[tuple[int, int], ...] | None = None
+    groups: int = 0
+
+    def down(self, credit: Tensor) -> Tensor:
+        """Hand the shares of the parents in each class, `(batch, classes, *parents)`, on to the children, `(batch,
+        classes, *children)`. Sums over parents and over children are equal."""
+        batch, classes = credit.shape[:2]
+        credit = credit.to(self.table)
+        if self.groups:  # a group is a sample of its own
+            credit = credit.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+        if self.windows is None:
+            found = torch.einsum("bij,bkj->bki", self.table, credit.flatten(2))
+        else:
+            rows, columns = self.table.shape[1:3]
+            own = credit.reshape(len(self.table), classes, -1, rows, columns)
+            in_windows = torch.einsum("byxtlmj,bkjyx->bktlmyx", self.table, own)
+            patches = in_windows.flatten(5).flatten(2, 4).flatten(0, 1)
+            size = self.children[-2:] if len(self.children) == 3 else (1, self.children[-1])
+            kernel, dilation, padding, stride = self.windows
+            found = F.fold(patches, size, kernel, dilation, padding, stride).unflatten(0, (-1, classes))
+        if self.groups:
+            found = found.flatten(2).unflatten(0, (batch, self.groups)).transpose(1, 2)
+        return found.reshape(batch, classes, *self.children)
+
+
+def shares_of(run: Run) -> Shares:
+    """Return the shares of the children in the parents of a layer that ran."""
+    if isinstance(run.layer, CapsuleFC):
+        return _of_sums(run)
+    assert run.last is not None
+    votes, agreement, parents, _ = run.last
+    routing = run.layer.routing
+    with torch.no_grad():
+        amounts = at_least_float32(routing.coefficients(votes, agreement))
+        present = torch.ones_like(amounts) if votes.gates is None else (votes.gates > 0).to(amounts).unsqueeze(-1)
+        if votes.gates is not None and routing.softmax == "parents":  # otherwise the coefficients contain the gates
+            amounts = amounts * votes.gates.unsqueeze(-1)
+        if not routing.gives_scores:
+            amounts = amounts * votes.lengths()
+        table = _normalized(amounts, present)
+    if isinstance(run.layer, RoutingPool2d):
+        return _of_pool(run, table)
+    grid = getattr(votes, "grid", ())
+    layout = tuple(parents.poses.shape[1 : -len(votes.pose)])
+    if not grid:
+        return Shares(table, votes.layout, layout)
+    layer = run.layer
+    sides = [tuple(getattr(layer, name)) for name in ("kernel_size", "dilation", "padding", "stride")]
+    empty = (1, 1, 0, 1)  # sizes of the missing side of a sequence
+    windows = tuple(side if len(side) == 2 else (none, *side) for side, none in zip(sides, empty, strict=True))
+    table = table.unflatten(1, (-1, *windows[0])).unflatten(0, grid)
+    return Shares(table, votes.layout, layout, windows)
+
+
+def _normalized(amounts: Tensor, present: Tensor) -> Tensor:
+    """Divide amounts `(batch, children, parents)` by their sums over the children."""
+    total = amounts.sum(1, keepdim=True)
+    largest = amounts.amax(1, keepdim=True)
+    even = present.expand_as(amounts)
+    even = torch.where(even.sum(1, keepdim=True) > 0, even, 1)
+    scaled = torch.where(largest > 0, amounts / torch.where(largest > 0, largest, 1), even)  # tiny sums would be zero
+    return torch.where(total.isfinite(), scaled / scaled.sum(1, keepdim=True), torch.nan)
+
+
+def _of_sums(run: Run) -> Shares:
+    """Return the shares in a `CapsuleFC`: the lengths of what each child adds to a parent."""
+    assert run.children is not None
+    assert run.parents is not None
+    poses = run.children.detach()
+    children = poses.flatten(1, -2)
+    amounts = torch.einsum("bih,hij->bij", children.square(), run.layer.weight.detach().square()).sqrt()
+    table = _normalized(amounts, torch.ones_like(amounts))
+    return Shares(table, tuple(poses.shape[1:-1]), (run.parents.shape[1],))
+
+
+def _of_pool(run: Run, table: Tensor) -> Shares:
+    """Return the shares in a routing pool. Its groups are types of children and of parents."""
+    assert run.children is not None
+    assert run.parents is not None
+    pool, (batch, channels, height, width) = run.layer, run.children.shape
+    groups = channels // pool.features
+    children = (groups, height, width)
+    if pool.kernel_size is None:
+        return Shares(table, children, (groups,), None, groups)
+    rows, columns = run.parents.shape[-2:]
+    kernel = pool.kernel_size, pool.kernel_size
+    table = table.reshape(batch * groups, rows, columns, 1, *kernel, 1)
+    windows: Any = kernel, (1, 1), (pool.padding, pool.padding), (pool.stride, pool.stride)
+    return Shares(table, children, (groups, rows, columns), windows, groups)

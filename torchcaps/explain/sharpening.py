@@ -1,0 +1,79 @@
+"""How coefficients sharpen from iteration to iteration."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import checked
+from torchcaps.explain.recording import Inputs, routing_layers, watching
+from torchcaps.routing import Iteration
+
+
+class Sharpening(NamedTuple):
+    """How a layer's coefficients change over its iterations.
+
+    Fields:
+        largest: mean of the largest coefficient, `(iterations,)`.
+        effective: number of capsules that the coefficients are spread over, the mean of :math:`exp(H)` with the entropy
+            H in nats, `(iterations,)`; `size` for uniform coefficients, and 1 if one takes all.
+        over: axis of the softmax: a child's coefficients are spread over "parents", or a parent's over "children".
+        size: number of capsules on this axis.
+    """
+
+    largest: Tensor
+    effective: Tensor
+    over: Literal["parents", "children"]
+    size: int
+
+
+@torch.no_grad()
+@checked
+def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharpening]:
+    """Compute how sharp the coefficients of each routing layer are after each iteration, as means over all inputs.
+
+    With a softmax over parents, the means are over the children that are present; over children, over the parents. In a
+    convolution every window counts.
+
+    Args:
+        network: the network; it is run in evaluation mode and left as it was.
+        batches: inputs of the network, each a tensor or a tuple of the arguments of its `forward`.
+
+    Returns:
+        Results by the layers' names, for the layers that ran.
+    """
+    layers: dict[str, Any] = routing_layers(network)
+    sums: dict[str, list[Tensor]] = {}  # per iteration: number, sum of the largest, sum of the effective numbers
+    counts: dict[str, int] = {}
+    place: dict[str, int] = {}  # of the iteration in this batch
+
+    def see(name: str, iteration: Iteration) -> None:
+        votes, routing = iteration.votes, layers[name].routing
+        coefficients = routing.coefficients(votes, iteration.agreement).float()
+        if routing.softmax == "children":
+            coefficients = coefficients.transpose(1, 2)
+        counts[name] = coefficients.shape[-1]
+        largest = coefficients.amax(-1)
+        spread = torch.special.entr(coefficients).sum(-1).exp()
+        kept = torch.ones_like(largest, dtype=torch.bool)
+        if votes.gates is not None and routing.softmax == "parents":
+            kept = votes.gates > 0
+        found = torch.stack([kept.sum().double(), largest[kept].double().sum(), spread[kept].double().sum()]).cpu()
+        index = place.get(name, 0)
+        place[name] = index + 1
+        so_far = sums.setdefault(name, [])
+        if index == len(so_far):
+            so_far.append(torch.zeros(3, dtype=torch.float64))
+        so_far[index] += found
+
+    with watching(network, see):
+        for inputs in batches:
+            place.clear()
+            network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+    result = {}
+    for name, rows in sums.items():
+        numbers, largest, spread = torch.stack(rows, 1)
+        numbers = numbers.clamp_min(1)
+        result[name] = Sharpening(largest / numbers, spread / numbers, layers[name].routing.softmax, counts[name])
+    return result
