@@ -6,7 +6,8 @@ BIN := .venv/bin
 
 demo: .venv/.done
 	$(BIN)/torchcaps train quickstart
-	$(BIN)/torchcaps explain quickstart --ckpt_path last
+	$(BIN)/torchcaps train quickstart --data.shuffle_labels true --runs runs/shuffled
+	$(BIN)/torchcaps explain quickstart --ckpt_path last --shuffled runs/shuffled
 
 test: .venv/.done
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """`torchcaps explain`: the figures of a checkpoint."""
 
-import re
+import json
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,10 @@ def test_explain_a_checkpoint(capfd):
     assert call("train", "mine.yaml", "--trainer.max_epochs", "1", *TINY) == 0
     assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
     written = sorted(path.name for path in Path("drawn").iterdir())
-    assert written == ["coefficients.png", "perturbations.png", "reconstructions.png"]
-    assert "figure: drawn/coefficients.png" in capfd.readouterr().out
+    assert written == ["credit.png", "dynamics.png", "index.html", "perturbations.png", "reconstructions.png"]
+    said = capfd.readouterr().out
+    assert "figure: drawn/credit.png" in said
+    assert said.splitlines()[-1] == "page: drawn/index.html"
 
 
 def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
@@ -30,10 +32,11 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     recipe = ("zhao2019/table1/fashion-mnist-routing", "--small")
     assert call("train", *recipe, *PAIRS) == 0
     assert call("explain", *recipe, "--ckpt_path", "last", "--figures", "drawn") == 0
-    assert sorted(path.name for path in Path("drawn").iterdir()) == ["heatmaps-of-groups.png", "heatmaps.png"]
+    written = ["heatmaps-of-groups.png", "heatmaps.png", "index.html"]
+    assert sorted(path.name for path in Path("drawn").iterdir()) == written
     picture = "drawn/heatmaps.png"
     assert call("explain", *recipe, "--ckpt_path", "last", "--figures", "mine", "--image", picture, picture) == 0
-    assert [path.name for path in Path("mine").iterdir()] == ["heatmaps-of-pictures.png"]
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["heatmaps-of-pictures.png", "index.html"]
     assert "figure: mine/heatmaps-of-pictures.png" in capfd.readouterr().out
     arguments = ("explain", *recipe, "--ckpt_path", "last", "--image")
     assert "none.png is not a picture" in error_of(capfd, *arguments, "none.png")
@@ -41,20 +44,32 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     assert "text.png is not a picture" in error_of(capfd, *arguments, "text.png")
 
 
-def test_no_figures_of_a_cnn(capfd, mnist_of_noise, monkeypatch):
+def content(folder: str | Path) -> dict:
+    """The content of the page in a folder."""
+    page = (Path(folder) / "index.html").read_text(encoding="utf-8")
+    return json.loads(page.split('type="application/json"')[1].split(">", 1)[1].split("</script>")[0])
+
+
+def test_a_network_without_capsules_has_a_page(capfd, mnist_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
     small = ["--model.network=ConvNet", "--model.network.channels=[2,2,2]", "--model.network.hidden=[4,4]"]
     options = ["--trainer.max_steps", "1", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
     assert call("train", "sabour2017/table1/cnn", *small, *options) == 0
-    assert "not for a ConvNet" in error_of(capfd, "explain", "sabour2017/table1/cnn", *small, "--ckpt_path", "last")
+    assert call("explain", "sabour2017/table1/cnn", *small, "--figures", "drawn") == 0
+    assert [path.name for path in Path("drawn").iterdir()] == ["index.html"]
+    found = content("drawn")
+    assert not found["layers"]
+    assert "no capsule layer" in found["limits"][0]
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures of dynamics that are written."""
-    figures = []
+    """The figures that are written, by the names of their files."""
+    figures = {}
     write = axes.write
-    monkeypatch.setattr(axes, "write", lambda figure, path: (figures.append(figure), write(figure, path))[1])
+    monkeypatch.setattr(
+        axes, "write", lambda figure, path: (figures.update({path.name: figure}), write(figure, path))[1]
+    )
     return figures
 
 
@@ -62,58 +77,90 @@ def titles(figure) -> list[str]:
     return [axis.get_title() for axis in figure.axes if axis.get_title()]
 
 
-def test_explain_routing_dynamics_of_each_epoch(capfd, drawn):
+def test_explain_a_training_epoch_by_epoch(capfd, drawn):
     each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]  # as the help has it
     assert call("train", "quickstart", "--trainer.max_epochs", "3", *TINY, *each) == 0
     folder = Path("runs/quickstart/version_0/checkpoints")
     assert len(list(folder.glob("epoch=*-step=?.ckpt"))) == 3
     every = [str(path) for path in sorted(folder.glob("*.ckpt"), reverse=True)]  # with `last`, and out of order
     assert len(every) > 3
-    arguments = ("explain", "quickstart", "--images", "40", "--ckpt_path")
-    assert call(*arguments, *every, "--dynamics", "class_capsules") == 0
-    assert "figure: runs/quickstart/version_0/figures/dynamics.png" in capfd.readouterr().out
-    assert [path.name for path in (folder.parent / "figures").iterdir()] == ["dynamics.png"]
-    assert titles(drawn[0]) == ["after epoch 1", "after epoch 2", "after epoch 3"]
-    first, _, third = ([bar.get_height() for bar in axis.patches] for axis in drawn[0].axes[:3])
+    assert call("explain", "quickstart", "--samples", "40", "--ckpt_path", *every) == 0
+    assert "page: runs/quickstart/version_0/figures/index.html" in capfd.readouterr().out
+    labels = ["after epoch 1", "after epoch 2", "after epoch 3"]
+    assert titles(drawn["dynamics.png"]) == labels
+    first, _, third = ([bar.get_height() for bar in axis.patches] for axis in drawn["dynamics.png"].axes[:3])
     assert first != third
-    assert call(*arguments, "last", "--figures", "mine", "--dynamics") == 0
-    assert Path("mine/dynamics.png").is_file()
-    assert titles(drawn[1]) == ["after epoch 3"]
-    assert [bar.get_height() for bar in drawn[1].axes[0].patches] == third
-    assert call("explain", "quickstart", "--ckpt_path", "last", "--dynamics", "--images", "39") == 0
-    assert [bar.get_height() for bar in drawn[2].axes[0].patches] != third
+    found = content("runs/quickstart/version_0/figures")
+    assert [snapshot["label"] for snapshot in found["snapshots"]] == labels
+    assert [snapshot["tested"] for snapshot in found["snapshots"]] == [40] * 3
+    facts = dict(found["facts"])
+    assert facts["recipe"] == "quickstart"
+    assert facts["data"] == "Digits"
+    assert found["curves"]["loss"][0]["x"] == [1, 2, 3]
+    assert {name for name, _ in found["figures"]} >= {"dynamics.png", "credit.png"}
+    # The last checkpoint alone gives what it gave among the others.
+    assert call("explain", "quickstart", "--samples", "40", "--figures", "mine") == 0
+    assert titles(drawn["dynamics.png"]) == ["after epoch 3"]
+    assert [bar.get_height() for bar in drawn["dynamics.png"].axes[0].patches] == third
+    assert content("mine")["snapshots"][0]["accuracy"] == found["snapshots"][2]["accuracy"]
 
 
-def test_explain_routing_dynamics_of_steps_within_an_epoch(capfd, drawn):
+def test_explain_steps_within_an_epoch(capfd, drawn):
     each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
     steps = ["--trainer.max_epochs", "1", "--trainer.callbacks.every_n_train_steps=1"]
     assert call("train", "quickstart", *TINY, *each, *steps) == 0
     every = [str(path) for path in Path("runs/quickstart/version_0/checkpoints").glob("*.ckpt")]
-    assert call("explain", "quickstart", "--images", "9", "--ckpt_path", *every, "--dynamics") == 0
-    assert titles(drawn[0]) == ["after step 1", "after step 2"]
+    assert call("explain", "quickstart", "--samples", "9", "--ckpt_path", *every) == 0
+    assert titles(drawn["dynamics.png"]) == ["after step 1", "after step 2"]
 
 
-def test_explain_routing_dynamics_of_all_layers(images_of_noise, monkeypatch, drawn):
+def test_explain_all_layers(images_of_noise, monkeypatch, drawn):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = ("tsai2020/table1/cifar10-em", "--small")
     assert call("train", *recipe, *PAIRS) == 0
-    assert call("explain", *recipe, "--ckpt_path", "last", "--images", "3", "--dynamics") == 0
-    rows = [axis.get_ylabel().splitlines()[0] for axis in drawn[0].axes[:3]]
-    assert rows == ["capsules.layers.0", "capsules.layers.1", "capsules.layers.2"]
-    assert titles(drawn[0]) == ["after epoch 1"] * 3
+    assert call("explain", *recipe, "--samples", "3", "--figures", "drawn") == 0
+    rows = [axis.get_ylabel().splitlines()[0] for axis in drawn["dynamics.png"].axes[:3]]
+    names = ["capsules.layers.0", "capsules.layers.1", "capsules.layers.2"]
+    assert rows == names
+    found = content("drawn")
+    assert [layer["name"] for layer in found["layers"]] == names
+    assert [maps["layer"] for maps in found["snapshots"][0]["examples"][0]["maps"]] == names
 
 
-def test_bad_routing_dynamics(capfd, trained, images_of_noise, monkeypatch):
+def test_explain_texts(tmp_path, monkeypatch):
+    reviews = [f"{word} film number {i}" for i in range(30) for word in ("great", "awful")]
+    lines = ["text,label", *(f"{text},{int(text.startswith('great'))}" for text in reviews)]
+    Path("reviews.csv").write_text("\n".join(lines))
+    options = ["--data.file", "reviews.csv", "--data.cache", str(tmp_path / "cache")]
+    assert call("train", "own/texts", *options, "--trainer.max_epochs", "2") == 0
+    assert call("explain", "own/texts", *options, "--samples", "4", "--figures", "drawn") == 0
+    found = content("drawn")
+    assert found["inputs"] == "texts"
+    example = found["snapshots"][0]["examples"][0]
+    assert example["words"][:3:2] in (["great", "number"], ["awful", "number"])
+    for shares in example["word_shares"]:
+        assert len(shares) == len(example["words"])
+        assert 0 < sum(shares) <= 1.0001  # the rest belongs to tokens that are no words
+    tree = example["trees"][1]
+    assert tree["parts"][0]["parts"][0]["name"] in example["words"]
+    assert [path.name for path in Path("drawn").iterdir()] == ["index.html"]
+
+
+def test_shuffled_labels_are_shown_beside(capfd):
+    assert call("train", "quickstart", "--trainer.max_epochs", "1", *TINY) == 0
+    shuffled = ["--data.shuffle_labels", "true", "--runs", "shuffled"]
+    assert call("train", "quickstart", "--trainer.max_epochs", "1", *TINY, *shuffled) == 0
+    assert call("explain", "quickstart", "--samples", "20", "--figures", "drawn", "--shuffled", "shuffled") == 0
+    names = [control["name"] for control in content("drawn")["snapshots"][0]["controls"]]
+    assert names[-1] == "Shuffled labels"
+    arguments = ("explain", "quickstart", "--samples", "20", "--shuffled")
+    assert "was not trained with --data.shuffle_labels true" in error_of(capfd, *arguments, "runs")
+    assert "no checkpoint under empty" in error_of(capfd, *arguments, str(Path("empty").mkdir() or "empty"))
+    assert "gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt")
+
+
+def test_bad_calls(capfd, trained):
     arguments = ("explain", "quickstart", "--ckpt_path", str(checkpoint(trained)))
-    message = error_of(capfd, *arguments, "--dynamics", "capsules")
-    assert re.search("CapsNet .*'capsules'.* class_capsules", message)
-    assert re.search(r"--images .* 0\b", error_of(capfd, *arguments, "--dynamics", "--images", "0"))
-    for more in ([str(checkpoint(trained))], ["--images", "3"]):
-        assert re.search("--ckpt_path.*--images.*--dynamics", error_of(capfd, *arguments, *more))
-    assert re.search("--dynamics .*--image ", error_of(capfd, *arguments, "--dynamics", "--image", "digit.png"))
-    assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt", "--dynamics")
-    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    recipe = ("zhao2019/table1/fashion-mnist-max", "--small")
-    assert call("train", *recipe, *PAIRS) == 0
-    message = error_of(capfd, "explain", *recipe, "--ckpt_path", "last", "--dynamics")
-    assert "no capsule layer" in message
+    assert "--samples must be at least 2, got 0" in error_of(capfd, *arguments, "--samples", "0")
+    assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt")
+    assert "none.png is not a picture" in error_of(capfd, *arguments, "--image", "none.png")

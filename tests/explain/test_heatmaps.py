@@ -148,7 +148,7 @@ def test_figures():
             (float(maps.min()), float(maps.max()))
         )
     figure_of_one = heatmaps_figure(model, images[:1])
-    assert [axis.get_title() for axis in figure_of_one.axes[1:4]] == ["mean of all groups", "group 0", "group 1"]
+    assert [axis.get_title() for axis in figure_of_one.axes[1:4]] == ["all groups", "group 0", "group 1"]
 
 
 def test_long_lines_of_figures_are_broken():

@@ -302,18 +302,22 @@ def test_figure_of_changes(found):
     assert "of 10 toys" in figure.get_suptitle()
     assert "elevation 30°, lighting 1; the network is right about 80 % of the images" in figure.get_suptitle()
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*NAMES, "mean"]
-    legend_colors = [to_hex(line.get_color()) for line in legend.get_lines()]
-    assert len(set(legend_colors)) == 6
+    assert [text.get_text() for text in legend.get_texts()] == [*NAMES, "mean", "each toy"]
+    styles = [(to_hex(line.get_color()), line._unscaled_dash_pattern) for line in legend.get_lines()]
+    assert len({color for color, _ in styles}) == 7
+    assert len({str(dashes) for _, dashes in styles[:5]}) == 5
     changes = relative_changes(found["azimuth"].poses)
     for axis, (row, vector) in zip(figure.axes, torch.cartesian_prod(*map(torch.arange, (3, 2))).tolist(), strict=True):
-        *toys, mean = axis.lines
-        assert len(toys) == 10
+        toys, kinds, (mean,) = axis.lines[:10], axis.lines[10:15], axis.lines[15:]
         for toy, line in enumerate(toys):
             assert line.get_xdata().tolist() == [0, 20, 60, 180, 340]
             assert line.get_ydata().tolist() == changes[row][toy, :, vector].tolist()
-            assert to_hex(line.get_color()) == legend_colors[toy // 2]
-        assert to_hex(mean.get_color()) == legend_colors[5] == "#00008b"
+            assert to_hex(line.get_color()) == styles[6][0]
+        for kind, line in enumerate(kinds):
+            expected = changes[row][2 * kind : 2 * kind + 2, :, vector].mean(0)
+            torch.testing.assert_close(torch.tensor(line.get_ydata()), expected)
+            assert (to_hex(line.get_color()), line._unscaled_dash_pattern) == styles[kind]
+        assert to_hex(mean.get_color()) == styles[5][0] == "#000000"
         torch.testing.assert_close(torch.tensor(mean.get_ydata()), changes[row][:, :, vector].mean(0))
     assert figure.axes[5].get_xticks().tolist() == [0, 90, 180, 270]
     assert "azimuth 0°" in relative_changes_figure(found["elevation"]).get_suptitle()

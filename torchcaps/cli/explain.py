@@ -1,21 +1,33 @@
-"""Draw what a checkpoint of a recipe has learned."""
+"""Show what a checkpoint has learned: a page to open in a browser, and figures."""
 
 import argparse
+import copy
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import find_checkpoint, read_or_refuse
+from torchcaps.cli.checkpoints import find_checkpoint, locate, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from torchcaps.data import ImageData
+    from torchcaps.explain.page import Report, Samples
     from torchcaps.training.build import Training
 
-IMAGES = 128  # for --dynamics
+SAMPLES = 1000
+FIGURES = {  # what a figure shows, by the beginning of its name
+    "credit": "where each class takes its input from",
+    "reconstructions": "test images, and what the network draws of them",
+    "perturbations": "what each pose dimension changes in a drawing",
+    "dynamics": "how long votes are, and how well they agree with the parents",
+    "heatmaps": "where the routing pool looks",
+    "trajectories": "the poses of toys that turn",
+    "poses": "how poses change as toys turn",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,112 +35,190 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument(
         "--ckpt_path",
-        required=True,
         nargs="+",
-        help="checkpoint, or `last` for the newest of this recipe; several for --dynamics",
+        help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last). With several, "
+        "such as runs/RECIPE/version_0/checkpoints/epoch*.ckpt, the page shows all of them over the training",
     )
-    parser.add_argument("--figures", help="folder for the figures (default: beside the checkpoint)")
+    parser.add_argument("--figures", help="folder for index.html and the figures (default: beside the checkpoint)")
     parser.add_argument(
-        "--image", nargs="+", type=Path, metavar="FILE", help="draw heatmaps of these pictures, not of test images"
-    )
-    parser.add_argument(
-        "--dynamics",
-        nargs="*",
-        metavar="LAYER",
-        help="draw how long the votes of these layers (default: all) are and how well they agree with the parents: a "
-        "panel per checkpoint. To keep a checkpoint of each epoch: torchcaps train RECIPE "
-        "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1",
+        "--image", nargs="+", type=Path, metavar="FILE", help="show these pictures, not test images, as examples"
     )
     parser.add_argument(
-        "--images", type=int, metavar="N", help=f"number of test images for --dynamics (default: {IMAGES})"
+        "--samples", type=int, default=SAMPLES, metavar="N", help=f"number of test samples (default: {SAMPLES})"
+    )
+    parser.add_argument(
+        "--shuffled",
+        type=Path,
+        metavar="CKPT",
+        help="checkpoint of the same recipe, trained with --data.shuffle_labels true, or a folder of runs with one: "
+        "what it shows is shown beside",
+    )
+    parser.epilog = (
+        "To keep a checkpoint of each epoch: torchcaps train RECIPE --trainer.callbacks+=ModelCheckpoint "
+        "--trainer.callbacks.save_top_k=-1"
     )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    """Write the figures that there are for the network and the data, and print their paths."""
-    from torchcaps.data import ImageData
+    """Write the page and the figures that there are for the network and the data, and print their paths."""
+    from torchcaps.explain.page import write_page
 
-    if options.dynamics is None and (len(options.ckpt_path) > 1 or options.images is not None):
-        raise BadInput("several --ckpt_path, and --images, are for --dynamics: leave them out, or give --dynamics too")
-    if options.dynamics is not None and options.image:
-        raise BadInput("--dynamics is of test images, and --image of heatmaps: leave one of them out")
-    if options.images is not None and options.images < 1:
-        raise BadInput(f"--images must be at least 1, got {options.images}")
+    if options.samples < 2:
+        raise BadInput(f"--samples must be at least 2, got {options.samples}")
     training = build_training(options, overrides)
-    data = training.datamodule
-    if not isinstance(data, ImageData):
-        raise BadInput(f"there are figures of what a network does with images, and {type(data).__name__} has none")
-    if options.dynamics is not None:
-        _draw_dynamics(options, training, data)
-        return
-    checkpoint, state = find_checkpoint(options, training, options.ckpt_path[0], "network.")
-    training.model.load_state_dict(state)
-    folder = _figures(options, checkpoint)
+    checkpoints = _checkpoints(options, training)
+    folder = Path(options.figures) if options.figures else checkpoints[-1][1].parent.parent / "figures"
     with bad_data():
-        if options.image:
-            from torchcaps.explain import write_heatmaps
-
-            print(f"figure: {write_heatmaps(training.model.network, options.image, data.shape, folder)}")
-            return
-        data.setup("test")
+        samples = _samples(options, training)
+        report = _report(options, training, samples, checkpoints)
+        for path in _write_figures(options, training, samples, checkpoints, folder):
+            what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
+            report["figures"].append((path.name, what))
+            print(f"figure: {path}")
         try:
-            for path in _write_figures(training.model.network, data, folder):
-                print(f"figure: {path}")
-        except TypeError as error:  # there are no figures for such a network
-            raise BadInput(str(error)) from error
+            page = write_page(report, folder / "index.html")
+        except ValueError as error:
+            raise BadInput(f"{error}: give fewer checkpoints") from error
+    print(f"page: {page}")
 
 
-def _write_figures(network: "nn.Module", data: "ImageData", folder: Path) -> Iterator[Path]:
-    from torchcaps.data import StereoData
-    from torchcaps.explain import has_class_capsules, has_figures, write_figures, write_pose_figures
+def _checkpoints(options: argparse.Namespace, training: "Training") -> list[tuple[str, Path]]:
+    """Return labels and paths of the checkpoints in the order of the training; the same step of a run comes once."""
+    found: dict[tuple[int, Path], tuple[int, Path]] = {}
+    for given in options.ckpt_path or [None]:
+        path, _ = find_checkpoint(options, training, str(locate(options, given)), "network.")
+        content = read_or_refuse(path, "global_step", "epoch")
+        found.setdefault((content["global_step"], path.parent), (content["epoch"] + 1, path))
+    by_epoch = len({epoch for epoch, _ in found.values()}) == len(found)
+    return [
+        (f"after epoch {epoch}" if by_epoch else f"after step {step:,}", path)
+        for (step, _), (epoch, path) in sorted(found.items())
+    ]
 
+
+def _samples(options: argparse.Namespace, training: "Training") -> "Samples":
+    from torchcaps.data import ImageData, TextData
+    from torchcaps.explain.page import image_samples, picture_samples, text_samples
+
+    data = training.datamodule
+    if options.image:
+        if not isinstance(data, ImageData):
+            raise BadInput(f"--image is for networks of images, and {type(data).__name__} has none")
+        return picture_samples(data, options.image)
+    if isinstance(data, ImageData):
+        return image_samples(data, options.samples)
+    if isinstance(data, TextData):
+        return text_samples(data, options.samples)
+    raise BadInput(f"there are pages about networks of images and of texts, and {type(data).__name__} has neither")
+
+
+def _report(
+    options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]]
+) -> "Report":
+    from torchcaps.explain.page import report
+    from torchcaps.training.checkpoint_files import facts_of
+    from torchcaps.training.report import curves_of
+
+    network, path = training.model.network, checkpoints[-1][1]
+    about = facts_of(read_or_refuse(path, "state_dict"))
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    facts = [
+        ("recipe", f"{options.recipe}{' --small' if options.small else ''}"),
+        ("checkpoint", str(path)),
+        ("network", f"{type(network).__name__}, {parameters:,} parameters"),
+        ("data", type(training.datamodule).__name__),
+        *[(name, str(about[name])) for name in ("command", "date", "torchcaps") if name in about],
+    ]
+    found = report(
+        network,
+        samples,
+        options.recipe,
+        facts,
+        [(label, partial(_load, training, path)) for label, path in checkpoints],
+        float(about.get("temperature") or 1.0),
+        _shuffled(options, training),
+        lambda text: print(f"torchcaps: {text}", file=sys.stderr),
+    )
+    for quantity, lines in curves_of(path.parent.parent / "metrics.csv").items():
+        found["curves"][quantity] = [
+            {"name": name, "x": [float(x) for x in xs], "y": list(ys)} for name, (xs, ys) in lines.items()
+        ]
+    return found
+
+
+def _load(training: "Training", path: Path) -> None:
+    training.model.load_state_dict(read_or_refuse(path, "state_dict")["state_dict"])
+
+
+def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module | None":
+    """Return the network that was trained with shuffled labels."""
+    from torchcaps.training.checkpoint_files import network_state, values_of
+    from torchcaps.training.checkpoints import newest_whole
+
+    path: Path | None = options.shuffled
+    if path is None:
+        return None
+    if path.is_dir():
+        folder, (path, _) = path, newest_whole(path.glob("**/checkpoints"))
+        if path is None:
+            raise BadInput(f"--shuffled: there is no checkpoint under {folder}")
+    content = read_or_refuse(path, "state_dict")
+    values = values_of(path, content) or {}
+    if not values.get("data", {}).get("init_args", {}).get("shuffle_labels"):
+        raise BadInput(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
+    network = copy.deepcopy(training.model.network)
+    try:
+        network.load_state_dict(network_state(content))
+    except RuntimeError:
+        raise BadInput(f"--shuffled: {path} is a checkpoint of another architecture than {options.recipe}") from None
+    return network
+
+
+def _write_figures(
+    options: argparse.Namespace,
+    training: "Training",
+    samples: "Samples",
+    checkpoints: list[tuple[str, Path]],
+    folder: Path,
+) -> Iterator[Path]:
+    """Write the figures of the last checkpoint, and of routing dynamics a panel per checkpoint."""
+    import torch
+
+    from torchcaps.data import ImageData, StereoData
+    from torchcaps.explain import has_class_capsules, has_figures, write_figures, write_heatmaps, write_pose_figures
+    from torchcaps.nn import RoutingPool2d
+
+    network, data = training.model.network, training.datamodule
+    if isinstance(data, ImageData) and options.image:
+        if any(isinstance(module, RoutingPool2d) for module in network.modules()):
+            yield write_heatmaps(network, options.image, data.shape, folder)
+        return
+    yield from _write_dynamics(training, samples, checkpoints, folder)
     if isinstance(data, StereoData) and has_class_capsules(network, data):
         yield from write_pose_figures(network, data, folder)
-        if not has_figures(network):
-            return
-    batches = ((data.center(images), *rest) for images, *rest in data.test_dataloader())
-    yield from write_figures(network, batches, folder)
+    one_each = samples.labels is not None and samples.labels.dim() == 1
+    if samples.are_images and has_figures(network) and one_each:
+        with torch.no_grad():
+            yield from write_figures(network, samples.batches(), folder)  # type: ignore[arg-type]
 
 
-def _draw_dynamics(options: argparse.Namespace, training: "Training", data: "ImageData") -> None:
-    """Draw a row of panels per layer, a panel per checkpoint."""
-    from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
+def _write_dynamics(
+    training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]], folder: Path
+) -> Iterator[Path]:
+    """Write a row of panels per capsule layer, a panel per checkpoint."""
+    from torchcaps.explain import routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.axes import write
+    from torchcaps.explain.page import STATISTICS
+    from torchcaps.nn import CapsuleLayer
 
-    checkpoints: dict[tuple[int, Path], Path] = {}
-    epochs: dict[int, int] = {}  # by step
-    for given in options.ckpt_path:
-        path, _ = find_checkpoint(options, training, given, "network.")
-        content = read_or_refuse(path, "global_step", "epoch")
-        step, epoch = content["global_step"], content["epoch"]
-        epochs[step] = epoch + 1
-        checkpoints.setdefault((step, path.parent), path)  # `last` and the newest of a run are the same
-    by_epoch = len(set(epochs.values())) == len(epochs)
     network = training.model.network
-    with bad_data():
-        rows: dict[str, list[Any]] = {name: [] for name in options.dynamics or capsule_layers(network)}
-        batches = _first_images(data, options.images or IMAGES)
-        for step, folder in sorted(checkpoints):
-            path = checkpoints[step, folder]
-            training.model.load_state_dict(read_or_refuse(path, "state_dict")["state_dict"])
-            title = f"after epoch {epochs[step]}" if by_epoch else f"after step {step:,}"
-            for name, row in rows.items():
-                row.append((title, routing_dynamics(network, name, batches)))
-    figure = routing_dynamics_figure(list(rows.values()), list(rows))
-    print(f"figure: {write(figure, _figures(options, path) / 'dynamics.png')}")
-
-
-def _first_images(data: "ImageData", count: int) -> list["Tensor"]:
-    """The first test images, in batches."""
-    data.setup("test")
-    batches: list[Tensor] = []
-    for images, *_ in data.test_dataloader():
-        batches.append(data.center(images[:count]))
-        count -= len(batches[-1])
-        if not count:
-            break
-    return batches
-
-
-def _figures(options: argparse.Namespace, checkpoint: Path) -> Path:
-    return Path(options.figures) if options.figures else checkpoint.parent.parent / "figures"
+    names = [name for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
+    if not names or not samples.are_images:
+        return
+    batches: Any = samples.batches(STATISTICS)
+    rows: dict[str, list[Any]] = {name: [] for name in names}
+    for label, path in checkpoints:
+        _load(training, path)
+        for name, row in rows.items():
+            row.append((label, routing_dynamics(network, name, batches)))
+    yield write(routing_dynamics_figure(list(rows.values()), names), folder / "dynamics.png")

@@ -57,6 +57,7 @@ class ImageFolder(ImageData):
         class_names: names of the classes; None for those of the folders.
         batch_size: images in a batch.
         num_workers: worker processes of each loader.
+        shuffle_labels: whether training and validation pictures have each other's labels, see `LabeledData`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -81,6 +82,7 @@ class ImageFolder(ImageData):
         class_names: list[str] | None = None,
         batch_size: Count = 32,
         num_workers: CountOrZero = 2,
+        shuffle_labels: bool = False,
     ) -> None:
         self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
         self.val_share, self.test_share = val_share, test_share
@@ -98,6 +100,7 @@ class ImageFolder(ImageData):
         super().__init__(
             batch_size=batch_size,
             num_workers=num_workers,
+            shuffle_labels=shuffle_labels,
             shift=size // 8 if "shift" in names else 0,
             flip="flip" in names,
             jitter=0.2 if "color" in names and channels == 3 else 0.0,
@@ -127,9 +130,9 @@ class ImageFolder(ImageData):
         "fit", the test part for "test", all for None."""
         check_choice("stage", stage, STAGES)
         if stage in ("fit", None) and self.train_set is None:
-            self.train_set = self._set("train")
+            self.train_set = self._with_labels(self._set("train"), "fit")
         if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
-            self.val_set = self._set("val")
+            self.val_set = self._with_labels(self._set("val"), "validate")
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._set("test")
 

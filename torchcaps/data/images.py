@@ -73,6 +73,7 @@ class ImageData(LabeledData):
             circle each way.
         ten_crop: whether the test takes ten crops of every image after `resize`: top left, top right, bottom left,
             bottom right and center, then the mirror images of these. Batches then have shape (batch, 10, c, h, w).
+        shuffle_labels: whether training and validation images have each other's labels, see `LabeledData`.
 
     Raises:
         ValueError: an argument is out of range; or `augment`, `center` or `crops` gets images of another shape.
@@ -95,8 +96,9 @@ class ImageData(LabeledData):
         resize: Count | None = None,
         jitter: NotNegative = 0.0,
         ten_crop: bool = False,
+        shuffle_labels: bool = False,
     ) -> None:
-        super().__init__(batch_size, num_workers)
+        super().__init__(batch_size, num_workers, shuffle_labels)
         channels, height, width = self.shape
         if shift >= min(height, width):
             raise ValueError(f"shift must be from 0 to {min(height, width) - 1} pixels, got {shift}")
@@ -131,9 +133,9 @@ class ImageData(LabeledData):
             images = self._images(train=True)
             if self._validates:
                 kept, held_out = self._split(images)
-                self.val_set = self._for_validation(images.subset(held_out))
+                self.val_set = self._with_labels(self._for_validation(images.subset(held_out)), "validate")
                 images = images.subset(kept)
-            self.train_set = images
+            self.train_set = self._with_labels(images, "fit")
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._images(train=False)
 

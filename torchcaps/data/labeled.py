@@ -1,5 +1,6 @@
 """Base of all labeled data sets: training, validation and test sets, and loaders of their batches."""
 
+import copy
 import os
 from typing import Any, Self
 
@@ -15,6 +16,9 @@ from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
 
 STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes to `setup`
+
+# Not the run's seed: networks are comparable only if all learn the same labels.
+LABEL_SEEDS = {"fit": 0, "validate": 1}
 
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 
@@ -39,6 +43,16 @@ class LabeledSet(Dataset[Batch]):
     def subset(self, indices: np.ndarray) -> Self:
         """Return the set of the samples at the indices."""
         raise NotImplementedError
+
+    def with_shuffled_labels(self, seed: int) -> Self:
+        """Return the same samples with each other's labels, by a permutation that the seed and their number determine.
+
+        The number of samples of each class stays. A sample may get its own label by chance.
+        """
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        shuffled = copy.copy(self)
+        shuffled.__dict__["labels"] = self.labels[order]  # not by setattr: some sets are frozen
+        return shuffled
 
 
 def _as_is(batch: Any) -> Any:
@@ -81,6 +95,10 @@ class LabeledData(LightningDataModule):
     Args:
         batch_size: samples in a batch. The last batch of an epoch may be smaller.
         num_workers: worker processes of each loader.
+        shuffle_labels: whether the training samples have each other's labels, and the validation samples too; the test
+            has its true labels. A network can only learn such labels by heart: what it shows has nothing to do with the
+            classes (Adebayo et al., Sanity Checks for Saliency Maps, 2018: the data randomization test). The labels are
+            the same in every run. Samples are held out as without this option, and metadata stay those of the samples.
 
     Raises:
         ValueError: an argument is out of range.
@@ -89,9 +107,9 @@ class LabeledData(LightningDataModule):
     classes: int
 
     @checked
-    def __init__(self, batch_size: Count = 128, num_workers: CountOrZero = 0) -> None:
+    def __init__(self, batch_size: Count = 128, num_workers: CountOrZero = 0, shuffle_labels: bool = False) -> None:
         super().__init__()
-        self.batch_size, self.num_workers = batch_size, num_workers
+        self.batch_size, self.num_workers, self.shuffle_labels = batch_size, num_workers, shuffle_labels
         self.train_set: LabeledSet | None = None
         self.val_set: LabeledSet | None = None
         self.test_set: LabeledSet | None = None
@@ -195,6 +213,10 @@ class LabeledData(LightningDataModule):
         if samples is None:
             raise RuntimeError(f'the data is not loaded yet: call data.setup("{stage}") first')
         return samples
+
+    def _with_labels(self, samples: LabeledSet, stage: str) -> LabeledSet:
+        """Return the samples for "fit" or "validate" with the labels that `shuffle_labels` asks for."""
+        return samples.with_shuffled_labels(LABEL_SEEDS[stage]) if self.shuffle_labels else samples
 
     def _in_order(self, stage: str) -> DataLoader[Batch]:
         """Return the loader of a validation or test set. Several processes take its samples in turn."""

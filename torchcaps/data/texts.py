@@ -50,6 +50,7 @@ class TextData(LabeledData):
         group_by_length: whether the texts of a training batch have about equal lengths, which saves padding.
         batch_size: texts in a batch.
         num_workers: worker processes of each loader.
+        shuffle_labels: whether training and validation texts have each other's labels, see `LabeledData`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -68,8 +69,9 @@ class TextData(LabeledData):
         group_by_length: bool = False,
         batch_size: Count = 20,
         num_workers: CountOrZero = 0,
+        shuffle_labels: bool = False,
     ) -> None:
-        super().__init__(batch_size, num_workers)
+        super().__init__(batch_size, num_workers, shuffle_labels)
         self.encoder, self.revision, self.cache = encoder, revision, cache
         self.max_texts, self.group_by_length = max_texts, group_by_length
 
@@ -82,9 +84,9 @@ class TextData(LabeledData):
         "validate", the test set for "test", all for None."""
         check_choice("stage", stage, STAGES)
         if stage in ("fit", None) and self.train_set is None:
-            self.train_set = self._embedded("fit")
+            self.train_set = self._with_labels(self._embedded("fit"), "fit")
         if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
-            self.val_set = self._embedded("validate")
+            self.val_set = self._with_labels(self._embedded("validate"), "validate")
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._embedded("test")
 

@@ -8,13 +8,16 @@ from torchcaps.extras import needs
 
 with needs("train"):
     from torchcaps.explain.capsnet import perturb
-    from torchcaps.explain.drawing.capsnet import coefficients_figure, perturbations_figure, reconstructions_figure
+    from torchcaps.explain.credit import Credit, LayerCredit, Strand, credit, parse_tree
+    from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructions_figure
+    from torchcaps.explain.drawing.credit import credit_figure
     from torchcaps.explain.drawing.dynamics import routing_dynamics_figure
     from torchcaps.explain.drawing.heatmaps import heatmaps_figure
     from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics
     from torchcaps.explain.figures import has_figures, write_figures, write_heatmaps, write_pose_figures
     from torchcaps.explain.heatmaps import entropies, heatmaps
+    from torchcaps.explain.pixels import Places, heat, places
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,
@@ -22,29 +25,47 @@ with needs("train"):
         pose_trajectories,
         relative_changes,
     )
+    from torchcaps.explain.recording import Run, record, routing_layers, watching
     from torchcaps.explain.scaling import mds
+    from torchcaps.explain.shares import Shares
+    from torchcaps.explain.sharpening import Sharpening, sharpening
 
 __all__ = [
+    "Credit",
+    "LayerCredit",
+    "Places",
     "PoseTrajectories",
     "RelativeChanges",
     "RoutingDynamics",
+    "Run",
+    "Shares",
+    "Sharpening",
+    "Strand",
     "capsule_layers",
-    "coefficients_figure",
+    "credit",
+    "credit_figure",
     "entropies",
     "has_class_capsules",
     "has_figures",
+    "heat",
     "heatmaps",
     "heatmaps_figure",
     "mds",
+    "parse_tree",
     "perturb",
     "perturbations_figure",
+    "places",
     "pose_trajectories",
     "pose_trajectories_figure",
     "reconstructions_figure",
+    "record",
     "relative_changes",
     "relative_changes_figure",
     "routing_dynamics",
     "routing_dynamics_figure",
+    "routing_layers",
+    "sharpening",
+    "watching",
     "write_figures",
     "write_heatmaps",
     "write_pose_figures",

@@ -1,9 +1,4 @@
-"""What a CapsNet does with one image: where its class capsules take their input from, and what each pose entry means.
-
-:mod:`torchcaps.explain.drawing.capsnet` draws both.
-"""
-
-from typing import NamedTuple
+"""What each pose entry of a CapsNet's class capsule means; :mod:`torchcaps.explain.drawing.capsnet` draws it."""
 
 import torch
 from torch import Tensor
@@ -13,40 +8,6 @@ from torchcaps.models.reconstructing import ReconstructingCapsNet
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
 TWEAKS = torch.linspace(-0.25, 0.25, 11)
-
-
-class CoefficientMaps(NamedTuple):
-    """Coefficients of each class capsule over the positions of one image.
-
-    If parents compete for children, a map's value is the mean of the coefficients c[i,j] of the primary capsules at a
-    position, weighted by their lengths; routing starts from 1 / classes. If children compete for parents, it is the
-    sum of those coefficients relative to the mean over all positions; routing starts from 1.
-
-    Fields:
-        maps: values, `(classes, rows, columns)`.
-        uniform: the value that routing starts from.
-        relative: whether children compete for parents.
-        scores: scores of the classes, `(classes,)`.
-    """
-
-    maps: Tensor
-    uniform: float
-    relative: bool
-    scores: Tensor
-
-
-@torch.no_grad()
-def coefficient_maps(network: ReconstructingCapsNet, image: Tensor) -> CoefficientMaps:
-    """Compute the :class:`CoefficientMaps` of an image `(channels, height, width)`."""
-    prediction = network(image.unsqueeze(0), return_coefficients=True)
-    assert prediction.capsules is not None
-    coefficients = prediction.capsules.coefficients
-    lengths = network.primary_capsules(image.unsqueeze(0)).activations[0]
-    by_position = coefficients[0].unflatten(0, lengths.shape).movedim(-1, 0)  # (classes, types, rows, columns)
-    if network.class_capsules.routing.softmax == "parents":
-        maps = (by_position * lengths).sum(1) / lengths.sum(0).clamp_min(1e-12)
-        return CoefficientMaps(maps, 1 / len(maps), False, prediction.scores[0])
-    return CoefficientMaps(by_position.sum(1) * lengths[0].numel(), 1.0, True, prediction.scores[0])
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Write all figures that fit a network to a folder: what `torchcaps explain` does.
 
-A CapsNet has coefficients, reconstructions and perturbations, a network with a `RoutingPool2d` has heatmaps, and a
+A CapsNet has credit, reconstructions and perturbations, a network with a `RoutingPool2d` has heatmaps, and a
 network with class capsules on stereo pairs has figures of its poses.
 """
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torchcaps.arguments import checked
 from torchcaps.data import StereoData, read_picture
 from torchcaps.explain.axes import write
-from torchcaps.explain.drawing.capsnet import coefficients_figure, perturbations_figure, reconstructions_figure
+from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructions_figure
+from torchcaps.explain.drawing.credit import credit_figure
 from torchcaps.explain.drawing.heatmaps import heatmaps_figure
 from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
 from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
@@ -56,12 +57,11 @@ def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, ...]], fol
 
 
 def _capsnet_figures(network: ReconstructingCapsNet, images: Tensor, labels: Tensor, folder: Path) -> Iterator[Path]:
-    digit = images[0], int(labels[0])
     order = labels.argsort()
-    yield write(coefficients_figure(network, *digit), folder / "coefficients.png")
+    yield write(credit_figure(network, images[order], labels[order]), folder / "credit.png")
     if network.decoder is not None:
         yield write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
-        yield write(perturbations_figure(network, *digit), folder / "perturbations.png")
+        yield write(perturbations_figure(network, images[0], int(labels[0])), folder / "perturbations.png")
 
 
 def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:

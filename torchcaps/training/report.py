@@ -105,7 +105,7 @@ class Report(Callback):
         write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
         write(confusion_figure(counts, data.names), folder / "confusion.png")
         self._write_mistakes(folder, data, labels, (scores / (temperature or 1.0)).softmax(1))
-        if curves := _curves(self.folder / "metrics.csv"):
+        if curves := curves_of(self.folder / "metrics.csv"):
             write(curves_figure(curves, self.about.get("epoch")), folder / "curves.png")
         write_text_whole(folder / "summary.json", json.dumps(self.about, indent=1, ensure_ascii=False) + "\n")
 
@@ -168,7 +168,7 @@ def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iter
     yield "mean of the classes", mean[0], mean[1], mean[2], str(int(found[3].sum()))
 
 
-def _curves(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+def curves_of(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
     """Return the curves in the metrics of a run, for `curves_figure`."""
     if not path.is_file():
         return {}

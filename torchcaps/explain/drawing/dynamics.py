@@ -9,17 +9,18 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from torchcaps.arguments import checked
+from torchcaps.explain.axes import BLUE, in_style
 from torchcaps.explain.dynamics import RoutingDynamics
 
 PER_LINE = 6  # panels; longer rows continue on the next line
-BLUE = "tab:blue"
 
 Panel = tuple[str, RoutingDynamics]
 
 
 @checked
+@in_style
 def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]], names: Sequence[str] = ()) -> Figure:
-    """Draw shares as gray bars and mean lengths as a blue line over the cosine, as in the paper's Figure 2.
+    """Draw shares as gray bars and mean lengths as a blue line with dots over the cosine, as in the paper's Figure 2.
 
     Args:
         panels: pairs of a title, such as "after epoch 20", and the result of :func:`routing_dynamics`; or rows of such
@@ -37,7 +38,7 @@ def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]],
     rows = cast(Sequence[Sequence[Panel]], [panels] if isinstance(panels[0][0], str) else panels)
     lines = [(row, first) for row in range(len(rows)) for first in range(0, len(rows[row]), PER_LINE)]
     columns = min(PER_LINE, max(map(len, rows)))
-    figure = Figure(figsize=(1.9 * columns + 1.6, 1.9 * len(lines) + 0.9), layout="constrained")
+    figure = Figure(figsize=(1.9 * columns + 1.6, 1.9 * len(lines) + 0.9))
     grid = figure.subplots(len(lines), columns, squeeze=False)
     for axes, (row, first) in zip(grid, lines, strict=True):
         limits = _limit([x.share for _, x in rows[row]]), _limit([x.length for _, x in rows[row]])
@@ -48,18 +49,19 @@ def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]],
             right = _draw(axis, title, dynamics, limits)
             if column == 0:
                 name = f"{names[row]}\n" if row < len(names) else ""
-                axis.set_ylabel(f"{name}share, %", fontsize=8)
+                axis.set_ylabel(f"{name}share, %")
             else:
                 axis.tick_params(left=False, labelleft=False)
             if column == len(shown) - 1:
-                right.set_ylabel("mean length", fontsize=8, color=BLUE)
+                right.set_ylabel("mean length", color=BLUE)
                 right.set_in_layout(column == columns - 1)  # a shorter row has room beside it
             else:
                 right.tick_params(right=False, labelright=False)
-    figure.supxlabel("cosine of a vote and its parent", fontsize=8)
+    figure.supxlabel("cosine of a vote and its parent")
     handles = [grid[0, 0].containers[0], right.lines[0]]
     labels = ["share of the votes", "their mean length"]
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    title = "How well votes and their parents agree, and how long these votes are"
+    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=2)
     return figure
 
 
@@ -76,11 +78,11 @@ def _draw(axis: Axes, title: str, dynamics: RoutingDynamics, limits: tuple[float
     axis.set(xlim=(-1, 1), ylim=(0, limits[0]))
     axis.set_xticks([-1, 0, 1])
     right = axis.twinx()
-    right.plot(centers.numpy(), dynamics.length.numpy(), color=BLUE, linewidth=1.2, marker=".", markersize=3)
+    right.plot(centers.numpy(), dynamics.length.numpy(), color=BLUE, marker=".", markersize=3)
     right.set_ylim(0, limits[1])
-    axis.tick_params(labelsize=7)
-    right.tick_params(labelsize=7, colors=BLUE)
-    right.yaxis.get_offset_text().set_fontsize(7)
+    right.tick_params(colors=BLUE)
+    right.spines["right"].set(visible=True, color=BLUE)
+    right.yaxis.get_offset_text().set_fontsize(8)
     left_out = f"\n{dynamics.zeros:.3g} % zero, left out" if dynamics.zeros else ""
-    axis.set_title(title + left_out, fontsize=8)
+    axis.set_title(title + left_out)
     return right

@@ -1,6 +1,7 @@
 """Figures of the pose vectors of class capsules as toys turn (Heinsen 2019, Figures 4, 6 and 7)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -12,27 +13,24 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from torchcaps.arguments import checked
-from torchcaps.explain.axes import hide_ticks
+from torchcaps.explain.axes import COLORS, DASHES, ORDERED, color_bar, hide_ticks, in_style
 from torchcaps.explain.poses import PoseTrajectories, relative_changes
 from torchcaps.explain.scaling import mds
 
 ROUND = {"elevation": 10, "azimuth": 90}  # degrees from one tick to the next
-# Colors of the categories: told apart by color-blind readers too, and unlike the mean's.
-COLORS = ("#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-MEAN = "darkblue"
+MEAN: dict[str, Any] = {"color": "black", "linestyle": "-", "linewidth": 2}
 NARROWEST = 6.0  # inches; narrower figures would cut their titles
-# The colors of azimuth end where they begin, as a full turn does.
-MAPS = {
-    "elevation": colormaps["viridis"],
-    "azimuth": LinearSegmentedColormap.from_list("turn", ["#1f4e9c", "#2a9d62", "#e0a100", "#c8326e", "#1f4e9c"]),
-}
+# Without the palest tenth, which would be lost on white.
+ANGLES = LinearSegmentedColormap.from_list("angles", colormaps[ORDERED](np.linspace(0, 0.9, 256)))
 
 
 @checked
+@in_style
 def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str] = ()) -> Figure:
     """Draw distance, norm and cosine to the first of each pose vector over the angle, as in the paper's Figures 6, 7.
 
-    There is a column for each pose vector, a thin line for each toy, and their mean in dark blue.
+    There is a column for each pose vector, with a thin gray line for each toy, a line in color for the mean of each
+    category and a thick black one for the mean of all toys.
 
     Args:
         trajectories: result of :func:`pose_trajectories`.
@@ -43,7 +41,8 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
     """
     angles, category = trajectories.angles.numpy(), trajectories.category.tolist()
     vectors = trajectories.poses.shape[2]
-    figure = Figure(figsize=(max(1.9 * vectors + 1.6, NARROWEST), 6.4), layout="constrained")
+    styles = {kind: _style(kind) for kind in sorted(set(category))}
+    figure = Figure(figsize=(max(1.9 * vectors + 1.6, NARROWEST), 6.4))
     grid = figure.subplots(3, vectors, sharex=True, sharey="row", squeeze=False)
     labels = (
         "distance to the first,\nrelative to its norm",
@@ -52,29 +51,30 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
     )
     for axes, changes, label in zip(grid, relative_changes(trajectories.poses), labels, strict=True):
         for vector, axis in enumerate(axes):
-            for toy, values in zip(category, changes[..., vector], strict=True):
-                axis.plot(angles, values.numpy(), color=_color(toy), linewidth=0.6, alpha=0.7)
-            axis.plot(angles, changes[..., vector].nanmean(0).numpy(), color=MEAN, linewidth=2)
-            axis.tick_params(labelsize=7)
-            axis.grid(color="0.9", linewidth=0.5)
-        axes[0].set_ylabel(label, fontsize=8)
+            for values in changes[..., vector]:
+                axis.plot(angles, values.numpy(), "-", color="0.8", linewidth=0.5)
+            for kind, style in styles.items():
+                axis.plot(angles, changes[trajectories.category == kind][..., vector].nanmean(0).numpy(), **style)
+            axis.plot(angles, changes[..., vector].nanmean(0).numpy(), **MEAN)
+            axis.grid()
+        axes[0].set_ylabel(label)
     for vector, axis in enumerate(grid[0]):
-        axis.set_title(f"pose vector {vector + 1}", fontsize=9)
+        axis.set_title(f"pose vector {vector + 1}")
     grid[0, 0].set_xticks(_ticks(trajectories))  # shared by all axes
-    figure.supxlabel(f"{trajectories.varying}, degrees", fontsize=8)
+    figure.supxlabel(f"{trajectories.varying}, degrees")
     share = 100 * float(trajectories.right.double().mean())
     figure.suptitle(
         f"How the class capsules' pose vectors of {len(category)} toys change with the {trajectories.varying}\n"
-        f"{trajectories.fixed}; the network is right about {share:.0f} % of the images",
-        fontsize=10,
+        f"{trajectories.fixed}; the network is right about {share:.0f} % of the images"
     )
-    lines = [Line2D([], [], color=_color(k), linewidth=1.2, label=_name(k, names)) for k in sorted(set(category))]
-    lines.append(Line2D([], [], color=MEAN, linewidth=2, label="mean"))
-    figure.legend(handles=lines, loc="outside right center", fontsize=8, frameon=False)
+    lines = [Line2D([], [], label=_name(kind, names), **style) for kind, style in styles.items()]
+    lines += [Line2D([], [], label="mean", **MEAN), Line2D([], [], label="each toy", color="0.8", linewidth=0.5)]
+    figure.legend(handles=lines, loc="outside right center")
     return figure
 
 
 @checked
+@in_style
 def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[str] = ()) -> Figure:
     """Draw the pose vectors of one toy of each category in the plane, as in the paper's Figure 4.
 
@@ -94,26 +94,23 @@ def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[s
     if not rows:
         raise ValueError("expected PoseTrajectories, one for each row of panels, got none")
     columns = max(len(row.category.unique()) for row in rows)
-    figure = Figure(figsize=(max(1.9 * columns + 1.4, NARROWEST), 2.2 * len(rows) + 0.8), layout="constrained")
+    figure = Figure(figsize=(max(1.9 * columns + 1.4, NARROWEST), 2.2 * len(rows) + 0.8))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for axes, row in zip(grid, rows, strict=True):
         category = row.category.tolist()
         toys = [category.index(k) for k in sorted(set(category))]
         span = float(row.angles[0]), 360.0 if row.varying == "azimuth" else float(row.angles[-1])
-        scale = ScalarMappable(Normalize(*span), MAPS[row.varying])
+        scale = ScalarMappable(Normalize(*span), ANGLES)
         for axis, toy in zip(axes, toys, strict=False):
             _draw(axis, row.poses[toy], scale.to_rgba(row.angles.numpy()))
             right = f"right about {int(row.right[toy].sum())} of {row.right.shape[1]} images"
-            axis.set_title(f"{_name(category[toy], names)}, instance {row.instance[toy]}\n{right}", fontsize=8)
+            axis.set_title(f"{_name(category[toy], names)}, instance {row.instance[toy]}\n{right}")
         for axis in axes[len(toys) :]:
             axis.set_axis_off()
-        bar = figure.colorbar(scale, ax=axes, shrink=0.9, pad=0.01, ticks=_ticks(row))
-        bar.set_label(f"{row.varying}, degrees\n({row.fixed})", fontsize=8)
-        bar.ax.tick_params(labelsize=7)
+        color_bar(figure, scale, axes, f"{row.varying}, degrees\n({row.fixed})", ticks=_ticks(row))
     figure.suptitle(
         "The pose vectors of a toy's class capsule, those of an image connected\n"
-        "Circles: the first pose vector, in the first and in the last image",
-        fontsize=10,
+        "Circles: the first pose vector, in the first and in the last image"
     )
     return figure
 
@@ -122,7 +119,7 @@ def _draw(axis: Axes, poses: Tensor, colors: np.ndarray) -> None:
     """Draw poses `(steps, vectors, features)` of a toy in the plane, each step in its color."""
     placed = mds(poses.flatten(0, 1)).view(*poses.shape[:2], 2).numpy()
     for vertices, color in zip(placed, colors, strict=True):
-        axis.plot(*np.concatenate([vertices, vertices[:1]]).T, color=color, linewidth=0.8, marker=".", markersize=3)
+        axis.plot(*np.concatenate([vertices, vertices[:1]]).T, ".-", color=color, linewidth=0.7, markersize=4)
     for end in (0, -1):
         axis.plot(*placed[end, 0], "o", markersize=8, markerfacecolor="none", markeredgecolor=colors[end])
     axis.set_aspect("equal", adjustable="datalim")
@@ -136,8 +133,8 @@ def _ticks(trajectories: PoseTrajectories) -> list[int]:
     return ticks if len(ticks) > 1 else [first, last]
 
 
-def _color(category: int) -> str:
-    return COLORS[category % len(COLORS)]
+def _style(category: int) -> dict[str, Any]:
+    return {"color": COLORS[category % len(COLORS)], "linestyle": DASHES[category % len(DASHES)], "linewidth": 1.2}
 
 
 def _name(category: int, names: Sequence[str]) -> str:

@@ -8,13 +8,14 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from torchcaps.arguments import checked
-from torchcaps.explain.axes import show
+from torchcaps.explain.axes import MARKERS, color_bar, in_style, show
 
 MOST_NUMBERED = 25  # classes whose counts are written into the confusion matrix
 COLUMNS = 6
 
 
 @checked
+@in_style
 def curves_figure(
     curves: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], best: float | None = None
 ) -> Figure:
@@ -24,20 +25,21 @@ def curves_figure(
         curves: by quantity, such as "loss", and part, such as "training": epochs and values.
         best: epoch of the weights that were kept, or None.
     """
-    figure = Figure(figsize=(4.6 * len(curves), 3.4), layout="constrained")
+    figure = Figure(figsize=(4.6 * len(curves), 3.4))
     for axis, (quantity, lines) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        for (part, (epochs, values)), style in zip(lines.items(), ("-", "--"), strict=False):
-            axis.plot(epochs, values, style, marker="o", markersize=3, label=part)
+        for (part, (epochs, values)), marker in zip(lines.items(), MARKERS, strict=False):
+            axis.plot(epochs, values, marker=marker, markersize=3, label=part)
         if best is not None:
-            axis.axvline(best, color="0.6", linewidth=1, linestyle=":", label="kept weights")
+            axis.axvline(best, color="0.5", linewidth=1, linestyle=":", label="kept weights")
         axis.set(xlabel="epoch", ylabel=quantity)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False)
+        axis.legend()
+    figure.suptitle(f"How {' and '.join(curves)} changed during training")
     return figure
 
 
 @checked
+@in_style
 def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     """Draw a confusion matrix: shares of each true class as shades, and counts as numbers.
 
@@ -47,10 +49,10 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     """
     shares = counts / counts.sum(1, keepdims=True).clip(1)
     side = min(max(3.5, 0.45 * len(names) + 1.8), 14)
-    figure = Figure(figsize=(side + 0.9, side), layout="constrained")
+    figure = Figure(figsize=(side + 0.9, side))
     axis = figure.subplots()
     image = axis.imshow(100 * shares, cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(image, label="% of the class", shrink=0.8)
+    color_bar(figure, image, [axis], "% of the class", shrink=0.8)
     ticks = range(len(names))
     short = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
     size = 9 if len(names) <= MOST_NUMBERED else 5
@@ -59,6 +61,8 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     if max(map(len, short)) <= 3:
         axis.set_xticks(ticks, short, ha="center", fontsize=size)
     axis.set(xlabel="predicted", ylabel="true")
+    axis.spines[:].set_visible(True)
+    axis.set_title("Which classes are taken for which", fontsize=11)
     if len(names) <= MOST_NUMBERED:
         for row, column in zip(*counts.nonzero(), strict=True):
             color = "white" if shares[row, column] > 0.5 else "black"
@@ -67,6 +71,7 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 @checked
+@in_style
 def mistakes_figure(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
     """Draw images in a grid, each under its title.
 
@@ -76,11 +81,12 @@ def mistakes_figure(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
     """
     columns = min(COLUMNS, len(images))
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(1.7 * columns, 2.15 * rows), layout="constrained")
+    figure = Figure(figsize=(max(1.7 * columns, 4), 2.1 * rows + 0.4))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(images) :]:
         axis.set_axis_off()
     for axis, image, title in zip(axes, images, titles, strict=False):
         show(axis, image)
         axis.set_title(title, fontsize=8)
+    figure.suptitle("Images that are taken for another class")
     return figure

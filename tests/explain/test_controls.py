@@ -1,0 +1,275 @@
+"""Controls: accuracy with and without routing, fresh weights, dead capsules; the network stays as it was."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsuleConv2d,
+    CapsuleFC,
+    CapsuleLinear,
+    Capsules,
+    CapsuleStack,
+    DynamicRouting,
+    EMRouting,
+    Equilibrium,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    Prediction,
+    RoutingPool2d,
+    create_model,
+)
+from torchcaps.explain.controls import accuracy, uniform_coefficients, with_new_weights
+from torchcaps.explain.dead import DeadCapsules, dead_capsules
+
+
+class Scores(nn.Module):
+    """A network whose inputs are scores."""
+
+    def forward(self, x: Tensor, *more: Tensor) -> Prediction:
+        return Prediction(x)
+
+
+class Around(nn.Module):
+    """A network around a layer; an input is the index of its children."""
+
+    def __init__(self, layer: nn.Module, children: Capsules | Tensor, broken: bool = False):
+        super().__init__()
+        self.layer, self.given, self.broken = layer, children, broken
+
+    def forward(self, index: Tensor) -> Any:
+        some = self.given
+        routed = self.layer(
+            some[index] if isinstance(some, Tensor) else Capsules(some.poses[index], some.scores[index])
+        )
+        if self.broken:
+            raise RuntimeError("stop")
+        return routed
+
+
+def state_of(network: nn.Module) -> list[Any]:
+    """All that a look at a network could leave behind."""
+    found: list[Any] = []
+    for module in network.modules():
+        found += [module.training, len(module._forward_hooks), len(module._forward_pre_hooks), set(vars(module))]
+        found += [list(getattr(module, "_watchers", [])), getattr(module, "is_uniform", False)]
+    return found + [x.clone() for x in chain(network.parameters(), network.buffers())]
+
+
+def assert_same_state(before: list[Any], network: nn.Module) -> None:
+    after = state_of(network)
+    for a, b in zip(before, after, strict=True):
+        assert a.equal(b) if isinstance(a, Tensor) else a == b
+
+
+# Accuracy
+
+
+def test_accuracy_counts():
+    scores = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1], [0.2, 0.3, 0.5]])
+    found = accuracy(Scores(), [(scores, torch.tensor([1, 0, 0])), (scores[:1], torch.tensor([1]), "more")])
+    assert found == (3, 4)
+    assert found.share == 0.75
+
+
+def test_several_labels_must_have_the_highest_scores():
+    scores = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1], [0.5, 0.5, 0.1]])
+    labels = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 1, 0], [1, 0, 0]])
+    assert accuracy(Scores(), [(scores, labels)]) == (2, 4)
+
+
+def test_inputs_of_several_tensors_and_precisions():
+    torch.manual_seed(0)
+    network = create_model("heinsen_sst", layers=2, width=4, parts=3).eval()
+    embeddings, mask = torch.randn(6, 5, 2, 4, dtype=torch.float16), torch.ones(6, 5)
+    labels = network(embeddings.float(), mask).scores.argmax(1)
+    labels[0] = (labels[0] + 1) % 5
+    assert accuracy(network, [((embeddings, mask), labels)]) == (5, 6)
+
+
+def test_bad_batches():
+    scores = torch.rand(3, 2)
+    with pytest.raises(ValueError, match="no input: give at least one"):
+        accuracy(Scores(), [])
+    with pytest.raises(TypeError, match="tuples of inputs and labels, got"):
+        accuracy(Scores(), [scores])
+    with pytest.raises(TypeError, match="tensor or several in a tuple, got"):
+        accuracy(Scores(), [("a", torch.zeros(1))])
+    with pytest.raises(ValueError, match=r"\(batch,\) = \(3,\) or \(batch, classes\) = \(3, 2\), got"):
+        accuracy(Scores(), [(scores, torch.zeros(2))])
+    with pytest.raises(TypeError, match=r"must return a torchcaps\.Prediction"):
+        accuracy(nn.Identity(), [(scores, torch.zeros(3))])
+
+
+# Uniform coefficients
+
+
+def test_all_layers_of_a_network_are_uniform():
+    network = create_model("pooling_cnn", in_channels=1, sharpness=20.0).eval()
+    images = torch.rand(4, 1, 20, 20)
+    average = create_model("pooling_cnn", in_channels=1, pooling="average").eval()
+    average.load_state_dict(network.state_dict())
+    before = network(images).scores
+    with uniform_coefficients(network):
+        assert_close(network(images).scores, average(images).scores)
+    assert network(images).scores.equal(before)
+    assert not before.allclose(average(images).scores, rtol=1e-3)
+
+    stack = CapsuleStack(CapsuleLinear(4, 3, 2, 2, EMRouting(2)), CapsuleLinear(3, 2, 2, 2, EMRouting(2)))
+    with uniform_coefficients(stack):
+        assert [layer.routing.is_uniform for layer in stack.layers] == [True, True]
+    assert [layer.routing.is_uniform for layer in stack.layers] == [False, False]
+
+
+def test_compiled_networks_are_uniform_too():
+    layer = CapsuleLinear(5, 3, 4, 4, DynamicRouting(3))
+    children = torch.randn(2, 5, 4)
+    compiled = torch.compile(layer, backend="eager")
+    before = compiled(children).poses
+    with uniform_coefficients(compiled):
+        found = compiled(children).poses
+    with layer.routing.uniform():
+        assert_close(found, layer(children).poses)
+    assert_close(compiled(children).poses, before)
+    assert not found.allclose(before, rtol=1e-3)
+
+
+def test_a_network_that_does_not_route():
+    with pytest.raises(ValueError, match="Linear has no layer that routes"), uniform_coefficients(nn.Linear(2, 2)):
+        pass
+
+
+# Fresh weights
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        ("capsnet_digits", [torch.rand(2, 1, 8, 8)]),
+        ("pooling_resnet_small", [torch.rand(2, 3, 32, 32)]),
+        ("heinsen_sst", [torch.rand(2, 3, 37, 1280)]),
+    ],
+)
+def test_fresh_weights(model, inputs):
+    network = create_model(model).eval()
+    before, state = state_of(network), torch.get_rng_state()
+    drawn = with_new_weights(network, seed=3)
+    assert_same_state(before, network)
+    assert torch.get_rng_state().equal(state)
+    own, others = (dict(x.state_dict()) for x in (network, drawn))
+    assert own.keys() == others.keys()
+    weights = [name for name in own if name.endswith("weight") and own[name].std() > 0]
+    assert weights
+    assert not any(own[name].equal(others[name]) for name in weights)
+    assert with_new_weights(network, seed=3)(*inputs).scores.equal(drawn(*inputs).scores)
+    assert not drawn.training
+
+
+def test_weights_that_no_module_draws():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(1))
+
+    with pytest.raises(ValueError, match="1, a Scale, has no reset_parameters"):
+        with_new_weights(nn.Sequential(nn.Linear(2, 2), Scale()))
+
+
+# Dead capsules
+
+
+def test_dead_capsules_by_hand():
+    poses, scores = torch.randn(6, 8, 4), torch.zeros(6, 8)
+    poses[:, 1] = poses[0, 1]  # neither changes: dead
+    poses[:, 2] = poses[0, 2]
+    scores[:, 2] = torch.arange(6.0) + 2.5  # the score changes
+    scores[:, 3] = -torch.inf  # never there: dead
+    scores[:, 4] = 40.0  # always there, and the pose changes
+    scores[1:, 5] = -torch.inf  # there once
+    scores[:, 6] = -9.5  # less than 1 in 10,000: dead
+    scores[:, 7] = -9.0  # more than that
+    layer = CapsuleLinear(8, 2, 4, 4, DynamicRouting())
+    found = dead_capsules(Around(layer, Capsules(poses, scores)), torch.arange(6).split(4))
+    assert found == {"layer": DeadCapsules(3 / 8, 0.0)}
+    layer.weight.data[:, 1] = 0  # the second parent gets votes of zero
+    assert dead_capsules(Around(layer, Capsules(poses, scores)), [torch.arange(6)])["layer"].parents == 0.5
+
+
+def test_poses_without_scores():
+    poses = torch.randn(5, 4, 3)
+    poses[:, 0] *= 1e-6
+    poses[:, 1] = torch.tensor([3.0, 4.0, 0.0])
+    poses[:, 2] = nn.functional.normalize(poses[:, 2], dim=-1)  # a length that is always 1 says nothing; a pose does
+    layer = CapsuleLinear(4, 3, 3, 3, InvertedAttentionRouting(2))
+    assert dead_capsules(Around(layer, poses), [torch.arange(5)]) == {"layer": DeadCapsules(0.5, 0.0)}
+
+
+def test_rounding_is_no_change():
+    poses = torch.full((100, 2, 3), 0.1)
+    poses[:, 1] += 1e-8 * torch.randn(100, 3)
+    layer = CapsuleLinear(2, 2, 3, 3, DynamicRouting())
+    assert dead_capsules(Around(layer, poses), torch.arange(100).split(7))["layer"].children == 1
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)], ids=str)
+def test_children_in_a_stack(schedule):
+    poses = torch.randn(6, 4, 5, 5, 3)
+    poses[:, 0] = 0
+    first = CapsuleConv2d(4, 3, 3, 3, 3, HeinsenRouting(2), padding=1, stride=2)
+    second = CapsuleLinear(27, 2, 3, 3, HeinsenRouting(2))
+    found = dead_capsules(Around(CapsuleStack(first, second, schedule=schedule), poses), torch.arange(6).split(3))
+    assert found["layer.layers.0"] == DeadCapsules(0.25, 0.0)
+    assert found["layer.layers.1"] == DeadCapsules(0.0, 0.0)
+
+
+def test_pools_and_other_capsule_layers():
+    x = torch.randn(6, 4, 3, 3)
+    x[:, 2:, 0] = 0  # three of nine places of the second of two groups
+    assert dead_capsules(Around(RoutingPool2d(2), x), [torch.arange(6)]) == {"layer": DeadCapsules(3 / 18, 0.0)}
+    layer = CapsuleFC(3, 2, 4)
+    layer.weight.data[:, :, 1] = 0
+    poses = torch.randn(6, 3, 4)
+    poses[:, 0] = poses[0, 0]
+    assert dead_capsules(Around(layer, poses), [torch.arange(6)]) == {"layer": DeadCapsules(1 / 3, 0.5)}
+
+
+def test_texts_of_different_lengths():
+    network = create_model("heinsen_sst", layers=2, width=4, parts=3)
+    batches = [((torch.randn(4, length, 2, 4), torch.ones(4, length)), torch.zeros(4)) for length in (3, 5)]
+    found = dead_capsules(network, batches)
+    assert found == {"capsules.layers.0": DeadCapsules(None, 0.0), "capsules.layers.1": DeadCapsules(0.0, 0.0)}
+
+
+def test_too_little_to_say():
+    layer = CapsuleLinear(2, 2, 3, 3, DynamicRouting())
+    with pytest.raises(ValueError, match="one input changes nothing"):
+        dead_capsules(Around(layer, torch.randn(1, 2, 3)), [torch.arange(1)])
+    with pytest.raises(ValueError, match="Linear ran no capsule layer"):
+        dead_capsules(nn.Linear(2, 2), [torch.ones(3, 2)])
+
+
+def test_nothing_is_left_behind():
+    stack = CapsuleStack(
+        CapsuleLinear(4, 3, 2, 2, DynamicRouting()),
+        CapsuleLinear(3, 2, 2, 2, DynamicRouting()),
+        schedule="concurrent",
+    )
+    network = Around(stack, torch.randn(3, 4, 2)).train()
+    stack.eval()
+    watch: Any = [].append
+    with stack.layers[0].routing.watched(watch):
+        before = state_of(network)
+        dead_capsules(network, [torch.arange(3)])
+        assert_same_state(before, network)
+        network.broken = True
+        with pytest.raises(RuntimeError, match="stop"):
+            dead_capsules(network, [torch.arange(3)])
+        with pytest.raises(RuntimeError, match="stop"), uniform_coefficients(network):
+            accuracy(network, [(torch.arange(3), torch.zeros(3))])
+        assert_same_state(before, network)
+    assert network.training
+    assert not stack.training

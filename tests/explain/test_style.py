@@ -1,0 +1,206 @@
+"""The style of all figures: colors and dashes that are told apart, maps that grow lighter, and small images drawn
+smoothly; and figures of credit, sharpening, overlaps and words."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import colormaps, rc_context, rcParams
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap, to_rgb
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
+
+from torchcaps import CapsNet, CapsuleLinear, DynamicRouting
+from torchcaps.explain import credit_figure, heat
+from torchcaps.explain.axes import CHANGES, COLORS, DASHES, HEAT, ORDERED, SMALL, STYLE, show, write
+from torchcaps.explain.drawing.overlaps import overlaps_figure
+from torchcaps.explain.drawing.sharpening import sharpening_figure
+from torchcaps.explain.drawing.words import words_figure
+from torchcaps.explain.overlaps import taken_apart
+from torchcaps.explain.sharpening import Sharpening
+
+# Linear RGB as it looks to people without the cones for middle or for long waves (Machado et al. 2009, severity 1).
+BLINDNESS = {
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+}
+
+
+def lightness(color: Any) -> float:
+    """L* of an sRGB color, from 0 to 100."""
+    luminance = float(linear(color) @ np.array([0.2126, 0.7152, 0.0722]))
+    return 116 * np.cbrt(luminance) - 16 if luminance > 0.008856 else 903.3 * luminance
+
+
+def linear(color: Any) -> np.ndarray:
+    rgb = np.array(to_rgb(color))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+@pytest.mark.parametrize("blindness", BLINDNESS)
+def test_colors_of_lines_are_told_apart(blindness):
+    seen = [np.array(BLINDNESS[blindness]) @ linear(color) for color in COLORS]
+    for (a, first), (b, second) in itertools.combinations(zip(COLORS, seen, strict=True), 2):
+        assert np.abs(first - second).max() > 0.08, (a, b)
+    assert len({str(dashes) for dashes in DASHES}) == len(COLORS)
+    assert all(lightness(color) < 75 for color in COLORS)  # not lost on white
+
+
+@pytest.mark.parametrize("colors", [colormaps[HEAT], colormaps[ORDERED], CHANGES], ids=lambda x: x.name)
+def test_maps_grow_lighter_with_their_values(colors: Colormap):
+    found = np.array([lightness(colors(x)) for x in np.linspace(0, 1, 33)])
+    assert (np.diff(found) > 0).all()
+    assert found[-1] - found[0] > 60
+
+
+def test_the_style_holds_in_a_file_whatever_the_reader_has_set(tmp_path: Path):
+    figure = Figure(figsize=(1, 1))
+    with rc_context({"savefig.dpi": 20, "font.size": 30}):
+        write(figure, tmp_path / "new" / "a.png")
+        assert rcParams["font.size"] == 30
+    with Image.open(tmp_path / "new" / "a.png") as image:
+        assert image.size == (130, 130)
+
+
+def test_small_images_are_drawn_smoothly():
+    for side, expected in ((SMALL, "bicubic"), (SMALL + 1, "auto")):
+        axis = Figure().subplots()
+        show(axis, torch.rand(1, 8, side))
+        assert axis.images[0].get_interpolation() == expected
+
+
+# Credit
+
+
+@pytest.fixture
+def network() -> CapsNet:
+    torch.manual_seed(0)
+    sizes = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "class_pose": 3}
+    return CapsNet(1, 8, 3, **sizes, decoder=None).eval()
+
+
+def maps_of(figure: Figure) -> list[np.ndarray]:
+    return [
+        axis.images[0].get_array().data
+        for axis in figure.axes
+        if axis.images and axis.images[0].get_cmap().name == HEAT
+    ]
+
+
+def test_images_stand_above_the_maps_of_their_predicted_classes(network):
+    images = torch.rand(12, 1, 8, 8)
+    scores = network(images).scores
+    labels = scores.argmax(1)
+    labels[1] = (labels[1] + 1) % 3
+    figure = credit_figure(network, images, labels, ["cat", "dog", "eel"])
+    (expected,) = heat(network, images).values()
+    drawn = maps_of(figure)
+    assert len(drawn) == 12
+    for index, found in enumerate(drawn):
+        torch.testing.assert_close(torch.from_numpy(found), expected[index, scores[index].argmax()])
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    names = ["cat", "dog", "eel"]
+    assert titles[0] == names[labels[0]]
+    assert titles[1] == f"{names[labels[1]]}, seen as\n{names[scores[1].argmax()]}"
+    assert len(titles) == 12
+    assert figure.axes[10].get_ylabel() == "class_capsules"
+
+
+def test_a_single_image_has_a_map_for_each_class(network):
+    image = torch.rand(1, 1, 8, 8)
+    figure = credit_figure(network, image, torch.tensor([1]))
+    (expected,) = heat(network, image).values()
+    for k, found in enumerate(maps_of(figure)):
+        torch.testing.assert_close(torch.from_numpy(found), expected[0, k])
+    titles = [axis.get_title() for axis in figure.axes]
+    scores = network(image).scores[0]
+    assert titles[:4] == ["input:\nclass 1", *(f"class {k}\nscore {scores[k]:.2f}" for k in range(3))]
+    bold = [axis.title.get_fontweight() == "bold" for axis in figure.axes[1:4]]
+    assert bold == [k == int(scores.argmax()) for k in range(3)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_no_text_is_cut_off_or_overlaps(network, count):
+    names = ["a frilled lizard", "a flying squirrel", "eel"]
+    figure = credit_figure(network, torch.rand(count, 1, 8, 8), torch.arange(count) % 3, names)
+    canvas = FigureCanvasAgg(figure)
+    with rc_context(STYLE):
+        figure.draw_without_rendering()
+    texts = [figure._suptitle, *(text for axis in figure.axes for text in (axis.title, axis.yaxis.label))]
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts if text.get_text()]
+    for box in boxes:
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.width
+        assert box.y1 <= figure.bbox.height
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+class Flat(nn.Module):
+    """A network whose capsules have no place in the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capsules = CapsuleLinear(4, 3, 2, 2, DynamicRouting(1))
+
+    def forward(self, images):
+        return self.capsules(images.flatten(1)[:, :8].view(-1, 4, 2)).poses.norm(dim=-1)
+
+
+def test_what_cannot_be_drawn(network):
+    with pytest.raises(ValueError, match="expected one image or more, got none"):
+        credit_figure(network, torch.rand(0, 1, 8, 8), torch.zeros(0).long())
+    with pytest.raises(ValueError, match="Flat has no capsule layer whose children lie on a grid"):
+        credit_figure(Flat(), torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
+
+
+# Sharpening, overlaps and words
+
+
+def test_figure_of_sharpening():
+    first = Sharpening(torch.tensor([0.2, 0.5, 0.75]), torch.tensor([8.0, 4.0, 2.0]), "parents", 8)
+    second = Sharpening(torch.tensor([0.01]), torch.tensor([90.0]), "children", 100)
+    figure = sharpening_figure({"low": first, "high": second})
+    spread, largest = figure.axes
+    assert [list(line.get_ydata()) for line in spread.lines] == [[100, 50, 25], [pytest.approx(90)]]
+    assert [list(line.get_xdata()) for line in largest.lines] == [[1, 2, 3], [1]]
+    assert largest.lines[0].get_ydata() == pytest.approx([0.2, 0.5, 0.75])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["low: 8 parents", "high: 100 children"]
+    with pytest.raises(ValueError, match="one layer or more, got none"):
+        sharpening_figure({})
+
+
+def test_figure_of_overlaps():
+    torch.manual_seed(0)
+    sizes = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "class_pose": 3}
+    network = CapsNet(1, 8, 4, **sizes, decoder=(8,)).eval()
+    images, labels = torch.rand(2, 1, 8, 8), torch.tensor([[0, 1], [2, 3]])
+    axes = overlaps_figure(network, images, labels).axes
+    for column in range(2):
+        found = taken_apart(network, images[column])
+        place = int(found.classes.argmin())
+        lower = int(found.classes[place])
+        wrong = ", wrong" if lower not in labels[column] else ""
+        assert axes[column].get_title() == f"{labels[column, 0]} and {labels[column, 1]}"
+        assert axes[2 + column].get_title() == f"seen: {lower}{wrong}"
+        drawn = torch.from_numpy(axes[2 + column].images[0].get_array().data)
+        torch.testing.assert_close(drawn, found.drawn[place, 0])
+    with pytest.raises(ValueError, match=r"two labels for each, got 2 images and labels of shape \(2,\)"):
+        overlaps_figure(network, images, labels[:, 0])
+
+
+def test_figure_of_words():
+    shares = torch.tensor([[0.25, 0.5], [0.1, 0.2], [0.0, 1.0]])
+    figure = words_figure(["good", "film"], shares, 2, 0, ["bad", "fair", "good"])
+    (axis,) = figure.axes
+    assert [bar.get_width() for bar in axis.patches] == [0, 100, 25, 50]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["good", "film"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["good", "bad"]
+    with pytest.raises(ValueError, match="expected shares of shape .* for 1 words and 3 names"):
+        words_figure(["good"], shares, 0, 1, ["bad", "fair", "good"])

@@ -1,0 +1,119 @@
+"""Numbers to hold against the pictures: what would they show if routing, or learning, made no difference?
+
+Shuffled labels are the data randomization test, and fresh weights the model parameter randomization test, of Adebayo et
+al., Sanity Checks for Saliency Maps (2018).
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import checked, is_row, shown, shown_with_type
+from torchcaps.explain.predicting import inputs_of, predict
+from torchcaps.routing import Routing
+
+
+class Accuracy(NamedTuple):
+    """Number of inputs on which a network is right, and number of all.
+
+    Fields:
+        right: number of right predictions.
+        tested: number of inputs.
+    """
+
+    right: int
+    tested: int
+
+    @property
+    def share(self) -> float:
+        """Share of the inputs on which the network is right."""
+        return self.right / self.tested
+
+
+@contextmanager
+@checked
+def uniform_coefficients(network: nn.Module) -> Iterator[None]:
+    """Make the coefficients of all layers of a network that route uniform within this context, on the same weights.
+
+    See :meth:`torchcaps.routing.Routing.uniform`. Compiled code is not used there.
+
+    Raises:
+        ValueError: nothing in the network routes.
+    """
+    routings = [module for module in network.modules() if isinstance(module, Routing)]
+    if not routings:
+        raise ValueError(f"{type(network).__name__} has no layer that routes: it has no coefficients to make uniform")
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for routing in routings:
+            stack.enter_context(routing.uniform())
+        yield
+
+
+@checked
+def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
+    """Count on how many inputs a network is right.
+
+    With one label per input, the network is right if this class has the highest score. With several, as in MultiMNIST,
+    it is right if no other class has as high a score as one of the labels.
+
+    Args:
+        network: network that returns a `Prediction`; it is run in evaluation mode and left as it was.
+        batches: tuples that begin with inputs and labels, as from a `DataLoader`. Inputs are a tensor, or the arguments
+            of the network in a tuple. Labels are `(batch,)`, or 1 for each class of an input and 0 for the others,
+            `(batch, classes)`.
+
+    Raises:
+        TypeError: a batch is something else.
+        ValueError: there is no input, or labels have another shape.
+    """
+    right = tested = 0
+    for batch in batches:
+        if not is_row(batch) or len(batch) < 2 or not isinstance(batch[1], Tensor):
+            raise TypeError(f"batches must be tuples of inputs and labels, got {shown_with_type(batch)}")
+        labels: Tensor = batch[1]
+        scores = predict(network, inputs_of(batch)).scores.cpu()
+        labels = labels.cpu()
+        if labels.shape not in (scores.shape[:1], scores.shape):
+            expected = f"(batch,) = {tuple(scores.shape[:1])} or (batch, classes) = {tuple(scores.shape)}"
+            raise ValueError(f"expected labels of shape {expected}, got {shown(labels)}")
+        if labels.dim() == 1:
+            hits = scores.argmax(1) == labels
+        else:
+            hits = scores.where(labels > 0, torch.inf).amin(1) > scores.where(labels <= 0, -torch.inf).amax(1)
+        right, tested = right + int(hits.sum()), tested + len(hits)
+    if not tested:
+        raise ValueError("batches have no input: give at least one")
+    return Accuracy(right, tested)
+
+
+@checked
+def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
+    """Return a copy of a network whose parameters are drawn anew, as each of its modules draws its own by itself.
+
+    Statistics of batch normalization start anew too. Networks that draw some weights in a way of their own when they
+    are built have them here as PyTorch's modules draw them. Heinsen routing gives all classes equal scores at first.
+
+    Args:
+        network: the network, which stays as it is.
+        seed: seed of the weights. The state of torch's generators stays as it is.
+
+    Raises:
+        ValueError: a module has parameters but no method `reset_parameters`.
+    """
+    drawn = copy.deepcopy(network)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for name, module in drawn.named_modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                with torch.no_grad():
+                    reset()
+            elif next(module.parameters(recurse=False), None) is not None:
+                kind = type(module).__name__
+                raise ValueError(f"{name or 'the network'}, a {kind}, has no reset_parameters to draw its weights anew")
+    return drawn

@@ -1,0 +1,128 @@
+"use strict";
+// The section on one example: the choice among examples, the scores, the reconstruction and the maps.
+// A view is { report, snapshot, example, chosen, image }: the chosen class, and the loaded input, null for texts.
+
+const MOST_BARS = 10;
+
+function quoted(view, index) {
+  return `\u201c${view.report.classes[index]}\u201d`;
+}
+
+/** What the network said about an example, in a sentence. */
+function verdict(view) {
+  const { predicted, label } = view.example;
+  const said = `The network says ${quoted(view, predicted)}`;
+  if (label === null) return `${said}. Its true class is not known.`;
+  return label === predicted ? `${said}, which is right.`
+    : `${said}, which is wrong: it is ${quoted(view, label)}.`;
+}
+
+function judged(example) {
+  if (example.label === null) return { sign: "?", word: "unknown" };
+  return example.label === example.predicted ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
+}
+
+/** Buttons with the examples; the arrow keys move among them. */
+function thumbnails(view, choose) {
+  const { examples } = view.snapshot;
+  const start = examples.indexOf(view.example);
+  const buttons = examples.map((example, index) => {
+    const { sign, word } = judged(example);
+    const how = word === "unknown" ? "named" : `${word}ly named`;
+    const name = `Example ${index + 1}: ${example.title}, ${how} ${quoted(view, example.predicted)}`;
+    const inside = example.image ? picture(example.image, "") : make("span", { class: "title" }, example.title);
+    const mark = make("span", { class: `sign ${word}`, "aria-hidden": "true" }, sign);
+    return make("button", { type: "button", class: "thumb", "aria-pressed": String(index === start), "aria-label": name,
+      title: name, "data-key": `example-${index}`, click: () => choose(index) }, inside, mark);
+  });
+  arrowKeys(buttons, start, choose);
+  const name = "Examples; the arrow keys move among them";
+  return make("div", { class: view.image ? "thumbs" : "thumbs texts", role: "group", "aria-label": name }, buttons);
+}
+
+function exampleSection(view, choose, chooseClass) {
+  const { example, image } = view;
+  const what = image
+    ? "what the network was given, how strongly it believes in each class, and where in it that belief comes from"
+    : "how strongly the network believes in each class, and which words that belief comes from";
+  const lead = `Pick ${image ? "an input" : "a text"}. Below is ${what}. Signs mark what the network got right `
+    + "(\u2713) and wrong (\u2717).";
+  const bars = scoreBars(view, chooseClass);
+  const parts = [thumbnails(view, choose), make("p", { class: "verdict", "aria-live": "polite" }, verdict(view)),
+    image ? make("div", { class: "beside" }, inputAndDrawing(view), bars) : bars];
+  if (image && example.maps?.length) parts.push(mapsOf(view));
+  if (example.words && example.word_shares) parts.push(wordsOf(view));
+  return { lead, parts };
+}
+
+function inputAndDrawing(view) {
+  const { example } = view;
+  const input = figure(picture(example.image, `The input: ${example.title}`), "The input: ",
+    make("strong", {}, example.title));
+  if (!example.reconstruction) return make("div", { class: "inputs" }, input);
+  const name = quoted(view, example.predicted);
+  const drawn = figure(picture(example.reconstruction, `What the network draws from the vector of ${name}`),
+    `Drawn back from nothing but the vector of ${name}`);
+  return make("div", { class: "inputs" }, input, drawn);
+}
+
+/** A bar for each class; a press chooses the class whose maps and parts are shown. */
+function scoreBars(view, chooseClass) {
+  const { example, chosen, report } = view;
+  const lengths = example.scores.every((score) => score >= 0 && score <= 1);
+  const values = lengths ? example.scores : example.probabilities;
+  const shown = shownClasses(values, [chosen, example.predicted, example.label]);
+  const bars = shown.map((index) => {
+    const notes = [index === example.predicted ? "\u25c0 answer" : "", index === example.label ? "\u2605 true" : ""];
+    const written = lengths ? values[index].toFixed(3) : percent(values[index]);
+    const pressed = String(index === chosen);
+    return make("button", { type: "button", class: "score", "aria-pressed": pressed, "data-key": `class-${index}`,
+      click: () => chooseClass(index) }, make("span", { class: "name" }, report.classes[index]), bar(values[index]),
+    make("span", { class: "value" }, written), make("span", { class: "note" }, notes.filter(Boolean).join(" ")));
+  });
+  const hidden = values.length - shown.length;
+  const what = lengths ? "The longer a class\u2019s vector, the surer the network is that it is there."
+    : "Probabilities of the classes, as the network sees them.";
+  const found = make("div", { class: "scores", role: "group", "aria-label": "Scores of the classes" },
+    make("h3", {}, "How sure it is"), make("p", { class: "small" }, `${what} Press a class to look into it.`), bars,
+    hidden ? make("p", { class: "small" }, `${number(hidden)} more have smaller scores.`) : null);
+  const longest = Math.max(...shown.map((index) => report.classes[index].length));
+  found.style.setProperty("--names", `${Math.min(longest + 1, 14)}ch`);
+  return found;
+}
+
+/** All classes if they are few, else the largest and those that must be there. */
+function shownClasses(values, needed) {
+  if (values.length <= MOST_BARS) return values.map((_, index) => index);
+  return [...new Set([...largest(values, MOST_BARS), ...needed.filter((index) => index !== null)])];
+}
+
+function mapsOf(view) {
+  const { example, chosen, image, report } = view;
+  const name = quoted(view, chosen);
+  const covering = make("input", { type: "checkbox", "data-key": "covering" });
+  const grid = make("div", { class: "maps" });
+  const show = () => grid.replaceChildren(...example.maps.map((map) => {
+    const layer = report.layers.find((other) => other.name === map.layer);
+    const drawn = mapCanvas(map, chosen, image, `Layer ${map.layer}: where ${name} comes from`, covering.checked);
+    const caption = [make("strong", {}, map.layer), layer ? `: ${layer.children}` : ""];
+    return figure(drawn.element, legend(readMap(map, chosen).peak), ...caption);
+  }));
+  covering.addEventListener("change", show);
+  show();
+  return make("div", { class: "block" }, make("h3", {}, `Where ${name} comes from`),
+    make("p", {},
+      `Bright places gave much to the vector that stands for ${name}, dark places little. The numbers under the colors `
+        + "are times an even share: 1 is what each place would give if all gave the same. ",
+    make("strong", {}, `Half of ${name} comes from ${percent(halfFrom(example.maps[0], chosen))} of the picture.`)),
+    make("label", { class: "check" }, covering, " Colors only, without the input under them"), grid);
+}
+
+/** The part of the picture's area that gives half of a class. */
+function halfFrom(map, chosen) {
+  const bytes = readMap(map, chosen).bytes.sort().reverse();
+  const total = bytes.reduce((sum, byte) => sum + byte, 0);
+  let sum = 0;
+  const count = bytes.findIndex((byte) => (sum += byte) >= total / 2) + 1;
+  return count / bytes.length;
+}

@@ -1,0 +1,280 @@
+"""The content of a page: what a network does with test samples, at one or several checkpoints."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import Positive, checked
+from torchcaps.explain.controls import accuracy, uniform_coefficients, with_new_weights
+from torchcaps.explain.dead import dead_capsules
+from torchcaps.explain.overlaps import overlaid, taken_apart
+from torchcaps.explain.page.examples import SIDE, example
+from torchcaps.explain.page.pictures import heat_picture, picture
+from torchcaps.explain.page.samples import Samples
+from torchcaps.explain.page.schema import Control, Layer, Overlap, Report, Sharpening, Snapshot
+from torchcaps.explain.pixels import Places, heat, places
+from torchcaps.explain.predicting import has_decoder, predict
+from torchcaps.explain.recording import Run, record
+from torchcaps.explain.shares import Shares, shares_of
+from torchcaps.explain.sharpening import sharpening
+from torchcaps.explain.similarity import similarity
+
+STATISTICS = 128  # samples for statistics of capsules
+COMPARED = 16  # images whose maps are compared with those of a control
+DRAWN = 3  # of which are drawn
+RIGHT, WRONG = 10, 3  # examples: the first of each class, and mistakes
+
+LIMITS = {
+    "images": [
+        "The maps show where the capsules with a large share lie, not which pixels made them what they are: a capsule "
+        "sees its whole window, and the layers before the capsules are not followed.",
+        "A share says how much a capsule adds to a class, not whether the class would change without it.",
+    ],
+    "texts": [
+        "The shares of the words are those of their tokens' capsules. The encoder before them has mixed the words: a "
+        "token's capsule also knows its neighbors.",
+        "A share says how much a capsule adds to a class, not whether the class would change without it.",
+    ],
+}
+NO_CAPSULES = "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
+
+
+@checked
+def report(
+    network: nn.Module,
+    samples: Samples,
+    title: str,
+    facts: Sequence[tuple[str, str]] = (),
+    states: Sequence[tuple[str, Callable[[], None]]] = (),
+    temperature: Positive = 1.0,
+    shuffled: nn.Module | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Report:
+    """Return the content of a page about a network.
+
+        write_page(report(network, image_samples(data, 1000), "My network"), Path("index.html"))
+
+    Args:
+        network: classifier that returns a `Prediction`. It is run in evaluation mode and left as it was, but with the
+            weights of the last state.
+        samples: test samples, see :func:`image_samples` and :func:`text_samples`.
+        title: title of the page.
+        facts: names and values to show, such as the recipe and the checkpoint.
+        states: labels of several states of the weights, and a function for each that puts it into the network; none for
+            the network as it is.
+        temperature: number by which scores are divided before the softmax.
+        shuffled: the same network, trained with shuffled labels, whose maps are drawn beside.
+        say: function that is told what is computed, for long work.
+    """
+    say = say or (lambda text: None)
+    states = states or [("", lambda: None)]
+    kept: list[int] | None = None
+    snapshots: list[Snapshot] = []
+    for number, (label, load) in enumerate(states):
+        load()
+        say(f"{label or 'network'}: scores of {len(samples)} samples")
+        scores = torch.cat([predict(network, inputs).scores.cpu() for inputs, _ in samples.batches()])
+        if kept is None or number == len(states) - 1:
+            last_scores = scores
+            few = 4 if len(states) > 1 else 10**6
+            kept = _chosen(samples, scores)[:few] if kept is None else kept
+        snapshots.append(_snapshot(network, samples, label, scores, kept, temperature, shuffled, say))
+    layers = _layers(network, samples)
+    confusion = None
+    if samples.labels is not None and samples.labels.dim() == 1:
+        confusion = torch.zeros(len(samples.names), len(samples.names), dtype=torch.long)
+        confusion.index_put_((samples.labels, last_scores.argmax(1)), torch.tensor(1), accumulate=True)
+    kind = "images" if samples.are_images else "texts"
+    return {
+        "title": title,
+        "facts": list(facts),
+        "classes": samples.names,
+        "inputs": kind,
+        "confusion": None if confusion is None else confusion.tolist(),
+        "curves": {},
+        "layers": layers,
+        "figures": [],
+        "limits": LIMITS[kind] if layers else [NO_CAPSULES],
+        "snapshots": snapshots,
+    }
+
+
+def _chosen(samples: Samples, scores: Tensor) -> list[int]:
+    """Return the first sample of each class, and the first mistakes; without labels all samples."""
+    if samples.labels is None:
+        return list(range(len(samples)))
+    if samples.labels.dim() > 1:
+        return list(range(min(RIGHT, len(samples))))
+    first = {int(label): index for index, label in reversed(list(enumerate(samples.labels)))}
+    right = [first[label] for label in sorted(first)][:RIGHT]
+    wrong = (scores.argmax(1) != samples.labels).nonzero().flatten().tolist()
+    return right + [index for index in wrong if index not in right][:WRONG]
+
+
+def _snapshot(
+    network: nn.Module,
+    samples: Samples,
+    label: str,
+    scores: Tensor,
+    chosen: list[int],
+    temperature: float,
+    shuffled: nn.Module | None,
+    say: Callable[[str], None],
+) -> Snapshot:
+    known = samples.labels is not None
+    has_capsules = bool(_runs(network, samples))
+    found = accuracy(network, samples.batches()) if known else None
+    seen = places(network, _shape(samples)) if samples.are_images and has_capsules else {}
+    say(f"{label or 'network'}: {len(chosen)} examples")
+    examples = [example(network, samples, index, seen, temperature) for index in chosen]
+    controls: list[Control] = []
+    sharp: list[Sharpening] = []
+    if has_capsules:
+        say(f"{label or 'network'}: coefficients and controls")
+        few = samples.batches(STATISTICS)
+        for name, values in sharpening(network, [inputs for inputs, _ in few]).items():
+            sharp.append(
+                {
+                    "layer": name,
+                    "largest": values.largest.tolist(),
+                    "effective": values.effective.tolist(),
+                    "of": values.over,
+                    "count": values.size,
+                }
+            )
+        controls = list(_controls(network, samples, found, seen, shuffled))
+    return {
+        "label": label,
+        "accuracy": None if found is None else found.share,
+        "tested": 0 if found is None else found.tested,
+        "sharpening": sharp,
+        "examples": examples,
+        "overlaps": _overlaps(network, samples, scores),
+        "controls": controls,
+    }
+
+
+def _shape(samples: Samples) -> tuple[int, int, int]:
+    first = samples.inputs[0]
+    assert isinstance(first, Tensor)
+    return first.shape[1], first.shape[2], first.shape[3]
+
+
+@torch.no_grad()
+def _runs(network: nn.Module, samples: Samples) -> list[tuple[Run, Shares]]:
+    _, runs = record(network, samples.inputs[0])
+    return [(run, shares_of(run)) for run in runs]
+
+
+def _layers(network: nn.Module, samples: Samples) -> list[Layer]:
+    return [
+        {
+            "name": run.name,
+            "kind": type(run.layer).__name__,
+            "routing": ""
+            if run.last is None
+            else f"{type(run.layer.routing).__name__}({run.layer.routing.extra_repr()})",
+            "children": _spelled(own.children, "groups" if own.groups else "types"),
+            "parents": _spelled(own.parents, "groups" if own.groups else "types"),
+        }
+        for run, own in _runs(network, samples)
+    ]
+
+
+def _spelled(layout: tuple[int, ...], kinds: str) -> str:
+    if len(layout) == 1:
+        return f"{layout[0]} {'groups' if kinds == 'groups' else 'capsules'}"
+    return f"{layout[0]} {kinds} at {'x'.join(map(str, layout[1:]))} positions"
+
+
+def _controls(
+    network: nn.Module, samples: Samples, found: Any, seen: dict[str, Places], shuffled: nn.Module | None
+) -> Iterator[Control]:
+    routes = any(run.last is not None for run, _ in _runs(network, samples))
+    if routes and found is not None:
+        with uniform_coefficients(network):
+            uniform = accuracy(network, samples.batches())
+        yield {
+            "name": "Uniform coefficients",
+            "value": f"{uniform.share:.2%} right on {uniform.tested} samples; {found.share:.2%} with routing",
+            "meaning": "The same weights, but every child gives all parents the same coefficient. The smaller the "
+            "difference, the less the answers depend on the coefficients that the maps show.",
+        }
+    few = [inputs for inputs, _ in samples.batches(STATISTICS)]
+    if len(samples) > 1:
+        shares = [
+            f"{name}: {'' if x.children is None else f'{x.children:.1%} of the children, '}"
+            f"{'' if x.parents is None else f'{x.parents:.1%} of the parents'}"
+            for name, x in dead_capsules(network, few).items()
+        ]
+        yield {
+            "name": "Dead capsules",
+            "value": "; ".join(shares),
+            "meaning": "A dead capsule is absent, or the same for every input: it tells nothing about any of them.",
+        }
+    if samples.are_images and seen:
+        control = "Weights drawn anew"
+        yield _compared(
+            network, with_new_weights(network), samples, seen, control, "a network that has learned nothing"
+        )
+        if shuffled is not None:
+            what = "a network that was trained with shuffled labels, so that it knows nothing about the classes"
+            yield _compared(network, shuffled, samples, seen, "Shuffled labels", what)
+
+
+def _compared(
+    network: nn.Module, other: nn.Module, samples: Samples, seen: dict[str, Places], name: str, what: str
+) -> Control:
+    """Compare the maps of the predicted classes with those of another network for the same classes."""
+    images = torch.cat([inputs for inputs in samples.inputs[:COMPARED] if isinstance(inputs, Tensor)])
+    classes = predict(network, images).scores.argmax(1)
+    layer = next(iter(seen))
+    own, others = (heat(x, images, seen)[layer][torch.arange(len(images)), classes] for x in (network, other))
+    alike = similarity(own, others)
+    alike = alike[alike.isfinite()]
+    mean = f"{float(alike.mean()):+.2f}" if len(alike) else "unknown"
+    peak = float(torch.stack([own[:DRAWN], others[:DRAWN]]).max())
+    pictures = []
+    for k in range(min(DRAWN, len(images))):
+        class_ = samples.names[int(classes[k])]
+        pictures.append((picture(images[k], SIDE // 2), f"{samples.titles[k]}, taken for {class_}"))
+        pictures.append((heat_picture(own[k], peak, SIDE // 2), f"the map of class {class_}"))
+        pictures.append((heat_picture(others[k], peak, SIDE // 2), f"the same map of {what}"))
+    return {
+        "name": name,
+        "value": f"rank correlation of the maps: {mean}, the mean over {len(alike)} images",
+        "meaning": f"The same maps, made by {what}. Near 1, the maps show the image and the shape of the network more "
+        "than what it has learned; near 0, they show what it has learned.",
+        "pictures": pictures,
+    }
+
+
+def _overlaps(network: nn.Module, samples: Samples, scores: Tensor) -> list[Overlap]:
+    """Lay pairs of images of different classes over each other, and draw each class from its own capsule."""
+    if not (samples.are_images and samples.dark and has_decoder(network)):
+        return []
+    if samples.labels is None or samples.labels.dim() > 1:
+        return []
+    first = {int(label): index for index, label in reversed(list(enumerate(samples.labels)))}
+    order = [first[label] for label in sorted(first)]
+    shift = max(1, _shape(samples)[2] // 14)
+    overlaps: list[Overlap] = []
+    for a, b in zip(order[0::2], order[1::2], strict=False):
+        one, two = (samples.inputs[index] for index in (a, b))
+        assert isinstance(one, Tensor)
+        assert isinstance(two, Tensor)
+        both = overlaid(one[0], two[0], (shift, shift))
+        found = taken_apart(network, both)
+        overlaps.append(
+            {
+                "image": picture(both, SIDE),
+                "labels": (int(samples.labels[a]), int(samples.labels[b])),
+                "inputs": (picture(one[0], SIDE), picture(two[0], SIDE)),
+                "predicted": (int(found.classes[0]), int(found.classes[1])),
+                "drawn": (picture(found.drawn[0], SIDE), picture(found.drawn[1], SIDE)),
+                "scores": found.scores.tolist(),
+            }
+        )
+    return overlaps

@@ -1,0 +1,107 @@
+"""Test samples that a page is about."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+from torch import Tensor
+
+from torchcaps.arguments import Count, checked
+from torchcaps.data import ImageData, TextData
+from torchcaps.explain.recording import Inputs
+from torchcaps.explain.words import LoadedEncoder, Word, words_of
+
+BATCH = 32
+TITLE = 60  # characters of a text in its title
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs of a network with their labels.
+
+    Fields:
+        inputs: one batch of one sample each, as the network takes it.
+        labels: class of each, `(n,)`, or `(n, classes)` with 1 for each class of a sample; None if they are unknown.
+        names: names of the classes.
+        titles: what each sample is called.
+        words: words of each text; empty for images.
+        dark: whether the background of images is black, so that they can be laid over each other and moved.
+    """
+
+    inputs: list[Inputs]
+    labels: Tensor | None
+    names: list[str]
+    titles: list[str]
+    words: list[list[Word]] = field(default_factory=list)
+    dark: bool = False
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def are_images(self) -> bool:
+        return not self.words
+
+    def batches(self, count: int | None = None) -> list[tuple[Inputs, Tensor]]:
+        """Return the first samples with their labels in batches; texts, which differ in length, one by one."""
+        some = self.inputs[:count]
+        labels = torch.zeros(len(some), dtype=torch.long) if self.labels is None else self.labels[: len(some)]
+        if not self.are_images:
+            return [(inputs, labels[i : i + 1]) for i, inputs in enumerate(some)]
+        images = torch.cat([inputs for inputs in some if isinstance(inputs, Tensor)])
+        return list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+
+
+@checked
+def image_samples(data: ImageData, count: Count) -> Samples:
+    """Return evenly spaced test images, prepared as in a validation."""
+    data.setup("test")
+    part = data.part("test")
+    some = torch.linspace(0, len(part) - 1, min(count, len(part))).long().tolist()  # type: ignore[arg-type]
+    images, labels = [], []
+    for start in range(0, len(some), BATCH):
+        batch = part.__getitems__(some[start : start + BATCH])  # type: ignore[attr-defined]
+        images += list(data.center(batch[0]).split(1))
+        labels.append(batch[1])
+    titles = [f"test image {index}" for index in some]
+    return Samples(list(images), torch.cat(labels), data.names, titles, dark=_is_dark(torch.cat(images)))
+
+
+@checked
+def picture_samples(data: ImageData, files: Sequence[Path]) -> Samples:
+    """Return the user's pictures, whose classes are unknown.
+
+    Raises:
+        DataError: a file is no picture.
+    """
+    images = data.center(torch.stack([data.picture(path) for path in files]))
+    return Samples(list(images.split(1)), None, data.names, [path.name for path in files], dark=_is_dark(images))
+
+
+@checked
+def text_samples(data: TextData, count: Count) -> Samples:
+    """Return evenly spaced test texts with their words.
+
+    Raises:
+        DataError: the texts or the encoder are missing.
+    """
+    texts, labels = data.read("test")
+    some = torch.linspace(0, len(texts) - 1, min(count, len(texts))).long().tolist()
+    encoder = LoadedEncoder.of(data)
+    chosen = [texts[index] for index in some]
+    embeddings = encoder.embed(chosen)
+    inputs: list[Inputs] = []
+    for index in range(len(chosen)):
+        states, mask = embeddings.padded([index])
+        inputs.append((states.float(), mask))
+    words = [words_of(encoder, text) for text in chosen]
+    titles = [f"test text {index}: {shorten(texts[index], TITLE, placeholder=' ...')}" for index in some]
+    return Samples(inputs, labels[some], data.names, titles, words)
+
+
+def _is_dark(images: Tensor) -> bool:
+    """Return whether the edges of gray images are black, as those of handwritten digits."""
+    edges = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
+    return images.shape[1] == 1 and float(edges.median()) == 0

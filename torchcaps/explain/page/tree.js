@@ -1,0 +1,70 @@
+"use strict";
+// The parse tree: the strongest parts of the chosen class, and of each part its own strongest parts.
+
+function treeSection(view) {
+  const { example, chosen, image } = view;
+  const root = example.trees[chosen];
+  const input = image && hasBoxes(root) ? outlinedCanvas(image, "The input, with outlines around the parts") : null;
+  const mark = (part) => input?.outline(boxesOf(part));
+  const top = node(root, image, mark, true, root.share || 1);
+  const tree = make("ul", { class: "tree", mouseleave: () => mark(root) }, top);
+  mark(root);
+  const how = input
+    ? "Point at a part, or move to it with the Tab key, to see where it looked; press it to see its own parts."
+    : "Press a part to see its own parts.";
+  const lead = `The network builds wholes from parts. This tree takes ${quoted(view, chosen)} apart again: under it `
+    + `are the parts that gave most to it, each with its share of the whole. ${how}`;
+  const shown = input ? figure(input.element, "Outlined: where the parts look") : null;
+  return { lead, parts: [
+    shown ? make("div", { class: "beside tree-beside" }, make("div", { class: "stay" }, shown), tree) : tree,
+    make("p", { class: "small after" }, `The strongest way from the top to the bottom: ${strongest(root)}.`)] };
+}
+
+function hasBoxes(part) {
+  return Boolean(part.box) || (part.parts ?? []).some(hasBoxes);
+}
+
+/** The box of a part, to be outlined strongly, and those of the nearest parts below that have boxes. */
+function boxesOf(part) {
+  return part.box ? [{ box: part.box, strong: true }, ...boxesBelow(part)] : boxesBelow(part);
+}
+
+function boxesBelow(part) {
+  return (part.parts ?? []).flatMap((child) => (child.box ? [{ box: child.box, strong: false }] : boxesBelow(child)));
+}
+
+/** The names from a part down to its strongest part of parts. */
+function strongest(part) {
+  const first = part.parts?.[0];
+  return `${part.name} (${percent(part.share)})${first ? ` \u2190 ${strongest(first)}` : ""}`;
+}
+
+/** A part with its share and, when it is open, its parts; these are made when they are first seen. */
+function node(part, image, mark, open, whole) {
+  const hasParts = Boolean(part.parts?.length);
+  const crop = image && part.box ? cropCanvas(image, part.box, `What ${part.name} sees`) : null;
+  const show = () => mark(part);
+  const button = make("button", { type: "button", class: "part", "aria-expanded": hasParts ? String(open) : null,
+    mouseenter: show, focus: show }, row(crop, part.name, part.share, whole, hasParts));
+  if (!hasParts) return make("li", {}, button);
+  const inside = make("ul", { hidden: !open });
+  const unfold = () => {
+    if (inside.childElementCount) return;
+    inside.append(...part.parts.map((child) => node(child, image, mark, false, whole)));
+    if (part.rest > 0) {
+      inside.append(make("li", { class: "rest" }, row(null, "all others together", part.rest, whole, false)));
+    }
+  };
+  if (open) unfold();
+  button.addEventListener("click", () => {
+    unfold();
+    inside.hidden = !inside.hidden;
+    button.setAttribute("aria-expanded", String(!inside.hidden));
+  });
+  return make("li", {}, button, inside);
+}
+
+function row(crop, name, share, whole, opens) {
+  return [make("span", { class: opens ? "arrow" : "arrow none", "aria-hidden": "true" }), crop,
+    make("span", { class: "name" }, name), bar(share / whole), make("span", { class: "value" }, percent(share))];
+}

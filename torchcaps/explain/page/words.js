@@ -1,0 +1,39 @@
+"use strict";
+// Texts: the words, shaded by their shares in the chosen class, and the strongest of them in a table.
+
+const MOST_WORDS = 10; // in the table
+
+function wordsOf(view) {
+  const { example, chosen } = view;
+  const name = quoted(view, chosen);
+  const shares = example.word_shares[chosen];
+  const times = (index) => (shares[index] * shares.length).toFixed(1);
+  const said = make("output", { class: "said" },
+    "Point at a word, or move to it with the arrow keys, to read its share.");
+  const tell = (index) => {
+    said.textContent = `\u201c${example.words[index]}\u201d gave ${percent(shares[index])} of ${name}: ${times(index)} `
+      + "times an even share.";
+  };
+  const rows = largest(shares, MOST_WORDS).map((index) => [example.words[index], percent(shares[index]),
+    `${times(index)}\u00d7`]);
+  return make("div", { class: "block" }, make("h3", {}, `Which words ${name} comes from`),
+    make("p", {},
+      `The stronger a word is shaded and underlined, the more of the vector that stands for ${name} came from it. All `
+        + "shares together are 100\u00a0%."),
+    shadedWords(example.words, shares, tell), said,
+    table(`The words with the largest shares in ${name}`, ["word", "share", "times an even share"], rows, "numbers"));
+}
+
+/** Words as buttons; `tell` gets the place of the one that is pointed at or has the focus. */
+function shadedWords(words, shares, tell) {
+  const most = Math.max(...shares, 1e-12);
+  const buttons = words.map((word, index) => {
+    const show = () => tell(index);
+    const button = make("button", { type: "button", class: "word", "data-key": `word-${index}`,
+      "aria-label": `${word}: ${percent(shares[index])}`, mouseenter: show, focus: show, click: show }, word);
+    button.style.setProperty("--share", shares[index] / most);
+    return button;
+  });
+  arrowKeys(buttons, 0, tell);
+  return make("div", { class: "words", role: "group", "aria-label": "The text, word by word" }, buttons);
+}

@@ -1,0 +1,66 @@
+"""Writing the page: template, style, scripts and content in one HTML file."""
+
+import html
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+from torchcaps.arguments import checked
+from torchcaps.files import write_text_whole
+
+FOLDER = Path(__file__).parent
+# Each script uses functions of those before it.
+SCRIPTS = ("base", "how", "charts", "maps", "results", "example", "words", "tree", "poses", "more", "page")
+MOST_BYTES = 10_000_000
+DIGITS = 5  # of a number; more cannot be seen, and make the page larger
+
+
+@checked
+def write_page(report: Mapping[str, object], path: Path) -> Path:
+    """Write the page of a report; return its path.
+
+    Args:
+        report: a :class:`torchcaps.explain.page.schema.Report`.
+        path: the HTML file. It appears only when it is complete.
+
+    Raises:
+        ValueError: a number of the report is infinite or nan, or the page is larger than 10 MB.
+    """
+    scripts = [f"<script>\n{_read(f'{name}.js')}</script>" for name in SCRIPTS]
+    page = Template(_read("page.html")).substitute(
+        title=html.escape(str(report["title"])),
+        style=_read("page.css"),
+        report=_as_json(_rounded(report, "report")),
+        scripts="\n".join(scripts),
+    )
+    if (size := len(page.encode())) > MOST_BYTES:
+        raise ValueError(
+            f"the page would have {size / 1e6:.1f} MB, and at most {MOST_BYTES / 1e6:.0f} MB can be sent around: "
+            "show fewer examples or checkpoints"
+        )
+    return write_text_whole(path, page)
+
+
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _as_json(value: object) -> str:
+    """Return JSON in ASCII that cannot end the script element it stands in."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _rounded(value: object, place: str) -> object:
+    """Return a value of JSON with shorter numbers; `place` says in an error where it stands."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"{place} is {value}: all numbers of a report must be finite")
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,97 @@
+"""Predictions and reconstructions of a network, for modules of `explain` that compare many of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import checked, is_row, shown, shown_with_type
+from torchcaps.capsules import Capsules, Prediction
+from torchcaps.explain.recording import Inputs
+from torchcaps.nn.modes import evaluating
+
+
+@checked
+def inputs_of(batch: Tensor | Sequence[object]) -> Inputs:
+    """Return the inputs of a batch: a tensor, or a tuple of tensors for networks with several arguments.
+
+    Args:
+        batch: a tensor of inputs, or a tuple that begins with inputs, as from a `DataLoader`.
+
+    Raises:
+        TypeError: the batch is something else.
+    """
+    inputs: Any = batch if isinstance(batch, Tensor) or not batch else batch[0]
+    if is_row(inputs) and inputs and all(isinstance(x, Tensor) for x in inputs):
+        return tuple(inputs)
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            f"batches must be inputs, or tuples that begin with a tensor or several in a tuple, got "
+            f"{shown_with_type(batch)}"
+        )
+    return inputs
+
+
+@checked
+def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
+    """Return inputs on the device of a network and, if they are floats, in its precision."""
+    like = next(network.parameters(), torch.empty(0))
+    if isinstance(inputs, tuple):
+        return tuple(x.to(like) if x.is_floating_point() else x.to(like.device) for x in inputs)
+    return inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
+
+
+@torch.no_grad()
+@checked
+def predict(network: nn.Module, inputs: Inputs) -> Prediction:
+    """Run a network in evaluation mode, without gradients, and leave it as it was.
+
+    Args:
+        network: network that returns a `Prediction`.
+        inputs: its input, or a tuple of the arguments of its `forward`, on any device.
+
+    Raises:
+        TypeError: the network returns something else.
+    """
+    inputs = inputs_for(network, inputs)
+    with evaluating(network):
+        output = network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+    if not isinstance(output, Prediction):
+        raise TypeError(f"the network must return a torchcaps.Prediction(scores), got {shown_with_type(output)}")
+    return output
+
+
+@checked
+def class_poses(network: nn.Module, prediction: Prediction) -> Tensor:
+    """Return the poses of the class capsules, flattened: `(batch, classes, features)`.
+
+    Raises:
+        TypeError: the prediction has no class capsules, or they lie on a grid.
+    """
+    capsules = prediction.capsules
+    if capsules is None or capsules.poses.dim() not in (3, 4):
+        found = "none" if capsules is None else f"poses that are {shown(capsules.poses)}"
+        raise TypeError(f"expected one capsule for each class, and a {type(network).__name__} gives {found}")
+    return capsules.poses.flatten(2)
+
+
+@checked
+def has_decoder(network: nn.Module) -> bool:
+    """Return whether a network can reconstruct its input from its class capsules."""
+    return getattr(network, "decoder", None) is not None and hasattr(network, "reconstruct")
+
+
+@torch.no_grad()
+@checked
+def reconstructed(network: nn.Module, capsules: Capsules, labels: Tensor) -> Tensor:
+    """Reconstruct images from the class capsules `(batch, classes, *pose)` of the labels `(batch,)` alone.
+
+    Raises:
+        ValueError: the network has no decoder.
+    """
+    if not has_decoder(network):
+        raise ValueError(f"this {type(network).__name__} has no decoder: build it with one to draw reconstructions")
+    drawing: Any = network
+    with evaluating(network):
+        return drawing.reconstruct(Capsules(capsules.poses), labels.to(capsules.poses.device))
