@@ -81,7 +81,8 @@ def run(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PYTHON)
-def test_the_python_of_a_page_runs(page):
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     assert run(page)
 
 

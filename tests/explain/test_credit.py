@@ -196,6 +196,8 @@ def test_nothing_is_left_behind() -> None:
 def test_a_network_without_capsules_says_so() -> None:
     with pytest.raises(ValueError, match="FeatureClassifier ran no capsule layer"):
         credit(create_model("pooling_cnn", pooling="max"), torch.rand(1, 3, 32, 32))
+    with pytest.raises(ValueError, match="FeatureClassifier ran no capsule layer"):
+        places(create_model("pooling_cnn", pooling="max"), (3, 32, 32))
 
 
 class TestTrees:
@@ -272,6 +274,21 @@ class TestPixels:
         assert maps[0, 0].argmax() == (8 + 2 * 1) * 28 + 8 + 2 * 4
         assert maps[0, 0].max() == pytest.approx(36)
         assert maps[0, 0, 16:].max() == 0
+
+    def test_maps_do_not_show_how_many_windows_a_position_lies_in(self) -> None:
+        """Children that are all alike are as warm in the middle as at the edge."""
+        torch.manual_seed(0)
+        routing = DynamicRouting(2)
+        first = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, stride=2, routing=routing)
+        second = CapsuleLinear(3, 2, 4, 4, routing, share_positions=True)
+        first.weight.data[:] = first.weight[:, :1, :1]
+        network = Layers(first, second)
+        poses = torch.randn(1, 2, 1, 1, 4).expand(-1, -1, 9, 9, -1)
+        found = credit(network, poses).layers[0]
+        by_place = found.shares.sum(2)
+        assert by_place.std() > 0.001
+        torch.testing.assert_close(by_place / found.even.sum(2), torch.ones(1, 2, 9, 9))
+        torch.testing.assert_close(found.even.flatten(2).sum(-1), torch.ones(1, 2))
 
     def test_pools(self) -> None:
         torch.manual_seed(0)

@@ -127,9 +127,12 @@ def test_the_outlined_input_stays_in_sight_on_a_phone(browser, images):
     page = browser.open(images, width=360, height=500)
     page.run("document.querySelector('#tree .tree').scrollIntoView({ block: 'end' })")
     page.focus("#tree ul ul > li:nth-child(3) > .part")
-    seen = "const box = document.querySelector('.outlined').getBoundingClientRect(); return [box.top, box.bottom]"
-    top, bottom = page.run(seen)
-    assert 0 < top < bottom < 500
+    boxes = page.run(
+        "return ['#bar', '.outlined', ':focus'].map((name) => document.querySelector(name).getBoundingClientRect())"
+    )
+    places = [place for box in boxes for place in (box["top"], box["bottom"])]
+    assert places == sorted(places)  # the bar, the input and the part lie below each other
+    assert places[-1] < 500
 
 
 def test_another_checkpoint_switches_everything(page):

@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 from torchcaps import __version__
 from torchcaps.checks import one_line
-from torchcaps.cli import bench, explain, export, hardest, models, predict, recipes, reproduce, search, test, train
+from torchcaps.cli import bench, explain, export, hardest, models, predict, recipes, reproduce, search, show, test, train
 from torchcaps.cli.errors import BadInput
 from torchcaps.processes import rank, reports
 from torchcaps.quiet import quiet_lightning
 from torchcaps.signals import Stopped, StopSignals
 
-COMMANDS = (train, test, predict, search, explain, export, recipes, reproduce, models, hardest, bench)
+COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, hardest, bench)
 
 
 def run() -> None:

@@ -20,11 +20,14 @@ class LayerCredit(NamedTuple):
         name: name of the layer in `network.named_modules()`.
         shares: `(batch, classes, *children)`, where children are `(children,)` or on a grid `(types, height, width)`;
             they sum to one over the children.
+        even: what the shares would be if in every layer all children contributed alike to a parent. They are not all
+            equal: a child in the middle of a grid lies in more windows than one at its edge.
         own: shares of the children in the layer's own parents.
     """
 
     name: str
     shares: Tensor
+    even: Tensor
     own: Shares
 
 
@@ -91,19 +94,25 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         attached = tuple(x.detach().requires_grad_() if x.is_floating_point() else x for x in given)
         output, runs = record(network, attached)  # also gradients of networks whose parameters need none
     prediction = output if isinstance(output, Prediction) else Prediction(output)
+    check_runs(network, runs)
+    chain = connected(runs)
+    top = _top(*chain[-1], prediction.scores)
+    layers: list[LayerCredit] = []
+    shares = even = top
+    for run, own in reversed(chain):
+        shares = own.down(shares.reshape(*shares.shape[:2], *own.parents))
+        even = own.evenly().down(even.reshape(*even.shape[:2], *own.parents))
+        layers.append(LayerCredit(run.name, shares, even, own))
+    detached = Prediction(prediction.scores.detach(), prediction.capsules and prediction.capsules.detach())
+    return Credit(tuple(reversed(layers)), top, detached)
+
+
+def check_runs(network: nn.Module, runs: Sequence[Run]) -> None:
+    """Check that a network ran capsule layers."""
     if not runs:
         raise ValueError(
             f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
         )
-    chain = connected(runs)
-    top = _top(*chain[-1], prediction.scores)
-    layers: list[LayerCredit] = []
-    shares = top
-    for run, own in reversed(chain):
-        shares = own.down(shares.reshape(*shares.shape[:2], *own.parents))
-        layers.append(LayerCredit(run.name, shares, own))
-    detached = Prediction(prediction.scores.detach(), prediction.capsules and prediction.capsules.detach())
-    return Credit(tuple(reversed(layers)), top, detached)
 
 
 def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:

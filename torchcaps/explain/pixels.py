@@ -1,7 +1,6 @@
 """Where in an image the capsules of a grid look, and maps of their shares over its pixels."""
 
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.arguments import FloatTensor, checked
-from torchcaps.explain.credit import Credit, LayerCredit, connected, credit
+from torchcaps.explain.credit import Credit, LayerCredit, check_runs, connected, credit
 from torchcaps.explain.recording import Run, record
 from torchcaps.explain.shares import Shares
 
@@ -64,6 +63,7 @@ def places(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, P
     noise = torch.rand(NOISE, *image_shape, generator=generator).to(like).requires_grad_()
     with torch.enable_grad():
         _, runs = record(network, noise)
+        check_runs(network, runs)
         chain = connected(runs)
         grid = _on_grid(*chain[0])
         if grid is None:
@@ -127,9 +127,10 @@ def _side(grid: Tensor, noise: Tensor, axis: int) -> tuple[float, float, float]:
 def heat(network: nn.Module, images: FloatTensor, seen: dict[str, Places] | None = None) -> dict[str, Tensor]:
     """Compute where in images each class takes its input from, for every capsule layer whose children are on a grid.
 
-    A map is the :func:`torchcaps.explain.credit` of the layer's children, summed over their types and interpolated
-    between the centers of their windows. 1 is the share that every position would have if all had the same. Pixels
-    further than a step from all centers are 0: capsules see them, but none is centered there.
+    A map is the :func:`torchcaps.explain.credit` of the layer's children, summed over their types, as a multiple of the
+    share that the position would have if all children contributed alike, and interpolated between the centers of
+    windows. Without this division, maps of convolutions show how many windows a position lies in. Pixels further than
+    a step from all centers are 0: capsules see them, but none is centered there.
 
     Args:
         network: classifier of images; it is run in evaluation mode and left as it was.
@@ -154,9 +155,9 @@ def heat_of(found: Credit, seen: dict[str, Places], size: tuple[int, int]) -> di
 
 
 def _over_pixels(layer: LayerCredit, seen: Places, size: tuple[int, int]) -> Tensor:
-    shares = layer.shares.sum(2).float()
+    shares, even = layer.shares.sum(2).float(), layer.even.sum(2).float()
     grid = shares.shape[2], shares.shape[3]
-    shares = shares * math.prod(grid)
+    shares = torch.where(even > 0, shares / even.clamp_min(1e-30), 0)
     lines, near = [], []
     for offset, step, count, pixels in zip(seen.offset, seen.step, grid, size, strict=True):
         position = (torch.arange(pixels, device=shares.device) - offset) / step

@@ -27,6 +27,7 @@ class Shares(NamedTuple):
         table: `(batch, children, parents)`, or with windows `(batch, rows, columns, types, kernel, kernel, parents)`;
             shares sum to one over the children. In a routing pool each group of channels has a table of its own,
             `(batch * groups, ...)`, with one type and one parent.
+        even: the same table if all children that are present contributed alike.
         children: layout of the children without the batch, `(children,)` or `(types, height, width)`.
         parents: layout of the parents, likewise.
         windows: kernel, dilation, padding and stride of the windows, a pair each; None without windows.
@@ -34,6 +35,7 @@ class Shares(NamedTuple):
     """
 
     table: Tensor
+    even: Tensor
     children: tuple[int, ...]
     parents: tuple[int, ...]
     windows: tuple[tuple[int, int], ...] | None = None
@@ -60,6 +62,10 @@ class Shares(NamedTuple):
             found = found.flatten(2).unflatten(0, (batch, self.groups)).transpose(1, 2)
         return found.reshape(batch, classes, *self.children)
 
+    def evenly(self) -> "Shares":
+        """Return what the shares would be if all children that are present contributed alike."""
+        return self._replace(table=self.even)
+
 
 def shares_of(run: Run) -> Shares:
     """Return the shares of the children in the parents of a layer that ran."""
@@ -75,29 +81,31 @@ def shares_of(run: Run) -> Shares:
             amounts = amounts * votes.gates.unsqueeze(-1)
         if not routing.gives_scores:
             amounts = amounts * votes.lengths()
-        table = _normalized(amounts, present)
+        table, even = _normalized(amounts, present)
     if isinstance(run.layer, RoutingPool2d):
-        return _of_pool(run, table)
+        return _of_pool(run, table, even)
     grid = getattr(votes, "grid", ())
     layout = tuple(parents.poses.shape[1 : -len(votes.pose)])
     if not grid:
-        return Shares(table, votes.layout, layout)
+        return Shares(table, even, votes.layout, layout)
     layer = run.layer
     sides = [tuple(getattr(layer, name)) for name in ("kernel_size", "dilation", "padding", "stride")]
     empty = (1, 1, 0, 1)  # sizes of the missing side of a sequence
     windows = tuple(side if len(side) == 2 else (none, *side) for side, none in zip(sides, empty, strict=True))
-    table = table.unflatten(1, (-1, *windows[0])).unflatten(0, grid)
-    return Shares(table, votes.layout, layout, windows)
+    table, even = (x.unflatten(1, (-1, *windows[0])).unflatten(0, grid) for x in (table, even))
+    return Shares(table, even, votes.layout, layout, windows)
 
 
-def _normalized(amounts: Tensor, present: Tensor) -> Tensor:
-    """Divide amounts `(batch, children, parents)` by their sums over the children."""
+def _normalized(amounts: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide amounts `(batch, children, parents)` by their sums over the children; also return even shares of the
+    children that are present."""
     total = amounts.sum(1, keepdim=True)
     largest = amounts.amax(1, keepdim=True)
     even = present.expand_as(amounts)
     even = torch.where(even.sum(1, keepdim=True) > 0, even, 1)
     scaled = torch.where(largest > 0, amounts / torch.where(largest > 0, largest, 1), even)  # tiny sums would be zero
-    return torch.where(total.isfinite(), scaled / scaled.sum(1, keepdim=True), torch.nan)
+    shares = torch.where(total.isfinite(), scaled / scaled.sum(1, keepdim=True), torch.nan)
+    return shares, even / even.sum(1, keepdim=True)
 
 
 def _of_sums(run: Run) -> Shares:
@@ -107,11 +115,10 @@ def _of_sums(run: Run) -> Shares:
     poses = run.children.detach()
     children = poses.flatten(1, -2)
     amounts = torch.einsum("bih,hij->bij", children.square(), run.layer.weight.detach().square()).sqrt()
-    table = _normalized(amounts, torch.ones_like(amounts))
-    return Shares(table, tuple(poses.shape[1:-1]), (run.parents.shape[1],))
+    return Shares(*_normalized(amounts, torch.ones_like(amounts)), tuple(poses.shape[1:-1]), (run.parents.shape[1],))
 
 
-def _of_pool(run: Run, table: Tensor) -> Shares:
+def _of_pool(run: Run, table: Tensor, even: Tensor) -> Shares:
     """Return the shares in a routing pool. Its groups are types of children and of parents."""
     assert run.children is not None
     assert run.parents is not None
@@ -119,9 +126,9 @@ def _of_pool(run: Run, table: Tensor) -> Shares:
     groups = channels // pool.features
     children = (groups, height, width)
     if pool.kernel_size is None:
-        return Shares(table, children, (groups,), None, groups)
+        return Shares(table, even, children, (groups,), None, groups)
     rows, columns = run.parents.shape[-2:]
     kernel = pool.kernel_size, pool.kernel_size
-    table = table.reshape(batch * groups, rows, columns, 1, *kernel, 1)
+    table, even = (x.reshape(batch * groups, rows, columns, 1, *kernel, 1) for x in (table, even))
     windows: Any = kernel, (1, 1), (pool.padding, pool.padding), (pool.stride, pool.stride)
-    return Shares(table, children, (groups, rows, columns), windows, groups)
+    return Shares(table, even, children, (groups, rows, columns), windows, groups)

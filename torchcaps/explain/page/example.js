@@ -114,15 +114,7 @@ function mapsOf(view) {
     make("p", {},
       `Bright places gave much to the vector that stands for ${name}, dark places little. The numbers under the colors `
         + "are times an even share: 1 is what each place would give if all gave the same. ",
-    make("strong", {}, `Half of ${name} comes from ${percent(halfFrom(example.maps[0], chosen))} of the picture.`)),
+    make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places.`)),
     make("label", { class: "check" }, covering, " Colors only, without the input under them"), grid);
 }
 
-/** The part of the picture's area that gives half of a class. */
-function halfFrom(map, chosen) {
-  const bytes = readMap(map, chosen).bytes.sort().reverse();
-  const total = bytes.reduce((sum, byte) => sum + byte, 0);
-  let sum = 0;
-  const count = bytes.findIndex((byte) => (sum += byte) >= total / 2) + 1;
-  return count / bytes.length;
-}

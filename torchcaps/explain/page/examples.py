@@ -132,7 +132,8 @@ def _maps(found: Credit, seen: dict[str, Places], size: tuple[int, int], kept: s
     for name, values in heat_of(found, seen, size).items():
         smaller = min(1.0, LARGEST_MAP / max(size))
         resized = interpolate(values, scale_factor=smaller, mode="area") if smaller < 1 else values
-        encoded = encoded_maps(name, resized[0].clamp_min(0))
+        shares = next(layer.shares for layer in found.layers if layer.name == name)
+        encoded = encoded_maps(name, resized[0].clamp_min(0), shares[0].sum(1))
         encoded["maps"] = [text if k in kept else "" for k, text in enumerate(encoded["maps"])]
         maps.append(encoded)
     return maps

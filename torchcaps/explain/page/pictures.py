@@ -72,12 +72,14 @@ def sprite(images: FloatTensor, rows: Count, columns: Count) -> Sprite:
 
 
 @checked
-def encoded_maps(layer: str, maps: FloatTensor) -> Maps:
+def encoded_maps(layer: str, maps: FloatTensor, shares: FloatTensor | None = None) -> Maps:
     """Encode the maps of a layer, one for each class, in a byte per value.
 
     Args:
         layer: name of the layer.
         maps: shares as multiples of an even share, `(classes, rows, columns)`, at least zero.
+        shares: the shares of the positions themselves, `(classes, rows, columns)` of the grid of capsules; None for
+            those of the maps.
 
     Raises:
         ValueError: the maps have another shape, or a value is negative, infinite or nan.
@@ -90,7 +92,15 @@ def encoded_maps(layer: str, maps: FloatTensor) -> Maps:
     peak = max(float(maps.max()), 1e-12)
     levels = (maps / peak * 255).round().to(torch.uint8)
     encoded = [base64.b64encode(level.numpy().tobytes()).decode() for level in levels]
-    return {"layer": layer, "size": (maps.shape[1], maps.shape[2]), "maps": encoded, "peak": peak}
+    size, half = (maps.shape[1], maps.shape[2]), _half(maps if shares is None else shares)
+    return {"layer": layer, "size": size, "maps": encoded, "peak": peak, "half": half}
+
+
+def _half(shares: Tensor) -> list[float]:
+    """Return the smallest part of the positions that has half of the shares of each class."""
+    order = shares.detach().cpu().double().flatten(1).sort(descending=True).values.cumsum(1)
+    needed = (order < order[:, -1:] / 2).sum(1) + 1
+    return (needed / order.shape[1]).tolist()
 
 
 @checked

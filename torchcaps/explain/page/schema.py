@@ -32,6 +32,7 @@ class Maps(TypedDict):
     size: tuple[int, int]  # rows and columns of a map
     maps: list[str]  # one for each class
     peak: float  # share at 255, as a multiple of an even share
+    half: list[float]  # of each class: the smallest part of the positions that gives half of it
 
 
 class Sprite(TypedDict):

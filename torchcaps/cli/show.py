@@ -1,0 +1,49 @@
+"""Open a page on this machine to see inside a trained network: draw a digit, drop a picture or type a sentence."""
+
+import argparse
+import os
+
+from torchcaps.cli.checkpoints import locate
+from torchcaps.cli.errors import BadInput, bad_data
+from torchcaps.cli.recipe_commands import add_recipe_name
+from torchcaps.extras import needs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `torchcaps show`."""
+    add_recipe_name(parser)
+    parser.add_argument(
+        "--ckpt_path", help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last)"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="port of the page (default: 7860, or another if taken)")
+    parser.add_argument("--no_browser", action="store_true", help="print the page's address and open no browser")
+    parser.epilog = "The page is for this machine alone, and nothing that is drawn or typed on it leaves the machine."
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Serve the page until Ctrl-C."""
+    if options.port is not None and not 1 <= options.port <= 65535:
+        raise BadInput(f"--port must be from 1 to 65535, got {options.port}")
+    path = locate(options, options.ckpt_path)
+    # Read when Gradio and huggingface_hub are imported.
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with needs("train"):
+        from torchcaps.inference import Trained
+    with bad_data():
+        trained = Trained.load(path, options.allow_code)
+    from torchcaps.live import app, listen, serve
+
+    try:
+        listening = listen(options.port)
+    except OSError as error:
+        raise BadInput(
+            f"port {options.port} cannot be used ({error.strerror}): give another one, or leave out --port"
+        ) from None
+    with listening, bad_data():
+        try:
+            page = app(trained)
+        except TypeError as error:
+            raise BadInput(str(error)) from error
+        print(f"page: http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        serve(page, listening, not options.no_browser)
