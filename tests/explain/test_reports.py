@@ -149,6 +149,22 @@ def test_networks_of_all_papers(model, options, shape, classes, layers, tmp_path
     write_page(found, tmp_path / "index.html")
 
 
+def test_images_of_two_classes_are_taken_apart(digits) -> None:
+    network, samples = digits
+    labels = torch.zeros(60, 10)
+    labels[torch.arange(60), samples.labels] = 1
+    labels[1:, 0] = 1
+    both = Samples(samples.inputs, labels, samples.names, samples.titles, dark=True)
+    found = report(network, both, "two")
+    (snapshot,) = found["snapshots"]
+    assert found["confusion"] is None
+    assert len(snapshot["overlaps"]) == 5
+    assert set(snapshot["overlaps"][0]["labels"]) == set(labels[1].nonzero().flatten().tolist())
+    assert "inputs" not in snapshot["overlaps"][0]
+    assert snapshot["examples"][1]["title"].endswith(f"0 and {int(samples.labels[1])}")
+    assert snapshot["examples"][1]["label"] is None
+
+
 def test_many_classes_have_maps_of_the_likeliest_alone() -> None:
     found = noise(create_model("shallow_encapnet", types=2, classes=100), (3, 32, 32), 100)
     example = found["snapshots"][0]["examples"][0]

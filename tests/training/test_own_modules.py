@@ -119,7 +119,7 @@ def test_a_network_beside_a_recipe(capfd):
     assert call("train", str(Path(recipe).resolve()), CODE, *TINY, "--trainer.max_epochs=2", "--ckpt_path", "last") == 0
     assert call("test", recipe, CODE, "--ckpt_path", "last") == 0
     assert call("explain", recipe, CODE, "--ckpt_path", "last") == 0
-    assert "figure: runs/mine/digits/version_1/figures/coefficients.png" in capfd.readouterr().out
+    assert "figure: runs/mine/digits/version_1/figures/credit.png" in capfd.readouterr().out
     assert [path.name for path in Path().iterdir() if path.name != "mine"] == ["runs"]
     assert type(create_model("few_capsules")) is torchcaps.CapsNet
 

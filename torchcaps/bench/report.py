@@ -34,13 +34,14 @@ TABLE = (
     *(f"{pass_}: {cell}" for pass_ in ("fwd", "+bwd") for cell in PASS),
     "",
 )
-COLORS = {  # told apart by color-blind readers too
-    "baseline": "#d55e00",
-    "reference": "#0072b2",
-    "compiled-reference": "#56b4e9",
-    "tiled": "#009e73",
-    "native": "#e69f00",
-    "triton": "#cc79a7",
+# Colors are told apart by color-blind readers, and dashes and markers in grey.
+LINES: dict[str, dict[str, Any]] = {
+    "baseline": {"color": "#d55e00", "linestyle": "-.", "marker": "o"},
+    "reference": {"color": "#0072b2", "linestyle": "--", "marker": "s"},
+    "compiled-reference": {"color": "#56b4e9", "linestyle": "-.", "marker": "P"},
+    "tiled": {"color": "#009e73", "linestyle": "-", "marker": "^"},
+    "native": {"color": "#e69f00", "linestyle": "--", "marker": "D"},
+    "triton": {"color": "#cc79a7", "linestyle": "-", "marker": "v"},
 }
 
 
@@ -102,7 +103,10 @@ def write_json(path: Path, head: dict[str, Any], rows: Sequence[Row]) -> Path:
 
 def write_figure(path: Path, rows: Sequence[Row], over: Over, on_cuda: bool) -> Path:
     """Write :func:`scaling_figure`; return the path."""
-    return write_whole(path, lambda unfinished: scaling_figure(rows, over, on_cuda).savefig(unfinished, dpi=130))
+    with needs("train"):
+        from torchcaps.explain.axes import in_style, write
+
+    return write(in_style(scaling_figure)(rows, over, on_cuda), path)
 
 
 def scaling_figure(rows: Sequence[Row], over: Over, on_cuda: bool) -> "Figure":
@@ -121,27 +125,29 @@ def scaling_figure(rows: Sequence[Row], over: Over, on_cuda: bool) -> "Figure":
             time.plot(*zip(*bounds.items(), strict=True), color="black", linestyle=":", label="bound")
             _draw(time, over, [(row, row.seconds and row.seconds / unit) for row in panel_rows])
             _draw(memory, over, [(row, row.bytes and row.bytes / 1e6) for row in panel_rows])
-            time.set_title(f"{layer}\n{name}: time", fontsize=10)
-            time.set_ylabel(label, fontsize=9)
-            memory.set_title(f"{layer}\n{name}: peak memory", fontsize=10)
-            memory.set_ylabel("MB beyond inputs and weights", fontsize=9)
+            time.set_title(f"{layer}\n{name}: time")
+            time.set_ylabel(label)
+            memory.set_title(f"{layer}\n{name}: peak memory")
+            memory.set_ylabel("MB beyond inputs and weights")
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
+    title = f"Time and memory of a pass by the number of {over}"
+    count = len(handles)
+    figure.legend(handles.values(), handles.keys(), title=title, loc="outside upper center", ncols=count, frameon=False)
     return figure
 
 
 def _draw(axes: "Axes", over: Over, points: Sequence[tuple[Row, float | None]]) -> None:
-    for way, color in COLORS.items():
+    for way, style in LINES.items():
         line = [(getattr(row, over), value) for row, value in points if row.way == way and value]
         if line:
-            axes.plot(*zip(*line, strict=True), color=color, marker="o", markersize=4, label=way)
+            axes.plot(*zip(*line, strict=True), label=way, **style)
     numbers = sorted({getattr(row, over) for row, _ in points})
     axes.set(xscale="log" if over == "children" else "linear", yscale="log", xlabel=over)
-    axes.set_xticks(numbers, [f"{n:,}" for n in numbers], fontsize=8)
+    axes.set_xticks(numbers, [f"{n:,}" for n in numbers])
     axes.set_xticks([], minor=True)
-    axes.grid(alpha=0.3)
+    axes.grid()
 
 
 def _time_unit(rows: Sequence[Row], over: Over, on_cuda: bool) -> tuple[float, str]:

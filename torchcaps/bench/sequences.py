@@ -29,7 +29,7 @@ from torchcaps.bench.layers import Layer, LayerCase, Sizes
 from torchcaps.bench.measurement import PASSES, show_bytes, time_side_by_side
 from torchcaps.bench.memory import free_bytes, peak_allocated
 from torchcaps.bench.passes import prepare, relative_errors, tolerances
-from torchcaps.bench.report import COLORS
+from torchcaps.bench.report import LINES
 from torchcaps.bench.script import script_parser
 from torchcaps.extras import needs
 from torchcaps.ops.backend import HAS_TRITON, INTERPRETED
@@ -37,7 +37,7 @@ from torchcaps.ops.backend import HAS_TRITON, INTERPRETED
 with needs("train"):
     from matplotlib.figure import Figure
 
-    from torchcaps.explain.axes import write
+    from torchcaps.explain.axes import in_style, write
 
 FEATURES = 64  # of a vector
 HEAD = f"{'vectors':>9}  {'backend':11}" + 2 * f"{'time':>7}{'allocated':>11}{'resident':>10}"
@@ -147,23 +147,24 @@ def show(rows: Sequence[Row], ways: Sequence[str]) -> None:
         print(line, flush=True)
 
 
+@in_style
 def figure_of(rows: Sequence[Row]) -> Figure:
     """Draw the allocated memory of both passes over the number of vectors."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4))
     lengths = sorted({row.length for row in rows})
     for axes, name in zip(figure.subplots(1, 2, sharey=True), PASSES, strict=True):
         for way in dict.fromkeys(row.way for row in rows):
             line = [(row.length, row.allocated / 1e6) for row in rows if (row.way, row.pass_) == (way, name)]
-            axes.plot(*zip(*line, strict=True), color=COLORS[way], marker="o", markersize=4, label=way)
+            axes.plot(*zip(*line, strict=True), **LINES[way], label=way)
         vectors = [length * FEATURES * 4 / 1e6 for length in lengths]
         axes.plot(lengths, vectors, color="black", linestyle=":", label="the vectors themselves")
         axes.set(xscale="log", yscale="log", title=name, xlabel="vectors")
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axes.set_xticks([], minor=True)
-        axes.grid(alpha=0.3)
+        axes.grid()
     figure.axes[0].set_ylabel("MB beyond vectors, parameters\nand the gradients of both")
-    figure.axes[0].legend(frameon=False)
-    figure.suptitle("Heinsen's layer, 64 features to 64 parts of 2: peak memory of a pass", fontsize=11)
+    figure.axes[0].legend()
+    figure.suptitle("Heinsen's layer, 64 features to 64 parts of 2: peak memory of a pass")
     return figure
 
 

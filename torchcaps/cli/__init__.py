@@ -12,7 +12,20 @@ from typing import Any, NoReturn
 
 from torchcaps import __version__
 from torchcaps.checks import one_line
-from torchcaps.cli import bench, explain, export, hardest, models, predict, recipes, reproduce, search, show, test, train
+from torchcaps.cli import (
+    bench,
+    explain,
+    export,
+    hardest,
+    models,
+    predict,
+    recipes,
+    reproduce,
+    search,
+    show,
+    test,
+    train,
+)
 from torchcaps.cli.errors import BadInput
 from torchcaps.processes import rank, reports
 from torchcaps.quiet import quiet_lightning

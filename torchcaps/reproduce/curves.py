@@ -11,6 +11,8 @@ from torchcaps.reproduce.plan import Run
 with needs("train"):
     from matplotlib.figure import Figure
 
+    from torchcaps.explain.axes import in_style
+
 
 def curve(folder: Path, name: str = "train/loss_step") -> tuple[list[int], list[float]]:
     """Return the steps and the logged values of a run. It may have several parts, one for each time it was resumed."""
@@ -24,6 +26,7 @@ def curve(folder: Path, name: str = "train/loss_step") -> tuple[list[int], list[
     return steps, [values[step] for step in steps]
 
 
+@in_style
 def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure | None:
     """Draw the training losses of the runs that have started. Return None if none has.
 
@@ -32,18 +35,18 @@ def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure |
         runs: runs to draw.
         window: number of logged values that are averaged in each point.
     """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5))
     axis = figure.add_subplot()
     for run in runs:
         steps, values = curve(run.folder(root))
         if steps:
             smooth = [fmean(values[max(i - window, 0) : i]) for i in range(1, len(values) + 1)]
-            axis.plot(steps, smooth, linewidth=1, label=str(run))
+            axis.plot(steps, smooth, label=str(run))
     if not axis.lines:
         return None
     axis.set(xlabel="step", ylabel="training loss", yscale="log")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")
-    axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend()
+    axis.set_title(f"How the training loss falls: each point is a mean of {window} logged values", fontsize=11)
     return figure

@@ -8,19 +8,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from torchcaps.explain.axes import BLUE, VERMILLION, in_style
 from torchcaps.recipes.search import Choices, Range, Search
 from torchcaps.search.trial import COMPLETE, FAILED, PRUNED, RUNNING, Trial
 
 COLUMNS = 3
 STYLES: dict[str, dict[str, Any]] = {  # of the points, by the state of the trial
-    COMPLETE: {"color": "C0", "alpha": 0.8},
-    PRUNED: {"edgecolors": "C0", "facecolors": "none"},
-    RUNNING: {"color": "0.6"},
+    COMPLETE: {"color": BLUE, "alpha": 0.8},
+    PRUNED: {"edgecolors": BLUE, "facecolors": "none"},
+    RUNNING: {"color": "0.6", "marker": "s"},
 }
 LABELS = {RUNNING: "not finished", FAILED: "failed"}
-BEST = "C1"
+BEST = VERMILLION
 
 
+@in_style
 def search_figure(search: Search, trials: Sequence[Trial], best: Trial | None) -> Figure:
     """Draw the metric by trial, with the best so far, and a panel for each value.
 
@@ -29,7 +31,7 @@ def search_figure(search: Search, trials: Sequence[Trial], best: Trial | None) -
     panels = 1 + len(search.values)
     columns = 2 if panels == 4 else min(panels, COLUMNS)
     rows = math.ceil(panels / columns)
-    figure = Figure(figsize=(0.6 + 3.4 * columns, 0.6 + 2.9 * rows), layout="constrained")
+    figure = Figure(figsize=(0.6 + 3.4 * columns, 0.6 + 2.9 * rows))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes[panels:]:
         axis.remove()
@@ -46,13 +48,12 @@ def search_figure(search: Search, trials: Sequence[Trial], best: Trial | None) -
         if limits is not None:
             axis.set_ylim(limits)
         _draw(axis, known, places, best)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="0.9", linewidth=0.8)
-        axis.set_axisbelow(True)
+        axis.grid(axis="y")
         if axes.index(axis) % columns == 0:
             axis.set_ylabel(search.metric)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=6, frameon=False, fontsize=9)
+    title = f"How good each trial was ({search.metric}), and how that depends on the values"
+    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=6)
     return figure
 
 
@@ -86,9 +87,9 @@ def _draw(axis: Axes, trials: Sequence[Trial], places: Sequence[float], best: Tr
         place = [x for x, trial in inside if trial == best]
         axis.scatter(place, [best.metric] * len(place), s=55, color=BEST, marker="D", label="best", zorder=3)
     edges = [
-        ([x for x, t in points if t.metric is not None and t.metric < low], 0.0, "v", "C0", "off the axis"),
-        ([x for x, t in points if t.metric is not None and t.metric > high], 1.0, "^", "C0", "off the axis"),
-        ([x for x, t in points if t.state == FAILED and t.metric is None], 0.0, "x", "C3", LABELS[FAILED]),
+        ([x for x, t in points if t.metric is not None and t.metric < low], 0.0, "v", BLUE, "off the axis"),
+        ([x for x, t in points if t.metric is not None and t.metric > high], 1.0, "^", BLUE, "off the axis"),
+        ([x for x, t in points if t.state == FAILED and t.metric is None], 0.0, "x", "black", LABELS[FAILED]),
     ]
     for chosen_places, edge, marker, color, label in edges:
         if chosen_places:

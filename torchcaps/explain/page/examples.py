@@ -64,7 +64,9 @@ def example(network: nn.Module, samples: Samples, index: int, seen: dict[str, Pl
         shown["maps"] = _maps(found, seen, (inputs.shape[2], inputs.shape[3]), kept)
         trees = [parse_tree(found, 0, k) if k in kept else None for k in range(len(scores))]
         size = inputs.shape[2], inputs.shape[3]
-        shown["trees"] = [_part(found, tree, samples.names[k], size, seen) for k, tree in enumerate(trees)]
+        shown["trees"] = [
+            {**_part(found, tree, size, seen), "name": name} for name, tree in zip(samples.names, trees, strict=True)
+        ]
     else:
         words = samples.words[index]
         shown["words"] = [word.text for word in words]
@@ -139,11 +141,11 @@ def _maps(found: Credit, seen: dict[str, Places], size: tuple[int, int], kept: s
     return maps
 
 
-def _part(found: Credit, strand: Strand | None, name: str, size: tuple[int, int], seen: dict[str, Places]) -> Part:
-    """Return a strand as the page shows it, with the windows of its capsules."""
+def _part(found: Credit, strand: Strand | None, size: tuple[int, int], seen: dict[str, Places]) -> Part:
+    """Return a strand as the page shows it, with the windows of its capsules; None for a class that has no tree."""
     if strand is None:
-        return {"name": name, "share": 1.0}
-    part: Part = {"name": name, "share": strand.share}
+        return {"name": "", "share": 1.0}
+    part: Part = {"name": _parent_name(found.layers[-1], strand.place), "share": strand.share}
     if strand.layer < len(found.layers):
         layer = found.layers[strand.layer]
         part["name"] = _place_name(layer, strand.place)
@@ -151,8 +153,14 @@ def _part(found: Credit, strand: Strand | None, name: str, size: tuple[int, int]
             part["box"] = seen[layer.name].box(*strand.place, size)
     if strand.parts:
         part["rest"] = strand.rest
-        part["parts"] = [_part(found, below, name, size, seen) for below in strand.parts]
+        part["parts"] = [_part(found, below, size, seen) for below in strand.parts]
     return part
+
+
+def _parent_name(last: LayerCredit, place: tuple[int, ...]) -> str:
+    """Return the name of a parent of the last layer where the parents are not the classes."""
+    kind = "group" if last.own.groups else "capsule"
+    return f"{kind} {place[0] + 1}" if len(place) == 1 else f"row {place[0] + 1}, column {place[1] + 1}"
 
 
 def _place_name(layer: LayerCredit, place: tuple[int, ...]) -> str:

@@ -18,9 +18,11 @@ function overlapCard(view, { image, labels, inputs, predicted, drawn }) {
   const seen = figure(picture(image, `${listed(names)} over each other`), listed(names));
   const apart = drawn.map((source, place) => figure(picture(source, `Drawn from the vector of ${said[place]}`),
     `from ${said[place]}`));
-  const sources = inputs.map((source, place) => figure(picture(source, `An input: ${names[place]}`), names[place]));
-  const groups = [group("What the network sees", seen), group("Taken apart by the network", apart),
-    group("What was laid over each other", sources)];
+  const groups = [group("What the network sees", seen), group("Taken apart by the network", apart)];
+  if (inputs) {
+    const sources = inputs.map((source, place) => figure(picture(source, `An input: ${names[place]}`), names[place]));
+    groups.push(group("What was laid over each other", sources));
+  }
   return make("div", { class: "card overlap" }, groups, make("p", {}, verdict));
 }
 

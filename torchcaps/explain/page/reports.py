@@ -24,6 +24,7 @@ from torchcaps.explain.similarity import similarity
 STATISTICS = 128  # samples for statistics of capsules
 COMPARED = 16  # images whose maps are compared with those of a control
 DRAWN = 3  # of which are drawn
+OVERLAPS = 5
 RIGHT, WRONG = 10, 3  # examples: the first of each class, and mistakes
 
 LIMITS = {
@@ -80,7 +81,7 @@ def report(
             last_scores = scores
             few = 4 if len(states) > 1 else 10**6
             kept = _chosen(samples, scores)[:few] if kept is None else kept
-        snapshots.append(_snapshot(network, samples, label, scores, kept, temperature, shuffled, say))
+        snapshots.append(_snapshot(network, samples, label, kept, temperature, shuffled, say))
     layers = _layers(network, samples)
     confusion = None
     if samples.labels is not None and samples.labels.dim() == 1:
@@ -117,7 +118,6 @@ def _snapshot(
     network: nn.Module,
     samples: Samples,
     label: str,
-    scores: Tensor,
     chosen: list[int],
     temperature: float,
     shuffled: nn.Module | None,
@@ -151,7 +151,7 @@ def _snapshot(
         "tested": 0 if found is None else found.tested,
         "sharpening": sharp,
         "examples": examples,
-        "overlaps": _overlaps(network, samples, scores),
+        "overlaps": _overlaps(network, samples),
         "controls": controls,
     }
 
@@ -251,30 +251,39 @@ def _compared(
     }
 
 
-def _overlaps(network: nn.Module, samples: Samples, scores: Tensor) -> list[Overlap]:
-    """Lay pairs of images of different classes over each other, and draw each class from its own capsule."""
-    if not (samples.are_images and samples.dark and has_decoder(network)):
+def _overlaps(network: nn.Module, samples: Samples) -> list[Overlap]:
+    """Draw each class of overlapping images from its own capsule: of the samples themselves, if they show two classes
+    each, or else of pairs of samples that are laid over each other."""
+    if not (samples.are_images and samples.dark and has_decoder(network)) or samples.labels is None:
         return []
-    if samples.labels is None or samples.labels.dim() > 1:
-        return []
+    if samples.labels.dim() > 1:
+        pairs = (samples.labels.sum(1) == 2).nonzero().flatten().tolist()[:OVERLAPS]
+        return [_overlap(network, _image(samples, i), samples.labels[i].nonzero().flatten().tolist()) for i in pairs]
     first = {int(label): index for index, label in reversed(list(enumerate(samples.labels)))}
     order = [first[label] for label in sorted(first)]
     shift = max(1, _shape(samples)[2] // 14)
     overlaps: list[Overlap] = []
-    for a, b in zip(order[0::2], order[1::2], strict=False):
-        one, two = (samples.inputs[index] for index in (a, b))
-        assert isinstance(one, Tensor)
-        assert isinstance(two, Tensor)
-        both = overlaid(one[0], two[0], (shift, shift))
-        found = taken_apart(network, both)
-        overlaps.append(
-            {
-                "image": picture(both, SIDE),
-                "labels": (int(samples.labels[a]), int(samples.labels[b])),
-                "inputs": (picture(one[0], SIDE), picture(two[0], SIDE)),
-                "predicted": (int(found.classes[0]), int(found.classes[1])),
-                "drawn": (picture(found.drawn[0], SIDE), picture(found.drawn[1], SIDE)),
-                "scores": found.scores.tolist(),
-            }
-        )
+    for a, b in zip(order[0 : 2 * OVERLAPS : 2], order[1 : 2 * OVERLAPS : 2], strict=False):
+        one, two = _image(samples, a), _image(samples, b)
+        labels = [int(samples.labels[a]), int(samples.labels[b])]
+        found = _overlap(network, overlaid(one, two, (shift, shift)), labels)
+        found["inputs"] = picture(one, SIDE), picture(two, SIDE)
+        overlaps.append(found)
     return overlaps
+
+
+def _image(samples: Samples, index: int) -> Tensor:
+    image = samples.inputs[index]
+    assert isinstance(image, Tensor)
+    return image[0]
+
+
+def _overlap(network: nn.Module, image: Tensor, labels: list[int]) -> Overlap:
+    found = taken_apart(network, image)
+    return {
+        "image": picture(image, SIDE),
+        "labels": (labels[0], labels[1]),
+        "predicted": (int(found.classes[0]), int(found.classes[1])),
+        "drawn": (picture(found.drawn[0], SIDE), picture(found.drawn[1], SIDE)),
+        "scores": found.scores.tolist(),
+    }

@@ -1,7 +1,7 @@
 """What the page of `torchcaps explain` shows, as the JSON that is written into it.
 
-Pictures are data URIs. Maps are base64 of bytes, row by row: 0 is nothing and 255 is `peak`. Shares of a class sum to one
-over its children, in every layer.
+Pictures are data URIs. Maps are base64 of bytes, row by row: 0 is nothing and 255 is `peak`. Shares of a class sum to
+one over its children, in every layer.
 """
 
 from typing import NotRequired, TypedDict
@@ -64,7 +64,7 @@ class Sharpening(TypedDict):
 
 
 class Sliders(TypedDict):
-    """Reconstructions while one pose dimension of a class capsule is changed: a row per dimension, a column per value."""
+    """Reconstructions while a pose dimension of a class capsule changes: a row per dimension, a column per value."""
 
     capsule: int  # class
     values: list[float]  # what is added, with a zero in the middle
@@ -107,7 +107,7 @@ class Overlap(TypedDict):
 
     image: str
     labels: tuple[int, int]
-    inputs: tuple[str, str]
+    inputs: NotRequired[tuple[str, str]]  # if they are known one by one
     predicted: tuple[int, int]  # classes of the two highest scores
     drawn: tuple[str, str]  # each from the capsule of its class, in the order of `predicted`
     scores: list[float]
