@@ -64,8 +64,12 @@ def test_write_figures(network, tmp_path):
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in written)
     network.decoder = None
     assert [path.name for path in write_figures(network, batches, tmp_path)] == ["credit.png"]
-    with pytest.raises(TypeError, match="not for a ConvNet"):
-        list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))
+    assert not list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))
+    network.train()
+    many = [(torch.rand(3, 1, 8, 8), torch.ones(3, 2))]
+    with pytest.raises(TypeError, match="several labels each"):
+        list(write_figures(network, many, tmp_path))
+    assert network.training
 
 
 @pytest.mark.parametrize("name", ["capsnet", "dynamics", "heatmaps", "poses", "scaling"])

@@ -174,4 +174,5 @@ def test_heatmaps_of_picture_files(tmp_path):
 def test_write_figures_of_a_network_with_a_pool(tmp_path):
     model = create_model("pooling_cnn", in_channels=1, channels=4, features=2)
     batches = [(torch.rand(4, 1, 20, 20), torch.tensor([1, 1, 0, 2]))]
-    assert [path.name for path in write_figures(model, batches, tmp_path)] == ["heatmaps.png", "heatmaps-of-groups.png"]
+    written = [path.name for path in write_figures(model, batches, tmp_path)]
+    assert written == ["heatmaps.png", "heatmaps-of-groups.png", "credit.png"]

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
-from torchcaps.training.report import _class_rows, _curves
+from torchcaps.training.report import _class_rows, curves_of
 
 
 def test_temperature_of_scores_that_are_too_sure():
@@ -49,11 +49,11 @@ def test_curves_take_whole_epochs(tmp_path: Path):
         "epoch,step,train/loss_step,train/loss_epoch,val/loss,train/accuracy\n"
         "0,9,2.5,,,\n0,10,,2.0,,0.5\n0,10,,,1.5,\n1,20,,1.0,,0.75\n1,20,,,1.25,\n"
     )
-    assert _curves(path) == {
+    assert curves_of(path) == {
         "loss": {"training": ([1, 2], [2.0, 1.0]), "validation": ([1, 2], [1.5, 1.25])},
         "accuracy": {"training": ([1, 2], [0.5, 0.75])},
     }
-    assert _curves(tmp_path / "none.csv") == {}
+    assert curves_of(tmp_path / "none.csv") == {}
 
 
 def test_figures_show_every_class_and_number():

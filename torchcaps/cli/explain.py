@@ -5,6 +5,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torchcaps.cli.recipe_commands import add_recipe, build_training
 if TYPE_CHECKING:
     from torch import nn
 
+    from torchcaps.data import LabeledData
     from torchcaps.explain.page import Report, Samples
     from torchcaps.training.build import Training
 
@@ -71,7 +73,14 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     with bad_data():
         samples = _samples(options, training)
         report = _report(options, training, samples, checkpoints)
-        for path in _write_figures(options, training, samples, checkpoints, folder):
+        if options.image:
+            written = _write_heatmaps(training, options.image, folder)
+        else:
+            written = chain(
+                _write_dynamics(training, samples, checkpoints, folder),
+                _write_figures(training.model.network, training.datamodule, samples, folder),
+            )
+        for path in written:
             what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
             report["figures"].append((path.name, what))
             print(f"figure: {path}")
@@ -174,32 +183,28 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
     return network
 
 
-def _write_figures(
-    options: argparse.Namespace,
-    training: "Training",
-    samples: "Samples",
-    checkpoints: list[tuple[str, Path]],
-    folder: Path,
-) -> Iterator[Path]:
-    """Write the figures of the last checkpoint, and of routing dynamics a panel per checkpoint."""
-    import torch
-
-    from torchcaps.data import ImageData, StereoData
-    from torchcaps.explain import has_class_capsules, has_figures, write_figures, write_heatmaps, write_pose_figures
+def _write_heatmaps(training: "Training", files: list[Path], folder: Path) -> Iterator[Path]:
+    """Write the heatmaps of the user's pictures, if the network has a pool that routes."""
+    from torchcaps.explain import write_heatmaps
     from torchcaps.nn import RoutingPool2d
 
     network, data = training.model.network, training.datamodule
-    if isinstance(data, ImageData) and options.image:
-        if any(isinstance(module, RoutingPool2d) for module in network.modules()):
-            yield write_heatmaps(network, options.image, data.shape, folder)
-        return
-    yield from _write_dynamics(training, samples, checkpoints, folder)
+    if any(isinstance(module, RoutingPool2d) for module in network.modules()):
+        yield write_heatmaps(network, files, data.shape, folder)  # type: ignore[attr-defined]  # data of images
+
+
+def _write_figures(network: "nn.Module", data: "LabeledData", samples: "Samples", folder: Path) -> Iterator[Path]:
+    """Write the figures of test samples."""
+    from torchcaps.data import StereoData
+    from torchcaps.explain import has_class_capsules, write_figures, write_pose_figures
+
     if isinstance(data, StereoData) and has_class_capsules(network, data):
-        yield from write_pose_figures(network, data, folder)
+        elevations, azimuths, _ = data.grid(train=False)
+        if max(len(elevations), len(azimuths)) > 1:
+            yield from write_pose_figures(network, data, folder)
     one_each = samples.labels is not None and samples.labels.dim() == 1
-    if samples.are_images and has_figures(network) and one_each:
-        with torch.no_grad():
-            yield from write_figures(network, samples.batches(), folder)  # type: ignore[arg-type]
+    if samples.are_images and one_each:
+        yield from write_figures(network, samples.batches(), folder, samples.names)  # type: ignore[arg-type]
 
 
 def _write_dynamics(

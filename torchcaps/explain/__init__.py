@@ -15,7 +15,7 @@ with needs("train"):
     from torchcaps.explain.drawing.heatmaps import heatmaps_figure
     from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics
-    from torchcaps.explain.figures import has_figures, write_figures, write_heatmaps, write_pose_figures
+    from torchcaps.explain.figures import write_figures, write_heatmaps, write_pose_figures
     from torchcaps.explain.heatmaps import entropies, heatmaps
     from torchcaps.explain.pixels import Places, heat, places
     from torchcaps.explain.poses import (
@@ -46,7 +46,6 @@ __all__ = [
     "credit_figure",
     "entropies",
     "has_class_capsules",
-    "has_figures",
     "heat",
     "heatmaps",
     "heatmaps_figure",

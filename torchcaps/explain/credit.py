@@ -133,8 +133,9 @@ def _top(run: Run, own: Shares, scores: Tensor) -> Tensor:
     if own.parents == (classes,):
         return torch.eye(classes, device=scores.device).expand(batch, -1, -1)
     parents = run.parents if run.parents is not None else run.last.parents.poses  # type: ignore[union-attr]
-    given = [torch.autograd.grad(scores[:, k].sum(), parents, retain_graph=True)[0] for k in range(classes)]
-    products = torch.stack(given, 1) * parents.unsqueeze(1)
+    options: Any = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    gradients = [torch.autograd.grad(scores[:, k].sum(), parents, **options)[0] for k in range(classes)]
+    products = torch.stack(gradients, 1) * parents.unsqueeze(1)
     if own.groups or run.last is None:  # channels of a map: features of each group
         products = products.unflatten(2, (own.parents[0], -1)).sum(3)
         amounts = products.abs().reshape(batch, classes, *own.parents)

@@ -1,7 +1,7 @@
 """Write all figures that fit a network to a folder: what `torchcaps explain` does.
 
-A CapsNet has credit, reconstructions and perturbations, a network with a `RoutingPool2d` has heatmaps, and a
-network with class capsules on stereo pairs has figures of its poses.
+A network with capsules on a grid has credit, one with a decoder reconstructions and perturbations, one with a
+`RoutingPool2d` heatmaps, and one with class capsules on stereo pairs figures of its poses.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,51 +17,47 @@ from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructi
 from torchcaps.explain.drawing.credit import credit_figure
 from torchcaps.explain.drawing.heatmaps import heatmaps_figure
 from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
+from torchcaps.explain.pixels import places
 from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
+from torchcaps.explain.recording import record
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
+from torchcaps.nn.modes import evaluating
+
+MOST = 20  # classes in a figure
 
 
 @checked
-def has_figures(network: nn.Module) -> bool:
-    """Return whether :func:`write_figures` has any figure of a network."""
-    return _is_pooled(network) or isinstance(network, ReconstructingCapsNet)
+def write_figures(
+    network: nn.Module, batches: Iterable[tuple[Tensor, ...]], folder: Path, names: Sequence[str] = ()
+) -> Iterator[Path]:
+    """Write the figures that fit a network of images; yield each path once it is written.
 
+    They show the first image of each class in `batches`, of at most twenty classes.
 
-def _is_pooled(network: nn.Module) -> bool:
-    return any(isinstance(module, RoutingPool2d) for module in network.modules())
-
-
-@checked
-def write_figures(network: nn.Module, batches: Iterable[tuple[Tensor, ...]], folder: Path) -> Iterator[Path]:
-    """Write the figures of a CapsNet or of a network with a `RoutingPool2d`; yield each path once it is written.
-
-    They show the first image of each class in `batches`.
-
-    Raises:
-        TypeError: there are no figures for this type of network.
+    Args:
+        network: the network; it is run in evaluation mode and left as it was.
+        batches: images `(batch, channels, height, width)` in [0, 1], and their labels `(batch,)`.
+        folder: folder for the files.
+        names: names of the classes.
     """
-    if not has_figures(network):
-        raise TypeError(
-            f"there are figures for a CapsNet or a network with a RoutingPool2d, not for a {type(network).__name__}"
-        )
-    network.eval()
-    images, labels = _one_per_class(batches)
-    if _is_pooled(network):
-        order = labels.argsort()
-        titles = [f"class {label}" for label in labels[order].tolist()]
-        yield write(heatmaps_figure(network, images[order], titles), folder / "heatmaps.png")
-        yield write(heatmaps_figure(network, images[:1], [f"class {labels[0]}"]), folder / "heatmaps-of-groups.png")
-    if isinstance(network, ReconstructingCapsNet):
-        yield from _capsnet_figures(network, images, labels, folder)
+    with evaluating(network):
+        images, labels = _one_per_class(batches)
+        order = labels.argsort()[:MOST]
+        if any(isinstance(module, RoutingPool2d) for module in network.modules()):
+            titles = [names[label] if names else f"class {label}" for label in labels[order].tolist()]
+            yield write(heatmaps_figure(network, images[order], titles), folder / "heatmaps.png")
+            yield write(heatmaps_figure(network, images[order[:1]], titles[:1]), folder / "heatmaps-of-groups.png")
+        if _has_capsules_on_a_grid(network, images):
+            yield write(credit_figure(network, images[order], labels[order], names), folder / "credit.png")
+        if isinstance(network, ReconstructingCapsNet) and network.decoder is not None:
+            yield write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
+            yield write(perturbations_figure(network, images[0], int(labels[0])), folder / "perturbations.png")
 
 
-def _capsnet_figures(network: ReconstructingCapsNet, images: Tensor, labels: Tensor, folder: Path) -> Iterator[Path]:
-    order = labels.argsort()
-    yield write(credit_figure(network, images[order], labels[order]), folder / "credit.png")
-    if network.decoder is not None:
-        yield write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
-        yield write(perturbations_figure(network, images[0], int(labels[0])), folder / "perturbations.png")
+def _has_capsules_on_a_grid(network: nn.Module, images: Tensor) -> bool:
+    _, runs = record(network, images[:1])
+    return bool(runs) and bool(places(network, (images.shape[1], images.shape[2], images.shape[3])))
 
 
 def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
