@@ -32,7 +32,7 @@ def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     recipe = ("zhao2019/table1/fashion-mnist-routing", "--small")
     assert call("train", *recipe, *PAIRS) == 0
     assert call("explain", *recipe, "--ckpt_path", "last", "--figures", "drawn") == 0
-    written = ["heatmaps-of-groups.png", "heatmaps.png", "index.html"]
+    written = ["credit.png", "heatmaps-of-groups.png", "heatmaps.png", "index.html"]
     assert sorted(path.name for path in Path("drawn").iterdir()) == written
     picture = "drawn/heatmaps.png"
     assert call("explain", *recipe, "--ckpt_path", "last", "--figures", "mine", "--image", picture, picture) == 0

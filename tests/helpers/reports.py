@@ -77,6 +77,7 @@ def text_report() -> Report:
         "image": None,
         "words": WORDS,
         "word_shares": shares.flip(0).tolist(),
+        "word_even": [1 / len(WORDS)] * len(WORDS),
         "trees": [_word_tree(name) for name in ("negative", "positive")],
     }
     return {
@@ -97,7 +98,13 @@ def text_report() -> Report:
                 "sharpening": [],
                 "examples": [
                     example,
-                    {**example, "title": "Another", "words": ["Another"], "word_shares": [[1.0]] * 2},
+                    {
+                        **example,
+                        "title": "Another",
+                        "words": ["Another"],
+                        "word_shares": [[1.0]] * 2,
+                        "word_even": [1.0],
+                    },
                 ],
                 "overlaps": [],
                 "controls": [],

@@ -93,7 +93,7 @@ def test_names_are_escaped():
 def test_shades_of_words():
     text = "Not  bad."
     words = [Word("Not", 0, [1]), Word("bad", 5, [2]), Word(".", 8, [3])]
-    html = shaded(text, words, torch.tensor([0.1, 0.8, 0.0]))
+    html = shaded(text, words, torch.tensor([0.3, 2.4, 0.0]))
     shares = [float(share) for share in re.findall('--share: (.*?)"', html)]
     assert shares == pytest.approx([0.085, 0.68, 0])
     assert re.sub("<.*?>", "", html) == text

@@ -161,11 +161,13 @@ class Reading(Looking):
                     return self.scores(self._predicted(inputs)), note("This network has no capsules for words.")
             found = credit(self.network, tuple(tensor.to(self._like) for tensor in inputs))
             (label, *_) = self.classes(found.prediction.scores[0], chosen)
-            shares = word_shares(words, found.layers[0].shares, self.network.layers)[0, label]
+            first = found.layers[0]
+            shares, even = (word_shares(words, x, self.network.layers)[0, label] for x in (first.shares, first.even))
+            times = shares / even.clamp_min(1e-12)
             rest = max(0.0, 1 - float(shares.sum()))
             said = (
                 f"Shares of the words in class {self.trained.names[label]}, at most "
-                f"{float(shares.max()) * len(words):.1f} times an even one. {100 * rest:.0f} % belong to tokens of no "
+                f"{float(times.max()):.1f} times an even one. {100 * rest:.0f} % belong to tokens of no "
                 "word, such as those at the beginning and the end."
             )
-            return self.scores(found.prediction), shaded(text, words, shares) + note(said) + note(LIMIT)
+            return self.scores(found.prediction), shaded(text, words, times) + note(said) + note(LIMIT)

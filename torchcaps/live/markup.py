@@ -100,16 +100,15 @@ def bars(names: Sequence[str], values: FloatTensor, caption: str, likeliest: Cou
 
 
 @checked
-def shaded(text: str, words: Sequence[Word], shares: FloatTensor) -> str:
-    """Return a text as HTML whose words are shaded by their shares `(words,)`; the darkest have DARKEST times an even
-    share or more."""
+def shaded(text: str, words: Sequence[Word], times: FloatTensor) -> str:
+    """Return a text as HTML whose words are shaded by their shares as multiples of even ones, `(words,)`; the darkest
+    have DARKEST or more."""
     parts, end = [], 0
-    for word, share in zip(words, shares.tolist(), strict=True):
+    for word, ratio in zip(words, times.tolist(), strict=True):
         parts.append(escaped(text[end : word.start]))
         end = word.start + len(word.text)
-        times = share * len(words)
         parts.append(
-            f'<mark style="--share: {0.85 * min(1.0, times / DARKEST):.3f}" title="{times:.1f} times an even share">'
+            f'<mark style="--share: {0.85 * min(1.0, ratio / DARKEST):.3f}" title="{ratio:.1f} times an even share">'
             f"{escaped(word.text)}</mark>"
         )
     return f'<p class="words">{"".join(parts)}{escaped(text[end:])}</p>'

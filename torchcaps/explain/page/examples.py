@@ -175,6 +175,7 @@ def _add_words(shown: Example, found: Credit, words: list[Word], names: list[str
     """Add the shares of words: the first capsules are the tokens of the text in each layer of its encoder."""
     first = found.layers[0].shares
     shown["word_shares"] = word_shares(words, first, layers)[0].tolist()
+    shown["word_even"] = word_shares(words, found.layers[0].even, layers)[0, 0].tolist()
     groups = [[token * layers + layer for token in word.tokens for layer in range(layers)] for word in words]
     trees = [parse_tree(found, 0, k, groups=groups) for k in range(first.shape[1])]
     shown["trees"] = [_word_part(found, tree, names[k], words) for k, tree in enumerate(trees)]

@@ -95,6 +95,7 @@ class Example(TypedDict):
     image: str | None  # None for texts
     words: NotRequired[list[str]]  # texts: words and marks, in order
     word_shares: NotRequired[list[list[float]]]  # of each class: the share of each word
+    word_even: NotRequired[list[float]]  # share of each word if all its tokens contributed like all others
     maps: NotRequired[list[Maps]]  # first the layer next to the image, last the one next to the classes
     reconstruction: NotRequired[str]
     sliders: NotRequired[Sliders]

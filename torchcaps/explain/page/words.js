@@ -7,31 +7,33 @@ function wordsOf(view) {
   const { example, chosen } = view;
   const name = quoted(view, chosen);
   const shares = example.word_shares[chosen];
-  const times = (index) => (shares[index] * shares.length).toFixed(1);
+  const ratios = shares.map((share, index) => share / Math.max(example.word_even[index], 1e-12));
+  const times = (index) => ratios[index].toFixed(1);
   const said = make("output", { class: "said" },
     "Point at a word, or move to it with the arrow keys, to read its share.");
   const tell = (index) => {
     said.textContent = `\u201c${example.words[index]}\u201d gave ${percent(shares[index])} of ${name}: ${times(index)} `
       + "times an even share.";
   };
-  const rows = largest(shares, MOST_WORDS).map((index) => [example.words[index], percent(shares[index]),
+  const rows = largest(ratios, MOST_WORDS).map((index) => [example.words[index], percent(shares[index]),
     `${times(index)}\u00d7`]);
   return make("div", { class: "block" }, make("h3", {}, `Which words ${name} comes from`),
     make("p", {},
-      `The stronger a word is shaded and underlined, the more of the vector that stands for ${name} came from it. All `
-        + "shares together are 100\u00a0%."),
-    shadedWords(example.words, shares, tell), said,
-    table(`The words with the largest shares in ${name}`, ["word", "share", "times an even share"], rows, "numbers"));
+      `The stronger a word is shaded and underlined, the more of the vector that stands for ${name} came from it, as a `
+        + "multiple of an even share: long words have several parts, and get more anyway. All shares together are "
+        + "100\u00a0%."),
+    shadedWords(example.words, shares, ratios, tell), said,
+    table(`The words that gave most to ${name}, beyond their even share`, ["word", "share", "times an even share"], rows, "numbers"));
 }
 
 /** Words as buttons; `tell` gets the place of the one that is pointed at or has the focus. */
-function shadedWords(words, shares, tell) {
-  const most = Math.max(...shares, 1e-12);
+function shadedWords(words, shares, ratios, tell) {
+  const most = Math.max(...ratios, 1e-12);
   const buttons = words.map((word, index) => {
     const show = () => tell(index);
     const button = make("button", { type: "button", class: "word", "data-key": `word-${index}`,
       "aria-label": `${word}: ${percent(shares[index])}`, mouseenter: show, focus: show, click: show }, word);
-    button.style.setProperty("--share", shares[index] / most);
+    button.style.setProperty("--share", ratios[index] / most);
     return button;
   });
   arrowKeys(buttons, 0, tell);
