@@ -82,9 +82,18 @@ def test_several_labels_must_have_the_highest_scores():
     assert accuracy(Scores(), [(scores, labels)]) == (2, 4)
 
 
+def test_nothing_is_right_by_chance():
+    nothing = torch.zeros(2, 3)
+    assert accuracy(Scores(), [(nothing, torch.tensor([0, 1]))]) == (0, 2)
+    assert accuracy(Scores(), [(nothing / 0, torch.tensor([0, 1]))]) == (0, 2)
+    assert accuracy(Scores(), [(torch.rand(2, 3), torch.zeros(2, 3))]) == (0, 2)
+
+
 def test_inputs_of_several_tensors_and_precisions():
     torch.manual_seed(0)
     network = create_model("heinsen_sst", layers=2, width=4, parts=3).eval()
+    for layer in network.capsules.layers:  # betas of zero give all classes the same score
+        nn.init.normal_(layer.routing.beta_use)
     embeddings, mask = torch.randn(6, 5, 2, 4, dtype=torch.float16), torch.ones(6, 5)
     labels = network(embeddings.float(), mask).scores.argmax(1)
     labels[0] = (labels[0] + 1) % 5

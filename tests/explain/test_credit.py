@@ -24,6 +24,7 @@ from torchcaps import (
 )
 from torchcaps.capsules import Prediction
 from torchcaps.explain import credit, heat, parse_tree, places
+from torchcaps.explain.credit import NoCapsules
 from torchcaps.routing import Routing
 
 
@@ -194,10 +195,78 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_a_network_without_capsules_says_so() -> None:
-    with pytest.raises(ValueError, match="FeatureClassifier ran no capsule layer"):
+    with pytest.raises(NoCapsules, match="FeatureClassifier ran no capsule layer"):
         credit(create_model("pooling_cnn", pooling="max"), torch.rand(1, 3, 32, 32))
     with pytest.raises(ValueError, match="FeatureClassifier ran no capsule layer"):
         places(create_model("pooling_cnn", pooling="max"), (3, 32, 32))
+
+
+def test_windows_of_padding_alone_are_made_of_nothing() -> None:
+    """Their part in the classes goes to the other parents."""
+    for routing in (DynamicRouting(2), HeinsenRouting(2)):
+        torch.manual_seed(0)
+        conv = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, padding=3, routing=routing)
+        network = Layers(conv, CapsuleLinear(3, 2, 4, 4, routing, share_positions=True))
+        first = credit(network, torch.randn(2, 2, 4, 4, 4)).layers[0]
+        for shares in (first.shares, first.even):
+            torch.testing.assert_close(shares.flatten(2).sum(-1), torch.ones(2, 2))
+
+
+def test_parents_are_classes_only_if_the_network_says_so() -> None:
+    """As many capsules as classes do not make class capsules."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 4)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.linear = CapsuleLinear(6, 5, 4, 3, DynamicRouting(2)), nn.Linear(15, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.layer(x).poses.flatten(1))
+
+    top = credit(Mixed(), x).top
+    assert (top > 0).all()
+    assert not torch.equal(top, torch.eye(5).expand(2, -1, -1))
+    pool = Layers(RoutingPool2d(4), nn.Flatten(), nn.Linear(12, 3))
+    assert (credit(pool, torch.randn(2, 12, 5, 5)).top > 0).all()
+    fc = Layers(CapsuleFC(6, 3, 4))
+    torch.testing.assert_close(credit(fc, x).top, torch.eye(3).expand(2, -1, -1))
+
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.linear = CapsuleFC(6, 3, 4), nn.Linear(12, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.layer(x).poses.flatten(1))
+
+    assert credit(Behind(), x).layers[0].shares.shape == (2, 7, 6)
+
+
+def test_layers_are_connected_by_their_poses_not_by_their_numbers() -> None:
+    torch.manual_seed(0)
+
+    class Other(nn.Module):
+        def __init__(self, change) -> None:
+            super().__init__()
+            self.first = CapsuleLinear(4, 4, 3, 3, DynamicRouting(2))
+            self.second, self.change = CapsuleLinear(4, 4, 3, 3, DynamicRouting(2)), change
+
+        def forward(self, x: torch.Tensor) -> Prediction:
+            capsules = self.second(self.change(x, self.first(x).poses))
+            return Prediction(capsules.activations, capsules)
+
+    x = torch.randn(2, 4, 3)
+    names = {
+        name: [layer.name for layer in credit(Other(change), x).layers]
+        for name, change in {
+            "chain": lambda x, poses: poses,
+            "side by side": lambda x, poses: x,
+            "in another order": lambda x, poses: poses.flip(1),
+        }.items()
+    }
+    assert names == {"chain": ["first", "second"], "side by side": ["second"], "in another order": ["second"]}
 
 
 class TestTrees:
@@ -289,6 +358,11 @@ class TestPixels:
         assert by_place.std() > 0.001
         torch.testing.assert_close(by_place / found.even.sum(2), torch.ones(1, 2, 9, 9))
         torch.testing.assert_close(found.even.flatten(2).sum(-1), torch.ones(1, 2))
+
+    def test_a_grid_with_a_single_row(self) -> None:
+        network = create_model("capsnet_small", image_size=(17, 33), classes=2, decoder=False)
+        maps = heat(network, torch.rand(1, 1, 17, 33))["class_capsules"]
+        assert (maps > 0).any(-1).all()  # each row of pixels
 
     def test_pools(self) -> None:
         torch.manual_seed(0)

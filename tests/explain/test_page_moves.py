@@ -138,7 +138,7 @@ def test_the_outlined_input_stays_in_sight_on_a_phone(browser, images):
 def test_another_checkpoint_switches_everything(page):
     assert page.texts(".sentences li")[0] == (
         "parts: after 4 iterations a child\u2019s coefficients are spread over 2 of 8 parents; "
-        "without routing, over all 8."
+        "with uniform coefficients, over 8."
     )
     page.focus("[data-key=snapshot]")
     page.press("\ue011")  # Home

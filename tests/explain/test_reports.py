@@ -1,5 +1,6 @@
 """The content of the page, made from networks of all kinds."""
 
+import copy
 import json
 
 import pytest
@@ -110,6 +111,22 @@ def test_controls(digits) -> None:
     assert names == ["Uniform coefficients", "Dead capsules", "Weights drawn anew", "Shuffled labels"]
     assert "% with routing" in snapshot["controls"][0]["value"]
     assert len(snapshot["controls"][3]["pictures"]) == 9
+
+
+def test_a_module_that_cannot_draw_its_weights_anew_costs_one_control(digits) -> None:
+    network, samples = digits
+    network = copy.deepcopy(network)
+    network.extra = nn.MultiheadAttention(4, 2)
+    (snapshot,) = report(network, samples, "digits")["snapshots"]
+    assert [control["name"] for control in snapshot["controls"]] == ["Uniform coefficients", "Dead capsules"]
+
+
+def test_statistics_are_of_all_classes_of_a_sorted_test_set(digits) -> None:
+    _, samples = digits
+    ordered = Samples(samples.inputs, samples.labels.sort().values, samples.names, samples.titles)
+    assert len({int(ordered.labels[index]) for index in ordered.spread(10)}) == 10
+    ((_, labels),) = ordered.batches(30)
+    assert set(labels.tolist()) == set(range(10))
 
 
 def test_several_states(digits) -> None:

@@ -51,3 +51,20 @@ def test_a_pool_is_spread_over_its_positions() -> None:
     assert found.effective[0] == pytest.approx(64)
     assert found.effective[1] < 60
     assert math.isclose(float(found.largest[0]), 1 / 64, rel_tol=1e-6)
+
+
+def test_uniform_coefficients_leave_something_to_a_leak() -> None:
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, leaky=True))
+
+        def forward(self, poses):
+            return self.layer(self.layer(poses, return_coefficients=False).poses.repeat(1, 2, 1))
+
+    torch.manual_seed(0)
+    network = Leaky()
+    (found,) = sharpening(network, [torch.randn(5, 4, 3)]).values()
+    assert found.effective.shape == (2,)  # though the layer runs twice
+    assert found.uniform == pytest.approx(math.exp(2 / 3 * math.log(3)))
+    assert found.effective[0] == pytest.approx(found.uniform)

@@ -35,6 +35,7 @@ def image_report(snapshots: int = 3, examples: int = 4) -> Report:
         "facts": [("recipe", "made-up/digits"), ("checkpoint", "last.ckpt"), ("data", "1,797 digits of 8x8 pixels")],
         "classes": [str(number) for number in range(CLASSES)],
         "inputs": "images",
+        "scores": "activations",
         "confusion": [[35 if i == j else (i * 7 + j * 3) % 11 // 9 * 2 for j in range(10)] for i in range(10)],
         "curves": {
             "loss": [
@@ -85,6 +86,7 @@ def text_report() -> Report:
         "facts": [],
         "classes": ["negative", "positive"],
         "inputs": "texts",
+        "scores": "logits",
         "confusion": None,
         "curves": {},
         "layers": [],
@@ -138,6 +140,7 @@ def _sharpening(layer: str, count: int, learned: float) -> Sharpening:
         "effective": effective,
         "of": "parents",
         "count": count,
+        "uniform": float(count),
     }
 
 

@@ -2,6 +2,8 @@
 
 import base64
 import io
+import struct
+import zlib
 
 import pytest
 import torch
@@ -93,6 +95,8 @@ def test_a_file_is_read_as_by_predict():
     [
         ("data:image/png;base64,aGVsbG8=", "^cat.png is not a picture that can be read: give a PNG or JPEG file$"),
         ("data:image/png;base64,%", "the picture did not arrive whole: try again"),
+        ("data:image/png;base64,\u00e9", "the picture did not arrive whole: try again"),
+        ("data:image/png;base64," + "A" * 28_000_000, "^cat.png is larger than 20 MB: give a smaller picture$"),
     ],
 )
 def test_bad_files(url, said):
@@ -100,6 +104,35 @@ def test_bad_files(url, said):
         read_upload(MNIST(), url, "cat.png")
 
 
-def test_a_bad_drawing():
-    with pytest.raises(DataError, match="the drawing cannot be read: reload the page"):
-        read_drawing(MNIST(), "data:image/png;base64,aGVsbG8=")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("data:image/png;base64,aGVsbG8=", "^the drawing cannot be read: reload the page$"),
+        ("data:image/png;base64,\u00e9", "^the picture did not arrive whole: try again$"),
+        ("data:image/png;base64," + "A" * 28_000_000, "^the drawing is larger than 20 MB: give a smaller picture$"),
+    ],
+)
+def test_a_bad_drawing(url, said):
+    with pytest.raises(DataError, match=said):
+        read_drawing(MNIST(), url)
+
+
+@pytest.mark.parametrize("side", [7100, 9600, 14200])  # Pillow is silent, warns, and refuses
+def test_pictures_of_many_pixels_are_not_decoded(side, monkeypatch):
+    url = as_url_of_many_pixels(side)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("it was decoded"))
+    with pytest.raises(DataError, match="^the drawing has more than 50 million pixels: give a smaller picture$"):
+        read_drawing(MNIST(), url)
+    with pytest.raises(DataError, match="^cat.png has more than 50 million pixels: give a smaller picture$"):
+        read_upload(CIFAR10(), url, "cat.png")
+
+
+def as_url_of_many_pixels(side: int) -> str:
+    """A black square, whose file is small."""
+    rows = zlib.compress(bytes((side + 7) // 8 + 1) * side)  # one bit per pixel
+    chunks = [(b"IHDR", struct.pack(">2I5B", side, side, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    file = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"

@@ -1,5 +1,8 @@
 """The live page in a real headless browser: drawing, sliders, texts, and nothing that leaves the machine."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from live import served, wait_until
@@ -149,6 +152,39 @@ def test_a_narrow_page(browser, address, dark):
 def brightness(color):
     numbers = [float(part) for part in color[color.index("(") + 1 : -1].split(",")[:3]]
     return sum(numbers) / 3
+
+
+CODE = "${Object.assign(window,{pwned:1})}"
+NAMES = [
+    CODE,
+    "`{{images}}",
+    "\\u{0}",
+    "@children",
+    "{{{value}}}",
+    "<img src=x onerror=pwned=1>",
+    '" b',
+    "& c",
+    "8",
+    "9",
+]
+
+
+def test_names_of_classes_are_no_code(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("live.__file__", str(Path(__file__).with_name("named_digits.py")))  # what `served` runs
+    with served("digits", json.dumps(NAMES)) as (url, _):
+        page = opened(browser, url, "#images button")
+        titles = [picture.get_attribute("title") for picture in found(page, "#images img")]
+        assert titles == [f"test image: {name}" for name in NAMES]
+        found(page, "#images button")[0].click()
+        wait_until(lambda: [name.text for name in found(page, "#scores th")] == NAMES, "the names")
+        found(page, "#class input")[0].click()
+        wait_until(lambda: found(page, "#class [role=option]"), "the classes")[1].click()
+        wait_until(lambda: CODE in found(page, "#maps figcaption")[0].text, "the map of the first class")
+        (tmp_path / NAMES[4]).write_text("no picture")
+        found(page, "#drawing input")[0].send_keys(str(tmp_path / NAMES[4]))
+        wait_until(lambda: "is not a picture" in found(page, ".toast-body")[0].text, "an error")
+        assert page.execute_script("return window.pwned") is None
+        assert browser.complaints() == []
 
 
 def test_a_text_is_typed(browser):

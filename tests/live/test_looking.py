@@ -1,11 +1,12 @@
 """What the page shows of networks with and without capsules, as HTML."""
 
 import re
+from html import unescape
 
 import pytest
 import torch
 
-from torchcaps.data import CIFAR10, MNIST, DataError, Digits, MultiMNIST, StereoToys
+from torchcaps.data import CIFAR10, MNIST, SVHN, AffNIST, DataError, Digits, MultiMNIST, SmallNORB, StereoToys
 from torchcaps.explain.words import Word
 from torchcaps.inference import Trained
 from torchcaps.models import create_model
@@ -13,6 +14,7 @@ from torchcaps.models import create_model
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
 
 from torchcaps.live import app
+from torchcaps.live.components import choice_of_images
 from torchcaps.live.examples import test_images as images_of
 from torchcaps.live.looking import Looking
 from torchcaps.live.markup import bars, heated, shaded
@@ -78,6 +80,15 @@ def test_a_network_without_capsules():
     assert drawn == ""
 
 
+def test_other_errors_are_not_hidden(monkeypatch):
+    def fails(*_):
+        raise ValueError("another error")
+
+    monkeypatch.setattr("torchcaps.live.looking.credit", fails)
+    with pytest.raises(ValueError, match="another error"):
+        looking("capsnet_small", MNIST()).image(torch.rand(1, 1, 28, 28), -1, [])
+
+
 def test_many_classes():
     html = bars([f"class {index}" for index in range(100)], torch.arange(100) / 100, "caption")
     assert re.findall('row">(.*?)<', html)[:2] == ["class 99", "class 98"]
@@ -86,8 +97,18 @@ def test_many_classes():
 
 def test_names_are_escaped():
     html = bars(["<b>", "{{#if}}${`x`}"], torch.ones(2), "a & b")
-    assert not set("{`$") & set(html)
+    assert not set("{}`$") & set(html)
     assert "&lt;b&gt;" in html
+
+
+def test_descriptions_of_test_images_are_escaped():
+    name = '${Object.assign(window,{pwned:1})}`\\{{url}}@children"<b>'
+    choice = choice_of_images([("data:image/png;base64,aGVsbG8=", name)])
+    template = choice.html_template
+    assert choice.props == {}  # Handlebars fills nothing in
+    assert not set("{}`$\\@") & set(template)
+    assert re.findall('alt="(.*?)"', template) == re.findall('title="(.*?)"', template)
+    assert unescape(re.findall('alt="(.*?)"', template)[0]) == name
 
 
 def test_shades_of_words():
@@ -117,6 +138,28 @@ def test_images_for_the_page(mnist_of_noise, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="has md5"):
         assert images_of(MNIST(str(mnist_of_noise)))
     assert images_of(StereoToys()) == []  # and nothing is rendered
+
+
+@pytest.mark.parametrize("kind", [MNIST, MultiMNIST, AffNIST, CIFAR10, SVHN, SmallNORB, StereoToys])
+@pytest.mark.parametrize("place", ["cache", "root"])
+def test_nothing_is_downloaded_into_empty_folders(kind, place, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
+    for refused in ("pooch.retrieve", "torchcaps.data.toys.stereo_toys.render"):
+        monkeypatch.setattr(refused, lambda *_, **__: pytest.fail("it is downloaded or rendered"))
+    for folder in ("mnist", "affnist", "cifar-10", "svhn", "smallnorb", "stereo-toys"):
+        (tmp_path / place / folder).mkdir(parents=True)
+    assert images_of(kind(root=str(tmp_path / "root"))) == []
+
+
+@pytest.mark.parametrize("kind", [MNIST, AffNIST, CIFAR10, SVHN, SmallNORB])
+@pytest.mark.parametrize("place", ["cache", "root"])
+@pytest.mark.filterwarnings("ignore:.* it is used anyway")
+def test_images_of_files_that_are_here(kind, place, images_of_noise, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr("pooch.os_cache", lambda name: images_of_noise if place == "cache" else tmp_path)
+    data = kind(root=str(images_of_noise if place == "root" else tmp_path))
+    assert bool(images_of(data)) == (place == "root" or kind is not AffNIST)  # which has no place in the cache
 
 
 def test_no_way_to_give_an_image(tmp_path, monkeypatch):

@@ -133,7 +133,7 @@ def _report(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     facts = [
         ("recipe", f"{options.recipe}{' --small' if options.small else ''}"),
-        ("checkpoint", str(path)),
+        ("checkpoint", path.name),
         ("network", f"{type(network).__name__}, {parameters:,} parameters"),
         ("data", type(training.datamodule).__name__),
         *[(name, str(about[name])) for name in ("command", "date", "torchcaps") if name in about],

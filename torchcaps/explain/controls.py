@@ -58,8 +58,9 @@ def uniform_coefficients(network: nn.Module) -> Iterator[None]:
 def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
     """Count on how many inputs a network is right.
 
-    With one label per input, the network is right if this class has the highest score. With several, as in MultiMNIST,
-    it is right if no other class has as high a score as one of the labels.
+    With one label per input, the network is right if no other class has as high a score. With several, as in
+    MultiMNIST, it is right if no other class has as high a score as any of the labels. Without a label, or with scores
+    that are nan, it is not right.
 
     Args:
         network: network that returns a `Prediction`; it is run in evaluation mode and left as it was.
@@ -82,9 +83,11 @@ def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
             expected = f"(batch,) = {tuple(scores.shape[:1])} or (batch, classes) = {tuple(scores.shape)}"
             raise ValueError(f"expected labels of shape {expected}, got {shown(labels)}")
         if labels.dim() == 1:
-            hits = scores.argmax(1) == labels
+            own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.long().unsqueeze(1), True)
         else:
-            hits = scores.where(labels > 0, torch.inf).amin(1) > scores.where(labels <= 0, -torch.inf).amax(1)
+            own = labels > 0
+        hits = scores.where(own, torch.inf).amin(1) > scores.where(~own, -torch.inf).amax(1)
+        hits &= own.any(1) & scores.isfinite().all(1)
         right, tested = right + int(hits.sum()), tested + len(hits)
     if not tested:
         raise ValueError("batches have no input: give at least one")

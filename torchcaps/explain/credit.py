@@ -13,6 +13,10 @@ from torchcaps.explain.recording import Inputs, Run, record
 from torchcaps.explain.shares import Shares, shares_of
 
 
+class NoCapsules(ValueError):
+    """A network ran no capsule layer."""
+
+
 class LayerCredit(NamedTuple):
     """Shares of a layer's children in the classes.
 
@@ -78,8 +82,8 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
     routing pool, T are the absolute values of gradient times pose,
     :math:`|\sum_f \partial \text{score}_k / \partial v_{jf} \, v_{jf}|`, divided by their sum.
 
-    Layers that are not connected child to parent with the ones above them, such as routing pools with convolutions
-    between them, are left out: nothing says how their parents share in the next layer's children.
+    Layers that do not hand their parents on as the next layer's children, such as routing pools with convolutions
+    between them, are left out with all that is below them: nothing says how their parents share in these children.
 
     Args:
         network: classifier that returns a `Prediction`, or scores `(batch, classes)`; it is run in evaluation mode and
@@ -87,7 +91,7 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         inputs: its input, or a tuple of the arguments of its `forward`.
 
     Raises:
-        ValueError: the network ran no capsule layer.
+        NoCapsules: the network ran no capsule layer. It is a ValueError.
     """
     with torch.enable_grad():
         given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -96,7 +100,7 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
     prediction = output if isinstance(output, Prediction) else Prediction(output)
     check_runs(network, runs)
     chain = connected(runs)
-    top = _top(*chain[-1], prediction.scores)
+    top = _top(*chain[-1], prediction)
     layers: list[LayerCredit] = []
     shares = even = top
     for run, own in reversed(chain):
@@ -110,38 +114,66 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
 def check_runs(network: nn.Module, runs: Sequence[Run]) -> None:
     """Check that a network ran capsule layers."""
     if not runs:
-        raise ValueError(
+        raise NoCapsules(
             f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
         )
 
 
 def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
-    """Return the last layers that are connected, child to parent, and the shares in each; capsules may be laid out
-    otherwise by the next layer, but not a pool's."""
+    """Return the last layers that are connected, child to parent, and the shares in each. The poses of the children
+    must be those of the parents below, in the same order, though they may be laid out otherwise."""
     chain = [(runs[-1], shares_of(runs[-1]))]
     for run in reversed(runs[:-1]):
         above, own = chain[0][1], shares_of(run)
         if above.groups or own.groups or math.prod(own.parents) != math.prod(above.children):
             break
+        parents, children = parents_of(run).flatten(1), children_of(chain[0][0], above).flatten(1)
+        if parents.shape != children.shape or not torch.equal(parents, children.to(parents.dtype)):
+            break
         chain.insert(0, (run, own))
     return chain
 
 
-def _top(run: Run, own: Shares, scores: Tensor) -> Tensor:
+def parents_of(run: Run) -> Tensor:
+    """Return the poses of a layer's parents, or the map that a pool gives."""
+    if run.parents is not None:
+        return run.parents
+    assert run.last is not None
+    return run.last.parents.poses
+
+
+def children_of(run: Run, own: Shares) -> Tensor:
+    """Return the poses of a layer's children, or the map that a pool takes."""
+    if run.last is None or own.groups:
+        assert run.children is not None
+        return run.children
+    votes: Any = run.last.votes
+    if own.windows is None:
+        return votes.poses
+    down, across = own.windows[2]  # without the padding
+    rows, columns = own.children[-2:] if len(own.children) == 3 else (1, own.children[-1])
+    return votes.poses[:, :, down : down + rows, across : across + columns]
+
+
+def _top(run: Run, own: Shares, prediction: Prediction) -> Tensor:
     """Return the shares of the last layer's parents in the classes, `(batch, classes, *parents)`."""
+    scores, parents = prediction.scores, parents_of(run)
     batch, classes = scores.shape
-    if own.parents == (classes,):
-        return torch.eye(classes, device=scores.device).expand(batch, -1, -1)
-    parents = run.parents if run.parents is not None else run.last.parents.poses  # type: ignore[union-attr]
+    identity = torch.eye(classes, device=scores.device).expand(batch, -1, -1)
+    may_be_classes = own.parents == (classes,) and not own.groups
+    if may_be_classes and prediction.capsules is not None and prediction.capsules.poses.shape == parents.shape:
+        return identity
     options: Any = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
     gradients = [torch.autograd.grad(scores[:, k].sum(), parents, **options)[0] for k in range(classes)]
     products = torch.stack(gradients, 1) * parents.unsqueeze(1)
-    if own.groups or run.last is None:  # channels of a map: features of each group
+    if own.groups:  # channels of a map: features of each group
         products = products.unflatten(2, (own.parents[0], -1)).sum(3)
         amounts = products.abs().reshape(batch, classes, *own.parents)
     else:
         amounts = products.flatten(2 + len(own.parents)).sum(-1).abs()
     flat = amounts.flatten(2).detach()
+    if may_be_classes and not (flat * (1 - identity)).any():  # each score depends on one parent alone
+        return identity
     total = flat.sum(-1, keepdim=True)
     return torch.where(total > 0, flat / total.clamp_min(1e-30), 1 / flat.shape[-1]).view_as(amounts)
 

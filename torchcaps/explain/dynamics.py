@@ -1,6 +1,6 @@
 """Routing dynamics: how well votes and parents agree, to follow over training (Li et al. 2018, Figure 2).
 
-`torchcaps explain --dynamics` computes them for several checkpoints; :mod:`torchcaps.explain.drawing.dynamics` draws
+`torchcaps explain` computes them for several checkpoints; :mod:`torchcaps.explain.drawing.dynamics` draws
 them.
 """
 

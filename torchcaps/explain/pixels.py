@@ -1,14 +1,14 @@
 """Where in an image the capsules of a grid look, and maps of their shares over its pixels."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.arguments import FloatTensor, checked
-from torchcaps.explain.credit import Credit, LayerCredit, check_runs, connected, credit
+from torchcaps.explain.credit import Credit, LayerCredit, check_runs, children_of, connected, credit
 from torchcaps.explain.recording import Run, record
 from torchcaps.explain.shares import Shares
 
@@ -92,14 +92,9 @@ def _on_grid(run: Run, own: Shares) -> Tensor | None:
     if len(own.children) != 3:
         return None
     types, height, width = own.children
-    if own.groups:  # a map that a pool takes
-        assert run.children is not None
-        return run.children.movedim(1, -1)
-    votes: Any = run.last and run.last.votes
-    poses: Any = run.children if votes is None else votes.poses
-    if own.windows is not None:  # without the padding
-        down, across = own.windows[2]
-        poses = poses[:, :, down : down + height, across : across + width]
+    poses = children_of(run, own)
+    if own.groups:
+        return poses.movedim(1, -1)
     return poses.reshape(len(poses), types, height, width, -1).movedim(1, 3).flatten(3)
 
 
@@ -117,7 +112,7 @@ def _side(grid: Tensor, noise: Tensor, axis: int) -> tuple[float, float, float]:
     widths = {last - first + 1 for first, last in spans}
     if len(spans) == count and len(widths) == 1 and widths != {size}:
         centers = [(first + last) / 2 for first, last in spans]
-        step = (centers[-1] - centers[0]) / (count - 1) if count > 1 else 1.0
+        step = (centers[-1] - centers[0]) / (count - 1) if count > 1 else float(size)
         return centers[0], step, float(widths.pop())
     step = size / count
     return (step - 1) / 2, step, float(max(widths, default=size))

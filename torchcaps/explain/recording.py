@@ -77,7 +77,7 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
     layers = dict(network.named_modules())
 
     def see(name: str, iteration: Iteration) -> None:
-        before = runs.get(name, Run(name, layers[name], None))
+        before = runs.pop(name, Run(name, layers[name], None))  # the order is that of the last iterations
         runs[name] = before._replace(last=iteration)
 
     def hook(name: str) -> Any:

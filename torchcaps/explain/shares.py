@@ -21,7 +21,8 @@ class Shares(NamedTuple):
 
     and :math:`a_{ij} = g_i \, c_{ij}` where the routing gives scores: there a pose says where a part is, not how
     present it is, and a short vote counts as much as a long one. If all contributions to a parent are zero, its
-    children that are present share it evenly. With windows each window is divided on its own.
+    children that are present share it evenly, or all children if none is. With windows each window is divided on its
+    own. A parent whose window holds padding alone is made of nothing: its part in a class goes to the other parents.
 
     Fields:
         table: `(batch, children, parents)`, or with windows `(batch, rows, columns, types, kernel, kernel, parents)`;
@@ -53,6 +54,9 @@ class Shares(NamedTuple):
         else:
             rows, columns = self.table.shape[1:3]
             own = credit.reshape(len(self.table), classes, -1, rows, columns)
+            made = (self.table.sum((3, 4, 5)) > 0).movedim(-1, 1).unsqueeze(1)  # of at least one child
+            total, kept = own.flatten(2).sum(-1), (own * made).flatten(2).sum(-1)
+            own = own * made * (total / torch.where(kept > 0, kept, 1))[..., None, None, None]
             in_windows = torch.einsum("byxtlmj,bkjyx->bktlmyx", self.table, own)
             patches = in_windows.flatten(5).flatten(2, 4).flatten(0, 1)
             size = self.children[-2:] if len(self.children) == 3 else (1, self.children[-1])
@@ -81,7 +85,7 @@ def shares_of(run: Run) -> Shares:
             amounts = amounts * votes.gates.unsqueeze(-1)
         if not routing.gives_scores:
             amounts = amounts * votes.lengths()
-        table, even = _normalized(amounts, present)
+        table, even = _normalized(amounts, present, bool(getattr(votes, "grid", ())))
     if isinstance(run.layer, RoutingPool2d):
         return _of_pool(run, table, even)
     grid = getattr(votes, "grid", ())
@@ -96,16 +100,20 @@ def shares_of(run: Run) -> Shares:
     return Shares(table, even, votes.layout, layout, windows)
 
 
-def _normalized(amounts: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+def _normalized(amounts: Tensor, present: Tensor, in_windows: bool = False) -> tuple[Tensor, Tensor]:
     """Divide amounts `(batch, children, parents)` by their sums over the children; also return even shares of the
     children that are present."""
     total = amounts.sum(1, keepdim=True)
     largest = amounts.amax(1, keepdim=True)
     even = present.expand_as(amounts)
-    even = torch.where(even.sum(1, keepdim=True) > 0, even, 1)
+    empty = even.sum(1, keepdim=True) == 0
+    even = torch.where(empty, 1, even)
     scaled = torch.where(largest > 0, amounts / torch.where(largest > 0, largest, 1), even)  # tiny sums would be zero
     shares = torch.where(total.isfinite(), scaled / scaled.sum(1, keepdim=True), torch.nan)
-    return shares, even / even.sum(1, keepdim=True)
+    even = even / even.sum(1, keepdim=True)
+    if in_windows:
+        shares, even = (torch.where(empty, 0, x) for x in (shares, even))
+    return shares, even
 
 
 def _of_sums(run: Run) -> Shares:

@@ -1,5 +1,6 @@
 """How coefficients sharpen from iteration to iteration."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.explain.recording import Inputs, routing_layers, watching
+from torchcaps.ops import Votes
 from torchcaps.routing import Iteration
 
 
@@ -17,13 +19,15 @@ class Sharpening(NamedTuple):
     Fields:
         largest: mean of the largest coefficient, `(iterations,)`.
         effective: number of capsules that the coefficients are spread over, the mean of :math:`exp(H)` with the entropy
-            H in nats, `(iterations,)`; `size` for uniform coefficients, and 1 if one takes all.
+            H in nats, `(iterations,)`; 1 if one takes all.
+        uniform: the same for uniform coefficients. It is `size`, unless there is a leak or children are missing.
         over: axis of the softmax: a child's coefficients are spread over "parents", or a parent's over "children".
         size: number of capsules on this axis.
     """
 
     largest: Tensor
     effective: Tensor
+    uniform: float
     over: Literal["parents", "children"]
     size: int
 
@@ -44,7 +48,7 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
         Results by the layers' names, for the layers that ran.
     """
     layers: dict[str, Any] = routing_layers(network)
-    sums: dict[str, list[Tensor]] = {}  # per iteration: number, sum of the largest, sum of the effective numbers
+    sums: dict[str, list[Tensor]] = {}  # per iteration: number; sums of the largest, effective and uniform numbers
     counts: dict[str, int] = {}
     place: dict[str, int] = {}  # of the iteration in this batch
 
@@ -59,12 +63,13 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
         kept = torch.ones_like(largest, dtype=torch.bool)
         if votes.gates is not None and routing.softmax == "parents":
             kept = votes.gates > 0
-        found = torch.stack([kept.sum().double(), largest[kept].double().sum(), spread[kept].double().sum()]).cpu()
-        index = place.get(name, 0)
+        columns = largest[kept], spread[kept], _uniform(votes, routing, spread)[kept]
+        found = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
+        index = 0 if iteration.t == 0 else place.get(name, 0)  # a network may run a layer several times
         place[name] = index + 1
         so_far = sums.setdefault(name, [])
         if index == len(so_far):
-            so_far.append(torch.zeros(3, dtype=torch.float64))
+            so_far.append(torch.zeros(4, dtype=torch.float64))
         so_far[index] += found
 
     with watching(network, see):
@@ -73,7 +78,18 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
             network(*inputs) if isinstance(inputs, tuple) else network(inputs)
     result = {}
     for name, rows in sums.items():
-        numbers, largest, spread = torch.stack(rows, 1)
+        numbers, largest, spread, uniform = torch.stack(rows, 1)
         numbers = numbers.clamp_min(1)
-        result[name] = Sharpening(largest / numbers, spread / numbers, layers[name].routing.softmax, counts[name])
+        mean, over = float(uniform[0] / numbers[0]), layers[name].routing.softmax
+        result[name] = Sharpening(largest / numbers, spread / numbers, mean, over, counts[name])
     return result
+
+
+def _uniform(votes: Votes, routing: Any, like: Tensor) -> Tensor:
+    """Return what uniform coefficients are spread over, in the shape of `like`."""
+    if routing.softmax == "parents":
+        each = 1 / (votes.parents + int(routing.leaky))
+        return torch.full_like(like, math.exp(-votes.parents * each * math.log(each)))
+    gates = like.new_ones(votes.batch, votes.children) if votes.gates is None else votes.gates.to(like)
+    shares = gates / gates.sum(1, keepdim=True).clamp_min(1e-12)
+    return torch.special.entr(shares).sum(1, keepdim=True).exp().expand_as(like)

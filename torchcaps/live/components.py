@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import gradio as gr
 
 from torchcaps.arguments import Count, checked
+from torchcaps.live.drawings import LARGEST
+from torchcaps.live.markup import escaped
 
 SIDE = 280  # pixels of the field
 BRUSH = 22  # pixels: MNIST's lines are as thick if a digit fills most of the field
 REACH = 0.25  # largest change of a pose's entry, as in Sabour et al. 2017, Figure 4
 STEP = 0.05
-LARGEST = 20  # megabytes of a picture
 
 BUTTON = """
 margin: -8px -12px;
@@ -61,10 +62,14 @@ def drawing_field(draws: bool, drops: bool) -> gr.HTML:
 @checked
 def choice_of_images(images: Sequence[tuple[str, str]]) -> gr.HTML:
     """Return buttons with images, each a data URL and its description; its value at the event `select` is the index."""
+    # Texts are no properties for Handlebars: what it fills in is evaluated as JavaScript.
+    buttons = (
+        f'<button type="button" data-index="{index}">'
+        f'<img src="{escaped(url)}" alt="{escaped(alt)}" title="{escaped(alt)}"></button>'
+        for index, (url, alt) in enumerate(images)
+    )
     return gr.HTML(
-        images=[{"url": url, "alt": alt} for url, alt in images],
-        html_template='<div class="images">{{#each images}}<button type="button" data-index="{{@index}}">'
-        '<img src="{{url}}" alt="{{alt}}" title="{{alt}}"></button>{{/each}}</div>',
+        html_template=f'<div class="images">{"".join(buttons)}</div>',
         css_template=BUTTON
         + """
         .images { display: flex; flex-wrap: wrap; gap: 4px; max-width: 290px; }

@@ -1,9 +1,9 @@
 """Pictures that a person drew or dropped on the page, as images for a network."""
 
 import base64
-import binascii
 import io
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -13,10 +13,13 @@ from torch import Tensor
 
 from torchcaps.arguments import Count, FloatTensor, checked
 from torchcaps.data import MNIST, DataError, Digits, FashionMNIST, ImageData
+from torchcaps.data.pictures import FORMATS
 from torchcaps.inference.predict import read_pictures
 
 DIGIT = 20  # pixels: MNIST's digits fit into 20x20
 INK = 0.1  # least gray level that belongs to a drawing
+LARGEST = 20  # megabytes of a picture
+PIXELS = 50  # millions in a picture: 150 MB of memory in color
 
 
 @checked
@@ -62,13 +65,14 @@ def read_drawing(data: ImageData, url: str) -> Tensor | None:
     """Read a drawing from a data URL as a network's input `(1, *shape)`; None if it is empty.
 
     Raises:
-        DataError: it is no picture.
+        DataError: it is no picture, or too large a one.
     """
+    content = _content(url, "the drawing")
     try:
-        with Image.open(io.BytesIO(_content(url)), formats=("PNG",)) as picture:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
             gray = picture.convert("L")
             drawing = torch.frombuffer(bytearray(gray.tobytes()), dtype=torch.uint8).view(gray.height, gray.width)
-    except (OSError, ValueError):
+    except Exception:  # damaged bytes make Pillow raise errors of many types
         raise DataError("the drawing cannot be read: reload the page") from None
     drawing = drawing.float() / 255
     if not (drawing > INK).any():
@@ -87,19 +91,40 @@ def read_upload(data: ImageData, url: str, name: str) -> Tensor:
     It is in a temporary file while it is read, and nowhere afterwards.
 
     Raises:
-        DataError: it is not a picture that can be read.
+        DataError: it is not a picture that can be read, or larger than `LARGEST` megabytes or `PIXELS` million pixels.
     """
+    content = _content(url, name or "this")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "picture"
-        path.write_bytes(_content(url))
+        path.write_bytes(content)
         try:
             return read_pictures(data, [path])[1]
         except DataError as error:
             raise DataError(str(error).replace(str(path), name or "this")) from None
 
 
-def _content(url: str) -> bytes:
+def _content(url: str, name: str) -> bytes:
+    """Return the bytes of a picture that is not too large to be decoded."""
+    encoded = url.partition(",")[2]
+    if len(encoded) * 3 / 4 > LARGEST * 1e6 + 2:  # the last four characters can stand for a single byte
+        raise DataError(f"{name} is larger than {LARGEST} MB: give a smaller picture")
     try:
-        return base64.b64decode(url.partition(",")[2], validate=True)
-    except binascii.Error:
+        content = base64.b64decode(encoded, validate=True)
+    except ValueError:
         raise DataError("the picture did not arrive whole: try again") from None
+    if _pixels(content) > PIXELS * 1e6:
+        raise DataError(f"{name} has more than {PIXELS} million pixels: give a smaller picture")
+    return content
+
+
+def _pixels(content: bytes) -> float:
+    """Return the number of pixels that a picture's header says; 0 for what is no picture."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large and of damaged pictures
+            with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+                return picture.width * picture.height
+    except Image.DecompressionBombError:
+        return float("inf")
+    except Exception:  # whoever decodes it says what is wrong
+        return 0

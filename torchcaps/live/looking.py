@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.arguments import FloatTensor, checked
 from torchcaps.capsules import Prediction
-from torchcaps.explain.credit import credit
+from torchcaps.explain.credit import NoCapsules, credit
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.words import LoadedEncoder, word_shares, words_of
 from torchcaps.inference import Trained
@@ -84,7 +84,7 @@ class Looking:
         with self.lock:
             try:
                 found = credit(self.network, image.to(self._like))
-            except ValueError:  # it has no capsules
+            except NoCapsules:
                 with torch.no_grad():
                     return self.scores(self._predicted(image)), note("This network has no capsules."), ""
             prediction = found.prediction

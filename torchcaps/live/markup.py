@@ -37,10 +37,14 @@ figcaption, .note { font-size: 0.85rem; line-height: 1.3; opacity: 0.8; margin: 
 """
 
 
+# Gradio fills a template in by Handlebars and then evaluates it as a template literal of JavaScript.
+ENTITIES = {ord(sign): f"&#{ord(sign)};" for sign in "{}$`\\@"}
+
+
 @checked
 def escaped(text: str) -> str:
     """Return text as HTML that Gradio's templates leave as it is."""
-    return html.escape(text).replace("{", "&#123;").replace("$", "&#36;").replace("`", "&#96;")
+    return html.escape(text).translate(ENTITIES)
 
 
 @checked

@@ -16,6 +16,7 @@ from torchcaps.arguments import checked
 
 HOST = "127.0.0.1"
 PORT = 7860  # Gradio's; the next free one if it is taken
+UPLOAD = "/gradio_api/upload"  # Gradio keeps what is sent to it as a file
 # What a page may load: Gradio's scripts make functions of text.
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; frame-ancestors 'none'; "
@@ -27,7 +28,8 @@ class OnlyHere:
     """ASGI middleware that answers the page of this machine alone, and lets it load nothing from other hosts.
 
     A request with another name of a host, or from the page of another site, is refused: a site that a person visits in
-    the same browser can send requests to this machine too.
+    the same browser can send requests to this machine too. It may only link to the page. Files cannot be uploaded,
+    which the page does not do.
 
     Args:
         app: the application.
@@ -43,11 +45,11 @@ class OnlyHere:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        is_own = origin is None or origin in {f"http://{host}" for host in self.hosts}
-        if headers.get("host") not in self.hosts or not is_own:
+        if not self._is_own(scope, Headers(scope=scope)):
             await PlainTextResponse("This page is for this machine alone.", 403)(scope, receive, send)
+            return
+        if scope["path"].rstrip("/") == UPLOAD:
+            await PlainTextResponse("Not found.", 404)(scope, receive, send)
             return
 
         async def with_policy(message: Message) -> None:
@@ -59,6 +61,18 @@ class OnlyHere:
             await send(message)
 
         await self.app(scope, receive, with_policy)
+
+    def _is_own(self, scope: Scope, headers: Headers) -> bool:
+        """Return whether a request comes from the page itself, or opens it."""
+        if headers.get("host") not in self.hosts:
+            return False
+        if headers.get("origin") not in {None, *(f"http://{host}" for host in self.hosts)}:
+            return False
+        # Browsers send no Origin with a GET that a page makes for a picture or a script, but from where it comes.
+        if headers.get("sec-fetch-site") in (None, "none", "same-origin"):
+            return True
+        opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest", "document")) == ("navigate", "document")
+        return opens and scope.get("method") == "GET" and scope["path"] == "/"
 
 
 @checked

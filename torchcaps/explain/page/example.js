@@ -10,14 +10,19 @@ function quoted(view, index) {
 
 /** What the network said about an example, in a sentence. */
 function verdict(view) {
-  const { predicted, label } = view.example;
+  const { predicted, label, labels } = view.example;
   const said = `The network says ${quoted(view, predicted)}`;
+  if (labels) return `${said} first. The input shows ${listed(labels.map((index) => quoted(view, index)))}.`;
   if (label === null) return `${said}. Its true class is not known.`;
   return label === predicted ? `${said}, which is right.`
     : `${said}, which is wrong: it is ${quoted(view, label)}.`;
 }
 
 function judged(example) {
+  if (example.labels) {
+    const right = example.labels.includes(example.predicted);
+    return right ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
+  }
   if (example.label === null) return { sign: "?", word: "unknown" };
   return example.label === example.predicted ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
 }
@@ -69,7 +74,7 @@ function inputAndDrawing(view) {
 /** A bar for each class; a press chooses the class whose maps and parts are shown. */
 function scoreBars(view, chooseClass) {
   const { example, chosen, report } = view;
-  const lengths = example.scores.every((score) => score >= 0 && score <= 1);
+  const lengths = report.scores === "activations";
   const values = lengths ? example.scores : example.probabilities;
   const shown = shownClasses(values, [chosen, example.predicted, example.label]);
   const bars = shown.map((index) => {
@@ -81,7 +86,7 @@ function scoreBars(view, chooseClass) {
     make("span", { class: "value" }, written), make("span", { class: "note" }, notes.filter(Boolean).join(" ")));
   });
   const hidden = values.length - shown.length;
-  const what = lengths ? "The longer a class\u2019s vector, the surer the network is that it is there."
+  const what = lengths ? "The higher the score of a class, from 0 to 1, the surer the network is that it is there."
     : "Probabilities of the classes, as the network sees them.";
   const found = make("div", { class: "scores", role: "group", "aria-label": "Scores of the classes" },
     make("h3", {}, "How sure it is"), make("p", { class: "small" }, `${what} Press a class to look into it.`), bars,
@@ -112,8 +117,8 @@ function mapsOf(view) {
   show();
   return make("div", { class: "block" }, make("h3", {}, `Where ${name} comes from`),
     make("p", {},
-      `Bright places gave much to the vector that stands for ${name}, dark places little. The numbers under the colors `
-        + "are times an even share: 1 is what each place would give if all gave the same. ",
+      `Bright places gave much to ${name}, dark places little. The numbers under the colors are times an even share: 1 `
+        + "is what a place would give if all capsules gave alike. ",
     make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places.`)),
     make("label", { class: "check" }, covering, " Colors only, without the input under them"), grid);
 }

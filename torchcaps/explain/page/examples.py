@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 
 from torchcaps.capsules import Prediction
 from torchcaps.explain.capsnet import TWEAKS, perturb
-from torchcaps.explain.credit import Credit, LayerCredit, Strand, credit, parse_tree
+from torchcaps.explain.credit import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.page.schema import Example, Part, Sliders, Transformed
@@ -52,6 +52,8 @@ def example(network: nn.Module, samples: Samples, index: int, seen: dict[str, Pl
         "probabilities": (scores / temperature).softmax(-1).tolist(),
         "image": None,
     }
+    if samples.labels is not None and samples.labels.dim() > 1:
+        shown["labels"] = samples.labels[index].nonzero().flatten().tolist()
     if samples.are_images:
         assert isinstance(inputs, Tensor)
         shown["image"] = picture(inputs[0], SIDE)
@@ -85,9 +87,7 @@ def _credit(network: nn.Module, inputs: Any) -> Credit | None:
     """Return the credit, or None if the network has no capsule layer."""
     try:
         return credit(network, inputs)
-    except ValueError as error:
-        if "ran no capsule layer" not in str(error):
-            raise
+    except NoCapsules:
         return None
 
 

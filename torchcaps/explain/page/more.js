@@ -27,11 +27,11 @@ function overlapCard(view, { image, labels, inputs, predicted, drawn }) {
 }
 
 /** What a layer's coefficients are like after the last iteration, in a sentence. */
-function sharpened({ layer, effective, of, count }) {
+function sharpened({ layer, effective, of, count, uniform }) {
   const whose = of === "parents" ? "a child\u2019s coefficients are" : "a parent\u2019s coefficients are";
   const spread = number(Number(effective.at(-1).toFixed(1)));
   return `${layer}: after ${plural(effective.length, "iteration")} ${whose} spread over ${spread} of ${number(count)} `
-    + `${of}; without routing, over all ${number(count)}.`;
+    + `${of}; with uniform coefficients, over ${number(Number(uniform.toFixed(1)))}.`;
 }
 
 function sharpeningSection(view) {
@@ -48,7 +48,7 @@ function sharpeningSection(view) {
 function sharpeningChart(found) {
   const x = found.effective.map((_, index) => index + 1);
   return lineChart({ name: found.layer, x: "iteration", y: `${found.of} that a coefficient is spread over`, whole: true,
-    yRange: [0], level: { value: found.count, name: "no routing" }, lines: [{ name: "routing", x, y: found.effective }],
+    yRange: [0], level: { value: found.uniform, name: "uniform" }, lines: [{ name: "routing", x, y: found.effective }],
     description: sharpened(found) }).element;
 }
 

@@ -23,7 +23,8 @@ async function currentView() {
   const snapshot = report.snapshots[state.snapshot];
   const example = snapshot.examples[Math.min(state.example, snapshot.examples.length - 1)];
   const image = example?.image ? await whenLoaded(example.image) : null;
-  return { report, snapshot, example, image, chosen: example ? state.chosen ?? example.predicted : null };
+  const chosen = state.chosen !== null && isShown(example, state.chosen) ? state.chosen : example?.predicted ?? null;
+  return { report, snapshot, example, image, chosen };
 }
 
 /** Draw all that depends on the choices; if another choice was made meanwhile, that one draws. */
@@ -89,7 +90,14 @@ function showChoices(view) {
   const small = view.image ? picture(view.example.image, "") : null;
   now.replaceChildren(...[small, make("span", {}, view.example.title)].filter(Boolean));
   now.setAttribute("aria-label", `The example: ${view.example.title}; choose another`);
-  document.getElementById("class").value = view.chosen;
+  const select = document.getElementById("class");
+  for (const option of select.options) option.disabled = !isShown(view.example, Number(option.value));
+  select.value = view.chosen;
+}
+
+/** Whether an example has maps and a tree of a class; of many classes only the likeliest have them. */
+function isShown(example, index) {
+  return !example?.maps?.length || example.maps[0].maps[index] !== "";
 }
 
 function chooseExample(index) {
@@ -99,6 +107,7 @@ function chooseExample(index) {
 }
 
 function chooseClass(index) {
+  if (!isShown(report.snapshots[state.snapshot].examples[state.example], index)) return;
   state.chosen = index;
   draw();
 }

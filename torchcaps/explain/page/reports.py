@@ -1,6 +1,9 @@
 """The content of a page: what a network does with test samples, at one or several checkpoints."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,16 +15,18 @@ from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
-from torchcaps.explain.page.samples import Samples
+from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.page.schema import Control, Layer, Overlap, Report, Sharpening, Snapshot
 from torchcaps.explain.pixels import Places, heat, places
-from torchcaps.explain.predicting import has_decoder, predict
+from torchcaps.explain.predicting import has_decoder, inputs_for, predict
 from torchcaps.explain.recording import Run, record
 from torchcaps.explain.shares import Shares, shares_of
 from torchcaps.explain.sharpening import sharpening
 from torchcaps.explain.similarity import similarity
 
 STATISTICS = 128  # samples for statistics of capsules
+VOTES = 2**29  # entries of votes that may be computed for these statistics
+AT_ONCE = 2**24  # coefficients of a batch
 COMPARED = 16  # images whose maps are compared with those of a control
 DRAWN = 3  # of which are drawn
 OVERLAPS = 5
@@ -70,6 +75,7 @@ def report(
         say: function that is told what is computed, for long work.
     """
     say = say or (lambda text: None)
+    samples = replace(samples, inputs=[inputs_for(network, inputs) for inputs in samples.inputs])
     states = states or [("", lambda: None)]
     kept: list[int] | None = None
     snapshots: list[Snapshot] = []
@@ -93,6 +99,7 @@ def report(
         "facts": list(facts),
         "classes": samples.names,
         "inputs": kind,
+        "scores": "logits" if getattr(network, "gives_logits", True) else "activations",
         "confusion": None if confusion is None else confusion.tolist(),
         "curves": {},
         "layers": layers,
@@ -133,7 +140,7 @@ def _snapshot(
     sharp: list[Sharpening] = []
     if has_capsules:
         say(f"{label or 'network'}: coefficients and controls")
-        few = samples.batches(STATISTICS)
+        few = _few(network, samples)
         for name, values in sharpening(network, [inputs for inputs, _ in few]).items():
             sharp.append(
                 {
@@ -142,6 +149,7 @@ def _snapshot(
                     "effective": values.effective.tolist(),
                     "of": values.over,
                     "count": values.size,
+                    "uniform": values.uniform,
                 }
             )
         controls = list(_controls(network, samples, found, seen, shuffled))
@@ -189,6 +197,15 @@ def _spelled(layout: tuple[int, ...], kinds: str) -> str:
     return f"{layout[0]} {kinds} at {'x'.join(map(str, layout[1:]))} positions"
 
 
+def _few(network: nn.Module, samples: Samples) -> list[tuple[Any, Tensor]]:
+    """Return samples for statistics: few of them, in small batches, if the network has many votes."""
+    votes = [run.last.votes for run, _ in _runs(network, samples) if run.last is not None]
+    pairs = max([x.batch * x.children * x.parents for x in votes], default=1)
+    entries = sum(x.batch * x.children * x.parents * math.prod(x.pose) for x in votes)
+    count = min(STATISTICS, max(8, VOTES // max(1, entries)))
+    return samples.batches(count, max(1, min(BATCH, AT_ONCE // pairs)))
+
+
 def _controls(
     network: nn.Module, samples: Samples, found: Any, seen: dict[str, Places], shuffled: nn.Module | None
 ) -> Iterator[Control]:
@@ -199,10 +216,10 @@ def _controls(
         yield {
             "name": "Uniform coefficients",
             "value": f"{uniform.share:.2%} right on {uniform.tested} samples; {found.share:.2%} with routing",
-            "meaning": "The same weights, but every child gives all parents the same coefficient. The smaller the "
-            "difference, the less the answers depend on the coefficients that the maps show.",
+            "meaning": "The same weights, but routing does not choose: all coefficients are equal. The smaller the "
+            "difference, the less the answers depend on the coefficients.",
         }
-    few = [inputs for inputs, _ in samples.batches(STATISTICS)]
+    few = _few(network, samples)
     if len(samples) > 1:
         shares = [
             f"{name}: {'' if x.children is None else f'{x.children:.1%} of the children, '}"
@@ -216,9 +233,9 @@ def _controls(
         }
     if samples.are_images and seen:
         control = "Weights drawn anew"
-        yield _compared(
-            network, with_new_weights(network), samples, seen, control, "a network that has learned nothing"
-        )
+        with suppress(ValueError):  # a module that cannot draw its weights anew
+            other = with_new_weights(network)
+            yield _compared(network, other, samples, seen, control, "a network that has learned nothing")
         if shuffled is not None:
             what = "a network that was trained with shuffled labels, so that it knows nothing about the classes"
             yield _compared(network, shuffled, samples, seen, "Shuffled labels", what)
@@ -228,7 +245,8 @@ def _compared(
     network: nn.Module, other: nn.Module, samples: Samples, seen: dict[str, Places], name: str, what: str
 ) -> Control:
     """Compare the maps of the predicted classes with those of another network for the same classes."""
-    images = torch.cat([inputs for inputs in samples.inputs[:COMPARED] if isinstance(inputs, Tensor)])
+    chosen = samples.spread(COMPARED)
+    images = torch.stack([_image(samples, index) for index in chosen])
     classes = predict(network, images).scores.argmax(1)
     layer = next(iter(seen))
     own, others = (heat(x, images, seen)[layer][torch.arange(len(images)), classes] for x in (network, other))
@@ -239,14 +257,15 @@ def _compared(
     pictures = []
     for k in range(min(DRAWN, len(images))):
         class_ = samples.names[int(classes[k])]
-        pictures.append((picture(images[k], SIDE // 2), f"{samples.titles[k]}, taken for {class_}"))
+        pictures.append((picture(images[k], SIDE // 2), f"{samples.titles[chosen[k]]}, taken for {class_}"))
         pictures.append((heat_picture(own[k], peak, SIDE // 2), f"the map of class {class_}"))
         pictures.append((heat_picture(others[k], peak, SIDE // 2), f"the same map of {what}"))
     return {
         "name": name,
         "value": f"rank correlation of the maps: {mean}, the mean over {len(alike)} images",
-        "meaning": f"The same maps, made by {what}. Near 1, the maps show the image and the shape of the network more "
-        "than what it has learned; near 0, they show what it has learned.",
+        "meaning": f"The same maps, made by {what}. Near 1, the maps show the image and the shape of the network, and "
+        "nothing that it has learned. Far from 1, they depend on the weights; whether on what these have learned, no "
+        "number says.",
         "pictures": pictures,
     }
 

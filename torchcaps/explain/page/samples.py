@@ -44,14 +44,23 @@ class Samples:
     def are_images(self) -> bool:
         return not self.words
 
-    def batches(self, count: int | None = None) -> list[tuple[Inputs, Tensor]]:
-        """Return the first samples with their labels in batches; texts, which differ in length, one by one."""
-        some = self.inputs[:count]
-        labels = torch.zeros(len(some), dtype=torch.long) if self.labels is None else self.labels[: len(some)]
+    def spread(self, count: int) -> list[int]:
+        """Return the indices of a number of samples, evenly spaced: they may be sorted by class."""
+        return torch.linspace(0, len(self) - 1, min(count, len(self))).long().tolist()
+
+    def batches(self, count: int | None = None, size: int = BATCH) -> list[tuple[Inputs, Tensor]]:
+        """Return samples with their labels in batches; texts, which differ in length, one by one.
+
+        Args:
+            count: number of samples, evenly spaced; None for all.
+            size: number of samples in a batch.
+        """
+        some = self.spread(len(self) if count is None else count)
+        labels = torch.zeros(len(some), dtype=torch.long) if self.labels is None else self.labels[some]
         if not self.are_images:
-            return [(inputs, labels[i : i + 1]) for i, inputs in enumerate(some)]
-        images = torch.cat([inputs for inputs in some if isinstance(inputs, Tensor)])
-        return list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+            return [(self.inputs[index], labels[i : i + 1]) for i, index in enumerate(some)]
+        images = torch.cat([inputs for index in some if isinstance(inputs := self.inputs[index], Tensor)])
+        return list(zip(images.split(size), labels.split(size), strict=True))
 
 
 @checked

@@ -60,7 +60,8 @@ class Sharpening(TypedDict):
     largest: list[float]  # mean largest coefficient of a child (or of a parent), per iteration
     effective: list[float]  # number of parents (or children) that a coefficient is spread over: exp(entropy)
     of: str  # "parents" or "children": the axis of the softmax
-    count: int  # number of them, what uniform coefficients are spread over
+    count: int  # number of them
+    uniform: float  # how many uniform coefficients are spread over
 
 
 class Sliders(TypedDict):
@@ -88,7 +89,8 @@ class Example(TypedDict):
     """What the network does with one input."""
 
     title: str
-    label: int | None  # None: unknown
+    label: int | None  # None: unknown, or several
+    labels: NotRequired[list[int]]  # several
     predicted: int
     scores: list[float]
     probabilities: list[float]
@@ -142,6 +144,7 @@ class Report(TypedDict):
     facts: list[tuple[str, str]]  # name and value: recipe, checkpoint, network, data
     classes: list[str]
     inputs: str  # "images" or "texts"
+    scores: str  # "activations", from 0 to 1, or "logits"
     confusion: list[list[int]] | None  # rows: true classes; of the last snapshot
     curves: dict[str, list[Curve]]  # by quantity: "loss", "accuracy"
     layers: list[Layer]

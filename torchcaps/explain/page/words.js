@@ -19,11 +19,12 @@ function wordsOf(view) {
     `${times(index)}\u00d7`]);
   return make("div", { class: "block" }, make("h3", {}, `Which words ${name} comes from`),
     make("p", {},
-      `The stronger a word is shaded and underlined, the more of the vector that stands for ${name} came from it, as a `
-        + "multiple of an even share: long words have several parts, and get more anyway. All shares together are "
-        + "100\u00a0%."),
+      `The stronger a word is shaded and underlined, the more of ${name} came from it, as a multiple of an even `
+        + "share: long words have several parts, and get more anyway. What the shares lack to 100\u00a0% belongs to "
+        + "marks that the encoder adds at the beginning and the end."),
     shadedWords(example.words, shares, ratios, tell), said,
-    table(`The words that gave most to ${name}, beyond their even share`, ["word", "share", "times an even share"], rows, "numbers"));
+    table(`The words that gave most to ${name}, beyond their even share`, ["word", "share", "times an even share"],
+      rows, "numbers"));
 }
 
 /** Words as buttons; `tell` gets the place of the one that is pointed at or has the focus. */
