@@ -269,6 +269,46 @@ def test_layers_are_connected_by_their_poses_not_by_their_numbers() -> None:
     assert names == {"chain": ["first", "second"], "side by side": ["second"], "in another order": ["second"]}
 
 
+def test_flattened_children_keep_their_grid() -> None:
+    torch.manual_seed(0)
+
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = CapsuleConv2d(1, 6, 3, 4, 5, DynamicRouting(2))
+            self.linear = CapsuleLinear(6 * 4 * 4, 3, 4, 4, DynamicRouting(2))
+
+        def forward(self, images: torch.Tensor) -> Capsules:
+            capsules = self.conv(images.movedim(1, -1).unsqueeze(1))
+            return self.linear(capsules.poses.reshape(len(images), -1, 4))
+
+    network = Flattened()
+    found = credit(network, torch.rand(2, 3, 8, 8))
+    assert [tuple(layer.shares.shape) for layer in found.layers] == [(2, 3, 1, 8, 8), (2, 3, 6, 4, 4)]
+    assert {name: tuple(x.shape) for name, x in heat(network, torch.rand(2, 3, 8, 8)).items()} == {
+        "conv": (2, 3, 8, 8), "linear": (2, 3, 8, 8),
+    }  # fmt: skip
+
+
+def test_what_a_network_may_return() -> None:
+    layer = CapsuleLinear(5, 2, 4, 4, DynamicRouting(2))
+    x = torch.randn(1, 5, 4)
+    assert credit(layer, x).top.shape == (1, 2, 2)  # capsules
+    with pytest.raises(ValueError, match="not finite"):
+        credit(layer, x / 0)
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).poses
+
+    with pytest.raises(TypeError, match=r"Odd must return a Prediction, .* scores \(batch, classes\), got"):
+        credit(Odd(), x)
+
+
 class TestTrees:
     def test_strands_sum_to_the_class(self) -> None:
         torch.manual_seed(0)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, checked
-from torchcaps.capsules import Prediction
+from torchcaps.arguments import Count, CountOrZero, checked, shown_with_type
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.explain.recording import Inputs, Run, record
 from torchcaps.explain.shares import Shares, shares_of
 
@@ -86,18 +86,20 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
     between them, are left out with all that is below them: nothing says how their parents share in these children.
 
     Args:
-        network: classifier that returns a `Prediction`, or scores `(batch, classes)`; it is run in evaluation mode and
-            left as it was.
+        network: classifier that returns a `Prediction`, class capsules or scores `(batch, classes)`; it is run in
+            evaluation mode and left as it was.
         inputs: its input, or a tuple of the arguments of its `forward`.
 
     Raises:
         NoCapsules: the network ran no capsule layer. It is a ValueError.
+        TypeError: the network returns something else.
+        ValueError: the shares are not finite.
     """
     with torch.enable_grad():
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         attached = tuple(x.detach().requires_grad_() if x.is_floating_point() else x for x in given)
         output, runs = record(network, attached)  # also gradients of networks whose parameters need none
-    prediction = output if isinstance(output, Prediction) else Prediction(output)
+    prediction = _prediction(network, output)
     check_runs(network, runs)
     chain = connected(runs)
     top = _top(*chain[-1], prediction)
@@ -107,8 +109,23 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         shares = own.down(shares.reshape(*shares.shape[:2], *own.parents))
         even = own.evenly().down(even.reshape(*even.shape[:2], *own.parents))
         layers.append(LayerCredit(run.name, shares, even, own))
+    if not layers[-1].shares.isfinite().all():
+        raise ValueError("the shares are not finite: the inputs or the weights are nan or infinite")
     detached = Prediction(prediction.scores.detach(), prediction.capsules and prediction.capsules.detach())
     return Credit(tuple(reversed(layers)), top, detached)
+
+
+def _prediction(network: nn.Module, output: Any) -> Prediction:
+    """Return the output of a network as a prediction."""
+    if isinstance(output, Capsules):
+        output = Prediction(output.activations, output)
+    found = output if isinstance(output, Prediction) else Prediction(output)
+    if not isinstance(found.scores, Tensor) or found.scores.dim() != 2:
+        raise TypeError(
+            f"{type(network).__name__} must return a Prediction, class capsules or scores (batch, classes), got "
+            f"{shown_with_type(output)}"
+        )
+    return found
 
 
 def check_runs(network: nn.Module, runs: Sequence[Run]) -> None:
@@ -130,6 +147,8 @@ def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
         parents, children = parents_of(run).flatten(1), children_of(chain[0][0], above).flatten(1)
         if parents.shape != children.shape or not torch.equal(parents, children.to(parents.dtype)):
             break
+        if len(own.parents) > len(above.children):  # they were flattened in between
+            chain[0] = chain[0][0], above._replace(children=own.parents)
         chain.insert(0, (run, own))
     return chain
 

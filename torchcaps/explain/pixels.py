@@ -124,8 +124,8 @@ def heat(network: nn.Module, images: FloatTensor, seen: dict[str, Places] | None
 
     A map is the :func:`torchcaps.explain.credit` of the layer's children, summed over their types, as a multiple of the
     share that the position would have if all children contributed alike, and interpolated between the centers of
-    windows. Without this division, maps of convolutions show how many windows a position lies in. Pixels further than
-    a step from all centers are 0: capsules see them, but none is centered there.
+    windows. Without this division, maps of convolutions show how many windows a position lies in. Pixels beyond the
+    outermost centers have the value of the nearest one.
 
     Args:
         network: classifier of images; it is run in evaluation mode and left as it was.
@@ -153,13 +153,10 @@ def _over_pixels(layer: LayerCredit, seen: Places, size: tuple[int, int]) -> Ten
     shares, even = layer.shares.sum(2).float(), layer.even.sum(2).float()
     grid = shares.shape[2], shares.shape[3]
     shares = torch.where(even > 0, shares / even.clamp_min(1e-30), 0)
-    lines, near = [], []
+    lines = []
     for offset, step, count, pixels in zip(seen.offset, seen.step, grid, size, strict=True):
         position = (torch.arange(pixels, device=shares.device) - offset) / step
-        beyond = torch.maximum(-position, position - (count - 1))  # the outermost centers, in steps
-        near.append((1.5 - beyond).clamp(0, 1))
         lines.append(2 * position / max(1, count - 1) - 1 if count > 1 else torch.zeros_like(position))
     rows, columns = torch.meshgrid(*lines, indexing="ij")
     at = torch.stack([columns, rows], -1).expand(len(shares), -1, -1, -1)
-    maps = F.grid_sample(shares, at, mode="bilinear", padding_mode="border", align_corners=True)
-    return maps * near[0].unsqueeze(1) * near[1]
+    return F.grid_sample(shares, at, mode="bilinear", padding_mode="border", align_corners=True)

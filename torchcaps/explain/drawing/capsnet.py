@@ -52,7 +52,7 @@ def perturbations_figure(network: ReconstructingCapsNet, image: FloatTensor, lab
             show(axes[row, column], drawn[row, column])
             if row == 0:
                 axes[row, column].set_title(f"{round(float(TWEAKS[column]), 2) + 0.0:+.2f}", fontsize=8)
-        axes[row, 0].set_ylabel(f"{row}", rotation=0, labelpad=10, va="center")
+        axes[row, 0].set_ylabel(f"{row + 1}", rotation=0, labelpad=10, va="center")
     axes[0, tweaks].set_title("change", fontsize=8)
     bar = color_bar(figure, change, axes, "change from the first picture to the last", shrink=min(1, 4 / features))
     bar.set_ticks([-0.5, 0, 0.5], labels=["darker", "none", "brighter"])

@@ -60,7 +60,7 @@ def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]],
     figure.supxlabel("cosine of a vote and its parent")
     handles = [grid[0, 0].containers[0], right.lines[0]]
     labels = ["share of the votes", "their mean length"]
-    title = "How well votes and their parents agree, and how long these votes are"
+    title = "How well votes and their parents agree,\nand how long these votes are"
     figure.legend(handles, labels, title=title, loc="outside upper center", ncols=2)
     return figure
 

@@ -119,7 +119,8 @@ function mapsOf(view) {
     make("p", {},
       `Bright places gave much to ${name}, dark places little. The numbers under the colors are times an even share: 1 `
         + "is what a place would give if all capsules gave alike. ",
-    make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places.`)),
+    make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places; `
+      + "50\u00a0% would be even.")),
     make("label", { class: "check" }, covering, " Colors only, without the input under them"), grid);
 }
 

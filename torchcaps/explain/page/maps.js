@@ -16,7 +16,8 @@ function rampColor(value) {
 /** The bytes of a class's map, and the largest share in it, times an even share. */
 function readMap(map, chosen) {
   const bytes = Uint8Array.from(atob(map.maps[chosen]), (letter) => letter.charCodeAt(0));
-  const most = Math.max(1, bytes.reduce((a, b) => Math.max(a, b), 0));
+  // The scale reaches twice an even share at least, so that nearly even maps look even.
+  const most = Math.max(1, (255 * 2) / map.peak, bytes.reduce((a, b) => Math.max(a, b), 0));
   return { bytes, most, peak: (map.peak * most) / 255 };
 }
 

@@ -4,7 +4,12 @@
 function overlapsSection(view) {
   const lead = "Two inputs are laid over each other. If capsules keep wholes apart, the network names both, and each "
     + "class\u2019s vector draws its own input without the other.";
-  return { lead, parts: view.snapshot.overlaps.map((overlap) => overlapCard(view, overlap)) };
+  const { overlaps } = view.snapshot;
+  const both = overlaps.filter(({ labels, predicted }) => labels.every((label) => predicted.includes(label))).length;
+  const trained = overlaps.some(({ inputs }) => inputs) ? " In its training it saw one input at a time." : "";
+  const said = `The network names both in ${both} of ${plural(overlaps.length, "pair")}.${trained}`;
+  return { lead, parts: [make("p", {}, make("strong", {}, said)),
+    ...overlaps.map((overlap) => overlapCard(view, overlap))] };
 }
 
 function overlapCard(view, { image, labels, inputs, predicted, drawn }) {
@@ -18,7 +23,7 @@ function overlapCard(view, { image, labels, inputs, predicted, drawn }) {
   const seen = figure(picture(image, `${listed(names)} over each other`), listed(names));
   const apart = drawn.map((source, place) => figure(picture(source, `Drawn from the vector of ${said[place]}`),
     `from ${said[place]}`));
-  const groups = [group("What the network sees", seen), group("Taken apart by the network", apart)];
+  const groups = [group("What the network sees", seen), group("Drawn from its two highest scores", apart)];
   if (inputs) {
     const sources = inputs.map((source, place) => figure(picture(source, `An input: ${names[place]}`), names[place]));
     groups.push(group("What was laid over each other", sources));
@@ -31,7 +36,8 @@ function sharpened({ layer, effective, of, count, uniform }) {
   const whose = of === "parents" ? "a child\u2019s coefficients are" : "a parent\u2019s coefficients are";
   const spread = number(Number(effective.at(-1).toFixed(1)));
   return `${layer}: after ${plural(effective.length, "iteration")} ${whose} spread over ${spread} of ${number(count)} `
-    + `${of}; with uniform coefficients, over ${number(Number(uniform.toFixed(1)))}.`;
+    + `${of}; with uniform coefficients, over ${number(Number(uniform.toFixed(1)))}.`
+    + (effective.at(-1) > 0.95 * uniform ? " Here routing decides next to nothing." : "");
 }
 
 function sharpeningSection(view) {

@@ -30,9 +30,9 @@ function slidersSection(view) {
 function transformedSection(view) {
   const { transformed } = view.example;
   const lead = `Here the input is ${listed(transformed.map((change) => change.name))} on purpose, and the network `
-    + "looks at it again each time. If a vector describes how a thing lies, its numbers change smoothly while the "
-    + "class stays the same. Where the score of the true class falls below another, the network no longer recognizes "
-    + "it.";
+    + "looks at it again each time. If a vector described how a thing lies, its numbers would change smoothly while "
+    + "its score stays high. Where all numbers shrink together, only the score does. Where the score of the true class "
+    + "falls below another, the network no longer recognizes it.";
   return { lead, parts: transformed.map((change) => transformedBlock(view, change)) };
 }
 

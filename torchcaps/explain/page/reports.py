@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Positive, checked
 from torchcaps.explain.controls import accuracy, uniform_coefficients, with_new_weights
+from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.page.schema import Control, Layer, Overlap, Report, Sharpening, Snapshot
-from torchcaps.explain.pixels import Places, heat, places
+from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.predicting import has_decoder, inputs_for, predict
 from torchcaps.explain.recording import Run, record
 from torchcaps.explain.shares import Shares, shares_of
@@ -235,9 +236,11 @@ def _controls(
         control = "Weights drawn anew"
         with suppress(ValueError):  # a module that cannot draw its weights anew
             other = with_new_weights(network)
-            yield _compared(network, other, samples, seen, control, "a network that has learned nothing")
+            yield _compared(
+                network, other, samples, seen, control, "this network with weights that have learned nothing"
+            )
         if shuffled is not None:
-            what = "a network that was trained with shuffled labels, so that it knows nothing about the classes"
+            what = "a network trained with shuffled labels, which knows nothing about the classes"
             yield _compared(network, shuffled, samples, seen, "Shuffled labels", what)
 
 
@@ -249,25 +252,35 @@ def _compared(
     images = torch.stack([_image(samples, index) for index in chosen])
     classes = predict(network, images).scores.argmax(1)
     layer = next(iter(seen))
-    own, others = (heat(x, images, seen)[layer][torch.arange(len(images)), classes] for x in (network, other))
-    alike = similarity(own, others)
-    alike = alike[alike.isfinite()]
-    mean = f"{float(alike.mean()):+.2f}" if len(alike) else "unknown"
+    found = [credit(x, images) for x in (network, other)]
+    size = images.shape[2], images.shape[3]
+    which = torch.arange(len(images)), classes
+    own, others = (heat_of(x, seen, size)[layer][which] for x in found)
+    # On the grid of the capsules: what is interpolated between them is alike in all maps.
+    grids = [next(x for x in by.layers if x.name == layer) for by in found]
+    ratios = [(x.shares.sum(2) / x.even.sum(2).clamp_min(1e-12))[which] for x in grids]
+    alike, between = (_mean(similarity(ratios[0], x)) for x in (ratios[1], ratios[0].roll(1, 0)))
     peak = float(torch.stack([own[:DRAWN], others[:DRAWN]]).max())
     pictures = []
     for k in range(min(DRAWN, len(images))):
         class_ = samples.names[int(classes[k])]
         pictures.append((picture(images[k], SIDE // 2), f"{samples.titles[chosen[k]]}, taken for {class_}"))
         pictures.append((heat_picture(own[k], peak, SIDE // 2), f"the map of class {class_}"))
-        pictures.append((heat_picture(others[k], peak, SIDE // 2), f"the same map of {what}"))
+        pictures.append((heat_picture(others[k], peak, SIDE // 2), name.lower()))
     return {
         "name": name,
-        "value": f"rank correlation of the maps: {mean}, the mean over {len(alike)} images",
-        "meaning": f"The same maps, made by {what}. Near 1, the maps show the image and the shape of the network, and "
-        "nothing that it has learned. Far from 1, they depend on the weights; whether on what these have learned, no "
-        "number says.",
+        "value": f"maps of the same image agree by {alike}; own maps of different images by {between}",
+        "meaning": f"The same maps, made by {what}. 1 means that two maps put all places in the same order, 0 that "
+        f"they have nothing in common; means over {len(images)} images. If the first number is near 1, the maps do not "
+        "show what was learned. If it is small, they depend on the weights, which does not say that they show the "
+        "reason for an answer.",
         "pictures": pictures,
     }
+
+
+def _mean(values: Tensor) -> str:
+    values = values[values.isfinite()]
+    return f"{float(values.mean()):+.2f}" if len(values) else "nothing that can be compared"
 
 
 def _overlaps(network: nn.Module, samples: Samples) -> list[Overlap]:

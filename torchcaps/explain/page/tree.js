@@ -10,7 +10,8 @@ function treeSection(view) {
   const tree = make("ul", { class: "tree", mouseleave: () => mark(root) }, top);
   mark(root);
   const how = input
-    ? "Point at a part, or move to it with the Tab key, to see where it looked; press it to see its own parts."
+    ? "Point at a part, or move to it with the Tab key, to see where it looked; press it to see its own parts, if it "
+      + "has any. Rows and columns count capsules, not pixels."
     : "Press a part to see its own parts.";
   const lead = `The network builds wholes from parts. This tree takes ${quoted(view, chosen)} apart again: under it `
     + `are the parts that gave most to it, each with its share of the whole. ${how}`;
@@ -51,7 +52,7 @@ function node(part, image, mark, open, whole) {
   const unfold = () => {
     if (inside.childElementCount) return;
     inside.append(...part.parts.map((child) => node(child, image, mark, false, whole)));
-    if (part.rest > 0) {
+    if (part.rest > 0.0005) {
       inside.append(make("li", { class: "rest" }, row(null, "all others together", part.rest, whole, false)));
     }
   };
