@@ -34,7 +34,8 @@ EPOCHS = "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1
 RUNS = {  # recipes in their small versions, with overrides
     "overlaps": (
         "sabour2017/table1/multimnist",
-        "--model capsnet_small --model.network.image_size 36 --trainer.max_steps 3000 --model.scheduler.total_steps 3000",
+        "--model capsnet_small --model.network.image_size 36 --trainer.max_steps 3000 "
+        "--model.scheduler.total_steps 3000",
     ),
     "li": (
         "li2018/table1/cifar10-capnet-dynamic",
