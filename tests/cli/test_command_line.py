@@ -46,7 +46,7 @@ def test_every_command_has_help(command, capsys):
     [
         ("torchcaps tr", ["train "]),
         ("torchcaps train zhao2019/table2/resnet20", [f"zhao2019/table2/resnet20-{x}" for x in ("average", "routing")]),
-        ("torchcaps explain quickstart --dyn", ["--dynamics "]),
+        ("torchcaps explain quickstart --sam", ["--samples "]),
         ("torchcaps reproduce sabour2017/table1/c", [f"sabour2017/table1/c{x}" for x in SABOUR]),
     ],
 )

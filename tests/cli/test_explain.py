@@ -105,6 +105,7 @@ def test_explain_a_training_epoch_by_epoch(capfd, drawn):
     assert content("mine")["snapshots"][0]["accuracy"] == found["snapshots"][2]["accuracy"]
 
 
+@pytest.mark.slow
 def test_explain_steps_within_an_epoch(capfd, drawn):
     each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
     steps = ["--trainer.max_epochs", "1", "--trainer.callbacks.every_n_train_steps=1"]
@@ -146,6 +147,7 @@ def test_explain_texts(tmp_path, monkeypatch):
     assert [path.name for path in Path("drawn").iterdir()] == ["index.html"]
 
 
+@pytest.mark.slow
 def test_shuffled_labels_are_shown_beside(capfd):
     assert call("train", "quickstart", "--trainer.max_epochs", "1", *TINY) == 0
     shuffled = ["--data.shuffle_labels", "true", "--runs", "shuffled"]

@@ -117,7 +117,8 @@ def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd)
     # And trained on.
     assert call("train", "mine.yaml", *PAIRS, "--data.class_list", "hard/four.txt") == 0
     assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
-    assert {path.name for path in Path("drawn").iterdir()} == {"heatmaps.png", "heatmaps-of-groups.png"}
+    written = {"credit.png", "heatmaps.png", "heatmaps-of-groups.png", "index.html"}
+    assert {path.name for path in Path("drawn").iterdir()} == written
 
 
 @pytest.mark.parametrize(

