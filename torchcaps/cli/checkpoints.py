@@ -27,7 +27,7 @@ ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
 
 def find_checkpoint(
-    options: argparse.Namespace, training: "Training", given: str, part: str
+    options: argparse.Namespace, training: "Training", given: str | None, part: str
 ) -> tuple[Path, dict[str, "Tensor"]]:
     """Find a checkpoint and check that it fits the model.
 

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import find_checkpoint, locate, read_or_refuse
+from torchcaps.cli.checkpoints import find_checkpoint, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training
 
@@ -95,7 +95,7 @@ def _checkpoints(options: argparse.Namespace, training: "Training") -> list[tupl
     """Return labels and paths of the checkpoints in the order of the training; the same step of a run comes once."""
     found: dict[tuple[int, Path], tuple[int, Path]] = {}
     for given in options.ckpt_path or [None]:
-        path, _ = find_checkpoint(options, training, str(locate(options, given)), "network.")
+        path, _ = find_checkpoint(options, training, given, "network.")
         content = read_or_refuse(path, "global_step", "epoch")
         found.setdefault((content["global_step"], path.parent), (content["epoch"] + 1, path))
     by_epoch = len({epoch for epoch, _ in found.values()}) == len(found)

@@ -13,10 +13,9 @@ from torch.linalg import vector_norm
 
 from torchcaps.arguments import Count, checked, is_row, shown_with_type
 from torchcaps.capsules import Capsules
+from torchcaps.explain.recording import record
 from torchcaps.nn.layer import CapsuleLayer
-from torchcaps.nn.modes import evaluating
 from torchcaps.ops import Votes, at_least_float32
-from torchcaps.routing import Iteration
 
 
 class RoutingDynamics(NamedTuple):
@@ -110,17 +109,11 @@ def _find(network: nn.Module, name: str) -> CapsuleLayer:
 
 def _routed(network: nn.Module, layer: CapsuleLayer, name: str, images: Tensor) -> tuple[Votes, Capsules]:
     """Votes and parents of a layer in its last iteration, when the network sees these images."""
-    last: list[Iteration] = []
-
-    def watch(iteration: Iteration) -> None:
-        last[:] = [iteration]
-
-    # A compiled network would be compiled again for the watcher.
-    with evaluating(network), torch.compiler.set_stance("force_eager"), layer.routing.watched(watch):
-        network(images)
-    if not last:
+    _, runs = record(network, images)
+    last = next((run.last for run in runs if run.layer is layer), None)
+    if last is None:
         raise ValueError(f"{type(network).__name__} did not run its layer {name!r} on these images")
-    return last[0].votes, last[0].parents
+    return last.votes, last.parents
 
 
 def _places(votes: Votes, parents: Capsules, edges: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

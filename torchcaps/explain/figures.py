@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torchcaps.arguments import checked
 from torchcaps.data import StereoData, read_picture
 from torchcaps.explain.axes import write
+from torchcaps.explain.credit import NoCapsules
 from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructions_figure
 from torchcaps.explain.drawing.credit import credit_figure
 from torchcaps.explain.drawing.heatmaps import heatmaps_figure
 from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
 from torchcaps.explain.pixels import places
 from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
-from torchcaps.explain.recording import record
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
@@ -56,8 +56,10 @@ def write_figures(
 
 
 def _has_capsules_on_a_grid(network: nn.Module, images: Tensor) -> bool:
-    _, runs = record(network, images[:1])
-    return bool(runs) and bool(places(network, (images.shape[1], images.shape[2], images.shape[3])))
+    try:
+        return bool(places(network, (images.shape[1], images.shape[2], images.shape[3])))
+    except NoCapsules:
+        return False
 
 
 def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import checked, is_row, shown, shown_with_type
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.explain.recording import Inputs
+from torchcaps.explain.recording import Inputs, run
 from torchcaps.nn.modes import evaluating
 
 
@@ -56,7 +56,7 @@ def predict(network: nn.Module, inputs: Inputs) -> Prediction:
     """
     inputs = inputs_for(network, inputs)
     with evaluating(network):
-        output = network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+        output = run(network, inputs)
     if not isinstance(output, Prediction):
         raise TypeError(f"the network must return a torchcaps.Prediction(scores), got {shown_with_type(output)}")
     return output

@@ -38,6 +38,11 @@ class Run(NamedTuple):
     parents: Tensor | None = None
 
 
+def run(network: nn.Module, inputs: Inputs) -> Any:
+    """Return what a network returns for its inputs."""
+    return network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+
+
 @checked
 def routing_layers(network: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of a network that route, capsule layers and routing pools, by their names in
@@ -94,5 +99,5 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
                 handle = layer.register_forward_hook(hook(name), with_kwargs=True)
                 stack.callback(handle.remove)
         stack.enter_context(watching(network, see))
-        output = network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+        output = run(network, inputs)
     return output, list(runs.values())

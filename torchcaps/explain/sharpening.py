@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
-from torchcaps.explain.recording import Inputs, routing_layers, watching
+from torchcaps.explain.recording import Inputs, routing_layers, run, watching
 from torchcaps.ops import Votes
 from torchcaps.routing import Iteration
 
@@ -75,7 +75,7 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
     with watching(network, see):
         for inputs in batches:
             place.clear()
-            network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+            run(network, inputs)
     result = {}
     for name, rows in sums.items():
         numbers, largest, spread, uniform = torch.stack(rows, 1)

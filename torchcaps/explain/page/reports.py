@@ -20,8 +20,8 @@ from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.page.schema import Control, Layer, Overlap, Report, Sharpening, Snapshot
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.predicting import has_decoder, inputs_for, predict
-from torchcaps.explain.recording import Run, record
-from torchcaps.explain.shares import Shares, shares_of
+from torchcaps.explain.recording import Run, record, routing_layers
+from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
 from torchcaps.explain.similarity import similarity
 
@@ -116,8 +116,7 @@ def _chosen(samples: Samples, scores: Tensor) -> list[int]:
         return list(range(len(samples)))
     if samples.labels.dim() > 1:
         return list(range(min(RIGHT, len(samples))))
-    first = {int(label): index for index, label in reversed(list(enumerate(samples.labels)))}
-    right = [first[label] for label in sorted(first)][:RIGHT]
+    right = samples.first_of_each()[:RIGHT]
     wrong = (scores.argmax(1) != samples.labels).nonzero().flatten().tolist()
     return right + [index for index in wrong if index not in right][:WRONG]
 
@@ -132,16 +131,16 @@ def _snapshot(
     say: Callable[[str], None],
 ) -> Snapshot:
     known = samples.labels is not None
-    has_capsules = bool(_runs(network, samples))
+    runs = _runs(network, samples)
     found = accuracy(network, samples.batches()) if known else None
-    seen = places(network, _shape(samples)) if samples.are_images and has_capsules else {}
+    seen = places(network, _shape(samples)) if samples.are_images and runs else {}
     say(f"{label or 'network'}: {len(chosen)} examples")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
     controls: list[Control] = []
     sharp: list[Sharpening] = []
-    if has_capsules:
+    if runs:
         say(f"{label or 'network'}: coefficients and controls")
-        few = _few(network, samples)
+        few = _few(runs, samples)
         for name, values in sharpening(network, [inputs for inputs, _ in few]).items():
             sharp.append(
                 {
@@ -153,7 +152,7 @@ def _snapshot(
                     "uniform": values.uniform,
                 }
             )
-        controls = list(_controls(network, samples, found, seen, shuffled))
+        controls = list(_controls(network, samples, few, found, seen, shuffled))
     return {
         "label": label,
         "accuracy": None if found is None else found.share,
@@ -172,9 +171,9 @@ def _shape(samples: Samples) -> tuple[int, int, int]:
 
 
 @torch.no_grad()
-def _runs(network: nn.Module, samples: Samples) -> list[tuple[Run, Shares]]:
-    _, runs = record(network, samples.inputs[0])
-    return [(run, shares_of(run)) for run in runs]
+def _runs(network: nn.Module, samples: Samples) -> list[Run]:
+    """Return what the capsule layers do with the first sample."""
+    return record(network, samples.inputs[0])[1]
 
 
 def _layers(network: nn.Module, samples: Samples) -> list[Layer]:
@@ -188,7 +187,7 @@ def _layers(network: nn.Module, samples: Samples) -> list[Layer]:
             "children": _spelled(own.children, "groups" if own.groups else "types"),
             "parents": _spelled(own.parents, "groups" if own.groups else "types"),
         }
-        for run, own in _runs(network, samples)
+        for run, own in ((run, shares_of(run)) for run in _runs(network, samples))
     ]
 
 
@@ -198,9 +197,9 @@ def _spelled(layout: tuple[int, ...], kinds: str) -> str:
     return f"{layout[0]} {kinds} at {'x'.join(map(str, layout[1:]))} positions"
 
 
-def _few(network: nn.Module, samples: Samples) -> list[tuple[Any, Tensor]]:
+def _few(runs: Sequence[Run], samples: Samples) -> list[tuple[Any, Tensor]]:
     """Return samples for statistics: few of them, in small batches, if the network has many votes."""
-    votes = [run.last.votes for run, _ in _runs(network, samples) if run.last is not None]
+    votes = [run.last.votes for run in runs if run.last is not None]
     pairs = max([x.batch * x.children * x.parents for x in votes], default=1)
     entries = sum(x.batch * x.children * x.parents * math.prod(x.pose) for x in votes)
     count = min(STATISTICS, max(8, VOTES // max(1, entries)))
@@ -208,10 +207,14 @@ def _few(network: nn.Module, samples: Samples) -> list[tuple[Any, Tensor]]:
 
 
 def _controls(
-    network: nn.Module, samples: Samples, found: Any, seen: dict[str, Places], shuffled: nn.Module | None
+    network: nn.Module,
+    samples: Samples,
+    few: list[tuple[Any, Tensor]],
+    found: Any,
+    seen: dict[str, Places],
+    shuffled: nn.Module | None,
 ) -> Iterator[Control]:
-    routes = any(run.last is not None for run, _ in _runs(network, samples))
-    if routes and found is not None:
+    if routing_layers(network) and found is not None:
         with uniform_coefficients(network):
             uniform = accuracy(network, samples.batches())
         yield {
@@ -220,7 +223,6 @@ def _controls(
             "meaning": "The same weights, but routing does not choose: all coefficients are equal. The smaller the "
             "difference, the less the answers depend on the coefficients.",
         }
-    few = _few(network, samples)
     if len(samples) > 1:
         shares = [
             f"{name}: {'' if x.children is None else f'{x.children:.1%} of the children, '}"
@@ -291,8 +293,7 @@ def _overlaps(network: nn.Module, samples: Samples) -> list[Overlap]:
     if samples.labels.dim() > 1:
         pairs = (samples.labels.sum(1) == 2).nonzero().flatten().tolist()[:OVERLAPS]
         return [_overlap(network, _image(samples, i), samples.labels[i].nonzero().flatten().tolist()) for i in pairs]
-    first = {int(label): index for index, label in reversed(list(enumerate(samples.labels)))}
-    order = [first[label] for label in sorted(first)]
+    order = samples.first_of_each()
     shift = max(1, _shape(samples)[2] // 14)
     overlaps: list[Overlap] = []
     for a, b in zip(order[0 : 2 * OVERLAPS : 2], order[1 : 2 * OVERLAPS : 2], strict=False):

@@ -44,6 +44,12 @@ class Samples:
     def are_images(self) -> bool:
         return not self.words
 
+    def first_of_each(self) -> list[int]:
+        """Return the index of the first sample of each class that there is, in the order of the classes."""
+        assert self.labels is not None
+        first = {int(label): index for index, label in reversed(list(enumerate(self.labels)))}
+        return [first[label] for label in sorted(first)]
+
     def spread(self, count: int) -> list[int]:
         """Return the indices of a number of samples, evenly spaced: they may be sorted by class."""
         return torch.linspace(0, len(self) - 1, min(count, len(self))).long().tolist()
