@@ -3,11 +3,8 @@
 import itertools
 
 import pytest
-from reports import image_report, text_report
 
-from torchcaps.explain.page import write_page
-
-pytest_plugins = ["browser"]
+pytest_plugins = ["browser", "pages"]
 
 SECTIONS = ["results", "example", "tree", "poses", "moved", "overlaps", "routing", "honest", "figures"]
 # The ratio of text to what lies behind it, after WCAG 2.
@@ -34,23 +31,6 @@ return [...document.querySelectorAll("body *")].flatMap((element) => {
   return (a + 0.05) / (b + 0.05) < 4.5 ? [element.outerHTML.slice(0, 90) + ((a + 0.05) / (b + 0.05))] : [];
 });
 """
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return write_page(image_report(), tmp_path_factory.mktemp("page") / "index.html")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_page(text_report(), tmp_path_factory.mktemp("page") / "index.html")
-
-
-@pytest.fixture
-def page(browser, images):
-    """The page of images; it must not complain whatever a test does."""
-    yield browser.open(images)
-    assert browser.complaints() == []
 
 
 @pytest.mark.parametrize("name", ["images", "texts"])
