@@ -130,8 +130,8 @@ def assert_parents_have_no_order(routing: Routing) -> None:
         expected = layer(children)
         order = torch.arange(PARENTS).roll(1)
         shape = layer.layer_shape
-        more = routing.learned(shape._replace(parents=shape.parents + 1))
-        for name, value in layer.routing.named_parameters():
+        more = routing.first_values(shape._replace(parents=shape.parents + 1))
+        for name, value in layer.routing.state_dict(keep_vars=True).items():
             for dim, (size, larger) in enumerate(zip(value.shape, more[name].shape, strict=True)):
                 if larger == size + 1:
                     value.data = value.data.index_select(dim, order)

@@ -164,10 +164,10 @@ def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor |
     )
     # Repeat the parameters of groups for each child. They are those whose shape changes with the number of groups.
     shape, children = layer.layer_shape, poses.shape[1]
-    other = layer.routing.learned(shape._replace(groups=shape.groups + 1))
+    other = layer.routing.first_values(shape._replace(groups=shape.groups + 1))
     learned = {
         key: value.repeat_interleave(children // shape.groups, 0) if other[key].shape != value.shape else value
-        for key, value in layer.routing.named_parameters()
+        for key, value in layer.routing.state_dict().items()
     }
     gates = None if scores is None else scores.sigmoid().tolist()
     lists = {key: value.tolist() for key, value in learned.items()}

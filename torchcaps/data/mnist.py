@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.arguments import checked
+from torchcaps.data.distortions import distort
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
 
@@ -61,6 +62,8 @@ class MNIST(ImageData):
 
     Args:
         root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
+        distort: whether training images are rotated, shifted, squeezed and erased, see `distort`. This comes before the
+            augmentation of `ImageData`.
         options: see `ImageData`.
 
     Raises:
@@ -83,9 +86,9 @@ class MNIST(ImageData):
     )
 
     @checked
-    def __init__(self, root: str | None = None, **options: Any) -> None:
+    def __init__(self, root: str | None = None, distort: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.root = root
+        self.root, self.distort = root, distort
 
     def prepare_data(self) -> None:
         # Lightning calls this in one process per machine: the others wait instead of downloading too.
@@ -110,6 +113,10 @@ class MNIST(ImageData):
         images_file.warn_of_other_hash(images_path)
         labels_file.warn_of_other_hash(labels_path)
         return images.unsqueeze(1), labels.long()
+
+    @checked
+    def augment(self, images: Tensor) -> Tensor:
+        return super().augment(distort(self._enlarged(images)) if self.distort else images)
 
     def _file(self, name: str) -> CanonicalFile:
         return CanonicalFile(self.folder, name, self.md5[name], tuple(mirror + name for mirror in self.mirrors))

@@ -24,6 +24,7 @@ from torchcaps.models.li2018 import (
     shallow_cnn,
     shallow_encapnet,
 )
+from torchcaps.models.mazzia2021 import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.registry import create_model, list_models, register_model
 from torchcaps.models.sabour2017 import (
     CapsNet,
@@ -62,6 +63,7 @@ __all__ = [
     "CapsNet",
     "CapsuleClassifier",
     "ConvNet",
+    "EfficientCapsNet",
     "EmbeddingCapsNet",
     "EmbeddingMean",
     "EncapNet",
@@ -83,6 +85,7 @@ __all__ = [
     "create_model",
     "dynamic_cifar",
     "dynamic_multimnist",
+    "efficient_capsnet",
     "em_cifar",
     "encapnet_v1",
     "encapnet_v2",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,7 +24,8 @@ class PrimaryCapsules(nn.Module):
         in_channels: number of channels of the feature map.
         out_capsules: number of capsule types at each position.
         out_pose: pose of a capsule, an int (a vector) or (rows, features) (a matrix).
-        kernel_size, stride, padding, bias: options of the convolution, as in `nn.Conv2d`.
+        kernel_size, stride, padding, groups, bias: options of the convolution, as in `nn.Conv2d`; with as many groups
+            as channels it is depthwise (Mazzia et al. 2021).
         normalization: function of poses flattened to `(..., features)`: `squash` (Sabour et al. 2017),
             `nn.LayerNorm(features)` (Tsai et al. 2020), or None.
         scores: also give each capsule a score, computed by a second convolution (Hinton et al. 2018).
@@ -44,6 +46,7 @@ class PrimaryCapsules(nn.Module):
         kernel_size: Count | tuple[Count, Count] = 1,
         stride: Count | tuple[Count, Count] = 1,
         padding: CountOrZero | tuple[CountOrZero, CountOrZero] = 0,
+        groups: Count = 1,
         bias: bool = True,
         normalization: Callable[[Tensor], Tensor] | None = squash,
         scores: bool = False,
@@ -56,7 +59,8 @@ class PrimaryCapsules(nn.Module):
         self.features = math.prod(self.out_pose)
 
         def conv(channels: int) -> nn.Conv2d:
-            return nn.Conv2d(in_channels, channels, kernel_size, stride, padding, bias=bias, device=device, dtype=dtype)
+            factory: dict[str, Any] = {"device": device, "dtype": dtype}
+            return nn.Conv2d(in_channels, channels, kernel_size, stride, padding, groups=groups, bias=bias, **factory)
 
         self.pose_conv = conv(out_capsules * self.features)
         self.score_conv = conv(out_capsules) if scores else None

@@ -137,6 +137,20 @@ class LazyVotes(Votes):
         sums, _ = self._reduce(operators, parents, Options(softmax, agreement.unit, leaky))
         return self._narrowed(sums)
 
+    def constant_sum(self, constants: Tensor) -> Tensor:
+        groups = self.weight.shape[:3].numel()
+        if constants.shape[0] != groups or constants.shape[1] not in (1, self.parents):
+            raise ValueError(f"expected constants of shape ({groups}, parents or 1), got {tuple(constants.shape)}")
+        constants = constants.expand(-1, self.parents)
+        votes = copy.copy(self)
+        rows = constants.to(self.weight.dtype).unflatten(0, self.weight.shape[:3])
+        votes.weight = self.weight * rows[..., None, None]
+        if self.bias is not None:
+            types = max(len(rows), len(self.bias))
+            votes.bias = per_child(self.bias, types) * per_child(rows, types)[..., None, None]
+        votes.cache = Cache()
+        return votes._narrowed(votes._plain_sum())
+
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         agreement = self._widened(agreement)
         if self.backend == "reference":
@@ -228,19 +242,18 @@ class LazyVotes(Votes):
         return x.unflatten(-1, (self.logit_columns, -1))[..., : -self.logit_columns].flatten(-2)
 
     def _uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
-        """Return the weighted sum with uniform coefficients. It needs one matrix product and no votes."""
-        if "vote_sum" in library.BACKENDS[self.backend]:
-            (total,) = self._reduce(library.BACKENDS[self.backend]["vote_sum"], (), Options())
-        else:
-            total = self._vote_sum()
+        """Return the weighted sum with uniform coefficients."""
+        total = self._plain_sum()
         if softmax == "parents":
             return total / (self.parents + int(leaky))  # torch.jit.trace cannot add a bool
         if self.gates is None:
             return total / self.children
         return total / nonzero(self.gates.sum(1))[:, None, None]
 
-    def _vote_sum(self) -> Tensor:
-        """Return `sum_i gate[i] V[i,j]`."""
+    def _plain_sum(self) -> Tensor:
+        """Return `sum_i gate[i] V[i,j]`. It needs one matrix product and no votes."""
+        if "vote_sum" in library.BACKENDS[self.backend]:
+            return self._reduce(library.BACKENDS[self.backend]["vote_sum"], (), Options())[0]
         poses, weight, bias = self._windows()
         poses, weight = at_least_float32(poses), at_least_float32(weight)
         gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates

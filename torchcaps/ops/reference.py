@@ -37,6 +37,11 @@ class StoredVotes(Votes):
             shares = shares * self.gates.unsqueeze(-1)
         return contract("bij,bijk->bjk", shares, self.votes)
 
+    def constant_sum(self, constants: Tensor) -> Tensor:
+        shares = per_child(constants, self.children).expand(self.batch, self.children, self.parents)
+        shares = shares if self.gates is None else shares * self.gates.unsqueeze(-1)
+        return contract("bij,bijk->bjk", shares.to(self.votes.dtype), self.votes)
+
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         shares = self.coefficients(agreement)
         shares = shares if self.gates is None else shares * self.gates.unsqueeze(-1)

@@ -58,6 +58,15 @@ class Votes(ABC):
         `sum_i gate[i] c[i,j] V[i,j]` (softmax over parents) or `sum_i c[i,j] V[i,j]` (over children)."""
 
     @abstractmethod
+    def constant_sum(self, constants: Tensor) -> Tensor:
+        """Return the sum of the votes for each parent, weighted by constants that all samples share,
+        `sum_i gate[i] constants[g(i),j] V[i,j]`, `(batch, parents, features)`.
+
+        Args:
+            constants: `(groups, parents or 1)`, with as many groups as the weights of the votes.
+        """
+
+    @abstractmethod
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         """Return mass, mean and variance of the votes for each parent; softmax over parents.
 

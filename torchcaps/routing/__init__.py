@@ -14,6 +14,7 @@ from torchcaps.routing.base import (
     presence,
 )
 from torchcaps.routing.dynamic import DynamicRouting
+from torchcaps.routing.efficient import EfficientRouting, exponential_squash
 from torchcaps.routing.em import EMRouting
 from torchcaps.routing.equilibrium import Convergence, Equilibrium, check_equilibrium
 from torchcaps.routing.heinsen import HeinsenRouting
@@ -28,6 +29,7 @@ __all__ = [
     "Dot",
     "DynamicRouting",
     "EMRouting",
+    "EfficientRouting",
     "Equilibrium",
     "Gaussian",
     "Gradient",
@@ -45,6 +47,7 @@ __all__ = [
     "VectorNormRouting",
     "Votes",
     "check_equilibrium",
+    "exponential_squash",
     "iterate",
     "list_routings",
     "presence",

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -139,8 +139,12 @@ class Routing(nn.Module, ABC):
             The parents that follow from the agreement, and the new agreement with these parents.
         """
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        """Return the initial values of the learned parameters by name. `step` reads them as attributes."""
+    def learned(self, shape: LayerShape) -> Mapping[str, Tensor | nn.Module]:
+        """Return by name what a layer's routing has of its own; `step` reads it as attributes.
+
+        A tensor is the initial value of a learned parameter, an `nn.Buffer` that of a buffer, and a module is used as
+        it is.
+        """
         return {}
 
     def prepare(self, votes: Votes) -> Votes:
@@ -180,20 +184,37 @@ class Routing(nn.Module, ABC):
         routing = copy.deepcopy(self)
         routing.shape = shape
         for name, value in routing._first_values(shape, device).items():
-            if not value.is_floating_point() or name in self.__dict__ or hasattr(type(self), name):
+            fits = isinstance(value, nn.Module) or value.is_floating_point()
+            if not fits or name in self.__dict__ or hasattr(type(self), name):
                 raise ValueError(
-                    f"{type(self).__name__}.learned must return floating-point values under names that are not yet "
-                    f"attributes, got {name!r} of {value.dtype}"
+                    f"{type(self).__name__}.learned must return floating-point values or modules under names that are "
+                    f"not yet attributes, got {name!r}: {shown_with_type(value)}"
                 )
-            routing.register_parameter(name, nn.Parameter(value.to(device=device, dtype=dtype)))
+            if isinstance(value, nn.Module):
+                routing.add_module(name, value.to(device=device, dtype=dtype))
+            elif isinstance(value, nn.Buffer):
+                routing.register_buffer(name, value.to(device=device, dtype=dtype))
+            else:
+                routing.register_parameter(name, nn.Parameter(value.to(device=device, dtype=dtype)))
         return routing
 
     def reset_parameters(self) -> None:
-        """Set the learned parameters of the algorithm to their initial values."""
-        for name, value in {} if self.shape is None else self._first_values(self.shape, "cpu").items():
-            self.get_parameter(name).data.copy_(value)
+        """Set the learned parameters and the buffers of the algorithm to their initial values."""
+        own = self.state_dict()
+        for name, value in {} if self.shape is None else self.first_values(self.shape, "cpu").items():
+            own[name].copy_(value)
 
-    def _first_values(self, shape: LayerShape, device: torch.device | str | None) -> dict[str, Tensor]:
+    def first_values(self, shape: LayerShape, device: torch.device | str | None = None) -> dict[str, Tensor]:
+        """Return the initial values of parameters and buffers, with the names of a state dict."""
+        values: dict[str, Tensor] = {}
+        for name, value in self._first_values(shape, device).items():
+            if isinstance(value, nn.Module):
+                values |= {f"{name}.{key}": x for key, x in value.state_dict().items()}
+            else:
+                values[name] = value
+        return values
+
+    def _first_values(self, shape: LayerShape, device: torch.device | str | None) -> Mapping[str, Tensor | nn.Module]:
         """Return `learned(shape)` on a device; None for the default device, which may be "meta", without values."""
         with contextlib.nullcontext() if device is None else torch.device(device):
             return self.learned(shape)

@@ -4,19 +4,22 @@ Tsai et al. (2020) name infinitely many iterations as future work. The method is
 Equilibrium Models (2019), with Anderson acceleration (1965) in the form of Walker and Ni (2011).
 """
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.arguments import Count, CountOrZero, Range, check_fields
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes
 from torchcaps.private import is_exported, is_transformed
 from torchcaps.routing.base import Routing
+
+M = TypeVar("M", bound=nn.Module)
 
 RIDGE = 1e-8  # relative ridge of the normal equations: near the fixed point the differences become parallel
 
@@ -76,7 +79,7 @@ class Equilibrium:
             assert like is not None
 
         # Under torch.func.functional_call the module has other parameters by the time of the backward pass.
-        as_now = routing.with_values(**dict(routing.named_parameters()))
+        as_now = _with_own_tables(routing)
 
         def state_after(votes: Votes, state: Tensor) -> Tensor:
             _, agreement = as_now.step(votes, as_now.scaled(like.with_state(state)), torch.inf)
@@ -186,6 +189,14 @@ def check_equilibrium(routing: Routing) -> None:
         raise ValueError(
             f"an equilibrium computes its gradients implicitly: it needs gradient='unrolled', got {routing.gradient!r}"
         )
+
+
+def _with_own_tables(module: M) -> M:
+    """Return a copy of a module that keeps its parameters where others replace them in the module itself."""
+    copied = copy.copy(module)
+    copied._parameters, copied._buffers = dict(module._parameters), dict(module._buffers)
+    copied._modules = {name: None if x is None else _with_own_tables(x) for name, x in module._modules.items()}
+    return copied
 
 
 def largest(x: Tensor) -> Tensor:

@@ -1,0 +1,112 @@
+"""Variational Bayes routing.
+
+De Sousa Ribeiro, Leontidis, Kollias: Capsule Routing via Variational Bayes (2020), Algorithm 1.
+
+The batch norms are those of the authors' code: one mean and one variance for each parent, and nothing learned. The
+paper's beta_a and beta_u are left out: each shifts a parent's score by the same number in all samples, which the batch
+norm subtracts again. The authors divide by the mass of each parent and get NaN when no child is left to a parent; here
+such a parent has its prior.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.arguments import Count, Positive, checked
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Agreement, Gaussian, Votes
+from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
+
+
+class VBRouting(Routing):
+    r"""Route by variational inference of a mixture of Gaussians, one for each parent, with a prior on its parameters.
+
+    The assignments start at :math:`R_{ij} = 1/\text{parents}`. With the gates :math:`a_i` of the children and poses of
+    D entries, each iteration computes
+
+    .. math::
+        R_{ij} \leftarrow a_i R_{ij}, \quad R_j = \sum_i R_{ij}, \quad
+        \alpha_j = \alpha_0 + R_j, \quad \kappa_j = \kappa_0 + R_j, \quad \nu_j = \nu_0 + R_j, \\
+        \mu_j = \frac{1}{R_j} \sum_i R_{ij} V_{ij}, \quad m_j = \frac{R_j}{\kappa_j} \mu_j, \quad
+        P_j = 1 + \sum_i R_{ij} (V_{ij} - \mu_j)^2 + \frac{\kappa_0 R_j}{\kappa_j} \mu_j^2, \\
+        E \ln \pi_j = \psi(\alpha_j) - \psi \Big( \sum_k \alpha_k \Big), \quad
+        E \ln |\Lambda_j| = \sum_{h<D} \psi \Big( \frac{\nu_j - h}{2} \Big) + D \ln 2 - \sum_h \ln P_j^h, \\
+        R_{ij} \leftarrow \text{softmax}_j \Big( E \ln \pi_j + \tfrac12 E \ln |\Lambda_j|
+            - \tfrac12 \Big( \frac{D}{\kappa_j} + \nu_j \sum_h \frac{(V_{ij}^h - m_j^h)^2}{P_j^h} \Big) \Big)
+
+    With :math:`H_j = \frac{D}{2} \ln(2 \pi e) - \frac12 E \ln |\Lambda_j|`, the parents have the poses
+    :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. In training the
+    batch norms need two samples or window positions. Only the last iteration changes their running values; the solver
+    of an equilibrium would change them as often as it calls the step.
+
+    Args:
+        iterations: number of iterations, at least 1; with 1 the coefficients are uniform.
+        gradient: "unrolled" through all iterations, or "last" through the last one only.
+        alpha0, kappa0: numbers of children that the priors of a parent's share and of its mean, 0, count for.
+        nu0: degrees of freedom of the prior of the precisions, above D - 1; None for the paper's D + 1.
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
+            Xavier uniform.
+
+    Reference:
+        De Sousa Ribeiro et al. 2020, Algorithm 1.
+    """
+
+    averages = True
+    gain = 0.38
+    gives_scores = True
+    comes_to_rest = False
+
+    @checked
+    def __init__(
+        self,
+        iterations: Count = 3,
+        gradient: Gradient = "unrolled",
+        alpha0: Positive = 1.0,
+        kappa0: Positive = 1.0,
+        nu0: Positive | None = None,
+        init: Init = "fan_in",
+    ):
+        super().__init__(iterations, gradient, init)
+        self.alpha0, self.kappa0, self.nu0 = alpha0, kappa0, nu0
+
+    def learned(self, shape: LayerShape) -> dict[str, nn.Module]:
+        if self.nu0 is not None and self.nu0 <= shape.features - 1:
+            raise ValueError(f"poses of {shape.features} entries need nu0 above {shape.features - 1}, got {self.nu0:g}")
+        return {name: nn.BatchNorm1d(shape.parents, affine=False) for name in ("pose_norm", "score_norm")}
+
+    def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
+        entries = (shape.children or shape.groups) * shape.rows * shape.in_features + shape.parents * shape.features
+        nn.init.uniform_(weight, -((6 / entries) ** 0.5), (6 / entries) ** 0.5)
+
+    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
+        r, mean, variance, _ = votes.moments(agreement)
+        d = mean.shape[-1]
+        alpha, kappa, nu = self.alpha0 + r, self.kappa0 + r, (d + 1 if self.nu0 is None else self.nu0) + r
+        m = (r / kappa).unsqueeze(-1) * mean
+        p = 1 + r.unsqueeze(-1) * variance + (self.kappa0 * r / kappa).unsqueeze(-1) * mean.square()
+
+        log_share = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
+        below = torch.arange(d, device=nu.device, dtype=nu.dtype)
+        log_det = torch.digamma((nu.unsqueeze(-1) - below) / 2).sum(-1) + d * math.log(2) - p.log().sum(-1)
+        entropy = d / 2 * math.log(2 * math.pi * math.e) - log_det / 2
+
+        is_last = t == self.iterations - 1
+        poses = normalized(m, self.pose_norm, is_last)
+        score = normalized(-log_share.exp() * entropy, self.score_norm, is_last)
+        prior = log_share + (log_det - d / kappa) / 2
+        return votes.capsules(poses, score), Gaussian(m, nu.unsqueeze(-1) / p, prior)
+
+
+def normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
+    """Return the batch norm of `(batch, parents, ...)`; `counts` says whether running values change in training."""
+    types = norm.num_features  # 1 where parents share their weights
+    values = x.reshape(x.shape[0] * x.shape[1] // types, types, x.shape[2:].numel()).to(norm.running_mean)
+    if norm.training and values.shape[0] * values.shape[2] == 1:
+        raise ValueError(
+            "batch normalization needs more than one sample or position in training: use a larger batch, or eval()"
+        )
+    if norm.training and not counts:
+        return F.batch_norm(values, None, None, training=True, eps=norm.eps).view_as(x)
+    return norm(values).view_as(x)
