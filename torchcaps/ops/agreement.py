@@ -21,12 +21,19 @@ class Dot(NamedTuple):
         scale: factor of the dot product, a number or a learned tensor.
         offset: added to the logits of every sample, `(groups, parents)`, or None. Consecutive children share a row in
             groups of equal size.
+        slope: a second factor of the dot product, with a row for each group as the offset has. With a slope the logit
+            is :math:`\log \text{sigmoid}(\text{slope}_{ij} V_{ij} \cdot q_j + \text{offset}_{ij})`. Only net sums
+            take it.
+        parents: poses that the query was computed from, where these are what an algorithm iterates; None if it iterates
+            the query.
     """
 
     query: Tensor
     unit: bool = False
     scale: float | Tensor = 1.0
     offset: Tensor | None = None
+    slope: Tensor | None = None
+    parents: Tensor | None = None
 
     @staticmethod
     def add(agreement: "Agreement | None", parents: Tensor, unit: bool = False) -> "Dot":
@@ -41,11 +48,13 @@ class Dot(NamedTuple):
 
     def state(self) -> Tensor:
         """Return the parameters as one unconstrained tensor, `(batch, n)`: every value is valid."""
-        return self.query.flatten(1)
+        return (self.query if self.parents is None else self.parents).flatten(1)
 
     def with_state(self, state: Tensor) -> Self:
         """Return an agreement of the same kind with the parameters in `state`."""
-        return self._replace(query=state.view(self.query.shape))
+        if self.parents is None:
+            return self._replace(query=state.view(self.query.shape))
+        return self._replace(parents=state.view(self.parents.shape))
 
 
 class Gaussian(NamedTuple):

@@ -64,6 +64,8 @@ class Options(NamedTuple):
         leaky: add a parent of logit 0 to the softmax, and drop its coefficient.
         eps: number added to the mass where moments are divided by it.
         stride, dilation: stride and dilation of the windows, down and across.
+        shared: the votes for all parents are the poses themselves; of the weights only the shape counts, (groups, 1, 1,
+            parents, d, d).
     """
 
     softmax: Softmax = "parents"
@@ -72,6 +74,7 @@ class Options(NamedTuple):
     eps: float = 0.0
     stride: Pair = (1, 1)
     dilation: Pair = (1, 1)
+    shared: bool = False
 
 
 def positions(size: int, kernel: int, stride: int, dilation: int) -> int:
@@ -90,6 +93,10 @@ def count_samples(children: Children, options: Options) -> int:
     """Return the number of samples: images times window positions."""
     rows, columns = grid_of(children, options)
     return children.poses.shape[0] * rows * columns
+
+
+# Tensors of a reduction whose first size is a number of groups.
+IN_GROUPS = ("bias", "offset", "betas", "slope", "use", "ignore", "activation_weight", "activation_bias")
 
 
 def check_tensors(children: Children, named: Iterable[tuple[str, Tensor | None]], options: Options) -> None:
@@ -115,16 +122,23 @@ def check_tensors(children: Children, named: Iterable[tuple[str, Tensor | None]]
         "target": ((samples, parents, features),),
         "precision": ((samples, parents, features),),
         "prior": ((samples, parents),),
-        # Their first size is a number of groups.
         "bias": tuple((*window, n, rows, h) for n in (parents, 1)),
         "offset": ((*window, parents),),
         "betas": tuple((*window, n) for n in (parents, 1)),
+        "slope": ((*window, parents),),
+        "use": ((*window, parents),),
+        "ignore": ((*window, parents),),
+        "use_weight": ((parents, features),),
+        "ignore_weight": ((parents, features),),
+        "activation_weight": ((features,),),
+        "activation_bias": ((),),
+        "activation_scale": ((samples,),),
     }
     for name, x in (("weight", weight), ("bias", bias), ("gates", gates), *named):
         if x is None:
             continue
         if name != "weight":
-            in_groups = name in ("bias", "offset", "betas")
+            in_groups = name in IN_GROUPS
             shape = tuple(x.shape)
             fits = (shape[1:] if in_groups else shape) in expected[name]
             if not fits or (in_groups and (not shape[0] or types % shape[0])):

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -18,8 +18,8 @@ from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero
-from torchcaps.ops.reference import StoredVotes, coefficients_of
-from torchcaps.ops.votes import Moments, Votes, per_child
+from torchcaps.ops.reference import StoredVotes, coefficients_of, net_sum
+from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
 from torchcaps.ops.windows import windows
 
 
@@ -45,7 +45,9 @@ class LazyVotes(Votes):
 
     Args:
         poses: `(batch, children, rows, d)`.
-        weight: `(groups, parents, d, h)`; the number of children is a multiple of groups.
+        weight: `(groups, parents, d, h)`; the number of children is a multiple of groups. An int, the number of
+            parents: the votes for all parents are the poses themselves, `V[b,i,j] = pose[b,i]`. They are then as cheap
+            as children x parents x features, because no weights are needed.
         bias: `(groups, parents or 1, rows, h)`, or None; its number of groups may be another.
         pose: shape of a parent's pose, `(rows, h)` or `(h,)`.
         stride, dilation: stride and dilation of windows on a grid. On a grid poses are `(images, types, height, width,
@@ -62,7 +64,7 @@ class LazyVotes(Votes):
     def __init__(
         self,
         poses: Tensor,
-        weight: Tensor,
+        weight: Tensor | int,
         bias: Tensor | None,
         pose: tuple[int, ...],
         stride: Pair = (1, 1),
@@ -70,12 +72,14 @@ class LazyVotes(Votes):
         line: bool = False,
         backend: Backend = "auto",
     ):
-        on_grid = poses.dim() == 6
+        on_grid, self.shared = poses.dim() == 6, isinstance(weight, int)
+        if isinstance(weight, int):
+            weight = _no_weights(poses, weight)
         if not on_grid:
             poses, weight = poses[:, :, None, None], weight[:, None, None]
             bias = None if bias is None else bias[:, None, None]
         self.poses, self.weight, self.bias, self.pose, self.line = poses, weight, bias, pose, line
-        self.windows = Options(stride=stride, dilation=dilation)
+        self.windows = Options(stride=stride, dilation=dilation, shared=self.shared)
         children = Children(poses, weight, bias, None)
         self.batch, self.kernel = count_samples(children, self.windows), children.kernel
         self.grid = (poses.shape[0], *grid_of(children, self.windows)) if on_grid else ()
@@ -85,6 +89,7 @@ class LazyVotes(Votes):
         self.backend_asked = backend
         self.backend = choose_backend(backend, poses.device, self._sizes())
         self.logit_columns = 0  # columns that with_logits has appended to each vote
+        self.logit_query: Tensor | None = None  # of `with_logits` where the votes are the poses themselves
         self.logit_offset: Tensor | None = None
         self.cache = Cache()
 
@@ -98,8 +103,8 @@ class LazyVotes(Votes):
     def detach(self) -> Self:
         votes = copy.copy(self)
         votes.poses, votes.weight = self.poses.detach(), self.weight.detach()
-        votes.bias, votes.gates, votes.logit_offset = (
-            None if x is None else x.detach() for x in (self.bias, self.gates, self.logit_offset)
+        votes.bias, votes.gates, votes.logit_offset, votes.logit_query = (
+            None if x is None else x.detach() for x in (self.bias, self.gates, self.logit_offset, self.logit_query)
         )
         votes.cache = Cache()
         return votes
@@ -113,12 +118,18 @@ class LazyVotes(Votes):
                 expected = (groups, "parents or 1", *own)
                 raise ValueError(f"expected the {name} of the logits of shape {expected}, got {tuple(x.shape)}")
         votes = copy.copy(self)
+        votes.logit_offset = None if offset is None else offset.expand(-1, self.parents)
+        votes.cache = Cache()
+        if self.shared:
+            if groups > 1:
+                raise ValueError(f"votes that are the poses need logits that all children share, got {groups} groups")
+            votes.logit_query = weight.expand(1, self.parents, rows, d).flatten(2)
+            return votes
         columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)
         votes.weight = torch.cat([self.weight, columns.expand(*self.weight.shape[:-1], rows)], dim=-1)
         votes.bias = None if self.bias is None else F.pad(self.bias, (0, rows))
-        votes.logit_columns, votes.logit_offset = rows, None if offset is None else offset.expand(-1, self.parents)
+        votes.logit_columns = rows
         votes.backend = choose_backend(self.backend_asked, self.device, votes._sizes())
-        votes.cache = Cache()
         return votes
 
     # ------------------------------------------------------------ reductions
@@ -132,12 +143,18 @@ class LazyVotes(Votes):
             return self._narrowed(self._stored().weighted_sum(agreement, softmax, leaky))
         if not isinstance(agreement, Dot):
             raise self._impossible("a weighted sum with a Gaussian agreement")
-        operators = library.BACKENDS[self.backend]["weighted_sum"]
+        self._check_slope(agreement)
+        operators = self._operators()["weighted_sum"]
         parents = agreement.scaled_query(), self._by_place(agreement.offset)
         sums, _ = self._reduce(operators, parents, Options(softmax, agreement.unit, leaky))
         return self._narrowed(sums)
 
     def constant_sum(self, constants: Tensor) -> Tensor:
+        if self.shared:
+            poses = at_least_float32(self.poses).flatten(1, 3).flatten(2)
+            poses = poses if self.gates is None else poses * self.gates.unsqueeze(2)
+            sums = poses.unflatten(1, (len(constants), -1)).sum(2)
+            return contract("bgk,gj->bjk", sums, at_least_float32(constants).expand(-1, self.parents))
         groups = self.weight.shape[:3].numel()
         if constants.shape[0] != groups or constants.shape[1] not in (1, self.parents):
             raise ValueError(f"expected constants of shape ({groups}, parents or 1), got {tuple(constants.shape)}")
@@ -158,15 +175,51 @@ class LazyVotes(Votes):
         else:
             if isinstance(agreement, Dot) and agreement.unit:
                 raise self._impossible("moments with a dot agreement of unit votes")
+            self._check_slope(agreement)
             tensors: tuple[Tensor | None, ...] = (None, None, None, None)
             if isinstance(agreement, Dot):
                 tensors = (agreement.scaled_query(), None, None, self._by_place(agreement.offset))
             elif agreement is not None:
                 tensors = (*agreement, None)
-            operators = library.BACKENDS[self.backend]["moments"]
+            operators = self._operators()["moments"]
             found = self._reduce(operators, (*tensors, self._by_place(betas)), Options(eps=eps))
             mass, mean, variance, benefit = *found[:3], None if betas is None else found[3]
         return Moments(mass, self._narrowed(mean), self._narrowed(variance), benefit)
+
+    def net_sum(
+        self,
+        agreement: Dot | None,
+        use: Linear | None = None,
+        ignore: Linear | None = None,
+        activation: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if not self.shared:
+            return super().net_sum(agreement, use, ignore, activation)
+        widened = self._widened(agreement)
+        assert widened is None or isinstance(widened, Dot)
+        if self.backend == "reference":
+            poses = at_least_float32(self.poses.flatten(1, 3).flatten(2))
+            coefficients = self._stored().coefficients(widened)
+            return net_sum(poses, coefficients, self.gates, use, ignore, activation)
+        if widened is not None and widened.unit:
+            raise self._impossible("a net sum with a dot agreement of unit votes")
+        query, slope, offset = (
+            (None,) * 3 if widened is None else (widened.scaled_query(), widened.slope, widened.offset)
+        )
+        tensors: list[Tensor | None] = [query, self._by_place(slope), self._by_place(offset)]
+        for betas in (use, ignore):
+            rows = None if betas is None else betas.rows.expand(-1, self.parents)
+            tensors += [self._by_place(rows), None if betas is None else betas.weight]
+        tensors += (None,) * 3 if activation is None else activation
+        sums, masses = self._reduce(self._operators()["net_sum"], tuple(tensors), Options())
+        return sums, masses
+
+    def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
+        if not self.shared:
+            return super().with_poses(function)
+        votes = copy.copy(self)
+        votes.poses, votes.cache = function(self.poses), Cache()
+        return votes
 
     def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
         agreement = self._widened(agreement)
@@ -182,7 +235,7 @@ class LazyVotes(Votes):
         layout = tiled.Layout(children, self.windows)
         for block in tiled.vote_blocks(children, self.windows):
             with autocast_off(self.device.type):
-                votes = layout.unpack_votes(tiled.Tile(block, layout, children).votes())
+                votes = layout.unpack_votes(tiled.vote_tile(block, layout, children, self.windows).votes())
             own_gates = None if gates is None else block.read_gates(gates).T
             yield block.samples, self._narrowed(votes), own_gates
 
@@ -221,18 +274,20 @@ class LazyVotes(Votes):
 
     def _widened(self, agreement: Agreement | None) -> Agreement | None:
         """Return the agreement for votes with the columns of `with_logits`."""
-        if not self.logit_columns:
+        if not self.logit_columns and self.logit_query is None:
             return agreement
         if agreement is None:
             agreement = Dot(self.parents_like())
         if not isinstance(agreement, Dot) or agreement.unit:
             kind = "unit votes" if isinstance(agreement, Dot) else "a Gaussian agreement"
             raise ValueError(f"logits of the children need a dot agreement without unit votes, got {kind}")
-        rows, offset = self.logit_columns, agreement.offset
-        query = agreement.scaled_query().unflatten(-1, (rows, -1))
-        ones = torch.eye(rows, dtype=query.dtype, device=query.device).expand(*query.shape[:-1], rows)
+        rows, offset, query = self.logit_columns, agreement.offset, agreement.scaled_query()
         if self.logit_offset is not None:
             offset = self.logit_offset if offset is None else _sum_of_rows(offset, self.logit_offset)
+        if self.logit_query is not None:
+            return agreement._replace(query=query + self.logit_query, scale=1.0, offset=offset)
+        query = query.unflatten(-1, (rows, -1))
+        ones = torch.eye(rows, dtype=query.dtype, device=query.device).expand(*query.shape[:-1], rows)
         return Dot(torch.cat([query, ones], dim=-1).flatten(-2), offset=offset)
 
     def _narrowed(self, x: Tensor) -> Tensor:
@@ -252,8 +307,10 @@ class LazyVotes(Votes):
 
     def _plain_sum(self) -> Tensor:
         """Return `sum_i gate[i] V[i,j]`. It needs one matrix product and no votes."""
-        if "vote_sum" in library.BACKENDS[self.backend]:
-            return self._reduce(library.BACKENDS[self.backend]["vote_sum"], (), Options())[0]
+        if self.backend != "reference":
+            return self._reduce(self._operators()["vote_sum"], (), Options())[0]
+        if self.shared:
+            return self._stored().weighted_sum(None) * self.parents
         poses, weight, bias = self._windows()
         poses, weight = at_least_float32(poses), at_least_float32(weight)
         gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
@@ -264,12 +321,18 @@ class LazyVotes(Votes):
             total = total + contract("bg,gjrh->bjrh", masses, at_least_float32(bias))
         return total.flatten(2)
 
+    def _operators(self) -> dict[str, library.Operators]:
+        """Return the operators of the backend. Votes that are the poses need products of matrices only, for which
+        PyTorch calls the fastest libraries of each device: these are in "tiled"."""
+        return library.BACKENDS["tiled" if self.shared and self.backend != "reference" else self.backend]
+
     def _reduce(
         self, operators: library.Operators, parents: tuple[Tensor | None, ...], options: Options
     ) -> tuple[Tensor, ...]:
         """Run a reduction. `library.reduce` calls the backend's function of the same name, such as
         `native.weighted_sum`."""
-        options = options._replace(stride=self.windows.stride, dilation=self.windows.dilation)
+        windows = self.windows
+        options = options._replace(stride=windows.stride, dilation=windows.dilation, shared=windows.shared)
         results, children = library.reduce(operators, self.cache.handed_on or self._children(), parents, options)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.cache.handed_on = children
@@ -278,9 +341,12 @@ class LazyVotes(Votes):
     def _children(self) -> Children:
         """Return the children as the backend takes them."""
         # Half precision would be no faster here, and it would round the gradients that iterations sum up.
-        poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
-        bias = None if self.bias is None else at_least_float32(self.bias)
+        poses = at_least_float32(self.poses)
         gates = None if self.gates is None else at_least_float32(self.gates).unflatten(1, (-1, *self.kernel))
+        if self.shared:
+            return Children(poses, _no_weights(poses, self.parents)[:, None, None], None, gates)
+        weight = at_least_float32(self.weight)
+        bias = None if self.bias is None else at_least_float32(self.bias)
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
         elif self.backend == "triton":  # its kernels read weights with the parents innermost
@@ -307,8 +373,13 @@ class LazyVotes(Votes):
     def _stored(self) -> StoredVotes:
         with_gradient = torch.is_grad_enabled()
         if with_gradient not in self.cache.stored:
-            self.cache.stored[with_gradient] = StoredVotes(_votes(*self._windows()))
+            votes = self._repeated(self.poses.flatten(1, 3)) if self.shared else _votes(*self._windows())
+            self.cache.stored[with_gradient] = StoredVotes(votes)
         return self.cache.stored[with_gradient].gated(self.gates)
+
+    def _repeated(self, poses: Tensor) -> Tensor:
+        """Return poses `(batch, children, rows, d)` as the votes for every parent."""
+        return poses.unsqueeze(2).expand(-1, -1, self.parents, -1, -1)
 
     def _some_children(self) -> Iterator[slice]:
         """Yield slices of the children whose votes are few enough to be stored."""
@@ -318,6 +389,8 @@ class LazyVotes(Votes):
 
     def _stored_block(self, children: slice) -> StoredVotes:
         """Return the votes of some children."""
+        if self.shared:
+            return StoredVotes(self._repeated(self.poses.flatten(1, 3)[:, children]))
         poses, weight, bias = self._windows()
         index = torch.arange(poses.shape[1], device=poses.device)[children]
         weight = weight[index // (poses.shape[1] // weight.shape[0])]
@@ -325,11 +398,18 @@ class LazyVotes(Votes):
         return StoredVotes(_votes(poses[:, children], weight, bias))
 
     def _logits(self, agreement: Agreement, children: slice) -> Tensor:
-        if isinstance(agreement, Dot) and agreement.offset is not None and len(agreement.offset) > 1:
+        if isinstance(agreement, Dot):
             index = torch.arange(self.children, device=self.device)[children]
-            groups = self.children // len(agreement.offset)
-            agreement = agreement._replace(offset=agreement.offset[index // groups])
+            offset, slope = (
+                x if x is None or len(x) == 1 else x[index // (self.children // len(x))]
+                for x in (agreement.offset, agreement.slope)
+            )
+            agreement = agreement._replace(offset=offset, slope=slope)
         return self._stored_block(children).logits(agreement)
+
+    def _check_slope(self, agreement: Agreement | None) -> None:
+        if isinstance(agreement, Dot) and agreement.slope is not None:
+            raise self._impossible("this reduction with a slope, but net sums only")
 
     def _impossible(self, what: str) -> ValueError:
         return ValueError(f"backend={self.backend!r} cannot compute {what}: use backend='reference'")
@@ -343,6 +423,12 @@ def _votes(poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return votes
     return (votes.unflatten(1, (bias.shape[0], -1)) + bias.unsqueeze(1)).flatten(1, 2)
+
+
+def _no_weights(poses: Tensor, parents: int) -> Tensor:
+    """Return a tensor of the shape `(1, parents, d, d)`, which takes no memory and is never read."""
+    d = poses.shape[-1]
+    return poses.new_zeros(()).expand(1, parents, d, d)
 
 
 def _sum_of_rows(a: Tensor, b: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ Tensors = tuple[Tensor, ...]
 
 LIBRARY = Library("torchcaps", "FRAGMENT")
 CHILDREN = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
-OPTIONS = "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation"
+OPTIONS = "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation, bool shared"
 GRADIENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
 
 
@@ -67,6 +67,16 @@ MOMENTS = Reduction(
     4,
     3,
     lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents[4] is None else scores],
+)
+
+# Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`. The tensors
+# are those of `tiled.Net`.
+NET_SUM = Reduction(
+    tuple(f"Tensor? {name}" for name in tiled.Net._fields),
+    2,
+    2,
+    0,
+    lambda scores, poses, parents, options: [poses, scores],
 )
 
 
@@ -167,6 +177,7 @@ TILED = {
     "vote_sum": _operators("tiled_vote_sum", VOTE_SUM, tiled.vote_sum, tiled.vote_sum_backward),
     "weighted_sum": _operators("tiled_weighted_sum", WEIGHTED_SUM, tiled.weighted_sum, tiled.weighted_sum_backward),
     "moments": _operators("tiled_moments", MOMENTS, tiled.moments, tiled.moments_backward),
+    "net_sum": _operators("tiled_net_sum", NET_SUM, tiled.net_sum, tiled.net_sum_backward),
 }
 NATIVE = {
     "vote_sum": _operators("native_vote_sum", VOTE_SUM, native.vote_sum, native.vote_sum_backward),

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.checks import check_choice
 from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
-from torchcaps.ops.votes import Moments, Votes, per_child
+from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
 
 
 class StoredVotes(Votes):
@@ -63,7 +64,11 @@ class StoredVotes(Votes):
         if isinstance(agreement, Dot):
             votes = normalize(self.votes) if agreement.unit else self.votes
             logits = contract("bijk,bjk->bij", votes, agreement.scaled_query())
-            return logits if agreement.offset is None else logits + per_child(agreement.offset, self.children)
+            if agreement.slope is not None:
+                logits = logits * per_child(agreement.slope, self.children)
+            if agreement.offset is not None:
+                logits = logits + per_child(agreement.offset, self.children)
+            return logits if agreement.slope is None else F.logsigmoid(logits)
         deviations = (self.votes - agreement.mean.unsqueeze(1)).square()
         return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", deviations, agreement.precision)
 
@@ -84,6 +89,32 @@ class StoredVotes(Votes):
         votes.votes = self.votes.detach()
         votes.gates = None if self.gates is None else self.gates.detach()
         return votes
+
+
+def net_sum(
+    poses: Tensor,
+    coefficients: Tensor,
+    gates: Tensor | None,
+    use: Linear | None,
+    ignore: Linear | None,
+    activation: Activation | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the net sums of votes that are the poses, `(batch, children, features)`; see :meth:`Votes.net_sum`."""
+    children = poses.shape[1]
+
+    def rows(x: Linear) -> Tensor:
+        own = per_child(x.rows, children)
+        return own if x.weight is None else own + contract("bik,jk->bij", poses, x.weight.to(poses.dtype))
+
+    phi = coefficients
+    if use is not None and ignore is not None:
+        phi = rows(use) * phi - rows(ignore) * (1 - phi)
+    if activation is not None:
+        products = (poses * per_child(activation.weight, children)).sum(-1)
+        active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, children)
+        phi = phi * active.sigmoid().unsqueeze(-1)
+    phi = phi if gates is None else phi * gates.unsqueeze(-1)
+    return contract("bij,bik->bjk", phi.to(poses.dtype), poses), phi.sum(1)
 
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:

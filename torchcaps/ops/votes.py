@@ -8,7 +8,7 @@ agreement, and for the coefficients themselves only if the caller wants to see t
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.arguments import HALF
 from torchcaps.capsules import Capsules
-from torchcaps.ops.agreement import Agreement
+from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.children import Softmax
 
 
@@ -27,6 +27,31 @@ class Moments(NamedTuple):
     mean: Tensor  # (batch, parents, features): sum_i D[i,j] V[i,j] / (mass[j] + eps)
     variance: Tensor  # (batch, parents, features): sum_i D[i,j] (V[i,j] - mean[j])**2 / (mass[j] + eps)
     benefit: Tensor | None  # (batch, parents): sum_i beta[i,j] D[i,j]
+
+
+class Linear(NamedTuple):
+    """Numbers for each child and parent, `rows[g(i),j] + pose[b,i] . weight[j]`.
+
+    Fields:
+        rows: `(groups, parents or 1)`; consecutive children share a row in groups of equal size.
+        weight: `(parents, features)`, or None for the rows alone.
+    """
+
+    rows: Tensor
+    weight: Tensor | None = None
+
+
+class Activation(NamedTuple):
+    """Activations of the children, `sigmoid(scale[b] pose[b,i] . weight[g(i)] + bias[g(i)])`.
+
+    Fields:
+        weight, bias: `(groups, features)` and `(groups,)`.
+        scale: `(batch,)`.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    scale: Tensor
 
 
 class Votes(ABC):
@@ -95,6 +120,28 @@ class Votes(ABC):
             weight: `(groups, parents or 1, rows, d)`, with as many groups as the weights of the votes.
             offset: `(groups, parents or 1)`, or None.
         """
+
+    def net_sum(
+        self,
+        agreement: Dot | None,
+        use: Linear | None = None,
+        ignore: Linear | None = None,
+        activation: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the net sums of the votes for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
+        `sum_i phi[i,j]`, `(batch, parents)`, with
+
+            phi[i,j] = gate[i] activation[i] (use[i,j] c[i,j] - ignore[i,j] (1 - c[i,j]))
+
+        and a softmax over the parents. Without `use` and `ignore`, phi is `gate[i] activation[i] c[i,j]`. The votes
+        must be the poses of the children.
+        """
+        raise ValueError("a net sum needs votes that are the poses of the children: use this routing in CapsuleShared")
+
+    def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed. The
+        votes must be the poses of the children."""
+        raise ValueError("these votes are not the poses of the children: use this routing in CapsuleShared")
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:

@@ -2,17 +2,21 @@
 
 from torchcaps.ops.tiled.blocks import vote_blocks
 from torchcaps.ops.tiled.moments import moments, moments_backward
+from torchcaps.ops.tiled.net import Net, net_sum, net_sum_backward
 from torchcaps.ops.tiled.sums import vote_sum, vote_sum_backward, weighted_sum, weighted_sum_backward
-from torchcaps.ops.tiled.tiles import Layout, Tile
+from torchcaps.ops.tiled.tiles import Layout, vote_tile
 
 __all__ = [
     "Layout",
-    "Tile",
+    "Net",
     "moments",
     "moments_backward",
+    "net_sum",
+    "net_sum_backward",
     "vote_blocks",
     "vote_sum",
     "vote_sum_backward",
+    "vote_tile",
     "weighted_sum",
     "weighted_sum_backward",
 ]

@@ -102,6 +102,9 @@ def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
     """Yield blocks with about BLOCK entries of poses and of weights, for work that computes no votes."""
     poses, weight = children.poses, children.weight
     parents, d, h = weight.shape[3:]
+    if options.shared:  # no weights, and the logits may have more entries than the poses
+        pairs = max(1, BLOCK // max(parents, poses.shape[4] * d))
+        return blocks(children, options, pairs, max(1, pairs // poses.shape[1]))
     samples = max(1, min(count_samples(children, options), 8 * SAMPLES))
     per_group = poses.shape[1] // weight.shape[0]
     count = min(BLOCK // (samples * poses.shape[4] * d), per_group * (BLOCK // (parents * d * h)))

@@ -6,7 +6,7 @@ from torch import Tensor
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
-from torchcaps.ops.tiled.tiles import Layout, Tile
+from torchcaps.ops.tiled.tiles import Layout, vote_tile
 
 
 def moments(
@@ -31,7 +31,7 @@ def moments(
     scatter = torch.zeros_like(center)
     benefit = torch.zeros_like(mass if betas is not None else mass[:0, :0])
     for block in vote_blocks(children, options):
-        votes = Tile(block, layout, children).votes()
+        votes = vote_tile(block, layout, children, options).votes()
         own_mass, own_center, own_scatter = (layout.part(x, block.samples) for x in (mass, center, scatter))
         own = [layout.part(x, block.samples) for x in agreement]
         compared = _compared(votes, own)
@@ -93,7 +93,7 @@ def moments_backward(
     grad_offset, grad_betas = (None if x is None else accumulator(x) for x in (offset, betas))
     found = [torch.zeros_like(x) for x in agreement]
     for block in vote_blocks(children, options):
-        tile = Tile(block, layout, children)
+        tile = vote_tile(block, layout, children, options)
         votes = tile.votes()
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         own, own_found = ([layout.part(x, block.samples) for x in of] for of in (agreement, found))

@@ -101,6 +101,8 @@ def weighted_sum_backward(
 
 def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
     """Compute the sum of the votes, as one matrix product of poses and weights: no vote is computed."""
+    if options.shared:
+        return (_pose_sum(children, options).unsqueeze(1).repeat(1, children.parents, 1),)
     parents, rows, h = children.parents, children.poses.shape[4], children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), rows, parents, h)
     for block in pose_blocks(children, options):
@@ -118,6 +120,9 @@ def vote_sum_backward(
     grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
 ) -> tuple[()]:
     """Add the gradients of the children to `into`."""
+    if options.shared:
+        _pose_sum_backward(at_least_float32(grads[0]).sum(1), children, options, into)
+        return ()
     parents, _, h = children.weight.shape[3:]
     grad = at_least_float32(grads[0]).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
     for block in pose_blocks(children, options):
@@ -143,6 +148,29 @@ def vote_sum_backward(
             masses = poses.new_ones(count, samples) if gate is None else gate
             block.add_rows(into.bias, torch.einsum("cn,nrjh->cjrh", masses, part))
     return ()
+
+
+def _pose_sum(children: Children, options: Options) -> Tensor:
+    """Compute the sum of the poses, `(samples, features)`."""
+    if children.gates is None:
+        return at_least_float32(children.poses).sum((1, 2, 3)).flatten(1)
+    sums = accumulator(children.poses, count_samples(children, options), 1, children.poses[0, 0].numel())
+    for block in pose_blocks(children, options):
+        poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
+        sums[block.samples].baddbmm_(block.read_gates(children.gates).T.unsqueeze(1), poses)
+    return sums.squeeze(1)
+
+
+def _pose_sum_backward(grad: Tensor, children: Children, options: Options, into: Gradients) -> None:
+    for block in pose_blocks(children, options):
+        own = grad[block.samples].unsqueeze(2)
+        if into.poses is not None:
+            part = into.poses[block.images, block.types]
+            gate = 1 if children.gates is None else block.read_gates(children.gates).T.unsqueeze(2)
+            part += (own.transpose(1, 2) * gate).unflatten(2, part.shape[2:])
+        if into.gates is not None:
+            poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
+            block.add_gates(into.gates, torch.bmm(poses, own).squeeze(2).T)
 
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.linalg import vector_norm
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.tiled import blocks as sizes
-from torchcaps.ops.tiled.blocks import Block, blocks, vote_blocks
+from torchcaps.ops.tiled.blocks import Block, blocks, pose_blocks, vote_blocks
 
 LANES = 16  # shortest innermost dimension that is fast
 
@@ -77,9 +77,13 @@ class Tile:
     def __init__(self, block: Block, layout: Layout, children: Children):
         self.block, self.layout, self.bias = block, layout, children.bias
         self.poses = block.read(children.poses)
+        self.make_factors(children)
+
+    def make_factors(self, children: Children) -> None:
+        """Arrange poses and weights as the factors of the matrix product that gives the votes; it sums over d."""
+        block, layout = self.block, self.layout
         self.weight = block.read_weight(children.weight)
         groups, count = self.weight.shape[0], self.poses.shape[0]
-        # Factors of the matrix product that gives the votes; it sums over d.
         if layout.parents_last:
             self.left = self.poses.view(groups, -1, self.poses.shape[3])
             self.right = self.weight.permute(0, 2, 3, 1).flatten(2)
@@ -124,6 +128,32 @@ class Tile:
                 self.block.add_weight(into.weight, own.transpose(2, 3))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
+
+
+class SharedTile(Tile):
+    """A block of votes that are the poses themselves, repeated for each parent."""
+
+    def make_factors(self, children: Children) -> None:
+        pass
+
+    def votes(self) -> Tensor:
+        if self.layout.parents_last:
+            return self.poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, self.layout.count)
+        return self.poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, self.layout.count, 1, 1)
+
+    def add_gradients(self, grad: Tensor, into: Gradients) -> None:
+        if into.poses is None:
+            return
+        if self.layout.parents_last:
+            self.block.add(into.poses, grad.sum(3).view(self.poses.shape))
+        else:
+            _, _, rows, d = self.poses.shape
+            self.block.add(into.poses, grad.sum(1).unflatten(1, (d, rows)).permute(0, 3, 2, 1))
+
+
+def vote_tile(block: Block, layout: Layout, children: Children, options: Options) -> Tile:
+    """Return the tile that computes all votes of a block."""
+    return (SharedTile if options.shared else Tile)(block, layout, children)
 
 
 class DotTile(Tile):
@@ -231,9 +261,63 @@ class PulledTile:
         return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
-def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[DotTile | PulledTile]:
+class SharedDotTile:
+    """The results of `DotTile` for votes that are the poses themselves: products of matrices, and no votes."""
+
+    def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
+        self.block, self.layout = block, layout
+        # (samples, children, features); without windows the samples are images, and this copies nothing
+        self.poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
+        self.lengths = nonzero(vector_norm(self.poses, dim=2, keepdim=True)) if unit else None
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        return self._from_samples(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
+
+    def logits(self, query: Tensor) -> Tensor:
+        products = torch.bmm(self.poses, self.layout.unpack(query).transpose(1, 2))
+        return self._from_samples(products if self.lengths is None else products / self.lengths)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        return self.layout.pack(torch.bmm(self._to_samples(weights).transpose(1, 2), self.poses))
+
+    def grad_query(self, grad_logits: Tensor) -> Tensor:
+        factors = self._to_samples(grad_logits)
+        factors = factors if self.lengths is None else factors / self.lengths
+        return self.layout.pack(torch.bmm(factors.transpose(1, 2), self.poses))
+
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        if into.poses is None:
+            return
+        factors, query = self._to_samples(grad_logits), self.layout.unpack(query)
+        own = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
+        if self.lengths is None:
+            own.baddbmm_(factors, query)
+        else:
+            factors = factors / self.lengths
+            own.baddbmm_(factors, query)
+            along = (factors * torch.bmm(self.poses, query.transpose(1, 2))).sum(2, keepdim=True)
+            own.addcmul_(self.poses, along / self.lengths.square(), value=-1)
+        part = into.poses[self.block.images, self.block.types]
+        part += own.view(part.shape)
+
+    def _from_samples(self, x: Tensor) -> Tensor:
+        """Bring `(samples, children, parents)` into the layout."""
+        return x.permute((1, 0, 2) if self.layout.parents_last else (1, 2, 0))
+
+    def _to_samples(self, x: Tensor) -> Tensor:
+        """Undo `_from_samples`."""
+        return x.permute((1, 0, 2) if self.layout.parents_last else (2, 0, 1))
+
+
+def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[DotTile | PulledTile | SharedDotTile]:
     """Yield all pairs of children and samples, block by block, as tiles of the cheaper kind."""
     poses, weight = children.poses, children.weight
+    if options.shared:
+        for block in pose_blocks(children, options):
+            yield SharedDotTile(block, layout, children, options.unit)
+        return
     per_group = poses.shape[1] // weight.shape[0]
     if per_group == 1 or options.unit or children.bias is not None:
         for block in vote_blocks(children, options):

@@ -1,0 +1,194 @@
+"""Net sums of votes that are the poses themselves, forward and backward, block by block.
+
+All work is products of matrices. No tensor has an entry for each child and parent, but those of one block.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.numerics import accumulator, at_least_float32
+from torchcaps.ops.tiled.blocks import Block, pose_blocks
+
+
+class Net(NamedTuple):
+    """Tensors of the parents that a net sum takes; see `Votes.net_sum`."""
+
+    query: Tensor | None  # (samples, parents, features)
+    slope: Tensor | None  # (groups, 1, 1, parents), like the rows below
+    offset: Tensor | None
+    use: Tensor | None
+    use_weight: Tensor | None  # (parents, features)
+    ignore: Tensor | None
+    ignore_weight: Tensor | None
+    activation_weight: Tensor | None  # (groups, features)
+    activation_bias: Tensor | None  # (groups,)
+    activation_scale: Tensor | None  # (samples,)
+
+
+class NetTile:
+    """Everything that a block computes from its poses, in tensors `(samples, children, parents)`."""
+
+    def __init__(self, block: Block, children: Children, net: Net):
+        self.block, self.net = block, net
+        self.poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
+        self.parents = children.parents
+        gates = None if children.gates is None else block.read_gates(children.gates).T
+        self.present = self.poses.new_ones(self.poses.shape[:2]) if gates is None else gates
+        self.activation, self.products = self._activation()
+        self.gates = self.present if self.activation is None else self.present * self.activation
+        self.dots, self.inner, self.coefficients = self._coefficients()
+        self.use = self._rows(net.use, net.use_weight)
+        self.ignore = self._rows(net.ignore, net.ignore_weight)
+        self.rates = self.coefficients  # phi without the gates
+        if self.use is not None and self.ignore is not None:
+            self.rates = (self.use + self.ignore) * self.coefficients - self.ignore
+
+    def _activation(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the activations of the children, and the products that they follow from, `(samples, children)`."""
+        net = self.net
+        if net.activation_weight is None or net.activation_bias is None or net.activation_scale is None:
+            return None, None
+        weight = self._own(net.activation_weight)
+        products = self.poses @ weight[0] if len(weight) == 1 else torch.einsum("scd,cd->sc", self.poses, weight)
+        scale = at_least_float32(net.activation_scale)[self.block.samples].unsqueeze(1)
+        return (products * scale + self._own(net.activation_bias)).sigmoid(), products
+
+    def _coefficients(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Return the dot products, what the link maps to logits, and the coefficients."""
+        query, slope, offset = self.net.query, self.net.slope, self.net.offset
+        if query is None:
+            return None, None, self.poses.new_full((1, 1, 1), 1 / self.parents)
+        dots = logits = torch.bmm(self.poses, at_least_float32(query[self.block.samples]).transpose(1, 2))
+        if slope is not None:
+            logits = logits * self._row(slope)
+        if offset is not None:
+            logits = logits + self._row(offset)
+        inner = logits
+        return dots, inner, (logits if slope is None else F.logsigmoid(logits)).softmax(2)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Return the rows of a tensor `(groups, ...)` for the block's children; a single row stays."""
+        x = at_least_float32(x)
+        return x if len(x) == 1 else x[self.block._groups_of(x)]
+
+    def _row(self, x: Tensor) -> Tensor:
+        return self._own(x[:, 0, 0])
+
+    def _rows(self, rows: Tensor | None, weight: Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
+        found = self._row(rows)
+        return found if weight is None else found + self.poses @ at_least_float32(weight).T
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        phi = self.gates.unsqueeze(2) * self.rates
+        if self.net.query is None and phi.shape[2] == 1:  # the same for all parents
+            phi = phi.expand(-1, -1, self.parents)
+        return torch.bmm(phi.transpose(1, 2), self.poses), phi.sum(1)
+
+
+def net_sum(children: Children, *args: object) -> tuple[Tensor, Tensor]:
+    """Compute the net sums of the votes, and those of the shares; see `Votes.net_sum`."""
+    *tensors, options = args
+    assert isinstance(options, Options)
+    net, samples = Net(*tensors), count_samples(children, options)  # type: ignore[arg-type]
+    sums = accumulator(children.poses, samples, children.parents, children.poses[:1, :1].numel())
+    masses = accumulator(children.poses, samples, children.parents)
+    for block in pose_blocks(children, options):
+        total, mass = NetTile(block, children, net).sums()
+        sums[block.samples] += total
+        masses[block.samples] += mass
+    return sums, masses
+
+
+def net_sum_backward(
+    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, *args: object
+) -> tuple[Tensor | None, ...]:
+    """Add the gradients of the children to `into`; return those of the tensors of `Net`."""
+    *tensors, options, into = args
+    assert isinstance(options, Options)
+    assert isinstance(into, Gradients)
+    net = Net(*tensors)  # type: ignore[arg-type]
+    found = Net(*(None if x is None else accumulator(x) for x in net))
+    for block in pose_blocks(children, options):
+        tile = NetTile(block, children, net)
+        grad_sums, grad_masses = (at_least_float32(x)[block.samples] for x in grads)
+        _add_gradients(tile, grad_sums, grad_masses, found, into)
+    return tuple(found)
+
+
+def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found: Net, into: Gradients) -> None:
+    block, net, poses = tile.block, tile.net, tile.poses
+    parents_shape = (*poses.shape[:2], tile.parents)
+    gates, rates = tile.gates.unsqueeze(2), tile.rates.expand(parents_shape)
+    grad_phi = torch.bmm(poses, grad_sums.transpose(1, 2)) + grad_masses.unsqueeze(1)
+    grad_poses = torch.bmm(gates * rates, grad_sums)
+    grad_gates = (grad_phi * rates).sum(2)
+    grad_rates = grad_phi * gates
+    grad_coefficients = grad_rates
+    if tile.use is not None and tile.ignore is not None:
+        for rows, weight, grad in (
+            (found.use, "use_weight", grad_rates * tile.coefficients),
+            (found.ignore, "ignore_weight", grad_rates * (tile.coefficients - 1)),
+        ):
+            assert rows is not None
+            block.add_rows(rows, grad.sum(0))
+            own, into_weight = getattr(net, weight), getattr(found, weight)
+            if own is not None:
+                into_weight += grad.flatten(0, 1).T @ poses.flatten(0, 1)
+                grad_poses += grad @ at_least_float32(own)
+        grad_coefficients = grad_rates * (tile.use + tile.ignore)
+    if net.query is not None:
+        assert tile.dots is not None
+        assert tile.inner is not None
+        products = tile.coefficients * grad_coefficients
+        grad_logits = products - tile.coefficients * products.sum(2, keepdim=True)
+        if net.slope is not None:
+            grad_logits = grad_logits * (-tile.inner).sigmoid()
+        if found.offset is not None:
+            block.add_rows(found.offset, grad_logits.sum(0))
+        if net.slope is not None and found.slope is not None:
+            block.add_rows(found.slope, (grad_logits * tile.dots).sum(0))
+            grad_logits = grad_logits * tile._row(net.slope)
+        assert found.query is not None
+        found.query[block.samples].add_(torch.bmm(grad_logits.transpose(1, 2), poses))
+        grad_poses.baddbmm_(grad_logits, at_least_float32(net.query[block.samples]))
+    if tile.activation is not None:
+        _add_activation_gradients(tile, grad_gates * tile.present, grad_poses, found)
+        grad_gates = grad_gates * tile.activation
+    if into.gates is not None:
+        block.add_gates(into.gates, grad_gates.T)
+    if into.poses is not None:
+        part = into.poses[block.images, block.types]
+        part += grad_poses.view(part.shape)
+
+
+def _add_activation_gradients(tile: NetTile, grad: Tensor, grad_poses: Tensor, found: Net) -> None:
+    """Add what follows from the gradients of the activations, `(samples, children)`."""
+    block, net = tile.block, tile.net
+    assert tile.activation is not None
+    assert tile.products is not None
+    assert net.activation_weight is not None
+    assert net.activation_scale is not None
+    assert found.activation_weight is not None
+    assert found.activation_bias is not None
+    assert found.activation_scale is not None
+    grad = grad * tile.activation * (1 - tile.activation)
+    scale = at_least_float32(net.activation_scale)[block.samples].unsqueeze(1)
+    found.activation_scale[block.samples] += (grad * tile.products).sum(1)
+    _add_by_group(block, found.activation_bias, grad.sum(0))
+    grad = grad * scale
+    _add_by_group(block, found.activation_weight, torch.einsum("sc,scd->cd", grad, tile.poses))
+    grad_poses.addcmul_(grad.unsqueeze(2), tile._own(net.activation_weight).unsqueeze(0))
+
+
+def _add_by_group(block: Block, x: Tensor, values: Tensor) -> None:
+    """Add values of the block's children to the rows `(groups, ...)` of their groups."""
+    if len(x) == 1:
+        x[0] += values.sum(0)
+    else:
+        x.index_add_(0, block._groups_of(x), values)
