@@ -10,6 +10,7 @@ from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
 from torchcaps.nn.pooling import RoutingPool2d
 from torchcaps.nn.primary import PrimaryCapsules
+from torchcaps.nn.shared import CapsuleShared
 from torchcaps.nn.stack import CapsuleStack, Trace
 from torchcaps.nn.surgery import replace_pooling
 
@@ -21,6 +22,7 @@ __all__ = [
     "CapsuleFC",
     "CapsuleLayer",
     "CapsuleLinear",
+    "CapsuleShared",
     "CapsuleStack",
     "FeedbackAgreement",
     "MapShape",

@@ -22,6 +22,8 @@ class _CapsuleConv(CapsuleLayer):
 
     sides: tuple[str, ...]
 
+    weight: nn.Parameter
+
     @checked
     def __init__(
         self,

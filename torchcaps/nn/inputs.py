@@ -1,5 +1,7 @@
 """Checks of the tensors that layers and networks are given."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from torchcaps.arguments import can_read, check_input, shown, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
 
 
-def as_capsules(x: Capsules | Tensor, weight: Tensor, takes_half: bool = False) -> Capsules:
+def as_capsules(x: Capsules | Tensor, weight: Tensor | None, takes_half: bool = False) -> Capsules:
     """Return the children of a layer: Capsules, or a tensor of poses as Capsules without scores.
 
     Scores that are a bool mask become logits, inf for True and -inf for False.
@@ -22,6 +24,40 @@ def as_capsules(x: Capsules | Tensor, weight: Tensor, takes_half: bool = False) 
     if capsules.scores is None:
         return capsules
     return capsules._replace(scores=as_logits(capsules.scores, capsules.poses))
+
+
+def check_children(
+    capsules: Capsules,
+    pose: tuple[int, ...],
+    count: int | None,
+    share_positions: bool = False,
+    coordinates: bool = False,
+) -> None:
+    """Check the shapes of the children of a layer.
+
+    Args:
+        pose: shape of a child's pose.
+        count: number of children; None for any number.
+        share_positions: the children are on a grid or in a sequence, and `count` is the number of their types.
+        coordinates: they are on a grid.
+    """
+    shape = tuple(capsules.poses.shape)
+    without_pose = shape[: -len(pose)]
+    capsule_dims = without_pose[1:]
+    places = ", height, width" if share_positions else ""
+    expected = f"(batch, {count or 'any number'}{places}, {', '.join(map(str, pose))})"
+    if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 2, 3):
+        raise ValueError(f"expected poses of shape {expected}, got {shape}")
+    if share_positions and len(capsule_dims) not in ((3,) if coordinates else (2, 3)):
+        raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
+    children = math.prod(capsule_dims)
+    if children == 0:
+        raise ValueError(f"expected at least one child (score -inf for padding), got poses of shape {shape}")
+    name, found = ("types", capsule_dims[0]) if share_positions else ("in_capsules", children)
+    if count is not None and found != count:
+        raise ValueError(f"expected {name}={count}, got {found} (poses of shape {shape})")
+    if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
+        raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
 
 
 def check_map(x: Tensor, channels: int, weight: Tensor) -> None:

@@ -14,13 +14,13 @@ class CapsuleLayer(nn.Module, ABC):
     """Layer in which children vote for parents and a routing algorithm decides which votes count.
 
     Attributes:
-        weight: weights of the votes.
+        weight: weights of the votes, or None.
         bias: biases of the votes, or None.
         layer_shape: shape of the layer, as its routing sees it.
         routing: routing algorithm, with parameters of its own.
     """
 
-    weight: nn.Parameter
+    weight: nn.Parameter | None
     bias: nn.Parameter | None
     layer_shape: LayerShape
     routing: Routing
@@ -31,7 +31,8 @@ class CapsuleLayer(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Draw new vote weights as the routing does, and reset all other parameters."""
-        self.routing.reset_weight(self.weight.data, self.layer_shape)
+        if self.weight is not None:
+            self.routing.reset_weight(self.weight.data, self.layer_shape)
         self.routing.reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)

@@ -1,6 +1,5 @@
 """Fully connected capsules: every child votes for every parent."""
 
-import math
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, Device, FloatType, checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.inputs import as_capsules
+from torchcaps.nn.inputs import as_capsules, check_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LazyVotes
@@ -61,6 +60,8 @@ class CapsuleLinear(CapsuleLayer):
         >>> layer(Capsules(poses, scores), out_capsules=3).poses.shape  # as many as asked for
         torch.Size([8, 3, 2])
     """
+
+    weight: nn.Parameter
 
     @checked
     def __init__(
@@ -138,7 +139,7 @@ class CapsuleLinear(CapsuleLayer):
     def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LazyVotes:
         """Return the votes of all children for all parents."""
         capsules = as_capsules(capsules, self.weight, takes_half=True)
-        self._check(capsules)
+        check_children(capsules, self.in_pose, self.in_capsules, self.share_positions, self.coordinates)
         rows, d = matrix_shape(self.in_pose)
         poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
         poses = poses.reshape(*poses.shape[:2], rows, d)
@@ -171,26 +172,6 @@ class CapsuleLinear(CapsuleLayer):
         offset = like.new_zeros(height * width, 1, rows, h)
         offset[:, 0, :2, -1] = centers
         return offset.repeat(self.weight.shape[0], 1, 1, 1)
-
-    def _check(self, capsules: Capsules) -> None:
-        """Check the shapes of the children."""
-        shape, pose = tuple(capsules.poses.shape), self.in_pose
-        without_pose = shape[: -len(pose)]
-        capsule_dims = without_pose[1:]
-        places = ", height, width" if self.share_positions else ""
-        expected = f"(batch, {self.in_capsules or 'any number'}{places}, {', '.join(map(str, pose))})"
-        if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 2, 3):
-            raise ValueError(f"expected poses of shape {expected}, got {shape}")
-        if self.share_positions and len(capsule_dims) not in ((3,) if self.coordinates else (2, 3)):
-            raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
-        children = math.prod(capsule_dims)
-        if children == 0:
-            raise ValueError(f"expected at least one child (score -inf for padding), got poses of shape {shape}")
-        name, count = ("types", capsule_dims[0]) if self.share_positions else ("in_capsules", children)
-        if self.in_capsules is not None and count != self.in_capsules:
-            raise ValueError(f"expected {name}={self.in_capsules}, got {count} (poses of shape {shape})")
-        if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
-            raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
 
     def extra_repr(self) -> str:
         options = "".join(

@@ -91,7 +91,7 @@ class CapsuleStack(nn.Module):
             return_coefficients: also return the coefficients of the last layer.
         """
         self._check()
-        parents = as_capsules(capsules, self.layers[0].weight, takes_half=True)
+        parents = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
         if self.schedule == "sequential":
             *lower, last = self.layers
             for layer in lower:
@@ -104,7 +104,7 @@ class CapsuleStack(nn.Module):
     def trace(self, capsules: Capsules | Tensor) -> list[Trace]:
         """Return the parents, coefficients and changes of each layer, without gradients."""
         self._check()
-        children = as_capsules(capsules, self.layers[0].weight, takes_half=True)
+        children = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
         if self.schedule == "sequential":
             routed = self._sequential(children)
         else:

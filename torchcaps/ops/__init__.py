@@ -6,15 +6,17 @@ from torchcaps.ops.children import Pair, Softmax, positions
 from torchcaps.ops.lazy import LazyVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
 from torchcaps.ops.reference import StoredVotes, as_votes
-from torchcaps.ops.votes import Moments, Votes
+from torchcaps.ops.votes import Activation, Linear, Moments, Votes
 from torchcaps.ops.windows import windows
 
 __all__ = [
+    "Activation",
     "Agreement",
     "Backend",
     "Dot",
     "Gaussian",
     "LazyVotes",
+    "Linear",
     "Moments",
     "Pair",
     "Softmax",

@@ -209,7 +209,8 @@ class LazyVotes(Votes):
         tensors: list[Tensor | None] = [query, self._by_place(slope), self._by_place(offset)]
         for betas in (use, ignore):
             rows = None if betas is None else betas.rows.expand(-1, self.parents)
-            tensors += [self._by_place(rows), None if betas is None else betas.weight]
+            weight = None if betas is None or betas.weight is None else betas.weight.expand(self.parents, -1)
+            tensors += [self._by_place(rows), weight]
         tensors += (None,) * 3 if activation is None else activation
         sums, masses = self._reduce(self._operators()["net_sum"], tuple(tensors), Options())
         return sums, masses

@@ -166,10 +166,20 @@ class Votes(ABC):
         votes.gates = None if gates is None else gates.to(torch.float32 if self.dtype in HALF else self.dtype)
         return votes
 
+    def count(self) -> Tensor:
+        """Return how many children of each sample are present, the sum of their gates, `(batch,)`."""
+        if self.gates is None:
+            return torch.full((self.batch,), float(self.children), dtype=self.sum_dtype, device=self.device)
+        return self.gates.sum(1)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Precision of the sums over children."""
+        return torch.promote_types(self.dtype, torch.float32)
+
     def parents_like(self) -> Tensor:
         """Return zeros of the parents' shape, `(batch, parents, features)`, in float32 at least."""
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        return torch.zeros(self.batch, self.parents, math.prod(self.pose), dtype=dtype, device=self.device)
+        return torch.zeros(self.batch, self.parents, math.prod(self.pose), dtype=self.sum_dtype, device=self.device)
 
     def capsules(self, poses: Tensor, scores: Tensor | None = None, variances: Tensor | None = None) -> Capsules:
         """Return parents as capsules, in the layer's output shape and in the precision of the votes."""

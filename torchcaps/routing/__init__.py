@@ -18,9 +18,14 @@ from torchcaps.routing.efficient import EfficientRouting, exponential_squash
 from torchcaps.routing.em import EMRouting
 from torchcaps.routing.equilibrium import Convergence, Equilibrium, check_equilibrium
 from torchcaps.routing.heinsen import HeinsenRouting
+from torchcaps.routing.heinsen_vector import HeinsenVectorRouting
 from torchcaps.routing.inverted_attention import InvertedAttentionRouting
+from torchcaps.routing.random_routing import RandomRouting
 from torchcaps.routing.self_routing import SelfRouting
+from torchcaps.routing.slot_attention import SlotAttention
 from torchcaps.routing.squash import squash
+from torchcaps.routing.uniform_routing import UniformRouting
+from torchcaps.routing.variational_bayes import VBRouting
 from torchcaps.routing.vector_norm import VectorNormRouting
 
 __all__ = [
@@ -34,16 +39,21 @@ __all__ = [
     "Gaussian",
     "Gradient",
     "HeinsenRouting",
+    "HeinsenVectorRouting",
     "Init",
     "InvertedAttentionRouting",
     "Iteration",
     "LayerShape",
     "Moments",
+    "RandomRouting",
     "Routing",
     "SelfRouting",
+    "SlotAttention",
     "Softmax",
     "Start",
     "Step",
+    "UniformRouting",
+    "VBRouting",
     "VectorNormRouting",
     "Votes",
     "check_equilibrium",

@@ -35,6 +35,9 @@ class LayerShape(NamedTuple):
         parents: number of parents; 1 if the layer takes any number.
         rows: number of rows of a pose; a vector has one.
         in_features, out_features: number of features in a row of a child's pose, and of a parent's pose.
+        shared: whether the poses of the children are their votes. The layer then has no vote weights; groups says how
+            many sets of other parameters the children have.
+        any_parents: whether the layer takes any number of parents.
     """
 
     groups: int
@@ -43,6 +46,8 @@ class LayerShape(NamedTuple):
     rows: int
     in_features: int
     out_features: int
+    shared: bool = False
+    any_parents: bool = False
 
     @property
     def features(self) -> int:
@@ -87,6 +92,8 @@ class Routing(nn.Module, ABC):
         comes_to_rest: whether the iterations can reach a fixed point. They cannot where each agreement adds to the
             previous one.
         iterative: whether the algorithm iterates; otherwise `step` runs once.
+        needs_poses: whether the votes must be the poses of the children, as in :class:`torchcaps.CapsuleShared`.
+        transforms: whether the parents may have other poses than the votes.
         shape: shape of the layer that this routing belongs to, or None.
         is_uniform: whether the coefficients are uniform at the moment, see `uniform`.
     """
@@ -100,6 +107,8 @@ class Routing(nn.Module, ABC):
     measures_presence: bool = True
     comes_to_rest: bool = True
     iterative: bool = True
+    needs_poses: bool = False
+    transforms: bool = False
 
     @checked
     def __init__(
@@ -181,6 +190,10 @@ class Routing(nn.Module, ABC):
         self, shape: LayerShape, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Return a copy with the parameters that a layer of this shape needs."""
+        if self.needs_poses and not shape.shared:
+            raise ValueError(
+                f"{type(self).__name__} takes the poses of the children as their votes: use it in a CapsuleShared"
+            )
         routing = copy.deepcopy(self)
         routing.shape = shape
         for name, value in routing._first_values(shape, device).items():

@@ -2,8 +2,8 @@
 
 Mazzia, Salvetti, Chiaberge: Efficient-CapsNet: Capsule Network with Self-Attention Routing (2021).
 
-Two points follow the authors' code: the coefficients are a softmax over parents, and the learned log priors of the paper
-are added after the softmax, as a bias of the coefficients.
+Two points follow the authors' code: the coefficients are a softmax over parents, and the learned log priors of the
+paper are added after the softmax, as a bias of the coefficients.
 """
 
 import torch

@@ -41,4 +41,4 @@ class UniformRouting(Routing):
         self.gain = 1.0 if activation is None else 2.2  # assumes that an activation squashes
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
-        return votes.capsules(apply(self.activation, votes.weighted_sum(agreement))), agreement
+        return votes.capsules(apply("activation", self.activation, votes.weighted_sum(agreement))), agreement

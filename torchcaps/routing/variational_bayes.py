@@ -2,16 +2,14 @@
 
 De Sousa Ribeiro, Leontidis, Kollias: Capsule Routing via Variational Bayes (2020), Algorithm 1.
 
-The batch norms are those of the authors' code: one mean and one variance for each parent, and nothing learned. The
-paper's beta_a and beta_u are left out: each shifts a parent's score by the same number in all samples, which the batch
-norm subtracts again. The authors divide by the mass of each parent and get NaN when no child is left to a parent; here
-such a parent has its prior.
+The batch norms are those of the authors' code: one mean and one variance for each parent, and nothing learned. They
+subtract the paper's beta_a and beta_u, which shift a parent's score in all samples; these are left out. The authors'
+code divides by the mass of a parent, which gives NaN if no child is left to it. Here such a parent has its prior.
 """
 
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.arguments import Count, Positive, checked
@@ -21,10 +19,9 @@ from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
 
 
 class VBRouting(Routing):
-    r"""Route by variational inference of a mixture of Gaussians, one for each parent, with a prior on its parameters.
+    r"""Route by variational inference of a mixture of Gaussians in D dimensions, one for each parent.
 
-    The assignments start at :math:`R_{ij} = 1/\text{parents}`. With the gates :math:`a_i` of the children and poses of
-    D entries, each iteration computes
+    From :math:`R_{ij} = 1/\text{parents}` on, with the gates :math:`a_i` of the children, each iteration computes
 
     .. math::
         R_{ij} \leftarrow a_i R_{ij}, \quad R_j = \sum_i R_{ij}, \quad
@@ -37,17 +34,15 @@ class VBRouting(Routing):
             - \tfrac12 \Big( \frac{D}{\kappa_j} + \nu_j \sum_h \frac{(V_{ij}^h - m_j^h)^2}{P_j^h} \Big) \Big)
 
     With :math:`H_j = \frac{D}{2} \ln(2 \pi e) - \frac12 E \ln |\Lambda_j|`, the parents have the poses
-    :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. In training the
-    batch norms need two samples or window positions. Only the last iteration changes their running values; the solver
-    of an equilibrium would change them as often as it calls the step.
+    :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. Only the last
+    iteration changes the running values; the solver of an equilibrium would do so whenever it calls the step.
 
     Args:
         iterations: number of iterations, at least 1; with 1 the coefficients are uniform.
         gradient: "unrolled" through all iterations, or "last" through the last one only.
         alpha0, kappa0: numbers of children that the priors of a parent's share and of its mean, 0, count for.
         nu0: degrees of freedom of the prior of the precisions, above D - 1; None for the paper's D + 1.
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
-            Xavier uniform.
+        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" is the authors' Xavier uniform.
 
     Reference:
         De Sousa Ribeiro et al. 2020, Algorithm 1.
@@ -77,8 +72,8 @@ class VBRouting(Routing):
         return {name: nn.BatchNorm1d(shape.parents, affine=False) for name in ("pose_norm", "score_norm")}
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
-        entries = (shape.children or shape.groups) * shape.rows * shape.in_features + shape.parents * shape.features
-        nn.init.uniform_(weight, -((6 / entries) ** 0.5), (6 / entries) ** 0.5)
+        fans = (shape.children or shape.groups) * shape.rows * shape.in_features + shape.parents * shape.features
+        nn.init.uniform_(weight, -((6 / fans) ** 0.5), (6 / fans) ** 0.5)
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         r, mean, variance, _ = votes.moments(agreement)
@@ -86,17 +81,14 @@ class VBRouting(Routing):
         alpha, kappa, nu = self.alpha0 + r, self.kappa0 + r, (d + 1 if self.nu0 is None else self.nu0) + r
         m = (r / kappa).unsqueeze(-1) * mean
         p = 1 + r.unsqueeze(-1) * variance + (self.kappa0 * r / kappa).unsqueeze(-1) * mean.square()
-
         log_share = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
         below = torch.arange(d, device=nu.device, dtype=nu.dtype)
-        log_det = torch.digamma((nu.unsqueeze(-1) - below) / 2).sum(-1) + d * math.log(2) - p.log().sum(-1)
+        log_det = (torch.digamma((nu.unsqueeze(-1) - below) / 2) + math.log(2) - p.log()).sum(-1)
         entropy = d / 2 * math.log(2 * math.pi * math.e) - log_det / 2
-
+        after = Gaussian(m, nu.unsqueeze(-1) / p, log_share + (log_det - d / kappa) / 2)
         is_last = t == self.iterations - 1
-        poses = normalized(m, self.pose_norm, is_last)
         score = normalized(-log_share.exp() * entropy, self.score_norm, is_last)
-        prior = log_share + (log_det - d / kappa) / 2
-        return votes.capsules(poses, score), Gaussian(m, nu.unsqueeze(-1) / p, prior)
+        return votes.capsules(normalized(m, self.pose_norm, is_last), score), after
 
 
 def normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
@@ -104,9 +96,7 @@ def normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
     types = norm.num_features  # 1 where parents share their weights
     values = x.reshape(x.shape[0] * x.shape[1] // types, types, x.shape[2:].numel()).to(norm.running_mean)
     if norm.training and values.shape[0] * values.shape[2] == 1:
-        raise ValueError(
-            "batch normalization needs more than one sample or position in training: use a larger batch, or eval()"
-        )
+        raise ValueError("batch normalization needs more than one sample in training: use a larger batch, or eval()")
     if norm.training and not counts:
-        return F.batch_norm(values, None, None, training=True, eps=norm.eps).view_as(x)
+        return nn.functional.batch_norm(values, None, None, training=True, eps=norm.eps).view_as(x)
     return norm(values).view_as(x)

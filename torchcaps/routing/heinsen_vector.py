@@ -1,0 +1,111 @@
+"""Heinsen vector routing: by the net benefit of using a vector and the net cost of ignoring it.
+
+Heinsen: An Algorithm for Routing Vectors in Sequences (2022), Algorithm 2, the efficient form.
+
+Three points differ from the author's code. The number n of children does not count padding. A sample of padding alone
+has no NaN. With any number of parents, these share their parameters, and a learned offset tells them apart.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.arguments import Count, checked
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Activation, Agreement, Dot, Linear, Votes, at_least_float32, autocast_off
+from torchcaps.routing.base import Gradient, LayerShape, Routing
+
+
+class HeinsenVectorRouting(Routing):
+    r"""Route vectors by how well each parent predicts each child, with votes that are never stored.
+
+    Children x have d entries and gates a, and parents o have h. With :math:`n = \sum_i a_i`, N for LayerNorm without
+    parameters, and R = 1/parents at first, each iteration computes
+
+    .. math::
+        f_i = a_i \, \text{sigmoid} \Big( \frac{x_i \cdot W^A_i}{\sqrt{n}} + b^A_i \Big), \quad
+        \phi_{ij} = f_i \big( \beta^\text{use}_{ij} R_{ij} - \beta^\text{ign}_{ij} (1 - R_{ij}) \big), \\
+        o_j = \sum_i \phi_{ij} V_{ij}
+            = \Big( \frac{F^1_j}{\sqrt{n}} \circ \sum_i \phi_{ij} x_i \Big) F^2 + B_j \sum_i \phi_{ij}, \\
+        p_j = G^2_j \circ (N(o_j) \, G^1) + b^G_j, \quad
+        R_{ij} \leftarrow \text{softmax}_j \, \log \text{sigmoid} ( W^S_{ij} \, x_i \cdot p_j + b^S_{ij} )
+
+    and the parents are :math:`N(o_j)`. In a layer for any number of children these share one row of :math:`W^A`,
+    :math:`b^A`, :math:`W^S` and :math:`b^S`, and the betas are linear in :math:`x_i`.
+
+    It takes the poses of the children as their votes: use it in a :class:`torchcaps.CapsuleShared`.
+
+    Args:
+        iterations: number of iterations, at least 1.
+        normalize: normalize the parents that are returned. Parents of one entry never are.
+        gradient: "unrolled" through all iterations, or "last" through the last one only.
+
+    Reference:
+        Heinsen 2022, sections 2 and 3.
+    """
+
+    measures_presence = False
+    needs_poses = True
+    transforms = True
+
+    @checked
+    def __init__(self, iterations: Count = 2, normalize: bool = True, gradient: Gradient = "unrolled"):
+        super().__init__(iterations, gradient)
+        self.normalize = normalize
+
+    def learned(self, shape: LayerShape) -> dict[str, Tensor | nn.Module]:
+        groups, parents, d, h = shape.groups, shape.parents, shape.rows * shape.in_features, shape.features
+
+        def normal(*sizes: int, std: float = 1.0) -> Tensor:
+            return torch.randn(sizes) * std
+
+        values: dict[str, Tensor | nn.Module] = {
+            "activation_weight": normal(groups, d, std=2 * d**-0.5),
+            "activation_bias": torch.zeros(groups),
+            "vote_scale": normal(parents, d),
+            "vote_weight": normal(d, h, std=2 * d**-0.5),
+            "vote_bias": torch.zeros(parents, h),
+            "prediction_weight": normal(h, d, std=h**-0.5),
+            "prediction_scale": normal(parents, d),
+            "prediction_bias": torch.zeros(parents, d),
+            "similarity_weight": normal(groups, parents, std=d**-0.5),
+            "similarity_bias": torch.zeros(groups, parents),
+        }
+        for name in ("beta_use", "beta_ignore"):
+            values[name] = nn.Linear(d, parents) if shape.children is None else normal(groups, parents)
+        return values | ({"symmetry_breaking": normal(h)} if shape.any_parents else {})
+
+    def scaled(self, agreement: Agreement | None) -> Agreement | None:
+        if not isinstance(agreement, Dot) or agreement.parents is None:
+            return agreement
+        o = agreement.parents
+        with autocast_off(o.device.type):
+            p = (o @ self.prediction_weight.to(o.dtype)) * self.prediction_scale + self.prediction_bias
+        rows = self.similarity_weight, self.similarity_bias
+        slope, offset = (at_least_float32(x).expand(-1, o.shape[1]) for x in rows)
+        return agreement._replace(query=p.to(o.dtype), slope=slope, offset=offset)
+
+    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
+        assert agreement is None or isinstance(agreement, Dot)
+        scale = votes.count().clamp_min(1e-6).rsqrt()
+        activation = Activation(self.activation_weight, self.activation_bias, scale)
+        total, mass = votes.net_sum(agreement, _betas(self.beta_use), _betas(self.beta_ignore), activation)
+        with autocast_off(total.device.type):
+            moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
+        o = moved + mass.unsqueeze(-1) * self._vote_bias(votes.parents)
+        normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
+        return votes.capsules(normal if self.normalize else o), Dot(normal, parents=normal)
+
+    def _vote_bias(self, parents: int) -> Tensor:
+        """Return B, `(parents, features)`."""
+        if self.shape is None or not self.shape.any_parents:
+            return self.vote_bias
+        # From -1 to 1, as in CapsuleLinear. Not linspace: torch.export would fix its length.
+        line = torch.arange(parents, device=self.vote_bias.device, dtype=self.vote_bias.dtype)
+        line = 2 * line / line[-1:].clamp_min(1) - 1
+        return self.vote_bias + line[:, None] * self.symmetry_breaking
+
+
+def _betas(values: Tensor | nn.Linear) -> Linear:
+    """Return betas with a row for each child, or linear in the poses of the children."""
+    return Linear(values) if isinstance(values, Tensor) else Linear(values.bias.unsqueeze(0), values.weight)

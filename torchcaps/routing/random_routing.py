@@ -1,0 +1,51 @@
+"""Random routing: a control, which routes by chance.
+
+Every algorithm should be compared with it (Paik, Kwak, Kim: Capsule Networks Need an Improved Routing Algorithm, 2019).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.arguments import checked
+from torchcaps.ops import Agreement, Dot, Votes
+from torchcaps.routing.base import LayerShape
+from torchcaps.routing.squash import squash
+from torchcaps.routing.uniform_routing import UniformRouting
+
+
+class RandomRouting(UniformRouting):
+    r"""Draw the coefficients at random, whatever the votes are:
+
+    .. math::
+        b_{ij} \sim N(0, 1), \quad c_{ij} = \frac{\exp b_{ij}}{\sum_k \exp b_{ik}}, \quad
+        v_j = \text{activation} \Big( \sum_i a_i c_{ij} V_{ij} \Big)
+
+    with the gates :math:`a_i` of the children. There is one logit for each set of vote weights and parent, the same for
+    all samples. Parents that share their weights (`out_capsules=None`) share it too if it is fixed.
+
+    Args:
+        fixed: draw the logits once for each layer, as a buffer `logits`, `(groups, parents)`, which the state dict
+            keeps and `reset_parameters` draws anew; otherwise draw them at every call.
+        activation: function of the sums, see :class:`torchcaps.UniformRouting`.
+
+    Reference:
+        Paik et al. 2019.
+    """
+
+    @checked
+    def __init__(self, fixed: bool = True, activation: Callable[[Tensor], Tensor] | None = squash):
+        super().__init__(activation)
+        self.fixed = fixed
+        self.gain /= 1.6  # unequal coefficients make the sums longer
+
+    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
+        return {"logits": nn.Buffer(torch.randn(shape.groups, shape.parents))} if self.fixed else {}
+
+    def first_agreement(self, votes: Votes) -> Agreement:
+        zeros = votes.parents_like()
+        if self.fixed:
+            return Dot(zeros, offset=self.logits.to(zeros.dtype).expand(-1, votes.parents))
+        groups = 1 if self.shape is None else self.shape.groups
+        return Dot(zeros, offset=torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
