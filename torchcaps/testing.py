@@ -7,13 +7,16 @@
 The laws alone are not enough: a softmax over the wrong axis obeys all but `assert_coefficients_sum_to_one`. Test a new
 algorithm on a case worked out by hand and against an oracle in plain loops as well.
 
-Each assertion builds small capsule layers with the routing, in float64 on the CPU, with random parameters as after some
-training. It raises an AssertionError that names the broken law.
+Each assertion builds small capsule layers with the routing, in float64 on the CPU, with random parameters and buffers
+as after some training. The layers are in evaluation mode, because a batch norm in training mode makes the samples of a
+batch depend on each other; only `assert_stacks_are_alive` takes initial weights, in training mode. An assertion raises
+an AssertionError that names the broken law.
 """
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +25,10 @@ from torch.linalg import vector_norm
 from torch.testing import assert_close
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack
+from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleShared, CapsuleStack
 from torchcaps.nn.pose import Pose
 from torchcaps.nn.stack import Schedule
-from torchcaps.ops import Agreement, Backend, LazyVotes, Moments, Softmax
+from torchcaps.ops import Agreement, Backend, Dot, LazyVotes, Moments, Softmax
 from torchcaps.ops import backends as available
 from torchcaps.routing import Equilibrium, Gradient, Routing
 
@@ -104,6 +107,10 @@ def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
                 asked.append(self.coefficients(agreement))
                 return super().moments(agreement, betas, eps)
 
+            def net_sum(self, agreement: Dot | None, *betas: Any) -> tuple[Tensor, Tensor]:
+                asked.append(self.coefficients(agreement))
+                return super().net_sum(agreement, *betas)
+
         votes.__class__ = Recording
         found = layer.routing(votes, return_coefficients=True).coefficients
     message = (
@@ -136,8 +143,8 @@ def assert_parents_have_no_order(routing: Routing) -> None:
                 if larger == size + 1:
                     value.data = value.data.index_select(dim, order)
         for parameter in (layer.weight, layer.bias):
-            assert parameter is not None
-            parameter.data = parameter.data[:, order]
+            if parameter is not None:
+                parameter.data = parameter.data[:, order]
         reordered = Capsules(*(None if x is None else x[:, order] for x in expected[:3]))  # type: ignore[arg-type]
         _assert_same(layer(children), reordered, "the order of parents")
 
@@ -195,14 +202,20 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None
     Args:
         backends: names of the backends to compare, or None for all that this CPU can run.
     """
-    layers = (
-        (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, **kw), (BATCH, CHILDREN, *POSE)),
-        (lambda **kw: CapsuleLinear(2, 2, 3, 4, share_positions=True, **kw), (2, 2, 2, 3, 3)),
+    flat = (BATCH, CHILDREN, *POSE)
+    layers: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (
+        (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, bias=True, **kw), flat),
+        (lambda **kw: CapsuleLinear(2, 2, 3, 4, share_positions=True, bias=True, **kw), (2, 2, 2, 3, 3)),
         (
-            lambda **kw: CapsuleConv2d(2, PARENTS, POSE, OUT_POSE, (2, 3), stride=(1, 2), padding=1, **kw),
+            lambda **kw: CapsuleConv2d(2, PARENTS, POSE, OUT_POSE, (2, 3), stride=(1, 2), padding=1, bias=True, **kw),
             (2, 2, 3, 4, *POSE),
         ),
     )
+    if routing.needs_poses:
+        out_pose = OUT_POSE if routing.transforms else None
+        layers = tuple(
+            (partial(CapsuleShared, count, PARENTS, POSE, out_pose=out_pose), flat) for count in (CHILDREN, None)
+        )
     if backends is None:
         cpu: tuple[Backend, ...] = ("reference", "tiled", "native")
         backends = tuple(name for name in cpu if available()[name] is None)
@@ -211,7 +224,7 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None
             results = []
             for backend in backends:
                 with _numbers():
-                    layer = _random(make(routing=routing, bias=True, backend=backend))
+                    layer = _random(make(routing=routing, backend=backend))
                     poses = torch.randn(shape).requires_grad_()
                     scores = torch.randn(shape[: len(shape) - len(layer.in_pose)]).requires_grad_() if scored else None
                     out = layer(Capsules(poses, scores), return_coefficients=True)
@@ -271,15 +284,22 @@ def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Cap
             yield f"{kind}, with poses of {pose}", stack, Capsules(children / (2 * features**0.5))
 
 
-def _layer(routing: Routing, backend: Backend = "auto") -> CapsuleLinear:
+def _layer(routing: Routing, backend: Backend = "auto") -> Any:
     """Return a layer whose children share their weights, so that it takes any number of them."""
+    if routing.needs_poses:
+        out_pose = OUT_POSE if routing.transforms else None
+        return _random(CapsuleShared(None, PARENTS, POSE, routing, out_pose, backend=backend))
     return _random(CapsuleLinear(None, PARENTS, POSE, OUT_POSE, routing, bias=True, backend=backend))
 
 
 def _random(layer: Any) -> Any:
+    """Draw the parameters and buffers of a layer at random, and put it into evaluation mode."""
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
-    return layer
+    for buffer in layer.buffers():
+        if buffer.is_floating_point():
+            nn.init.uniform_(buffer, 0.5, 1.5)  # it may be a variance
+    return layer.eval()
 
 
 def _children() -> Capsules:

@@ -100,6 +100,29 @@ def layer_norm(x: Vector, weight: Vector | None, bias: Vector | None, eps: float
     return out
 
 
+def digamma(x: float) -> float:
+    """Derivative of log gamma at x > 0: the recurrence psi(x) = psi(x + 1) - 1/x, then the asymptotic series."""
+    total = 0.0
+    while x < 12.0:
+        total -= 1.0 / x
+        x += 1.0
+    series = 1 / 12 - (1 / 120 - (1 / 252 - (1 / 240 - (1 / 132 - 691 / 32760 / x**2) / x**2) / x**2) / x**2) / x**2
+    return total + math.log(x) - 0.5 / x - series / x**2
+
+
+def batch_norm(x: Tensor3, running: tuple[Vector, Vector] | None, eps: float = 1e-5) -> Tensor3:
+    """Ioffe & Szegedy 2015 of `x[b][j][k]` with one mean and biased variance for each j: the given ones, or x's own."""
+    out = [zeros(len(x[b]), len(x[b][0])) for b in range(len(x))]
+    for j in range(len(x[0])):
+        values = [x[b][j][k] for b in range(len(x)) for k in range(len(x[b][j]))]
+        mean = sum(values) / len(values) if running is None else running[0][j]
+        variance = sum((v - mean) ** 2 for v in values) / len(values) if running is None else running[1][j]
+        for b in range(len(x)):
+            for k in range(len(x[b][j])):
+                out[b][j][k] = (x[b][j][k] - mean) / math.sqrt(variance + eps)
+    return out
+
+
 # Parts of the routing of one sample, without a batch index
 
 
@@ -546,6 +569,83 @@ def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, 
     return {"poses": all_poses, "scores": all_scores, "variances": None, "coefficients": all_coefficients}
 
 
+def variational_bayes_routing(
+    votes: Tensor4,
+    gates: Matrix | None,
+    iterations: int,
+    running: tuple[Vector, Vector, Vector, Vector] | None,
+    alpha0: float = 1.0,
+    kappa0: float = 1.0,
+    nu0: float | None = None,
+    betas: tuple[Vector, Vector] | None = None,
+) -> Routed:
+    """De Sousa Ribeiro et al. 2020, Algorithm 1, with diagonal precisions, a prior mean of 0 and a prior scale of 1.
+
+    `running` are the running mean and variance of each parent's pose entries, then those of its score; None takes the
+    batch's own. `betas` are beta_a and beta_u of each parent.
+    """
+    poses, scores, coefficients = [], [], []
+    for b in range(len(votes)):
+        children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
+        gate = gates_of(gates, b, children)
+        start = size + 1.0 if nu0 is None else nu0
+        assigned = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
+        for t in range(iterations):
+            shares = times_gates(assigned, gate)
+            mass = [sum(shares[i][j] for i in range(children)) for j in range(parents)]
+            everything = sum(alpha0 + mass[j] for j in range(parents))
+            m, inverse_scale = zeros(parents, size), zeros(parents, size)
+            log_share, log_determinant = [], []
+            for j in range(parents):
+                sums = weighted_sum(votes[b], shares, j)
+                for k in range(size):
+                    mu = sums[k] / mass[j] if mass[j] > 0.0 else 0.0
+                    m[j][k] = sums[k] / (kappa0 + mass[j])
+                    squares = sum(shares[i][j] * (votes[b][i][j][k] - mu) ** 2 for i in range(children))
+                    inverse_scale[j][k] = 1.0 + squares + kappa0 * mass[j] / (kappa0 + mass[j]) * mu**2
+                log_share.append(digamma(alpha0 + mass[j]) - digamma(everything))
+                log_determinant.append(size * math.log(2.0))
+                for h in range(size):
+                    log_determinant[j] += digamma((start + mass[j] - h) / 2.0) - math.log(inverse_scale[j][h])
+            if t == iterations - 1:
+                break
+            logits = zeros(children, parents)
+            for i in range(children):
+                for j in range(parents):
+                    distance = size / (kappa0 + mass[j])
+                    for k in range(size):
+                        distance += (start + mass[j]) * (votes[b][i][j][k] - m[j][k]) ** 2 / inverse_scale[j][k]
+                    logits[i][j] = log_share[j] + 0.5 * log_determinant[j] - 0.5 * distance
+            assigned = softmax_over_parents(logits)
+        activations = []
+        for j in range(parents):
+            entropy = 0.5 * size * math.log(2.0 * math.pi * math.e) - 0.5 * log_determinant[j]
+            beta_a, beta_u = (0.0, 0.0) if betas is None else (betas[0][j], betas[1][j])
+            activations.append(beta_a - (math.exp(log_share[j]) * entropy + beta_u))
+        poses.append(m)
+        scores.append(activations)
+        coefficients.append(assigned)
+    as_poses = [[[score] for score in row] for row in scores]
+    poses = batch_norm(poses, None if running is None else running[:2])
+    scores = [[x[0] for x in row] for row in batch_norm(as_poses, None if running is None else running[2:])]
+    return {"poses": poses, "scores": scores, "variances": None, "coefficients": coefficients}
+
+
+def uniform_routing(
+    votes: Tensor4, gates: Matrix | None, logits: Matrix | None, activation: Callable[[Vector], Vector] | None
+) -> Routed:
+    """Parents from uniform coefficients, or from the softmax of `logits[i][j]`, which no vote changes."""
+    routed: Routed = {"poses": [], "scores": None, "variances": None, "coefficients": []}
+    for b in range(len(votes)):
+        children, parents = len(votes[b]), len(votes[b][0])
+        coefficients = softmax_over_parents(zeros(children, parents) if logits is None else logits)
+        shares = times_gates(coefficients, gates_of(gates, b, children))
+        sums = [weighted_sum(votes[b], shares, j) for j in range(parents)]
+        routed["poses"].append(sums if activation is None else [activation(s) for s in sums])
+        routed["coefficients"].append(coefficients)
+    return routed
+
+
 def _gaussian_logits(votes: Tensor3, means: Matrix, variances: Matrix, scores: Vector) -> Matrix:
     """Logits of the E step: log sigmoid(score[j]) + log N(votes[i][j]; means[j], variances[j]), without log 2 pi."""
     logits = zeros(len(votes), len(means))
@@ -569,3 +669,131 @@ def _distance_logits(votes: Tensor3, means: Matrix, scores: Vector) -> Matrix:
             for k in range(len(means[j])):
                 logits[i][j] -= (votes[i][j][k] - means[j][k]) ** 2
     return logits
+
+
+def slot_attention(
+    poses: Tensor3,
+    slots: Tensor3,
+    learned: dict[str, Any],
+    iterations: int,
+    gates: Matrix | None,
+    mean: bool,
+    eps: float,
+) -> Routed:
+    """Locatello et al. 2020, Algorithm 1. `poses[b][i][d]` are the inputs, `slots[b][j][d]` the first slots; `learned`
+    has the weights by their names in a state dict."""
+
+    def linear(x: Vector, name: str) -> Vector:
+        weight, bias = learned[f"{name}weight"], learned.get(f"{name}bias")
+        return [dot(weight[k], x) + (0.0 if bias is None else bias[k]) for k in range(len(weight))]
+
+    def norm(x: Vector, name: str) -> Vector:
+        return layer_norm(x, learned[f"norm_{name}.weight"], learned[f"norm_{name}.bias"], 1e-5)
+
+    def gru(u: Vector, s: Vector) -> Vector:
+        size = len(s)
+        from_input = [dot(row, u) for row in learned["gru.weight_ih"]]
+        from_state = [dot(row, s) for row in learned["gru.weight_hh"]]
+        new = []
+        for k in range(size):
+            at_input = [from_input[p * size + k] + learned["gru.bias_ih"][p * size + k] for p in range(3)]
+            at_state = [from_state[p * size + k] + learned["gru.bias_hh"][p * size + k] for p in range(3)]
+            reset, update = sigmoid(at_input[0] + at_state[0]), sigmoid(at_input[1] + at_state[1])
+            candidate = math.tanh(at_input[2] + reset * at_state[2])
+            new.append((1.0 - update) * candidate + update * s[k])
+        return new
+
+    all_poses, all_coefficients = [], []
+    for b in range(len(poses)):
+        gate = gates_of(gates, b, len(poses[b]))
+        inputs = [norm(x, "children") for x in poses[b]]
+        keys, values = [linear(x, "key.") for x in inputs], [linear(x, "value.") for x in inputs]
+        state, size = slots[b], len(slots[b][0])
+        coefficients: Matrix = []
+        for _ in range(iterations):
+            queries = [linear(norm(s, "slots"), "query.") for s in state]
+            logits = [[dot(k, q) / math.sqrt(size) for q in queries] for k in keys]
+            coefficients = softmax_over_parents(logits)
+            after = []
+            for j in range(len(state)):
+                weights = [gate[i] * (coefficients[i][j] + (eps if mean else 0.0)) for i in range(len(keys))]
+                total = sum(weights) if mean else 1.0
+                update = [sum(weights[i] * values[i][k] for i in range(len(keys))) / total for k in range(size)]
+                s = gru(update, state[j])
+                if "mlp.0.weight" in learned:
+                    hidden = [max(0.0, x) for x in linear(norm(s, "mlp"), "mlp.0.")]
+                    s = [x + y for x, y in zip(s, linear(hidden, "mlp.2."), strict=True)]
+                after.append(s)
+            state = after
+        all_poses.append(state)
+        all_coefficients.append(coefficients)
+    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}
+
+
+def heinsen_vector_routing(
+    poses: Tensor3,
+    learned: dict[str, Any],
+    betas: tuple[Matrix, Matrix] | None,
+    iterations: int,
+    parents: int,
+    gates: Matrix | None,
+    normalize: bool,
+) -> Routed:
+    """Heinsen 2022, Algorithm 2. `poses[b][i][d]` are the inputs. `learned` has the parameters by name, with a row for
+    each child (or one row for all) and for each parent; `betas[use or ignore][i][j]`, or None where they are linear in
+    the inputs, by the weights of `learned`."""
+    all_poses, all_coefficients = [], []
+    for b in range(len(poses)):
+        children, d = len(poses[b]), len(poses[b][0])
+        gate = gates_of(gates, b, children)
+        scale = 1.0 / math.sqrt(max(sum(gate), 1e-6))
+        h = len(learned["vote_weight"][0])
+
+        def row(name: str, i: int) -> Any:
+            return learned[name][i if len(learned[name]) > 1 else 0]
+
+        def beta(kind: int, i: int, j: int) -> float:
+            if betas is not None:
+                return at(betas[kind], i, j)
+            name = ("beta_use", "beta_ignore")[kind]
+            return dot(learned[f"{name}.weight"][j], poses[b][i]) + learned[f"{name}.bias"][j]  # noqa: B023
+
+        active, votes = [], []
+        for i in range(children):
+            x = [scale * value for value in poses[b][i]]
+            active.append(gate[i] * sigmoid(dot(x, row("activation_weight", i)) + row("activation_bias", i)))
+            own = []
+            for j in range(parents):
+                scaled = [x[k] * learned["vote_scale"][j][k] for k in range(d)]
+                own.append(
+                    [
+                        sum(scaled[k] * learned["vote_weight"][k][m] for k in range(d)) + learned["vote_bias"][j][m]
+                        for m in range(h)
+                    ]
+                )
+            votes.append(own)
+        shares = [[1.0 / parents for _ in range(parents)] for _ in range(children)]
+        outputs: Matrix = []
+        for t in range(iterations):
+            if t > 0:
+                logits = zeros(children, parents)
+                for j in range(parents):
+                    normal = layer_norm(outputs[j], None, None, 1e-5) if h > 1 else outputs[j]
+                    prediction = []
+                    for k in range(d):
+                        moved = sum(normal[m] * learned["prediction_weight"][m][k] for m in range(h))
+                        prediction.append(moved * learned["prediction_scale"][j][k] + learned["prediction_bias"][j][k])
+                    for i in range(children):
+                        similarity = dot(poses[b][i], prediction) * row("similarity_weight", i)[j]
+                        logits[i][j] = log_sigmoid(similarity + row("similarity_bias", i)[j])
+                shares = softmax_over_parents(logits)
+            outputs = zeros(parents, h)
+            for j in range(parents):
+                for i in range(children):
+                    used = active[i] * shares[i][j]
+                    phi = beta(0, i, j) * used - beta(1, i, j) * (active[i] - used)
+                    for m in range(h):
+                        outputs[j][m] += phi * votes[i][j][m]
+        all_poses.append([layer_norm(o, None, None, 1e-5) if normalize and h > 1 else o for o in outputs])
+        all_coefficients.append(shares)
+    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}

@@ -98,9 +98,9 @@ class SlotAttention(Routing):
         asked = agreement if isinstance(agreement, Dot) else None  # None: uniform coefficients
         before = (self.first_agreement(votes) if asked is None else asked).parents
         assert before is not None
+        everything, count = votes.weighted_sum(None) * votes.parents, votes.count().unsqueeze(1)
         total, mass = votes.net_sum(asked)
         if self.update == "mean":
-            everything, count = votes.weighted_sum(None) * votes.parents, votes.count().unsqueeze(1)
             total = (total + self.eps * everything) / nonzero(mass + self.eps * count).unsqueeze(-1)
         with autocast_off(before.device.type):
             own = self.value.weight.dtype

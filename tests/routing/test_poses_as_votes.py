@@ -1,0 +1,270 @@
+"""Slot attention and Heinsen's vector routing, whose votes are the poses of the children: against oracles in plain
+loops, the laws, gradients, compiling, export, and what the published code of vector routing gets wrong."""
+
+import math
+
+import oracles
+import pytest
+import torch
+from algorithms import randomize
+from problems import BACKENDS
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsuleLinear,
+    Capsules,
+    CapsuleShared,
+    CapsuleStack,
+    Equilibrium,
+    HeinsenVectorRouting,
+    SlotAttention,
+    testing,
+)
+from torchcaps.ops.tiled import blocks
+
+ROUTINGS = {
+    "slots": SlotAttention(start="learned"),
+    "slots, sum, no mlp": SlotAttention(2, start="learned", update="sum", hidden=0),
+    "vectors": HeinsenVectorRouting(),
+    "vectors, not normalized": HeinsenVectorRouting(3, normalize=False),
+}
+names = pytest.mark.parametrize("name", ROUTINGS)
+# (batch, children, parents, pose, parents' pose if the routing transforms, each child its own parameters, with scores)
+CASES = [
+    (2, 5, 3, 4, 6, True, True),
+    (3, 6, 2, 3, 1, False, True),
+    (2, 1, 3, 4, 5, True, False),
+    (2, 4, 1, (2, 2), (2, 3), False, False),
+    (1, 7, 4, 2, 3, False, True),
+]
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def layer_of(name, children=None, parents=3, pose=4, out_pose=5) -> CapsuleShared:
+    routing = ROUTINGS[name]
+    return randomize(CapsuleShared(children, parents, pose, routing, out_pose if routing.transforms else None))
+
+
+def expected_of(layer: CapsuleShared, poses: Tensor, scores: Tensor | None) -> oracles.Routed:
+    routing, flat = layer.routing, poses.flatten(2).tolist()
+    learned = {name: value.tolist() for name, value in routing.state_dict().items()}
+    gates = None if scores is None else scores.sigmoid().tolist()
+    if isinstance(routing, SlotAttention):
+        slots = [learned["first_slots"]] * len(flat)
+        return oracles.slot_attention(
+            flat, slots, learned, routing.iterations, gates, routing.update == "mean", routing.eps
+        )
+    betas = (learned["beta_use"], learned["beta_ignore"]) if "beta_use" in learned else None
+    return oracles.heinsen_vector_routing(
+        flat, learned, betas, routing.iterations, layer.out_capsules, gates, routing.normalize
+    )
+
+
+@names
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_oracle(name, case, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 12)  # several blocks even for few children
+    batch, children, parents, pose, out_pose, own, scored = case
+    layer = layer_of(name, children if own else None, parents, pose, out_pose)
+    poses, scores = torch.randn(batch, children, *layer.in_pose), None
+    if scored:
+        scores = torch.randn(batch, children)
+        scores[:, 0], scores[0, 1] = -math.inf, math.inf
+    expected = expected_of(layer, poses, scores)
+    for backend in BACKENDS:
+        layer.backend = backend
+        found = layer(Capsules(poses, scores), return_coefficients=True)
+        assert_close(found.poses.flatten(2), torch.tensor(expected["poses"]), rtol=0, atol=1e-10)
+        assert_close(found.coefficients, torch.tensor(expected["coefficients"]), rtol=0, atol=1e-10)
+        assert found.scores is None
+
+
+@names
+def test_laws(name):
+    routing = ROUTINGS[name]
+    testing.assert_attributes_are_true(routing)
+    testing.assert_coefficients_sum_to_one(routing)
+    testing.assert_coefficients_are_those_of_the_parents(routing)
+    testing.assert_children_have_no_order(routing)
+    testing.assert_parents_have_no_order(routing)
+    testing.assert_samples_are_independent(routing)
+    testing.assert_padding_changes_nothing(routing)
+    testing.assert_backends_agree(routing)
+    if isinstance(routing, HeinsenVectorRouting):
+        testing.assert_all_parameters_learn(routing)
+
+
+def test_all_parameters_of_slots_that_are_drawn_learn():
+    for gradient in ("unrolled", "last"):
+        layer = randomize(CapsuleShared(None, 3, 4, SlotAttention(gradient=gradient)))
+        layer(torch.randn(2, 5, 4)).poses.sin().sum().backward()
+        without = {name for name, x in layer.named_parameters() if x.grad is None or not x.grad.any()}
+        assert without == (set() if gradient == "unrolled" else {"routing.first_mean", "routing.first_log_deviation"})
+
+
+@names
+@pytest.mark.parametrize("children", [None, 4])
+def test_gradients(name, children, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 12)
+    layer = layer_of(name, children, 2, 3, 2)
+    poses, scores = torch.randn(2, 4, 3, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    parameters = dict(layer.named_parameters())
+
+    def parents(poses, scores, *values):
+        state = dict(zip(parameters, values, strict=True))
+        return torch.func.functional_call(layer, state, (Capsules(poses, scores),)).poses
+
+    for backend in ("reference", "tiled"):
+        layer.backend = backend
+        assert gradcheck(parents, (poses, scores, *parameters.values()))
+
+
+@names
+def test_half_precision_and_autocast(name):
+    torch.set_default_dtype(torch.float32)
+    layer, poses = layer_of(name), torch.randn(2, 6, 4)
+    expected = layer(poses).poses
+    for dtype in (torch.bfloat16, torch.float16):
+        assert_close(layer(poses.to(dtype)).poses.float(), expected, atol=0.1, rtol=0.1)
+        found = layer.to(dtype)(poses.to(dtype)).poses
+        assert found.dtype == dtype
+        assert found.isfinite().all()
+        layer.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(layer(poses).poses, layer_of(name)(poses).poses, atol=math.inf, rtol=0)
+        assert layer(poses).poses.isfinite().all()
+
+
+@names
+def test_compile_and_export(name):
+    layer, poses = layer_of(name), torch.randn(2, 6, 4, requires_grad=True)
+    torch._dynamo.reset()
+    results = []
+    for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        out = run(poses).poses
+        results.append((out, torch.autograd.grad(out.sin().sum(), poses)[0]))
+    for expected, actual in zip(*results, strict=True):
+        assert_close(actual, expected)
+    program = torch.export.export(layer, (poses.detach(),))
+    assert_close(program.module()(poses.detach()).poses, results[0][0])
+
+
+@names
+def test_uniform_coefficients(name):
+    layer, poses = layer_of(name), torch.randn(2, 6, 4)
+    with layer.routing.uniform():
+        found = layer(poses, return_coefficients=True)
+    assert_close(found.coefficients, torch.full((2, 6, 3), 1 / 3))
+    assert not torch.allclose(found.poses, layer(poses).poses)
+
+
+@pytest.mark.parametrize("routing", [SlotAttention(), HeinsenVectorRouting()], ids=str)
+def test_any_number_of_parents(routing):
+    layer = CapsuleShared(None, None, 4, routing)
+    for parents in (1, 2, 5):
+        found = layer(torch.randn(2, 6, 4), out_capsules=parents).poses
+        assert found.shape == (2, parents, 4)
+        assert parents == 1 or (found[:, 0] - found[:, 1]).abs().max() > 0.01  # something tells them apart
+    found.sin().sum().backward()
+    assert all(x.grad is not None and x.grad.any() for x in layer.parameters())
+
+
+def test_slots_at_an_equilibrium_have_the_gradient_of_many_iterations():
+    torch.manual_seed(0)
+    layer = CapsuleShared(None, 3, 4, SlotAttention(60))
+    routing = layer.routing
+    # Nearly k-means: each slot becomes the mean of the children that it attends to, and finds a cluster of its own.
+    # With random weights all slots would end in the same point, where the attention has no gradient.
+    for name, parameter in layer.named_parameters():
+        if "norm" not in name and "first" not in name:
+            nn.init.normal_(parameter, std=0.05)
+    routing.query.weight.data += 2 * torch.eye(4)
+    for weight in (routing.key.weight, routing.value.weight, routing.gru.weight_ih[8:]):
+        weight.data += torch.eye(4)
+    routing.gru.bias_ih.data[4:8] -= 2
+    poses = (3 * torch.eye(4).repeat(2, 2, 1) + 0.3 * torch.randn(2, 8, 4)).requires_grad_()
+    # The start does not matter, nor does the same shift of all queries.
+    learned = [x for name, x in layer.named_parameters() if "first" not in name and name != "routing.norm_slots.bias"]
+    results = []
+    for schedule in ("sequential", Equilibrium(tolerance=1e-12, max_iterations=200, history=0)):
+        torch.manual_seed(2)
+        out = CapsuleStack(layer, schedule=schedule)(poses).poses
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [poses, *learned])])
+    assert torch.cdist(out, out)[:, [0, 0, 1], [1, 2, 2]].min() > 1
+    for unrolled, implicit in zip(*results, strict=True):
+        assert_close(implicit, unrolled, rtol=1e-6, atol=1e-8)
+        assert implicit.abs().max() > 1e-5
+
+
+class TestWhatThePublishedCodeGetsWrong:
+    """Faults of github.com/glassroom/heinsen_routing: NaN for a child that no parent may use, padding that counts in
+    the number of children, and a class that cannot take any number of children."""
+
+    @pytest.mark.parametrize("children", [None, 6])
+    def test_a_child_that_nobody_may_use(self, children):
+        layer = layer_of("vectors", children)
+        poses = torch.randn(2, 6, 4, requires_grad=True)
+        mask = torch.ones(2, 6, dtype=torch.bool)
+        mask[0, 2] = False
+        mask[1] = False  # nothing at all
+        out = layer(Capsules(poses, mask)).poses
+        assert out.isfinite().all()
+        out.sin().sum().backward()
+        assert poses.grad.isfinite().all()
+        assert not poses.grad[0, 2].any()
+
+    def test_padding_does_not_count(self):
+        layer, poses = layer_of("vectors"), torch.randn(2, 6, 4)
+        padded = torch.cat([poses, torch.full((2, 3, 4), 7.0)], 1)
+        mask = torch.arange(9).expand(2, -1) < 6
+        assert_close(layer(Capsules(padded, mask)).poses, layer(poses).poses)
+
+    def test_any_number_of_children(self):
+        layer = layer_of("vectors")
+        for children in (1, 6, 50):
+            assert layer(torch.randn(2, children, 4)).poses.shape == (2, 3, 5)
+
+
+def test_nothing_is_stored_for_each_child_and_parent(monkeypatch):
+    """The largest tensor that the backward pass keeps has the size of the children."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(blocks, "BLOCK", 512)
+    for routing in (HeinsenVectorRouting(), SlotAttention()):
+        layer, poses = CapsuleShared(None, 64, 8, routing), torch.randn(1, 500, 8, requires_grad=True)
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
+            layer(poses).poses.sum().backward()
+        assert max(kept) <= 64 * 64 * 3 or max(kept) == poses.numel()
+        assert max(kept) < 500 * 64
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CapsuleLinear(4, 3, 2, 2, SlotAttention()), "SlotAttention takes the poses.*CapsuleShared"),
+        (lambda: CapsuleShared(4, 3, 2, SlotAttention(), out_pose=3), "SlotAttention.*out_pose=3.*leave out_pose out"),
+        (lambda: CapsuleShared(4, 3, (2, 2), HeinsenVectorRouting(), out_pose=4), "rows"),
+        (lambda: SlotAttention(start="learned", gradient="last"), "start='learned'.*gradient"),
+        (lambda: SlotAttention(update="max"), "update.*'mean'.*'sum'.*'max'"),
+        (lambda: CapsuleShared(4, None, 2, SlotAttention())(torch.randn(1, 4, 2)), "out_capsules=None.*number"),
+        (
+            lambda: CapsuleShared(4, 3, 2, SlotAttention())(torch.randn(1, 4, 2), out_capsules=2),
+            "out_capsules=3.*cannot change",
+        ),
+        (lambda: CapsuleShared(4, 3, 2, SlotAttention())(torch.randn(1, 5, 2)), "in_capsules=4, got 5"),
+        (lambda: CapsuleShared(4, 3, 2, SlotAttention())(torch.randn(1, 4, 3)), r"poses of shape \(batch, 4, 2\)"),
+        (lambda: SlotAttention().with_values()(torch.randn(1, 4, 3, 2)), "has no .*capsule layer"),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises((ValueError, RuntimeError), match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
