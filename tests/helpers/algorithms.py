@@ -16,11 +16,15 @@ from torch import Tensor
 from torchcaps import (
     CapsuleLinear,
     DynamicRouting,
+    EfficientRouting,
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
+    RandomRouting,
     Routing,
     SelfRouting,
+    UniformRouting,
+    VBRouting,
     VectorNormRouting,
     squash,
 )
@@ -107,6 +111,23 @@ def self_routing(routing: SelfRouting, x: Numbers) -> oracles.Routed:
     return oracles.self_routing(x.votes, x.poses, x.learned["route_weight"], x.learned["route_bias"], gates=x.gates)
 
 
+def variational_bayes(routing: VBRouting, x: Numbers) -> oracles.Routed:
+    names = [f"{norm}.running_{value}" for norm in ("pose_norm", "score_norm") for value in ("mean", "var")]
+    running = None if routing.training else tuple(x.learned[name] for name in names)
+    return oracles.variational_bayes_routing(
+        x.votes, x.gates, routing.iterations, running, routing.alpha0, routing.kappa0, routing.nu0
+    )
+
+
+def uniform(routing: UniformRouting, x: Numbers) -> oracles.Routed:
+    activation = None if routing.activation is None else oracles.squash
+    return oracles.uniform_routing(x.votes, x.gates, x.learned.get("logits"), activation)
+
+
+def efficient(routing: EfficientRouting, x: Numbers) -> oracles.Routed:
+    return oracles.efficient_routing(x.votes, x.learned["coefficient_bias"], gates=x.gates)
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "dynamic": Algorithm(DynamicRouting, dynamic),
     "dynamic, bias, leaky": Algorithm(lambda **kw: DynamicRouting(learn_bias=True, leaky=True, **kw), dynamic),
@@ -138,6 +159,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen, stable=False
     ),
     "self-routing": Algorithm(SelfRouting, self_routing),
+    "efficient": Algorithm(EfficientRouting, efficient),
+    "vb": Algorithm(VBRouting, variational_bayes),
+    "vb, other priors": Algorithm(lambda **kw: VBRouting(alpha0=0.5, kappa0=2.0, nu0=40.0, **kw), variational_bayes),
+    "uniform": Algorithm(UniformRouting, uniform),
+    "uniform, no activation": Algorithm(lambda: UniformRouting(activation=None), uniform),
+    "random": Algorithm(RandomRouting, uniform),
 }
 
 
@@ -150,10 +177,16 @@ def make(name: str, iterations: int | None = None, gradient: str = "unrolled") -
 
 
 def randomize(module: torch.nn.Module) -> torch.nn.Module:
-    """Draw all parameters at random, as after some training, so that none is zero."""
+    """Draw all parameters and buffers at random, as after some training, and put the module into evaluation mode.
+
+    In training mode a batch norm makes the samples of a batch depend on each other.
+    """
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    return module
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)  # it may be a variance
+    return module.eval()
 
 
 def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor | None = None) -> oracles.Routed:

@@ -26,8 +26,11 @@ from torchcaps import (
     InvertedAttentionRouting,
     Prediction,
     PrimaryCapsules,
+    RandomRouting,
     RoutingPool2d,
     SelfRouting,
+    UniformRouting,
+    VBRouting,
     VectorNormRouting,
     models,
     squash,
@@ -113,6 +116,10 @@ ROUTINGS = [
     lambda: HeinsenRouting(2),
     lambda: HeinsenRouting(2, single_beta=True, model="kmeans"),
     SelfRouting,
+    lambda: VBRouting(2),
+    UniformRouting,
+    RandomRouting,
+    lambda: RandomRouting(fixed=False, activation=None),
 ]
 
 

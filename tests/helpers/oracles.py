@@ -543,6 +543,32 @@ def heinsen_routing(
     return routed
 
 
+def efficient_routing(votes: Tensor4, bias: Matrix, gates: Matrix | None = None) -> Routed:
+    """Mazzia et al. 2021 with the softmax over parents of the authors' code; `bias[i or 1][j]` is added to the
+    coefficients. The coefficients that are returned are without it."""
+    all_poses, all_coefficients = [], []
+    for b in range(len(votes)):
+        children, parents, size = len(votes[b]), len(votes[b][0]), len(votes[b][0][0])
+        gate = gates_of(gates, b, children)
+        agreement = zeros(children, parents)
+        for j in range(parents):
+            for i in range(children):
+                for k in range(children):
+                    agreement[i][j] += gate[k] * dot(votes[b][i][j], votes[b][k][j]) / math.sqrt(size)
+        coefficients = softmax_over_parents(agreement)
+        poses = []
+        for j in range(parents):
+            s = [0.0 for _ in range(size)]
+            for i in range(children):
+                for k in range(size):
+                    s[k] += gate[i] * (coefficients[i][j] + at(bias, i, j)) * votes[b][i][j][k]
+            n = length(s)
+            poses.append([(1.0 - math.exp(-n)) * x / n if n > 0.0 else 0.0 for x in s])
+        all_poses.append(poses)
+        all_coefficients.append(coefficients)
+    return {"poses": all_poses, "scores": None, "variances": None, "coefficients": all_coefficients}
+
+
 def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, gates: Matrix | None = None) -> Routed:
     """Hahn et al. 2019. `weight[i][j][r][d]` and `bias[i][j]` turn the children's poses `[b][i][r][d]` into logits."""
     all_poses, all_scores, all_coefficients = [], [], []

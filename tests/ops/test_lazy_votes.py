@@ -169,7 +169,7 @@ def test_a_divisor_whose_reciprocal_overflows_counts_as_zero():
 class TestDot:
     def test_what_is_added_keeps_scale_unit_and_offset(self):
         query, offset = draw(2, 3, 4), draw(1, 3)
-        assert Dot.add(None, query, unit=True) == (query, True, 1.0, None)
+        assert Dot.add(None, query, unit=True) == Dot(query, unit=True)
         start = Dot(query, scale=0.5, offset=offset)
         after = Dot.add(start, query)
         assert_close(after.query, 2 * query)

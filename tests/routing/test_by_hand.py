@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import torchcaps.functional as F
-from torchcaps import CapsuleLinear, Capsules, SelfRouting
+from torchcaps import CapsuleLinear, Capsules, EfficientRouting, RandomRouting, SelfRouting, UniformRouting, VBRouting
+from torchcaps.routing import exponential_squash
 
 
 def tensor(values):
@@ -160,3 +161,73 @@ def test_self_routing():
     # Shares 1/3, 1/6 and 4/5, 1/5: masses 17/15 and 11/30 of 3/2. Votes 1, 3 and 2, 2.
     torch.testing.assert_close(out.activations, tensor([[17 / 15 / 1.5, 11 / 30 / 1.5]]))
     torch.testing.assert_close(out.poses, tensor([[[(1 / 3 + 8 / 5) / (17 / 15)], [(3 / 6 + 2 / 5) / (11 / 30)]]]))
+
+
+def test_efficient_routing():
+    # Votes of one entry: 1 and 2 for parent 0, ln 3 - 1 and 1 for parent 1; their sums are 3 and ln 3.
+    layer = CapsuleLinear(2, 2, 1, 1, EfficientRouting()).double()
+    layer.weight.data = tensor([[[[1]], [[math.log(3) - 1]]], [[[2]], [[1]]]])
+    layer.routing.coefficient_bias.data = tensor([[0.5, 0], [0, -1]])
+    out = layer(tensor([[[1], [1]]]), return_coefficients=True)
+    # Logits 3 and (ln 3 - 1) ln 3 of child 0; 6 and ln 3 of child 1.
+    c0 = 1 / (1 + math.exp((math.log(3) - 1) * math.log(3) - 3))
+    c1 = 1 / (1 + 3 * math.exp(-6))
+    torch.testing.assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
+    s0, s1 = c0 + 0.5 + 2 * c1, (1 - c0) * (math.log(3) - 1) + (1 - c1 - 1)
+    assert s1 < 0
+    torch.testing.assert_close(out.poses, tensor([[[1 - math.exp(-s0)], [math.exp(s1) - 1]]]))
+
+
+def test_exponential_squash():
+    s = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-30, 0.0]], dtype=torch.float64, requires_grad=True)
+    v = exponential_squash(s)
+    torch.testing.assert_close(v[0], (1 - math.exp(-5)) * torch.tensor([0.6, 0.8], dtype=torch.float64))
+    torch.testing.assert_close(v[1:], s[1:])
+    v.sum().backward()
+    torch.testing.assert_close(s.grad[1:], torch.ones(2, 2, dtype=torch.float64))
+
+
+def test_uniform_routing():
+    # Gates 1 and 1/2, c = 1/2: s_0 = (1/2, 1/2), s_1 = (0, 1/4). |s_0|^2 = 1/2, |s_1| = 1/4.
+    out = UniformRouting()(VOTES, torch.tensor([[math.inf, 0.0]], dtype=torch.float64))
+    v0, v1 = 1 / 3 / math.sqrt(2), (1 / 16) / (17 / 16)
+    torch.testing.assert_close(out.poses, tensor([[[v0, v0], [0, v1]]]))
+
+
+def test_random_routing():
+    # Logits ln 3, 0 and 0, 0: c = 3/4, 1/4 and 1/2, 1/2.
+    routing = RandomRouting(activation=None).with_values(logits=tensor([[math.log(3), 0], [0, 0]]))
+    out = routing(VOTES, return_coefficients=True)
+    torch.testing.assert_close(out.coefficients, tensor([[[0.75, 0.25], [0.5, 0.5]]]))
+    torch.testing.assert_close(out.poses, tensor([[[0.75, 1], [0, 0.5]]]))
+
+
+def vb_layer(iterations: int) -> CapsuleLinear:
+    """One entry per pose. For children 1 and 1 the votes are 1, 3 for parent 0 and 0, 4 for parent 1."""
+    layer = CapsuleLinear(2, 2, 1, 1, VBRouting(iterations)).double().eval()
+    layer.weight.data = tensor([[[[1]], [[0]]], [[[3]], [[4]]]])
+    return layer
+
+
+def test_variational_bayes_routing_once():
+    # R = 1/2, R_j = 1: alpha = kappa = 2, nu = 2 + 1 = 3, mu = (2, 2), m = mu/2 = (1, 1).
+    # P_0 = 1 + (1 + 1)/2 + 4/2 = 4, P_1 = 1 + (4 + 4)/2 + 4/2 = 7.
+    out = vb_layer(1)(tensor([[[1], [1]]]))
+    bn = 1 / math.sqrt(1 + 1e-5)  # running mean 0 and variance 1
+    torch.testing.assert_close(out.poses, tensor([[[bn], [bn]]]))
+    # E ln pi = psi(2) - psi(4) = -1/2 - 1/3; psi(3/2) = 2 - gamma - 2 ln 2, so E ln|L| = 2 - gamma - ln 2 - ln P.
+    gamma = 0.5772156649015329
+    entropies = [(math.log(2 * math.pi * math.e) - 2 + gamma + math.log(2 * p)) / 2 for p in (4, 7)]
+    torch.testing.assert_close(out.scores, tensor([[-math.exp(-5 / 6) * h * bn for h in entropies]]))
+
+
+def test_variational_bayes_routing_twice():
+    # Between the parents only ln P and the distances differ. Child 0 is 0 and 1 off the means, child 1 is 2 and 3 off:
+    # logits -ln(4)/2 - 3/2 * 0 and -ln(7)/2 - 3/2 * 1/7; child 1: -ln(4)/2 - 3/2 * 4/4 and -ln(7)/2 - 3/2 * 9/7.
+    c0 = 1 / (1 + math.sqrt(4 / 7) * math.exp(-3 / 14))
+    c1 = 1 / (1 + math.sqrt(4 / 7) * math.exp(3 / 2 - 27 / 14))
+    out = vb_layer(2)(tensor([[[1], [1]]]), return_coefficients=True)
+    torch.testing.assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
+    # m = sum of the shares times the votes, divided by 1 + R_j.
+    m = (c0 + 3 * c1) / (1 + c0 + c1), 4 * (1 - c1) / (3 - c0 - c1)
+    torch.testing.assert_close(out.poses, tensor([[[x / math.sqrt(1 + 1e-5)] for x in m]]))

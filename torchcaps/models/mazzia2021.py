@@ -56,7 +56,7 @@ class EfficientCapsNet(ReconstructingCapsNet):
         self.features = nn.Sequential(
             *_conv(in_channels, 32, 5), *_conv(32, 64, 3), *_conv(64, 64, 3), *_conv(64, 128, 3, stride=2)
         )
-        side = (image_size - 10) // 2 - 8  # 9x9 for 28x28 pixels; after the depthwise convolution 1x1
+        side = (image_size - 9) // 2 - 8  # 9x9 for 28x28 pixels; after the depthwise convolution 1x1
         self.primary = PrimaryCapsules(128, 16, 8, kernel_size=9, groups=128, normalization=exponential_squash)
         self.class_capsules = CapsuleLinear(16 * side * side, classes, in_pose=8, out_pose=16, routing=routing)
         self.decoder = None if decoder is None else MaskedDecoder(classes, 16, self.image_shape, decoder)

@@ -121,8 +121,6 @@ class LazyVotes(Votes):
         votes.logit_offset = None if offset is None else offset.expand(-1, self.parents)
         votes.cache = Cache()
         if self.shared:
-            if groups > 1:
-                raise ValueError(f"votes that are the poses need logits that all children share, got {groups} groups")
             votes.logit_query = weight.expand(1, self.parents, rows, d).flatten(2)
             return votes
         columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)

@@ -76,4 +76,4 @@ def exponential_squash(s: FloatTensor) -> Tensor:
     x = at_least_float32(s)
     square = x.square().sum(-1, keepdim=True)
     length = nonzero(square).sqrt()
-    return torch.where(square > 0, x * (-torch.expm1(-length) / length), x).to(s.dtype)
+    return torch.where(square > 1e-30, x * (-torch.expm1(-length) / length), x).to(s.dtype)

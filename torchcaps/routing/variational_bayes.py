@@ -48,7 +48,7 @@ class VBRouting(Routing):
         De Sousa Ribeiro et al. 2020, Algorithm 1.
     """
 
-    gain = 0.25  # short votes: beyond the prior's scale of 1 the coefficients become hard; BN sets the parents' lengths
+    gain = 0.125  # votes that spread more than the prior's 1 make hard coefficients; BN sets the lengths
     gives_scores = True
     comes_to_rest = False
 
@@ -60,7 +60,7 @@ class VBRouting(Routing):
         alpha0: Positive = 1.0,
         kappa0: Positive = 1.0,
         nu0: Positive | None = None,
-        init: Init = "fan_in",
+        init: Init = "paper",
     ):
         super().__init__(iterations, gradient, init)
         self.alpha0, self.kappa0, self.nu0 = alpha0, kappa0, nu0

@@ -1,0 +1,60 @@
+"""Efficient-CapsNet: parameters, shapes, what it refuses."""
+
+import pytest
+import torch
+
+from torchcaps import DynamicRouting, EfficientRouting, create_model
+from torchcaps.models import EfficientCapsNet
+
+
+def test_the_published_number_of_parameters():
+    network = create_model("efficient_capsnet")
+    decoder = sum(x.numel() for x in network.decoder.parameters())
+    assert sum(x.numel() for x in network.parameters()) - decoder == 161_824
+    assert sum(x.numel() for x in create_model("efficient_capsnet", decoder=False).parameters()) == 161_824
+    assert decoder == 1_411_344  # that of Sabour et al.
+
+
+@pytest.mark.parametrize(("channels", "size", "classes"), [(1, 28, 10), (3, 32, 4), (1, 27, 2)])
+def test_shapes(channels, size, classes):
+    network = EfficientCapsNet(channels, size, classes, decoder=(8,))
+    images = torch.rand(2, channels, size, size)
+    scores, capsules = network(images)
+    assert scores.shape == (2, classes)
+    assert capsules.poses.shape == (2, classes, 16)
+    assert ((scores > 0) & (scores < 1)).all()
+    assert network.reconstruct(capsules).shape == images.shape
+
+
+def test_each_primary_capsule_sees_its_own_channels():
+    network = EfficientCapsNet(decoder=None).eval()
+    network.class_capsules.routing.coefficient_bias.data.normal_()
+    features = torch.randn(1, 128, 9, 9)
+    before = network.primary(features).poses
+    features[:, 8:16] += 1  # the channels of capsule 1
+    changed = (network.primary(features).poses != before).flatten(2).any(2).squeeze(0)
+    assert changed.tolist() == [i == 1 for i in range(16)]
+
+
+def test_first_vote_weights_of_the_authors_code():
+    torch.manual_seed(0)
+    weight = EfficientCapsNet(decoder=None).class_capsules.weight
+    assert weight.std().item() == pytest.approx((2 / (8 * 10 * 16)) ** 0.5, rel=0.02)
+    assert weight.abs().max() <= 2.01 * (2 / (8 * 10 * 16)) ** 0.5 / 0.8796
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EfficientCapsNet(image_size=26), "image_size must be at least 27.*26"),
+        (lambda: EfficientCapsNet(decoder=None)(torch.rand(1, 1, 32, 32)), r"\(batch, 1, 28, 28\).*32"),
+        (lambda: EfficientRouting(init="he"), "init.*'he'"),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_another_routing():
+    assert EfficientCapsNet(routing=DynamicRouting(2), decoder=None)(torch.rand(2, 1, 28, 28)).scores.shape == (2, 10)
