@@ -18,7 +18,10 @@ from torchcaps import (
     Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
+    RandomRouting,
     SelfRouting,
+    UniformRouting,
+    VBRouting,
     VectorNormRouting,
     list_routings,
 )
@@ -41,6 +44,21 @@ class ScaledAttention(Routing):
 
     def scale(self, features: int) -> Tensor:
         return (-self.log_temperature).exp().unsqueeze(-1)
+
+
+class WithParts(Routing):
+    """A routing with a parameter, a buffer and a module."""
+
+    def __init__(self, iterations: int = 2):
+        super().__init__(iterations)
+
+    def learned(self, shape: LayerShape) -> dict[str, Tensor | nn.Module]:
+        mix = nn.Linear(shape.features, shape.features)
+        return {"factor": torch.ones(shape.parents, 1), "shift": nn.Buffer(torch.randn(shape.parents, 1)), "mix": mix}
+
+    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
+        p = self.mix(votes.weighted_sum(agreement) * self.factor + self.shift).tanh()
+        return votes.capsules(p), Dot(p, scale=0.1)
 
 
 def shape_of(**sizes: int | None) -> LayerShape:
@@ -75,6 +93,99 @@ def test_what_is_learned_is_declared_once():
     assert layer.routing.log_temperature.grad.any()
 
 
+def test_buffers_and_modules_are_declared_like_parameters():
+    routing = WithParts(2)
+    layers = [CapsuleLinear(6, 3, 4, 5, routing) for _ in range(2)]
+    names = {"factor", "shift", "mix.weight", "mix.bias"}
+    assert set(layers[0].routing.state_dict()) == set(routing.first_values(shape_of())) == names
+    assert {name for name, _ in layers[0].routing.named_parameters()} == names - {"shift"}
+    assert [name for name, _ in layers[0].routing.named_buffers()] == ["shift"]
+    assert not routing.state_dict()
+    assert not any(x is y for x in layers[0].state_dict().values() for y in layers[1].state_dict().values())
+    assert not layers[0].routing.shift.equal(layers[1].routing.shift)
+    layers[0](torch.randn(2, 6, 4)).poses.square().sum().backward()
+    assert all(x.grad.any() for x in layers[0].parameters())
+    with pytest.raises(RuntimeError, match="factor, shift, mix.*capsule layer"):
+        routing(torch.randn(1, 2, 2, 2))
+
+
+def test_buffers_and_modules_are_reset_and_loaded():
+    layer, twin = (CapsuleLinear(6, 3, 4, 5, WithParts()) for _ in range(2))
+    kept = dict(layer.routing.state_dict(keep_vars=True))
+    before = {name: value.detach().clone() for name, value in kept.items()}
+    nn.init.zeros_(layer.routing.factor)
+    layer.reset_parameters()
+    assert_close(layer.routing.factor.data, torch.ones(3, 1))
+    for name in ("shift", "mix.weight", "mix.bias"):  # drawn anew, in the same tensors
+        assert layer.routing.state_dict(keep_vars=True)[name] is kept[name]
+        assert not kept[name].equal(before[name])
+    layer.load_state_dict(twin.state_dict())
+    x = torch.randn(2, 6, 4)
+    assert_close(layer(x).poses, twin(x).poses)
+
+
+@pytest.mark.parametrize("make", [WithParts, VBRouting, RandomRouting])
+def test_buffers_and_modules_on_another_device_and_in_another_precision(make):
+    layer = CapsuleLinear(6, 3, 4, 5, make(), device="meta", dtype=torch.float64)
+    values = layer.routing.state_dict()
+    assert values
+    assert all(x.is_meta and x.dtype in (torch.float64, torch.int64) for x in values.values())
+    layer.to_empty(device="cpu").reset_parameters()
+    fresh = make().first_values(layer.layer_shape)
+    for name, value in layer.routing.state_dict().items():
+        assert value.shape == fresh[name].shape
+        assert value.isfinite().all()
+        if fresh[name].unique().numel() == 1:  # not drawn at random
+            assert_close(value, fresh[name].to(value.dtype))
+    assert layer(torch.randn(4, 6, 4, dtype=torch.float64)).poses.isfinite().all()
+
+
+def test_an_equilibrium_of_a_routing_with_modules():
+    """Its implicit gradient is that of many unrolled iterations, also where others replace the parameters."""
+    layer = CapsuleLinear(4, 3, 3, 3, WithParts(200), dtype=torch.float64)
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    parameters = {name: value.detach() / 2 for name, value in layer.named_parameters()}
+    results = []
+    for schedule in ("sequential", Equilibrium(1e-13, max_iterations=200)):
+        stack, given = CapsuleStack(layer, schedule=schedule), {k: v.clone() for k, v in parameters.items()}
+        leaves = [value.requires_grad_() for value in given.values()]
+        named = {f"layers.0.{name}": value for name, value in given.items()}
+        out = torch.func.functional_call(stack, named, (x,)).poses
+        results.append([out, *torch.autograd.grad(out.pow(3).sum(), leaves)])
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert_close(found, expected, rtol=1e-8, atol=1e-10)
+        assert found.any()
+
+
+class Wrong(Routing):
+    """A routing whose `learned` returns the given value."""
+
+    def __init__(self, **values):
+        super().__init__()
+        self.values = values
+
+    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
+        return self.values
+
+    step = ScaledAttention.step
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count": torch.ones(2, dtype=torch.int64)}, "floating-point values or modules.*'count'"),
+        ({"count": nn.Buffer(torch.ones(2, dtype=torch.int64))}, "floating-point values or modules.*'count'"),
+        ({"gradient": torch.ones(2)}, "not yet attributes.*'gradient'"),
+        ({"scale": nn.Linear(1, 1)}, "not yet attributes.*'scale'"),
+        ({"training": torch.ones(2)}, "not yet attributes.*'training'"),
+    ],
+)
+def test_values_that_cannot_be_learned(values, message):
+    with pytest.raises(ValueError, match=message) as error:
+        CapsuleLinear(6, 3, 4, 5, Wrong(**values))
+    assert "\n" not in str(error.value)
+
+
 def test_a_scale_is_a_scale():
     votes = torch.randn(2, 5, 3, 4)
     hot = ScaledAttention(2).with_values(log_temperature=torch.zeros(3))(votes, return_coefficients=True)
@@ -92,6 +203,8 @@ def test_a_scale_is_a_scale():
         (DynamicRouting(learn_bias=True), "bias"),
         (VectorNormRouting(learn_sharpness=True), "learned_sharpness"),
         (SelfRouting(), "route_weight, route_bias"),
+        (VBRouting(), "pose_norm, score_norm"),
+        (RandomRouting(), "logits"),
     ],
 )
 def test_a_routing_without_a_layer_says_what_it_misses(routing, missing):
@@ -239,6 +352,38 @@ def test_first_values(routing, first):
     assert found.keys() == first.keys()
     for name, value in found.items():
         assert_close(value, torch.full_like(value, first[name]))
+
+
+def test_random_coefficients():
+    x = torch.randn(5, 6, 4)
+    fixed, anew = (CapsuleLinear(6, 3, 4, 5, RandomRouting(fixed)) for fixed in (True, False))
+    first = fixed(x, return_coefficients=True).coefficients
+    assert fixed(x, return_coefficients=True).coefficients.equal(first)
+    assert_close(first, fixed.routing.logits.softmax(-1).expand(5, -1, -1))
+    before = fixed.routing.logits.clone()
+    fixed.reset_parameters()
+    assert (fixed.routing.logits != before).all()
+
+    assert not anew.routing.state_dict()
+    torch.manual_seed(1)
+    drawn = anew(x, return_coefficients=True).coefficients
+    assert_close(drawn, drawn[:1].expand(5, -1, -1))  # the same for all samples
+    assert not torch.allclose(anew(x, return_coefficients=True).coefficients, drawn)
+    torch.manual_seed(1)
+    assert_close(drawn[0], torch.randn(6, 3).softmax(-1))
+    logits = torch.cat([RandomRouting().learned(shape_of())["logits"].flatten() for _ in range(100)])
+    assert abs(logits.mean()) < 0.1
+    assert logits.std().item() == pytest.approx(1, rel=0.1)
+
+
+def test_uniform_routing_is_the_first_iteration_of_dynamic_routing():
+    layer, other = CapsuleLinear(6, 3, 4, 5, UniformRouting()), CapsuleLinear(6, 3, 4, 5, DynamicRouting(1))
+    other.load_state_dict(layer.state_dict())
+    x = Capsules(torch.randn(2, 6, 4), torch.randn(2, 6))
+    assert_close(layer(x).poses, other(x).poses)
+    assert not UniformRouting(activation=None).measures_presence
+    with pytest.raises(ValueError, match="activation must return a tensor of the shape"):
+        CapsuleLinear(6, 3, 4, 5, RandomRouting(activation=torch.sum))(x)
 
 
 def test_routings_have_names():
