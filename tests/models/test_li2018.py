@@ -10,6 +10,7 @@ from torchcaps import FeedbackAgreement, create_model
 from torchcaps.functional import margin_loss
 from torchcaps.models.li2018 import EncapsulatedModule2d
 from torchcaps.nn.encapsulated import as_map
+from torchcaps.routing import Iteration
 
 
 def count(model: nn.Module) -> int:
@@ -182,9 +183,45 @@ def test_activity_of_children_counts_for_em_routing():
     assert not torch.allclose(model(images).scores, before)
 
 
+def children_per_class(least_variance: float | None) -> torch.Tensor:
+    """Effective number of children in each class capsule of each image, of 128, before any training.
+
+    It is 1 / sum_i s_i^2 for the shares s_i of the children in the mass of the last M-step.
+    """
+    torch.manual_seed(0)
+    arguments = {} if least_variance is None else {"least_variance": least_variance}
+    model = create_model("capnet_em", types=8, grid=4, **arguments)
+    seen: list[Iteration] = []
+    with torch.no_grad(), model.class_capsules.routing.watched(seen.append):
+        model(torch.rand(16, 3, 32, 32))
+    votes, agreement = seen[-1].votes, seen[-1].agreement
+    shares = torch.cat([gates.unsqueeze(-1) for *_, gates in votes.blocks()]) * votes.coefficients(agreement)
+    return 1 / (shares / shares.sum(1, keepdim=True)).square().sum(1)
+
+
+def test_a_class_collapses_onto_one_child_without_a_floor_under_its_variances():
+    """E-steps in 16 dimensions give a class to the child with the nearest vote, unless its variance is kept up."""
+    assert children_per_class(None).median() < 1.5
+    torch.testing.assert_close(children_per_class(None), children_per_class(1e-6))
+    assert children_per_class(10.0).min() > 50  # the recipes' floor
+
+
+def test_the_least_variance_is_that_of_both_layers():
+    model = create_model("capnet_em", types=2, grid=2, least_variance=0.5)
+    seen: list[Iteration] = []
+    with model.capsules.routing.watched(seen.append), model.class_capsules.routing.watched(seen.append):
+        model(torch.full((2, 3, 16, 16), 0.5))
+    assert len(seen) == 6
+    assert all(step.parents.variances.min() == 0.5 for step in seen)
+
+
 def test_capnet_of_bad_arguments():
     from torchcaps.models import CapNet
 
+    with pytest.raises(ValueError, match=r"least_variance=0\.1 needs routing='em': dynamic routing has no variances"):
+        CapNet("dynamic", least_variance=0.1)
+    with pytest.raises(ValueError, match="least_variance must be a finite number of at least 1e-30, got 0"):
+        create_model("capnet_em", least_variance=0)
     with pytest.raises(ValueError, match=r"routing .*heinsen\b"):
         CapNet("heinsen")
     with pytest.raises(ValueError, match="start='learned' needs routing='dynamic'"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from commands import call
-from encoders import make_encoder
+from encoders import make_encoder, make_image_encoder
 
 from torchcaps import recipes
 from torchcaps.data import ImageData, ImageNet
@@ -37,6 +37,12 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
             make_encoder(root / "bert")
         own = {"layers": 3, "width": 8}
         return [f"--data.encoder={root / 'bert'}", *(f"--model.network.{key}={size}" for key, size in own.items())]
+    if paper == "heinsen2022":
+        make, folder = (make_image_encoder, root / "vit") if "images" in name else (make_encoder, root / "bert")
+        if not folder.is_dir():
+            make(folder)
+        own = {"layers": 3, "width": 8, "hidden": 3, "pose": 4}
+        return [f"--data.encoder={folder}", *(f"--model.network.{key}={size}" for key, size in own.items())]
     if paper == "heinsen2019" and small:
         poses = ("elevations", "[1]"), ("azimuths", "[2]"), ("lightings", "[0, 1]")
         return [f"--data.{part}_{axis}={chosen}" for part in ("train", "test") for axis, chosen in poses]
@@ -55,9 +61,11 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
 # The fast tests take two steps of these recipes. Together they have every kind of data, loss, routing, optimizer,
 # schedule and callback, and every option that changes how a model is trained. Networks are tested in tests/models.
 RUN: tuple[Version, ...] = (
+    ("compare/digits/slot-attention", False),
     ("heinsen2019/table1/vector-norm", False),
     ("heinsen2019/table3/heinsen", True),
     ("heinsen2019/viewpoints/azimuths-em", True),
+    ("heinsen2022/images/cifar10", True),
     ("li2018/table4/cifar100", False),
     ("li2018/table4/h-imagenet-v1", False),
     ("li2018/table5/margin-rmsprop", False),
@@ -72,7 +80,8 @@ RUN: tuple[Version, ...] = (
     ("zhao2019/table4/expanded-mnist-r1", False),
 )
 ELSEWHERE = {"Digits", "MNIST"}  # tests/training/test_resume.py trains on these
-OWN = ("own/images", "own/texts")  # need the user's data: see tests/cli/test_own_images.py, test_own_texts.py
+# These need the user's data: see tests/cli/test_own_images.py and test_own_texts.py.
+OWN = ("heinsen2022/texts/imdb", "own/images", "own/texts")
 VERSIONS: list[Version] = [
     (name, small)
     for name in list_recipes()
@@ -161,6 +170,8 @@ def test_recipes_run_two_steps(name, small, images_of_noise, tmp_path, monkeypat
 def test_every_recipe_runs_on_real_data(name, small):
     root = Path(os.environ["TORCHCAPS_DATA"])
     used = load_recipe(name, small).config["data"]["class_path"].rpartition(".")[2]
+    if used == "EncodedImages":
+        pytest.skip("needs an encoder of images")
     folders = {"CIFAR100": "cifar-100", "SVHN": "svhn", "AffNIST": "affnist", "ImageNet": "imagenet"}
     folder = {**folders, "SmallNORB": "smallnorb"}.get(used)
     if folder and not (root / folder).is_dir():

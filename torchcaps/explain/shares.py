@@ -8,18 +8,17 @@ from torch import Tensor
 
 from torchcaps.explain.recording import Run
 from torchcaps.nn import CapsuleFC, RoutingPool2d
-from torchcaps.ops.numerics import at_least_float32
 
 
 class Shares(NamedTuple):
     r"""Shares of a layer's children in its parents.
 
-    A parent is a sum of contributions. Let g be the gates, c the coefficients and V the votes. The share of child i in
-    parent j is
+    A parent is a sum of contributions. Let V be the votes and :math:`f_{ij}` their factors in the sum, which are gate
+    times coefficient in most algorithms (`Routing.factors`). The share of child i in parent j is
 
-    .. math:: S_{ij} = \frac{a_{ij}}{\sum_k a_{kj}}, \quad a_{ij} = g_i \, c_{ij} \, |V_{ij}|
+    .. math:: S_{ij} = \frac{a_{ij}}{\sum_k a_{kj}}, \quad a_{ij} = |f_{ij}| \, |V_{ij}|
 
-    and :math:`a_{ij} = g_i \, c_{ij}` where the routing gives scores: there a pose says where a part is, not how
+    and :math:`a_{ij} = |f_{ij}|` where the routing gives scores: there a pose says where a part is, not how
     present it is, and a short vote counts as much as a long one. If all contributions to a parent are zero, its
     children that are present share it evenly, or all children if none is. With windows each window is divided on its
     own. A parent whose window holds padding alone is made of nothing: its part in a class goes to the other parents.
@@ -79,10 +78,8 @@ def shares_of(run: Run) -> Shares:
     votes, agreement, parents, _ = run.last
     routing = run.layer.routing
     with torch.no_grad():
-        amounts = at_least_float32(routing.coefficients(votes, agreement))
+        amounts = routing.factors(votes, agreement).abs()
         present = torch.ones_like(amounts) if votes.gates is None else (votes.gates > 0).to(amounts).unsqueeze(-1)
-        if votes.gates is not None and routing.softmax == "parents":  # otherwise the coefficients contain the gates
-            amounts = amounts * votes.gates.unsqueeze(-1)
         if not routing.gives_scores:
             amounts = amounts * votes.lengths()
         table, even = _normalized(amounts, present, bool(getattr(votes, "grid", ())))

@@ -1,6 +1,7 @@
 """The networks of the papers, one file per paper, and the registry that builds them by name."""
 
 from torchcaps.models.backbone import BackboneClassifier, backbone_classifier
+from torchcaps.models.compare import CompareNet, compare, compare_average, compare_cnn
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
     EmbeddingMean,
@@ -12,6 +13,8 @@ from torchcaps.models.heinsen2019 import (
     mean_pooled_sst,
 )
 from torchcaps.models.heinsen2019_weights import load_authors_weights
+from torchcaps.models.heinsen2022 import VectorRoutingHead, heinsen_images, heinsen_texts
+from torchcaps.models.heinsen2022_weights import load_authors_head
 from torchcaps.models.li2018 import (
     CapNet,
     EncapNet,
@@ -62,6 +65,7 @@ __all__ = [
     "CapNet",
     "CapsNet",
     "CapsuleClassifier",
+    "CompareNet",
     "ConvNet",
     "EfficientCapsNet",
     "EmbeddingCapsNet",
@@ -71,6 +75,7 @@ __all__ = [
     "ResNetCapsNet",
     "StereoCNN",
     "StereoCapsNet",
+    "VectorRoutingHead",
     "average_pooled_smallnorb",
     "backbone_classifier",
     "capnet_dynamic",
@@ -81,6 +86,9 @@ __all__ = [
     "capsnet_small",
     "cnn_cifar",
     "cnn_multimnist",
+    "compare",
+    "compare_average",
+    "compare_cnn",
     "convnet_mnist",
     "create_model",
     "dynamic_cifar",
@@ -90,12 +98,15 @@ __all__ = [
     "encapnet_v1",
     "encapnet_v2",
     "encapnet_v3",
+    "heinsen_images",
     "heinsen_smallnorb",
     "heinsen_sst",
+    "heinsen_texts",
     "inverted_attention_cifar10",
     "inverted_attention_cifar100",
     "inverted_attention_multimnist",
     "list_models",
+    "load_authors_head",
     "load_authors_weights",
     "mean_pooled_sst",
     "narrow_cifar10",

@@ -9,6 +9,9 @@ arithmetic and the authors' code (github.com/hli2020/nn_encapsulation):
 - capConv and capFC are initialized as in the code, all other layers as in PyTorch and this library. The code differs
   there: Xavier convolutions, vote weights of the order of 0.01 and normal vote biases in CapNet, uniform betas in EM
   routing. With such biases the lengths of all class capsules were saturated for the first hundred steps.
+- The least variance of CapNet's EM routing (`least_variance`) is ours. The default is as little as an epsilon: E-steps
+  in 16 dimensions then make nearly the whole of a class of one child, and the network stays at chance. The recipes set
+  a larger one, with which it learns (docs/results.md).
 - CapNet's 2048 children route to 512 parents in the code (a 4x4 grid) and to 2048 in the paper's arithmetic (an 8x8
   grid: 1,048,576 channels of votes, 4,194,304 coefficients). With 2048 parents and 16 bytes per parameter, the two
   CapNets take 151.26 and 152.45 MB, where Table 1 has 151.24 and 152.44 "Mb". The EncapNet without the aide branch
@@ -21,7 +24,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, checked
+from torchcaps.arguments import Count, CountOrZero, Positive, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
@@ -32,6 +35,8 @@ from torchcaps.routing import DynamicRouting, EMRouting
 from torchcaps.routing.base import Start
 
 Skips = Literal["type1", "type2", "both"]
+
+LEAST_VARIANCE = 1e-6  # of EM routing by default
 
 
 class EncapsulatedModule2d(nn.Module):
@@ -207,6 +212,8 @@ class CapNet(nn.Module):
         grid: height and width of the grid on which the parents of the first routing lie.
         iterations: number of iterations of both routings.
         start: initial logits of dynamic routing, see :class:`torchcaps.DynamicRouting`.
+        least_variance: least variance of EM routing in both layers, `eps` of :class:`torchcaps.EMRouting`; ours, not
+            the paper's. The network does not learn with the default.
 
     Shape:
         - Input: `(batch, in_channels, height, width)`, values in [0, 1].
@@ -229,15 +236,18 @@ class CapNet(nn.Module):
         grid: Count = 8,
         iterations: Count = 3,
         start: Start = "zero",
+        least_variance: Positive = LEAST_VARIANCE,
     ):
         super().__init__()
         if routing == "em" and start != "zero":
             raise ValueError(f"start={start!r} needs routing='dynamic': EM routing starts from uniform coefficients")
+        if routing == "dynamic" and least_variance != LEAST_VARIANCE:
+            raise ValueError(f"least_variance={least_variance:g} needs routing='em': dynamic routing has no variances")
         algorithm: DynamicRouting | EMRouting
         if routing == "dynamic":
             algorithm = DynamicRouting(iterations, softmax="children", start=start, init="paper")
         else:
-            algorithm = EMRouting(iterations, inverse_temperature=1.0, schedule="linear", cost_range=10.0, init="paper")
+            algorithm = EMRouting(iterations, 1.0, eps=least_variance, schedule="linear", cost_range=10.0, init="paper")
         self.in_channels, self.types, self.grid = in_channels, types, grid
         self.features = _stem(in_channels, types)
         self.activity = _conv(8 * types, types) if routing == "em" else None
@@ -273,10 +283,15 @@ def capnet_dynamic(
 
 @register_model
 def capnet_em(
-    classes: Count = 10, in_channels: Count = 3, types: Count = 32, grid: Count = 8, iterations: Count = 3
+    classes: Count = 10,
+    in_channels: Count = 3,
+    types: Count = 32,
+    grid: Count = 8,
+    iterations: Count = 3,
+    least_variance: Positive = LEAST_VARIANCE,
 ) -> CapNet:
     """CapNet with EM routing, Table 1b: 9,991,028 parameters; grid=4: 2,910,068."""
-    return CapNet("em", in_channels, classes, types, grid, iterations)
+    return CapNet("em", in_channels, classes, types, grid, iterations, least_variance=least_variance)
 
 
 @register_model

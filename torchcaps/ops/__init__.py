@@ -6,7 +6,7 @@ from torchcaps.ops.children import Pair, Softmax, positions
 from torchcaps.ops.lazy import LazyVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
 from torchcaps.ops.reference import StoredVotes, as_votes
-from torchcaps.ops.votes import Activation, Linear, Moments, Votes
+from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
 from torchcaps.ops.windows import windows
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "contract",
     "nonzero",
     "normalize",
+    "per_child",
     "positions",
     "use_backend",
     "windows",

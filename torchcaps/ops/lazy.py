@@ -18,7 +18,7 @@ from torchcaps.ops.agreement import Agreement, Dot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax, count_samples, grid_of
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero
-from torchcaps.ops.reference import StoredVotes, coefficients_of, net_sum
+from torchcaps.ops.reference import StoredVotes, coefficients_of, net_factors
 from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
 from torchcaps.ops.windows import windows
 
@@ -196,9 +196,9 @@ class LazyVotes(Votes):
         widened = self._widened(agreement)
         assert widened is None or isinstance(widened, Dot)
         if self.backend == "reference":
+            phi = self.net_factors(agreement, use, ignore, activation)
             poses = at_least_float32(self.poses.flatten(1, 3).flatten(2))
-            coefficients = self._stored().coefficients(widened)
-            return net_sum(poses, coefficients, self.gates, use, ignore, activation)
+            return contract("bij,bik->bjk", phi.to(poses.dtype), poses), phi.sum(1)
         if widened is not None and widened.unit:
             raise self._impossible("a net sum with a dot agreement of unit votes")
         query, slope, offset = (
@@ -212,6 +212,18 @@ class LazyVotes(Votes):
         tensors += (None,) * 3 if activation is None else activation
         sums, masses = self._reduce(self._operators()["net_sum"], tuple(tensors), Options())
         return sums, masses
+
+    def net_factors(
+        self,
+        agreement: Dot | None,
+        use: Linear | None = None,
+        ignore: Linear | None = None,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        if not self.shared:
+            return super().net_factors(agreement, use, ignore, activation)
+        poses = at_least_float32(self.poses.flatten(1, 3).flatten(2))
+        return net_factors(poses, self.coefficients(agreement), self.gates, use, ignore, activation)
 
     def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
         if not self.shared:

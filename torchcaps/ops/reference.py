@@ -91,15 +91,15 @@ class StoredVotes(Votes):
         return votes
 
 
-def net_sum(
+def net_factors(
     poses: Tensor,
     coefficients: Tensor,
     gates: Tensor | None,
     use: Linear | None,
     ignore: Linear | None,
     activation: Activation | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the net sums of votes that are the poses, `(batch, children, features)`; see :meth:`Votes.net_sum`."""
+) -> Tensor:
+    """Return the phi of :meth:`Votes.net_sum` for poses `(batch, children, features)`."""
     children = poses.shape[1]
 
     def rows(x: Linear) -> Tensor:
@@ -113,8 +113,7 @@ def net_sum(
         products = (poses * per_child(activation.weight, children)).sum(-1)
         active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, children)
         phi = phi * active.sigmoid().unsqueeze(-1)
-    phi = phi if gates is None else phi * gates.unsqueeze(-1)
-    return contract("bij,bik->bjk", phi.to(poses.dtype), poses), phi.sum(1)
+    return phi if gates is None else phi * gates.unsqueeze(-1)
 
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:

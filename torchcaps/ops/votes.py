@@ -138,6 +138,16 @@ class Votes(ABC):
         """
         raise ValueError("a net sum needs votes that are the poses of the children: use this routing in CapsuleShared")
 
+    def net_factors(
+        self,
+        agreement: Dot | None,
+        use: Linear | None = None,
+        ignore: Linear | None = None,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        """Return the phi of `net_sum`, `(batch, children, parents)`, for inspection."""
+        raise ValueError("a net sum needs votes that are the poses of the children: use this routing in CapsuleShared")
+
     def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed. The
         votes must be the poses of the children."""

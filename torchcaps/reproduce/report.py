@@ -36,8 +36,9 @@ def rows_table(part: str, results: Sequence[Result]) -> str:
     lines = ["| recipe | row | published | ours |", "|---|---|---|---|"]
     for name in list_recipes():
         recipe = load_recipe(name)
-        if name == part or (name.startswith(f"{part}/") and recipe.has_number):
-            lines.append(f"| `{name}` | {recipe.row} | {recipe.published} | {_ours(name, results)} |")
+        ours = _ours(name, results)
+        if name == part or (name.startswith(f"{part}/") and (recipe.has_number or ours != "not run")):
+            lines.append(f"| `{name}` | {recipe.row} | {recipe.published} | {ours} |")
     text = "\n".join(lines) + "\n"
     if groups := [group for group in _groups(part, results) if not is_small(group[0])]:
         lines = ["| ours | command | commit | hardware | precision | date | hours |", "|---|---|---|---|---|---|---|"]

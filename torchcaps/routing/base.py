@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import CountOrZero, check_input, checked, kinds_of, refusal, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.ops import Agreement, Dot, Gaussian, Softmax, Votes, as_votes
+from torchcaps.ops import Agreement, Dot, Gaussian, Softmax, Votes, as_votes, at_least_float32
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
@@ -325,6 +325,14 @@ class Routing(nn.Module, ABC):
         """Return the coefficients that follow from an agreement, `(batch, children, parents)`."""
         agreement = None if self.is_uniform else self.scaled(agreement)
         return votes.coefficients(agreement, self.softmax, self.leaky)
+
+    def factors(self, votes: Votes, agreement: Agreement | None) -> Tensor:
+        """Return the factor of each vote in the sum that becomes a parent, `(batch, children, parents)`, for
+        inspection: the coefficients with the gates, unless an algorithm adds something to them."""
+        coefficients = at_least_float32(self.coefficients(votes, agreement))
+        if votes.gates is None or self.softmax == "children":  # these contain the gates
+            return coefficients
+        return coefficients * votes.gates.unsqueeze(-1)
 
     def _check_values(self) -> None:
         missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import FloatTensor, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Votes, at_least_float32, nonzero
+from torchcaps.ops import Agreement, Dot, Votes, at_least_float32, nonzero, per_child
 from torchcaps.routing.base import Init, LayerShape, Routing
 
 
@@ -61,6 +61,10 @@ class EfficientRouting(Routing):
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
         s = votes.weighted_sum(agreement) + votes.constant_sum(self.coefficient_bias)
         return votes.capsules(exponential_squash(s)), agreement
+
+    def factors(self, votes: Votes, agreement: Agreement | None) -> Tensor:
+        added = per_child(self.coefficient_bias, votes.children)
+        return super().factors(votes, agreement) + (added if votes.gates is None else added * votes.gates.unsqueeze(-1))
 
 
 @checked

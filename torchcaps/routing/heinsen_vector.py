@@ -88,13 +88,21 @@ class HeinsenVectorRouting(Routing):
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         assert agreement is None or isinstance(agreement, Dot)
         scale = votes.count().clamp_min(1e-6).rsqrt()
-        activation = Activation(self.activation_weight, self.activation_bias, scale)
-        total, mass = votes.net_sum(agreement, _betas(self.beta_use), _betas(self.beta_ignore), activation)
+        total, mass = votes.net_sum(agreement, *self._net(scale))
         with autocast_off(total.device.type):
             moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
         o = moved + mass.unsqueeze(-1) * self._vote_bias(votes.parents)
         normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
         return votes.capsules(normal if self.normalize else o), Dot(normal, parents=normal)
+
+    def factors(self, votes: Votes, agreement: Agreement | None) -> Tensor:
+        scaled = None if self.is_uniform else self.scaled(agreement)
+        assert scaled is None or isinstance(scaled, Dot)
+        return votes.net_factors(scaled, *self._net(votes.count().clamp_min(1e-6).rsqrt()))
+
+    def _net(self, scale: Tensor) -> tuple[Linear, Linear, Activation]:
+        activation = Activation(self.activation_weight, self.activation_bias, scale)
+        return _betas(self.beta_use), _betas(self.beta_ignore), activation
 
     def _vote_bias(self, parents: int) -> Tensor:
         """Return B, `(parents, features)`."""

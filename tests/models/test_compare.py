@@ -1,0 +1,172 @@
+"""The network on which only the routing changes, and its controls: counts, scores, gradients, images of any size."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from algorithms import ALGORITHMS
+
+from torchcaps import (
+    Capsules,
+    DynamicRouting,
+    EMRouting,
+    InvertedAttentionRouting,
+    SelfRouting,
+    create_model,
+    list_routings,
+    routing,
+)
+from torchcaps.models import compare
+from torchcaps.models.compare import log_activations
+
+SMALL = {"in_channels": 1, "image_size": 8, "classes": 5, "channels": 6, "types": 3, "parts": 4, "pose": 4}
+CONTROLS = {"compare_average": {}, "compare_cnn": {}, "pooling_resnet": {"depth": 20, "pooling": "average"}}
+# With arguments of their own, the algorithms of the package; with others, all entries of tests/helpers/algorithms.py.
+OWN = [name for name in list_routings() if hasattr(routing, name)]
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("compare", {}, 89_225),
+        ("compare", {"in_channels": 1, "image_size": 8}, 88_073),
+        # A score for each of 8 primary types, and two betas for each of 8 + 10 parents.
+        ("compare", {"routing": EMRouting(), "in_channels": 1}, 88_073 + 8 * 65 + 2 * 18),
+        # A scale and a shift in each of 2 LayerNorms, and no weight of the activation.
+        ("compare", {"routing": InvertedAttentionRouting(), "in_channels": 1}, 88_073 + 2 * 2 * 8 - 1),
+        # Scores, and 8 weights and a bias for each of 8 + 10 parents and 8 groups.
+        ("compare", {"routing": SelfRouting(), "in_channels": 1}, 88_073 + 8 * 65 + 9 * 8 * 18),
+        ("compare_average", {}, 80_650),
+        ("compare_average", {"in_channels": 1}, 79_498),
+        ("compare_cnn", {}, 91_665),
+        ("compare_cnn", {"in_channels": 1}, 87_939),
+    ],
+)
+def test_parameter_counts(name, arguments, parameters):
+    with torch.device("meta"):
+        assert count(create_model(name, **arguments)) == parameters
+
+
+def assert_it_trains(model: torch.nn.Module, images: torch.Tensor, classes: int) -> None:
+    """Scores are finite logits that tell images and classes apart, and every parameter has a gradient."""
+    scores = model(images).scores
+    assert scores.shape == (len(images), classes)
+    assert scores.isfinite().all()
+    assert scores.std(0).min() > 0
+    assert scores.std(1).min() > 0
+    assert getattr(model, "gives_logits", True)
+    F.cross_entropy(scores, torch.arange(len(images)) % classes).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_algorithm_with_its_own_settings(name):
+    torch.manual_seed(0)
+    model = compare(getattr(routing, name)(), **SMALL)
+    assert_it_trains(model, torch.rand(6, 1, 8, 8), 5)
+    model.eval()
+    assert model(torch.rand(1, 1, 8, 8)).scores.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_with_other_settings(name):
+    torch.manual_seed(0)
+    assert_it_trains(compare(ALGORITHMS[name].make(), **SMALL), torch.rand(6, 1, 8, 8), 5)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 32, 32), (1, 28, 20)])
+def test_controls(name, channels, height, width):
+    torch.manual_seed(0)
+    assert_it_trains(
+        create_model(name, in_channels=channels, **CONTROLS[name]), torch.rand(4, channels, height, width), 10
+    )
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 28, 28), (3, 32, 32), (1, 9, 14)])
+@pytest.mark.parametrize("routing", [DynamicRouting(), EMRouting(), InvertedAttentionRouting()])
+def test_any_image(channels, height, width, routing):
+    torch.manual_seed(0)
+    model = compare(routing, **{**SMALL, "in_channels": channels})
+    prediction = model(torch.rand(2, channels, height, width), return_coefficients=True)
+    assert prediction.scores.shape == (2, 5)
+    assert prediction.capsules.poses.shape == (2, 5, 4)
+    assert prediction.capsules.coefficients.shape == (2, 4, 5)
+    children = model.primary_capsules(torch.rand(2, channels, height, width))
+    assert children.poses.shape == (2, 3, -(-height // 2), -(-width // 2), 4)
+    assert (children.scores is not None) == routing.gives_scores
+
+
+@pytest.mark.parametrize("image_size", [8, 9, 32])
+def test_initial_weights_fit_the_number_of_children(image_size):
+    first = compare(image_size=image_size, in_channels=1).capsules.layers[0]
+    network, images = compare(in_channels=1), torch.rand(1, 1, image_size, image_size)
+    children = network.primary_capsules(images)
+    assert network.backbone[:3](images).shape[2:] == images.shape[2:]  # it is the second convolution that has a stride
+    assert first.layer_shape.children == children.flatten_grid().poses.shape[1]
+
+
+def test_logits_by_hand():
+    """A pose of length 5 and one of length 0, then scores; the activation of a score is its sigmoid."""
+    poses = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])
+    expected = torch.tensor([[5.0, 1e-6]]).log()
+    torch.testing.assert_close(log_activations(Capsules(poses)), expected)
+    scores = torch.tensor([[0.0, -1000.0]])
+    expected = torch.tensor([[-0.693147, -1000.0]])
+    torch.testing.assert_close(log_activations(Capsules(poses, scores)), expected)
+
+
+def test_logits_are_read_from_poses_and_activations():
+    torch.manual_seed(0)
+    model, images = compare(**SMALL), torch.rand(2, 1, 8, 8)
+    *pose, presence = torch.arange(1.0, 6.0)
+    model.classifier.weight.data = torch.stack([*pose, presence])[None]
+    scores, capsules = model(images)
+    for b in range(2):
+        for j in range(5):
+            v = capsules.poses[b, j]
+            torch.testing.assert_close(scores[b, j], v @ torch.stack(pose) + presence * v.norm().log())
+    # A LayerNorm makes all lengths equal: they are not read.
+    assert compare(InvertedAttentionRouting(), **SMALL).classifier.in_features == 4
+
+
+def test_only_the_routing_changes():
+    """All but what an algorithm learns, and the scores that it needs, has the same names and shapes."""
+    shapes = {name: p.shape for name, p in compare(**SMALL).named_parameters() if name != "classifier.weight"}
+    for name in OWN:
+        model = compare(getattr(routing, name)(), **SMALL)
+        other = {key: p.shape for key, p in model.named_parameters() if key != "classifier.weight"}
+        missing = {f"capsules.layers.{k}.weight" for k in (0, 1) if model.capsules.layers[0].routing.needs_poses}
+        assert {key for key, shape in shapes.items() if other.get(key) != shape} == missing
+        assert all(".routing." in key or "score_conv" in key for key in other.keys() - shapes.keys())
+
+
+def test_the_average_has_the_primary_capsules_of_the_network():
+    average, network = create_model("compare_average"), compare()
+    network.backbone.load_state_dict(average.features[0].state_dict())
+    network.primary.load_state_dict(average.features[1].state_dict())
+    images = torch.rand(2, 3, 16, 16)
+    mean = network.primary_capsules(images).poses.flatten(2, 3).mean(2).flatten(1)
+    torch.testing.assert_close(average(images).scores, average.classifier(mean))
+
+
+@pytest.mark.parametrize("name", ["compare", "compare_average", "compare_cnn"])
+def test_other_images_are_refused(name):
+    model = create_model(name, in_channels=1)
+    with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, height, width\), got \(2, 3, 8, 8\)"):
+        model(torch.rand(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="add a batch dimension"):
+        model(torch.rand(1, 8, 8))
+
+
+def test_a_routing_is_an_instance():
+    with pytest.raises(TypeError, match="routing must be a Routing"):
+        create_model("compare", routing="dynamic")
+    with pytest.raises(TypeError, match="routing must be a Routing"):
+        create_model("compare", routing=DynamicRouting)

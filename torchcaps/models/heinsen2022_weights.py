@@ -1,0 +1,117 @@
+"""The weights that Heinsen trained and published in 2022, for the heads of `heinsen2022.py`.
+
+The files lie in github.com/glassroom/heinsen_routing_2022_paper.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchcaps.arguments import checked
+from torchcaps.models.heinsen2022 import VectorRoutingHead
+
+ADVICE = "give a .state_dict file of github.com/glassroom/heinsen_routing_2022_paper as it was published"
+
+# Our names in a layer's routing, and those of the author's class EfficientVectorRouting.
+NAMES = {
+    "activation_weight": "W_A",
+    "activation_bias": "B_A",
+    "vote_scale": "W_F1",
+    "vote_weight": "W_F2",
+    "vote_bias": "B_F2",
+    "prediction_weight": "W_G1",
+    "prediction_scale": "W_G2",
+    "prediction_bias": "B_G2",
+    "similarity_weight": "W_S",
+    "similarity_bias": "B_S",
+    "beta_use": "beta_use",
+    "beta_ignore": "beta_ign",
+    "beta_use.weight": "compute_beta_use.weight",
+    "beta_use.bias": "compute_beta_use.bias",
+    "beta_ignore.weight": "compute_beta_ign.weight",
+    "beta_ignore.bias": "compute_beta_ign.bias",
+}
+
+
+@checked
+def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | None = None) -> VectorRoutingHead:
+    """Load the weights of a head that the author trained and published in 2022.
+
+    The author's heads were trained on batches whose padding was routed like tokens. These heads leave padding out, so
+    that the scores of a text in a padded batch are those of the text alone, and differ from the author's.
+
+    Args:
+        path: path of pretrained_..._head_for_....state_dict.
+        model: head to fill; None builds the head that fits the shapes in the file.
+
+    Returns:
+        The head, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not a state dict, or if its names and shapes are not exactly those of the head. The
+            head then stays as it was.
+    """
+    published = _read(path)
+    model = _head_of(published, path) if model is None else model
+    own = model.state_dict()
+    names = {_authors_name(name): name for name in own}
+    expected = {name: tuple(own[ours].shape) for name, ours in names.items()}
+    parents = {f"route.{k}.CONST_ones_over_n_out": layer.out_capsules for k, layer in enumerate(model.capsules.layers)}
+    expected |= {name: (count,) for name, count in parents.items()}
+    for name in sorted(expected.keys() | published.keys()):
+        if name not in published:
+            raise _not_the_authors(path, f"the file has no {name}")
+        if name not in expected:
+            raise _not_the_authors(path, f"the file has {name}, the head does not")
+        if published[name].shape != expected[name]:
+            found = tuple(published[name].shape)
+            raise _not_the_authors(path, f"{name} has shape {found}, expected {expected[name]}")
+    for name, count in parents.items():
+        if not torch.allclose(published[name].double() * count, torch.ones(count).double(), atol=1e-3):
+            raise _not_the_authors(path, f"{name} is not 1/{count} everywhere")
+    model.load_state_dict({ours: published[name] for name, ours in names.items()})
+    return model.eval()
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a state dict without running code from the file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {path}: {ADVICE}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises many types for files that are not pickles
+        raise ValueError(f"{path} cannot be read safely as a state dict ({type(error).__name__}): {ADVICE}") from error
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(x, Tensor) for name, x in state.items()
+    ):
+        raise ValueError(f"{path} is not a state dict of names and tensors: {ADVICE}")
+    return state
+
+
+def _head_of(published: dict[str, Tensor], path: str | os.PathLike[str]) -> VectorRoutingHead:
+    """Build the head whose sizes a published state dict has."""
+    sizes = {}
+    for name in ("W", "route.0.W_F1", "route.0.W_F2", "route.2.B_F2"):
+        if name not in published or published[name].dim() != 2 or not all(published[name].shape):
+            raise ValueError(f"{path} is not one of the author's heads, which have a matrix {name}: {ADVICE}")
+        sizes[name] = published[name].shape
+    layers, width = sizes["W"]
+    hidden, pose, classes = sizes["route.0.W_F1"][0], sizes["route.0.W_F2"][1], sizes["route.2.B_F2"][0]
+    return VectorRoutingHead(layers, width, classes, hidden, pose)
+
+
+def _authors_name(name: str) -> str:
+    """Return the name in the author's code of a parameter of our head."""
+    if name.startswith("depth_"):
+        return {"depth_scale": "W", "depth_offset": "B"}[name]
+    layer = re.fullmatch(r"capsules\.layers\.(\d)\.routing\.(.+)", name)
+    assert layer is not None, name
+    return f"route.{layer[1]}.{NAMES[layer[2]]}"
+
+
+def _not_the_authors(path: str | os.PathLike[str], problem: str) -> ValueError:
+    return ValueError(f"{path} does not fit VectorRoutingHead: {problem}; {ADVICE}")
