@@ -164,5 +164,18 @@ def test_parts_of_the_plan():
     assert {run.recipe for run in plan([ROW])} == {ROW}
     with pytest.raises(ValueError, match="is called 'zhoa2019'; did you mean zhao2019"):
         plan(["zhoa2019"])
-    with pytest.raises(ValueError, match="no paper, table or recipe with a published number is called 'quickstart'"):
+    with pytest.raises(ValueError, match="no paper, table or row is called 'quickstart'"):
         plan(["quickstart"])
+
+
+def test_small_versions_and_tables_without_published_numbers():
+    (first, *_) = runs = plan(["mazzia2021 --small"])
+    assert [run.seed for run in runs] == [0, 1, 2]
+    assert first.recipe == "mazzia2021/mnist/efficient-capsnet --small"
+    assert first.load().is_small
+    assert first.keys == [("mazzia2021/mnist/efficient-capsnet --small", "", "", 0)]
+    assert first.folder(Path("runs")) == Path("runs/seed-0/mazzia2021/mnist/efficient-capsnet-small")
+    compared = {run.recipe for run in plan(["compare/digits"])}
+    assert {"compare/digits/uniform", "compare/digits/dynamic"} < compared
+    assert "heinsen2019/table1/em" not in {run.recipe for run in plan(["heinsen2019/table1"])}
+    assert {run.recipe for run in plan(["heinsen2019/table1/em"])} == {"heinsen2019/table1/em"}

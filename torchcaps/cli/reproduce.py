@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rows = parser.add_argument("rows", nargs="*", metavar="NAME", help="papers, tables or recipes (default: all)")
     rows.completer = _complete  # type: ignore[attr-defined]
+    parser.add_argument("--small", action="store_true", help="the small versions of the named rows")
     parser.add_argument(
         "--hours", type=float, metavar="H", help="stop after this many hours (default: when all is done)"
     )
@@ -44,7 +45,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     from torchcaps.reproduce import queue
 
-    root = Path(options.runs)
+    root, names = Path(options.runs), options.rows
+    if options.small:
+        if not names:
+            raise BadInput("--small needs the names of papers, tables or recipes")
+        names = [f"{name} --small" for name in names]
     threads = torch.get_num_threads() if options.threads is None else options.threads
     if threads < 1:
         raise BadInput(f"--threads must be at least 1, got {threads}")
@@ -57,11 +62,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     try:
         if options.measure:
-            queue.measure(root, options.rows, threads, say)
+            queue.measure(root, names, threads, say)
         if options.list or options.measure:
-            print_table(queue.HEADER, queue.table(root, options.rows))
+            print_table(queue.HEADER, queue.table(root, names))
         else:
-            queue.reproduce(root, options.rows, options.hours, threads, say)
+            queue.reproduce(root, names, options.hours, threads, say)
     except ValueError as error:
         raise BadInput(str(error)) from error
     except Stopped as stop:

@@ -14,7 +14,6 @@ from lightning import Callback, LightningModule, Trainer
 
 from torchcaps.files import write_text_whole
 from torchcaps.machine import processor
-from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.plan import Run
 from torchcaps.training.build import Training
 
@@ -29,7 +28,7 @@ def read_pace(root: Path, run: Run) -> tuple[float, int] | None:
 def measure_pace(root: Path, run: Run) -> None:
     """Take a few steps of a row and write down how long they took."""
     overrides = [*run.arguments, "--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
-    training = Training(load_recipe(run.recipe), overrides)
+    training = Training(run.load(), overrides)
     training.trainer.callbacks.append(_Pace())  # type: ignore[attr-defined]
     try:
         training.trainer.fit(training.model, training.datamodule)

@@ -1,4 +1,5 @@
-"""The runs of `torchcaps reproduce`: all rows of the papers with a published number, with three seeds, in order."""
+"""The runs of `torchcaps reproduce`: rows of tables with three seeds, in order; those with a published number, or those
+that are named."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,8 +8,8 @@ from pathlib import Path
 
 from torchcaps.checks import nearest
 from torchcaps.extras import needs
-from torchcaps.recipes import list_recipes, load_recipe, name_now
-from torchcaps.reproduce.results import Key
+from torchcaps.recipes import Recipe, list_recipes, load_recipe, name_now
+from torchcaps.reproduce.results import SMALL, Key, small_name
 
 with needs("train"):
     import yaml
@@ -22,7 +23,7 @@ class Run:
     """A row of a paper's table, trained with a seed.
 
     Args:
-        recipe: name of the row's recipe.
+        recipe: name of the row's recipe; with ` --small` behind it, its small version.
         seed: seed of the run.
         overrides: command-line arguments that change the recipe, such as a shorter training.
         tested_on: classes of further data that the trained network is tested on.
@@ -38,7 +39,11 @@ class Run:
 
     def folder(self, root: Path) -> Path:
         """Return the folder of the run's logs and checkpoints, in the folder of all runs."""
-        return root / f"seed-{self.seed}" / self.recipe
+        return root / f"seed-{self.seed}" / self.recipe.replace(SMALL, "-small")
+
+    def load(self) -> Recipe:
+        """Return the recipe."""
+        return load_run_recipe(self.recipe)
 
     @property
     def keys(self) -> list[Key]:
@@ -49,7 +54,7 @@ class Run:
     def arguments(self) -> list[str]:
         """Command-line arguments of its training."""
         chosen = [f"--seed_everything={self.seed}", *self.overrides, DEVICES]
-        if load_recipe(self.recipe).bfloat16:
+        if self.load().bfloat16:
             chosen.append("--trainer.precision=bf16-mixed")
         return chosen
 
@@ -58,7 +63,8 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
     """Return all runs in their order: those of plan.yaml first, then the others, the shortest first.
 
     Args:
-        wanted: papers, tables or recipes to run, or nothing for all.
+        wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
+            behind a name, the small versions. Of a table that compares, and has no published number, all rows.
         hours: hours that recipes take, by name, as far as they are known. Recipes that are neither here nor in
             plan.yaml come last.
 
@@ -66,15 +72,8 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
         ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
     named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    rows = _rows()
-    for name in wanted:
-        if now := name_now(name.rstrip("/")):
-            raise ValueError(f"no recipe is called {name!r}: it is now called {now}")
-        if not any(_belongs(row, name) for row in rows):
-            raise ValueError(
-                f"no paper, table or recipe with a published number is called {name!r}{nearest(name, names_of_runs())}"
-            )
-    first = [entry["recipe"] for entry in named]
+    rows = [row for name in wanted for row in _rows_of(name)] if wanted else _rows()
+    first = [entry["recipe"] for entry in named if entry["recipe"] in rows]
     others = sorted((row for row in rows if row not in first), key=lambda row: (hours or {}).get(row, float("inf")))
     details = {
         entry["recipe"]: (tuple(entry.get("overrides", ())), tuple(entry.get("tested_on", ()))) for entry in named
@@ -82,21 +81,38 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
     order = [(row, SEEDS[0]) for row in first]
     order += [(row, seed) for seed in SEEDS[1:] for row in first]
     order += [(row, seed) for seed in SEEDS for row in others]
-    return [
-        Run(row, seed, *details.get(row, ()))
-        for row, seed in order
-        if not wanted or any(_belongs(row, name) for name in wanted)
-    ]
+    return [Run(row, seed, *details.get(row, ())) for row, seed in order]
+
+
+def load_run_recipe(name: str) -> Recipe:
+    """Return the recipe of a run; ` --small` behind its name means the small version."""
+    return load_recipe(name.removesuffix(SMALL), name.endswith(SMALL))
 
 
 def names_of_runs() -> list[str]:
-    """Return the names that `plan` knows: papers, tables and recipes with a published number."""
-    rows = _rows()
-    return sorted({"/".join(row.split("/")[:parts]) for row in rows for parts in (1, 2, 3)})
+    """Return the names that `plan` knows: papers, tables and their rows."""
+    return sorted({"/".join(row.split("/")[:parts]) for row in _rows_of_tables() for parts in (1, 2, 3)})
 
 
 def _rows() -> list[str]:
-    return [name for name in list_recipes() if load_recipe(name).has_number]
+    return [name for name in _rows_of_tables() if load_recipe(name).has_number]
+
+
+def _rows_of_tables() -> list[str]:
+    return [name for name in list_recipes() if load_recipe(name).table]
+
+
+def _rows_of(name: str) -> list[str]:
+    """Return the rows of a paper, a table or a recipe."""
+    wanted = name.removesuffix(SMALL).rstrip("/")
+    if now := name_now(wanted):
+        raise ValueError(f"no recipe is called {wanted!r}: it is now called {now}")
+    rows = [row for row in _rows_of_tables() if _belongs(row, wanted)]
+    if not rows:
+        raise ValueError(f"no paper, table or row is called {wanted!r}{nearest(wanted, names_of_runs())}")
+    if name.endswith(SMALL):
+        return [small_name(row) for row in rows]
+    return [row for row in rows if load_recipe(row).has_number] or rows
 
 
 def _belongs(row: str, name: str) -> bool:

@@ -11,9 +11,8 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.pace import read_pace
-from torchcaps.reproduce.plan import Run, plan
+from torchcaps.reproduce.plan import Run, load_run_recipe, plan
 from torchcaps.reproduce.results import known_results, read_results, summary
 from torchcaps.reproduce.work import TAKEN, as_begun, steps_done, work
 
@@ -47,7 +46,7 @@ def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 recipe,
-                load_recipe(recipe).published,
+                load_run_recipe(recipe).published,
                 summary(results, recipe),
                 " ".join(str(run.seed) for run in runs),
                 steps,

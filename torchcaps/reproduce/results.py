@@ -60,9 +60,12 @@ class Result:
         return self.recipe, self.overrides, self.data, self.seed
 
 
+SMALL = " --small"
+
+
 def small_name(recipe: str) -> str:
     """Return the name under which a file has the results of a recipe's small version."""
-    return f"{recipe} --small"
+    return recipe + SMALL
 
 
 def is_small(result: Result) -> bool:

@@ -24,7 +24,6 @@ from torchcaps.checks import one_line
 from torchcaps.files import write_text_whole
 from torchcaps.machine import commit
 from torchcaps.quiet import quiet_lightning
-from torchcaps.recipes import load_recipe
 from torchcaps.reproduce.pace import hardware, measure_pace
 from torchcaps.reproduce.plan import DEVICES, Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
@@ -90,7 +89,7 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
     if overrides is None:
         overrides = run.arguments
         write_text_whole(folder / "overrides.json", json.dumps(overrides))
-    recipe = load_recipe(run.recipe)
+    recipe = run.load()
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
         print(f"{problem}: resuming from {checkpoint or 'the beginning'}", file=sys.stderr)
@@ -150,7 +149,7 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
 def _test(run: Run, data: str, overrides: list[str], trained: Training, tested: Training, folder: Path) -> Result:
     """Test the network of `trained` on the data of `tested`, and return the result."""
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
-    recipe = load_recipe(run.recipe)
+    recipe = run.load()
     parts = _parts(folder)
     return Result(
         recipe=run.recipe,
@@ -160,8 +159,8 @@ def _test(run: Run, data: str, overrides: list[str], trained: Training, tested: 
         value=in_unit(metrics["test/accuracy"], recipe.unit),
         unit=recipe.unit,
         parameters=sum(p.numel() for p in trained.model.network.parameters()),
-        published=recipe.published if not data else "",
-        command=shlex.join(["torchcaps", "train", run.recipe, *overrides]),
+        published="" if data or recipe.is_small else recipe.published,
+        command=shlex.join(["torchcaps", "train", *run.recipe.split(), *overrides]),
         commit=" ".join(dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)),
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
         precision=str(trained.trainer.precision),
