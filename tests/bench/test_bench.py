@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from torchcaps import CapsuleShared, HeinsenVectorRouting
 from torchcaps.bench import (
     MEASURED,
     NETWORKS,
@@ -17,6 +18,7 @@ from torchcaps.bench import (
     measure,
     measurement,
     report,
+    vectors,
 )
 from torchcaps.bench.layers import LAYERS
 from torchcaps.bench.memory import measure_peak
@@ -438,3 +440,14 @@ def test_bad_input(arguments, message, capfd, monkeypatch):
 def test_no_cuda(capfd):
     assert main(["bench", "--device", "cuda"]) == 2
     assert capfd.readouterr().err.startswith("torchcaps: --device cuda ")
+
+
+def test_plain_vector_routing_and_the_layer_agree_in_float64():
+    layer = CapsuleShared(None, 5, 4, HeinsenVectorRouting(3)).double()
+    x = torch.randn(1, 7, 4, dtype=torch.float64, requires_grad=True)
+    results = []
+    for way in (lambda: layer(x).poses, lambda: vectors.plain(layer.routing, x)):
+        poses = way()
+        results.append([poses, *torch.autograd.grad(poses.sin().sum(), [x, *layer.parameters()])])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

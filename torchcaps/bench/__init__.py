@@ -17,6 +17,7 @@ Scripts, started by `python -m torchcaps.bench.NAME`:
 - `sequences`: memory on longer and longer sequences.
 - `study`: Table 1 of Li et al. 2018, the memory and time of six networks.
 - `tiles`: ways to organize one routing pass on a CPU.
+- `vectors`: memory of Heinsen's vector routing on longer and longer sequences.
 """
 
 from torchcaps.bench.measurement import Rates, Row, measure, measure_rates
