@@ -203,7 +203,8 @@ def test_a_class_collapses_onto_one_child_without_a_floor_under_its_variances():
     """E-steps in 16 dimensions give a class to the child with the nearest vote, unless its variance is kept up."""
     assert children_per_class(None).median() < 1.5
     torch.testing.assert_close(children_per_class(None), children_per_class(1e-6))
-    assert children_per_class(10.0).min() > 50  # the recipes' floor
+    for floor in (1.0, 10.0):  # of the recipes on MNIST and on CIFAR-10
+        assert children_per_class(floor).min() > 50
 
 
 def test_the_least_variance_is_that_of_both_layers():
