@@ -107,9 +107,9 @@ def assert_coefficients_are_those_of_the_parents(routing: Routing) -> None:
                 asked.append(self.coefficients(agreement))
                 return super().moments(agreement, betas, eps)
 
-            def net_sum(self, agreement: Dot | None, *betas: Any) -> tuple[Tensor, Tensor]:
+            def net_sum(self, agreement: Dot | None, *more: Any) -> tuple[Tensor, Tensor]:
                 asked.append(self.coefficients(agreement))
-                return super().net_sum(agreement, *betas)
+                return super().net_sum(agreement, *more)
 
         votes.__class__ = Recording
         found = layer.routing(votes, return_coefficients=True).coefficients

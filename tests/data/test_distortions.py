@@ -64,6 +64,14 @@ def test_a_constant_row_stays_constant_when_it_is_squeezed():
             assert not row[:start].any()
 
 
+def test_the_kernel_is_that_of_lanczos_with_three_lobes():
+    weights = distortions._squeezing(28)[0, :, 0 + 10]  # of column 10 of an image that is one pixel narrower
+    centers = (10 + 0.5) * 28 / 27 - 0.5 - torch.arange(28)
+    x = centers * 27 / 28
+    expected = torch.where(x.abs() < 3, torch.sinc(x) * torch.sinc(x / 3), 0)
+    torch.testing.assert_close(weights, expected / expected.sum())
+
+
 def test_a_square_is_erased_away_from_the_edge():
     erased = distortions._erase(torch.ones(2000, 1, 28, 28))
     assert (erased.sum((1, 2, 3)) == 28 * 28 - 16).all()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from torchcaps import DynamicRouting, EfficientRouting, create_model
 from torchcaps.models import EfficientCapsNet
@@ -34,6 +35,13 @@ def test_each_primary_capsule_sees_its_own_channels():
     features[:, 8:16] += 1  # the channels of capsule 1
     changed = (network.primary(features).poses != before).flatten(2).any(2).squeeze(0)
     assert changed.tolist() == [i == 1 for i in range(16)]
+
+
+def test_a_convolution_has_its_batch_norm_after_its_relu():
+    conv, relu, norm = EfficientCapsNet(decoder=None).features[:3]
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(relu, nn.ReLU)
+    assert (norm.eps, norm.momentum) == (1e-3, 0.01)
 
 
 def test_first_vote_weights_of_the_authors_code():

@@ -582,11 +582,11 @@ def test_bad_stacks():
     last = InvertedAttentionRouting(2, gradient="last")
     with pytest.raises(ValueError, match="gradient='last' would cut off"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule="concurrent")
-    with pytest.raises(ValueError, match="DynamicRouting.* never reaches a fixed point"):
+    with pytest.raises(ValueError, match="DynamicRouting.* cannot be brought to a fixed point"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, DynamicRouting(3)), schedule=Equilibrium())
     with pytest.raises(ValueError, match="needs gradient='unrolled', got 'last'"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule=Equilibrium())
-    with pytest.raises(ValueError, match="EMRouting.*linear.* never reaches a fixed point"):
+    with pytest.raises(ValueError, match="EMRouting.*linear.* cannot be brought to a fixed point"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, EMRouting(schedule="linear")), schedule=Equilibrium())
     with pytest.raises(ValueError, match="SelfRouting has no iterations"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, SelfRouting()), schedule=Equilibrium())

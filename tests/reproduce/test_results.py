@@ -178,4 +178,5 @@ def test_small_versions_and_tables_without_published_numbers():
     compared = {run.recipe for run in plan(["compare/digits"])}
     assert {"compare/digits/uniform", "compare/digits/dynamic"} < compared
     assert "heinsen2019/table1/em" not in {run.recipe for run in plan(["heinsen2019/table1"])}
+    assert plan(["compare/digits", "compare/digits/uniform"]) == plan(["compare/digits"])
     assert {run.recipe for run in plan(["heinsen2019/table1/em"])} == {"heinsen2019/table1/em"}

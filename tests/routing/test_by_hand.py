@@ -7,7 +7,7 @@ import torch
 
 import torchcaps.functional as F
 from torchcaps import CapsuleLinear, Capsules, EfficientRouting, RandomRouting, SelfRouting, UniformRouting, VBRouting
-from torchcaps.routing import exponential_squash
+from torchcaps.routing import Dot, exponential_squash
 
 
 def tensor(values):
@@ -175,6 +175,8 @@ def test_efficient_routing():
     torch.testing.assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
     s0, s1 = c0 + 0.5 + 2 * c1, (1 - c0) * (math.log(3) - 1) + (1 - c1 - 1)
     assert s1 < 0
+    factors = layer.routing.factors(layer.votes(tensor([[[1], [1]]])), Dot(tensor([[[3], [math.log(3)]]])))
+    torch.testing.assert_close(factors, tensor([[[c0 + 0.5, 1 - c0], [c1, -c1]]]))
     torch.testing.assert_close(out.poses, tensor([[[1 - math.exp(-s0)], [math.exp(s1) - 1]]]))
 
 

@@ -19,9 +19,12 @@ from torchcaps import (
     CapsuleStack,
     Equilibrium,
     HeinsenVectorRouting,
+    SelfRouting,
     SlotAttention,
     testing,
 )
+from torchcaps.explain.recording import record
+from torchcaps.explain.shares import shares_of
 from torchcaps.ops.tiled import blocks
 
 ROUTINGS = {
@@ -164,6 +167,14 @@ def test_uniform_coefficients(name):
         found = layer(poses, return_coefficients=True)
     assert_close(found.coefficients, torch.full((2, 6, 3), 1 / 3))
     assert not torch.allclose(found.poses, layer(poses).poses)
+    # Everything else stays: the same as with agreements that are zero.
+    routing = layer.routing
+    if isinstance(routing, SlotAttention):
+        nn.init.zeros_(routing.query.weight)
+    else:
+        nn.init.zeros_(routing.similarity_weight)
+        nn.init.zeros_(routing.similarity_bias)
+    assert_close(layer(poses).poses, found.poses)
 
 
 @pytest.mark.parametrize("routing", [SlotAttention(), HeinsenVectorRouting()], ids=str)
@@ -233,6 +244,27 @@ class TestWhatThePublishedCodeGetsWrong:
             assert layer(torch.randn(2, children, 4)).poses.shape == (2, 3, 5)
 
 
+@names
+def test_an_empty_batch(name):
+    layer = layer_of(name)
+    assert layer(Capsules(torch.randn(0, 6, 4), torch.randn(0, 6))).poses.shape == (0, 3, *layer.out_pose)
+
+
+def test_explaining_a_network_of_poses_as_votes():
+    layer, poses = layer_of("vectors"), torch.randn(1, 6, 4)
+    (run,) = record(layer, poses)[1]
+    shares = shares_of(run)
+    assert_close(shares.table.sum(1), torch.ones(1, 3))
+    # phi from the sums: without one child they change by phi times its pose.
+    votes, routing = run.last.votes, layer.routing
+    phi = routing.factors(votes, run.last.agreement)
+    total, mass = votes.net_sum(routing.scaled(run.last.agreement), *routing._net(votes.count().rsqrt()))
+    assert_close(torch.einsum("bij,bid->bjd", phi, poses), total)
+    assert_close(phi.sum(1), mass)
+    amounts = phi.abs() * poses.norm(dim=-1, keepdim=True)
+    assert_close(shares.table, amounts / amounts.sum(1, keepdim=True))
+
+
 def test_nothing_is_stored_for_each_child_and_parent(monkeypatch):
     """The largest tensor that the backward pass keeps has the size of the children."""
     torch.set_default_dtype(torch.float32)
@@ -261,6 +293,8 @@ def test_nothing_is_stored_for_each_child_and_parent(monkeypatch):
         ),
         (lambda: CapsuleShared(4, 3, 2, SlotAttention())(torch.randn(1, 5, 2)), "in_capsules=4, got 5"),
         (lambda: CapsuleShared(4, 3, 2, SlotAttention())(torch.randn(1, 4, 3)), r"poses of shape \(batch, 4, 2\)"),
+        (lambda: CapsuleShared(4, None, 2, SlotAttention(start="learned")), "start='learned' needs a number of slots"),
+        (lambda: CapsuleShared(4, 3, 2, SelfRouting())(torch.randn(1, 4, 2)), "share the weights.*in_capsules=None"),
         (lambda: SlotAttention().with_values()(torch.randn(1, 4, 3, 2)), "has no .*capsule layer"),
     ],
 )

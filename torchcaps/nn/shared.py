@@ -18,11 +18,11 @@ class CapsuleShared(CapsuleLayer):
 
     .. math:: V_{ij} = \text{pose}_i, \quad \text{parents} = \text{routing}(V)
 
-    There are no vote weights. Time and memory of the routing are those of products of matrices: children x parents x
-    features multiplications, and no tensor with an entry for each child and parent. What is learned belongs to the
-    routing, such as :class:`torchcaps.SlotAttention` and :class:`torchcaps.HeinsenVectorRouting`, which are made for
-    this layer. Other algorithms run too; those whose parents start equal keep them equal, as the votes for all are the
-    same.
+    There are no vote weights, and the votes cost nothing: a routing by dot products takes children x parents x features
+    multiplications, as products of matrices. No backend but "reference" makes a tensor with an entry for each child and
+    parent. What is learned belongs to the routing, such as :class:`torchcaps.SlotAttention` and
+    :class:`torchcaps.HeinsenVectorRouting`, which are made for this layer. Other algorithms run too (`SelfRouting` with
+    in_capsules=None); those whose parents start equal keep them equal, as the votes for all are the same.
 
     Args:
         in_capsules: number of children, each with its own learned parameters of the routing; None takes any number of
@@ -43,7 +43,8 @@ class CapsuleShared(CapsuleLayer):
           flattened in this order.
         - Output: poses `(batch, out_capsules, *out_pose)`, and the scores and variances that the routing gives.
 
-    To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores.
+    To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores: padding changes
+    nothing, whatever its poses are (in float32 up to about 1e15, where sums of squares are finite).
 
     Example:
         >>> from torchcaps import CapsuleShared, SlotAttention

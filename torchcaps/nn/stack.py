@@ -74,6 +74,12 @@ class CapsuleStack(nn.Module):
             steps = {routing.steps for routing in routings}
             if len(steps) > 1:
                 raise ValueError(f"concurrent layers need the same number of iterations, got {sorted(steps)}")
+            for routing in routings:
+                if any(isinstance(part, nn.BatchNorm1d) for part in routing.modules()):
+                    raise ValueError(
+                        f"{type(routing).__name__} has batch norms, whose running values follow the last iteration, "
+                        "which lower layers of a concurrent stack leave out: use schedule='sequential'"
+                    )
             if any(routing.gradient != "unrolled" for routing in routings):
                 raise ValueError(
                     "gradient='last' would cut off the gradient of all but the last layer of a concurrent stack: use "

@@ -91,6 +91,7 @@ class LazyVotes(Votes):
         self.logit_columns = 0  # columns that with_logits has appended to each vote
         self.logit_query: Tensor | None = None  # of `with_logits` where the votes are the poses themselves
         self.logit_offset: Tensor | None = None
+        self.plain: Self | None = None  # the votes without the logits of `with_logits`
         self.cache = Cache()
 
     # ------------------------------------------------------------ variants of the votes
@@ -113,11 +114,16 @@ class LazyVotes(Votes):
         # `rows` columns are appended to each vote: entry (r, c) is pose[r] . weight[c]. An identity matrix appended to
         # the query sums the entries with r = c.
         groups, rows, d = self.weight.shape[:3].numel(), *self.poses.shape[-2:]
+        if self.shared and len(weight) > 1:
+            raise ValueError(
+                "children whose poses are their votes must share the weights of their logits: use in_capsules=None"
+            )
         for name, x, own in (("weight", weight, (rows, d)), ("offset", offset, ())):
             if x is not None and (x.shape[0], *x.shape[2:]) != (groups, *own):
                 expected = (groups, "parents or 1", *own)
                 raise ValueError(f"expected the {name} of the logits of shape {expected}, got {tuple(x.shape)}")
         votes = copy.copy(self)
+        votes.plain = self
         votes.logit_offset = None if offset is None else offset.expand(-1, self.parents)
         votes.cache = Cache()
         if self.shared:
@@ -149,6 +155,8 @@ class LazyVotes(Votes):
 
     def constant_sum(self, constants: Tensor) -> Tensor:
         if self.shared:
+            if not len(constants) or self.children % len(constants) or constants.shape[1] not in (1, self.parents):
+                raise ValueError(f"expected constants of shape (groups, parents or 1), got {tuple(constants.shape)}")
             poses = at_least_float32(self.poses).flatten(1, 3).flatten(2)
             poses = poses if self.gates is None else poses * self.gates.unsqueeze(2)
             sums = poses.unflatten(1, (len(constants), -1)).sum(2)
@@ -187,16 +195,15 @@ class LazyVotes(Votes):
     def net_sum(
         self,
         agreement: Dot | None,
-        use: Linear | None = None,
-        ignore: Linear | None = None,
+        betas: tuple[Linear, Linear] | None = None,
         activation: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         if not self.shared:
-            return super().net_sum(agreement, use, ignore, activation)
+            return super().net_sum(agreement, betas, activation)
         widened = self._widened(agreement)
         assert widened is None or isinstance(widened, Dot)
         if self.backend == "reference":
-            phi = self.net_factors(agreement, use, ignore, activation)
+            phi = self.net_factors(agreement, betas, activation)
             poses = at_least_float32(self.poses.flatten(1, 3).flatten(2))
             return contract("bij,bik->bjk", phi.to(poses.dtype), poses), phi.sum(1)
         if widened is not None and widened.unit:
@@ -205,9 +212,9 @@ class LazyVotes(Votes):
             (None,) * 3 if widened is None else (widened.scaled_query(), widened.slope, widened.offset)
         )
         tensors: list[Tensor | None] = [query, self._by_place(slope), self._by_place(offset)]
-        for betas in (use, ignore):
-            rows = None if betas is None else betas.rows.expand(-1, self.parents)
-            weight = None if betas is None or betas.weight is None else betas.weight.expand(self.parents, -1)
+        for own in betas or (None, None):
+            rows = None if own is None else own.rows.expand(-1, self.parents)
+            weight = None if own is None or own.weight is None else own.weight.expand(self.parents, -1)
             tensors += [self._by_place(rows), weight]
         tensors += (None,) * 3 if activation is None else activation
         sums, masses = self._reduce(self._operators()["net_sum"], tuple(tensors), Options())
@@ -216,14 +223,13 @@ class LazyVotes(Votes):
     def net_factors(
         self,
         agreement: Dot | None,
-        use: Linear | None = None,
-        ignore: Linear | None = None,
+        betas: tuple[Linear, Linear] | None = None,
         activation: Activation | None = None,
     ) -> Tensor:
         if not self.shared:
-            return super().net_factors(agreement, use, ignore, activation)
+            return super().net_factors(agreement, betas, activation)
         poses = at_least_float32(self.poses.flatten(1, 3).flatten(2))
-        return net_factors(poses, self.coefficients(agreement), self.gates, use, ignore, activation)
+        return net_factors(poses, self.coefficients(agreement), self.gates, betas, activation)
 
     def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
         if not self.shared:
@@ -231,6 +237,9 @@ class LazyVotes(Votes):
         votes = copy.copy(self)
         votes.poses, votes.cache = function(self.poses), Cache()
         return votes
+
+    def without_logits(self) -> Self:
+        return self if self.plain is None else self.plain.gated(self.gates)
 
     def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
         agreement = self._widened(agreement)

@@ -95,8 +95,7 @@ def net_factors(
     poses: Tensor,
     coefficients: Tensor,
     gates: Tensor | None,
-    use: Linear | None,
-    ignore: Linear | None,
+    betas: tuple[Linear, Linear] | None,
     activation: Activation | None,
 ) -> Tensor:
     """Return the phi of :meth:`Votes.net_sum` for poses `(batch, children, features)`."""
@@ -107,8 +106,8 @@ def net_factors(
         return own if x.weight is None else own + contract("bik,jk->bij", poses, x.weight.to(poses.dtype))
 
     phi = coefficients
-    if use is not None and ignore is not None:
-        phi = rows(use) * phi - rows(ignore) * (1 - phi)
+    if betas is not None:
+        phi = rows(betas[0]) * phi - rows(betas[1]) * (1 - phi)
     if activation is not None:
         products = (poses * per_child(activation.weight, children)).sum(-1)
         active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, children)

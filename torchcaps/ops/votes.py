@@ -124,8 +124,7 @@ class Votes(ABC):
     def net_sum(
         self,
         agreement: Dot | None,
-        use: Linear | None = None,
-        ignore: Linear | None = None,
+        betas: tuple[Linear, Linear] | None = None,
         activation: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the net sums of the votes for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
@@ -133,16 +132,15 @@ class Votes(ABC):
 
             phi[i,j] = gate[i] activation[i] (use[i,j] c[i,j] - ignore[i,j] (1 - c[i,j]))
 
-        and a softmax over the parents. Without `use` and `ignore`, phi is `gate[i] activation[i] c[i,j]`. The votes
-        must be the poses of the children.
+        where use and ignore are the betas, with a softmax over the parents. Without betas phi is
+        `gate[i] activation[i] c[i,j]`. The votes must be the poses of the children.
         """
         raise ValueError("a net sum needs votes that are the poses of the children: use this routing in CapsuleShared")
 
     def net_factors(
         self,
         agreement: Dot | None,
-        use: Linear | None = None,
-        ignore: Linear | None = None,
+        betas: tuple[Linear, Linear] | None = None,
         activation: Activation | None = None,
     ) -> Tensor:
         """Return the phi of `net_sum`, `(batch, children, parents)`, for inspection."""
@@ -152,6 +150,10 @@ class Votes(ABC):
         """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed. The
         votes must be the poses of the children."""
         raise ValueError("these votes are not the poses of the children: use this routing in CapsuleShared")
+
+    def without_logits(self) -> Self:
+        """Return the votes without the logits of `with_logits`."""
+        return self
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:

@@ -72,7 +72,7 @@ def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> l
         ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
     named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    rows = [row for name in wanted for row in _rows_of(name)] if wanted else _rows()
+    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _rows()
     first = [entry["recipe"] for entry in named if entry["recipe"] in rows]
     others = sorted((row for row in rows if row not in first), key=lambda row: (hours or {}).get(row, float("inf")))
     details = {

@@ -157,7 +157,7 @@ class Routing(nn.Module, ABC):
         return {}
 
     def prepare(self, votes: Votes) -> Votes:
-        """Return the votes that the steps work on; called once, before the first step, but not within `uniform`."""
+        """Return the votes that the steps work on; called once, before the first step."""
         return votes
 
     def first_agreement(self, votes: Votes) -> Agreement | None:
@@ -263,7 +263,9 @@ class Routing(nn.Module, ABC):
 
     def advance(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
         """Run `step` and report it to the watchers. Every schedule iterates by this method."""
-        agreement = None if self.is_uniform else self.scaled(agreement)
+        agreement = self.scaled(agreement)
+        if self.is_uniform:
+            agreement = _without_logits(agreement)
         found = self.step(votes, agreement, t)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Capsules)):
             raise TypeError(
@@ -302,9 +304,9 @@ class Routing(nn.Module, ABC):
         """Route by uniform coefficients within this context: every step sees no agreement, in every schedule.
 
         With the softmax over parents each coefficient is 1 / parents, or 1 / (parents + 1) with a leak; over children
-        it is the child's gate divided by the sum of the gates. `first_agreement` has no effect, and `prepare` is left
-        out, because it may give the children logits of their own. Learned parameters, iterations and watchers stay as
-        they are. A copy of the routing that is made within the context is not in it.
+        it is the child's gate divided by the sum of the gates. Logits that `first_agreement` or `prepare` give have no
+        effect. Learned parameters, iterations and watchers stay as they are, and so does what an algorithm iterates
+        beside its logits. A copy of the routing that is made within the context is not in it.
         """
         before, self.is_uniform = self.is_uniform, True
         try:
@@ -313,8 +315,9 @@ class Routing(nn.Module, ABC):
             self.is_uniform = before
 
     def prepared(self, votes: Votes) -> Votes:
-        """Return the votes that the steps work on: what `prepare` returns, or the votes as they are in `uniform`."""
-        return votes if self.is_uniform else self.prepare(votes)
+        """Return the votes that the steps work on: what `prepare` returns, in `uniform` without logits of their own."""
+        prepared = self.prepare(votes)
+        return prepared.without_logits() if self.is_uniform else prepared
 
     def scaled(self, agreement: Agreement | None) -> Agreement | None:
         """Return the agreement with the scale of this algorithm."""
@@ -377,6 +380,13 @@ class Routing(nn.Module, ABC):
         step = partial(self.advance, votes)
         parents, agreement = iterate(step, self.steps, self.gradient, self.first_agreement(votes))
         return votes.with_coefficients(parents, self.coefficients(votes, agreement)) if return_coefficients else parents
+
+
+def _without_logits(agreement: Agreement | None) -> Agreement | None:
+    """Return an agreement for which all logits are zero; it still has the poses that an algorithm iterates."""
+    if not isinstance(agreement, Dot) or agreement.parents is None:
+        return None
+    return Dot(torch.zeros_like(agreement.query), parents=agreement.parents)
 
 
 def iterate(

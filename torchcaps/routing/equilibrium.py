@@ -178,12 +178,13 @@ def check_equilibrium(routing: Routing) -> None:
         raise ValueError(f"{type(routing).__name__} has no iterations: an equilibrium needs an iterative routing")
     if not routing.comes_to_rest:
         raise ValueError(
-            f"{routing} never reaches a fixed point: an equilibrium needs InvertedAttentionRouting, HeinsenRouting, or "
-            "EMRouting with schedule='saturating'"
+            f"{type(routing).__name__}({routing.extra_repr()}) cannot be brought to a fixed point: an equilibrium needs "
+            "InvertedAttentionRouting, "
+            "HeinsenRouting, HeinsenVectorRouting, SlotAttention, or EMRouting with schedule='saturating'"
         )
     if getattr(routing, "start", None) == "learned":
         raise ValueError(
-            "start='learned' learns nothing at an equilibrium, which does not depend on its start: use start='zero'"
+            "start='learned' learns nothing at an equilibrium, which does not depend on its start: use another start"
         )
     if routing.gradient != "unrolled":
         raise ValueError(

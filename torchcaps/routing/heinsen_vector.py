@@ -100,9 +100,9 @@ class HeinsenVectorRouting(Routing):
         assert scaled is None or isinstance(scaled, Dot)
         return votes.net_factors(scaled, *self._net(votes.count().clamp_min(1e-6).rsqrt()))
 
-    def _net(self, scale: Tensor) -> tuple[Linear, Linear, Activation]:
+    def _net(self, scale: Tensor) -> tuple[tuple[Linear, Linear], Activation]:
         activation = Activation(self.activation_weight, self.activation_bias, scale)
-        return _betas(self.beta_use), _betas(self.beta_ignore), activation
+        return (_betas(self.beta_use), _betas(self.beta_ignore)), activation
 
     def _vote_bias(self, parents: int) -> Tensor:
         """Return B, `(parents, features)`."""

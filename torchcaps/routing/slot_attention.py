@@ -39,7 +39,8 @@ class SlotAttention(Routing):
         update: "mean" for the weighted mean of the values as above, or "sum" for their sum with the weights c.
         hidden: width of the hidden layer of the MLP; None for twice the size of a slot; 0 for no MLP.
         eps: epsilon.
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
+        gradient: "unrolled" through all iterations, or "last" through the last one only. Then, and at an equilibrium,
+            the mean and the deviation of the start get no gradient.
 
     Reference:
         Locatello et al. 2020, Algorithm 1.
@@ -64,6 +65,8 @@ class SlotAttention(Routing):
         self.start, self.update, self.hidden, self.eps = start, update, hidden, eps
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor | nn.Module]:
+        if self.start == "learned" and shape.any_parents:
+            raise ValueError("start='learned' needs a number of slots: give the layer out_capsules, or use 'random'")
         d = shape.features
         hidden = 2 * d if self.hidden is None else self.hidden
         names = ("first_slots",) if self.start == "learned" else ("first_mean", "first_log_deviation")
@@ -98,7 +101,8 @@ class SlotAttention(Routing):
         asked = agreement if isinstance(agreement, Dot) else None  # None: uniform coefficients
         before = (self.first_agreement(votes) if asked is None else asked).parents
         assert before is not None
-        everything, count = votes.weighted_sum(None) * votes.parents, votes.count().unsqueeze(1)
+        if self.update == "mean":
+            everything, count = votes.weighted_sum(None) * votes.parents, votes.count().unsqueeze(1)
         total, mass = votes.net_sum(asked)
         if self.update == "mean":
             total = (total + self.eps * everything) / nonzero(mass + self.eps * count).unsqueeze(-1)

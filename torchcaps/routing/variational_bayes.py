@@ -35,7 +35,7 @@ class VBRouting(Routing):
 
     With :math:`H_j = \frac{D}{2} \ln(2 \pi e) - \frac12 E \ln |\Lambda_j|`, the parents have the poses
     :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. Only the last
-    iteration changes the running values; the solver of an equilibrium would do so whenever it calls the step.
+    iteration changes the running values, so that neither a concurrent stack nor an equilibrium can use it.
 
     Args:
         iterations: number of iterations, at least 1; with 1 the coefficients are uniform.

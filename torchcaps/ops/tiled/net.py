@@ -3,6 +3,7 @@
 All work is products of matrices. No tensor has an entry for each child and parent, but those of one block.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -96,7 +97,7 @@ def net_sum(children: Children, *args: object) -> tuple[Tensor, Tensor]:
     *tensors, options = args
     assert isinstance(options, Options)
     net, samples = Net(*tensors), count_samples(children, options)  # type: ignore[arg-type]
-    sums = accumulator(children.poses, samples, children.parents, children.poses[:1, :1].numel())
+    sums = accumulator(children.poses, samples, children.parents, math.prod(children.poses.shape[4:]))
     masses = accumulator(children.poses, samples, children.parents)
     for block in pose_blocks(children, options):
         total, mass = NetTile(block, children, net).sums()

@@ -1,5 +1,7 @@
 """Weighted sums of votes for each parent, forward and backward, block by block."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -154,7 +156,7 @@ def _pose_sum(children: Children, options: Options) -> Tensor:
     """Compute the sum of the poses, `(samples, features)`."""
     if children.gates is None:
         return at_least_float32(children.poses).sum((1, 2, 3)).flatten(1)
-    sums = accumulator(children.poses, count_samples(children, options), 1, children.poses[0, 0].numel())
+    sums = accumulator(children.poses, count_samples(children, options), 1, math.prod(children.poses.shape[4:]))
     for block in pose_blocks(children, options):
         poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
         sums[block.samples].baddbmm_(block.read_gates(children.gates).T.unsqueeze(1), poses)
