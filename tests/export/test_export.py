@@ -28,7 +28,9 @@ SMALL = {
     "encapnet_v1": {"image_size": 16, "capsules": 2, "depth": 1},
     "encapnet_v2": {"image_size": 16, "capsules": 2},
     "encapnet_v3": {"image_size": 16, "capsules": 2},
+    "heinsen_images": {"layers": 3, "width": 8, "hidden": 4, "pose": 5, "classes": 7},
     "heinsen_sst": {"layers": 3, "width": 8, "features": 4, "parts": 4},
+    "heinsen_texts": {"layers": 3, "width": 8, "hidden": 4, "pose": 5},
     "mean_pooled_sst": {"layers": 3, "width": 8},
     "shallow_encapnet": {"image_size": 16, "types": 2},
 }
@@ -46,7 +48,7 @@ def make(name: str) -> tuple[nn.Module, Tensor | tuple[Tensor, Tensor]]:
     model = create_model(name, **SMALL.get(name, {}))
     for parameter in model.parameters():
         parameter.data += 0.03 * torch.randn_like(parameter)
-    if name.endswith("_sst"):
+    if name.endswith("_sst") or name in ("heinsen_images", "heinsen_texts"):
         mask = torch.arange(7) < torch.tensor([7, 1, 4])[:, None]
         return model.eval(), (torch.randn(3, 7, 3, 8), mask.float())
     images = torch.rand(8, *image_shape(model))

@@ -51,3 +51,14 @@ def make_encoder(folder: Path, kind: str = "bert", seed: int = 0) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def make_image_encoder(folder: Path) -> Path:
+    """Write an encoder of images of 8x8 pixels, two layers of width 8, patches of 4x4; return its folder."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        num_hidden_layers=2, num_attention_heads=2, hidden_size=8, intermediate_size=8, image_size=8, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.2, 0.1]}')
+    return folder

@@ -140,7 +140,8 @@ def test_every_recipe_is_whole(name, small, parser):
     with torch.device("meta"):
         built = parser.instantiate_classes(config)
         assert built.model.configure_optimizers()
-        assert isinstance(built.data, ImageNet) or built.data.classes == built.model.classes
+        images = getattr(built.data, "images", built.data)
+        assert isinstance(images, ImageNet) or images.classes == built.model.classes
         pair = (str(config.model.network), config.data.class_path)
         if pair not in FITTED and isinstance(built.data, ImageData):
             FITTED.add(pair)

@@ -8,6 +8,7 @@ with needs("train"):
     from torchcaps.data.cifar import CIFAR10, CIFAR100
     from torchcaps.data.digits import Digits
     from torchcaps.data.embeddings import Embeddings
+    from torchcaps.data.encoded_images import EncodedImages
     from torchcaps.data.encoder import Encoder
     from torchcaps.data.expanded_mnist import ExpandedMNIST
     from torchcaps.data.files import DataError
@@ -40,6 +41,7 @@ __all__ = [
     "Digits",
     "DiverseMultiMNIST",
     "Embeddings",
+    "EncodedImages",
     "Encoder",
     "ExpandedMNIST",
     "FashionMNIST",

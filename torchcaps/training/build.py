@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torchcaps.checks import one_line
-from torchcaps.data import DataError, ImageNet, LabeledData
+from torchcaps.data import DataError, EncodedImages, ImageNet, LabeledData
 from torchcaps.files import take_folder, write_text_whole
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
@@ -229,7 +229,8 @@ class Training(LightningCLI):
 
     def _check_classes(self) -> None:
         data, classes = self.datamodule, self.model.classes
-        some = isinstance(data, ImageNet)  # may have only some of the model's classes
+        images = data.images if isinstance(data, EncodedImages) else data
+        some = isinstance(images, ImageNet)  # may have only some of the model's classes
         with suppress(DataError):  # missing files are reported when the data is read
             if not hasattr(data, "classes"):
                 raise ValueError(

@@ -1,0 +1,211 @@
+"""Loading the weights of Heinsen's heads of 2022: the heads against the paper's algorithm in plain loops, and errors.
+
+No published file is at hand. Files of random values with the names and shapes of the author's classes take their place.
+"""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps.models import VectorRoutingHead, heinsen_texts, load_authors_head
+
+SIZES = {"layers": 3, "width": 6, "hidden": 4, "pose": 5, "classes": 3}
+
+
+def route_shapes(children, parents, d, h):
+    """Names and shapes of one routing in the author's code; children is None for any number."""
+    n = children or 1
+    shapes = {
+        "CONST_ones_over_n_out": (parents,),
+        **{"W_A": (n, d), "B_A": (n,)},
+        **{"W_F1": (parents, d), "W_F2": (d, h), "B_F2": (parents, h)},
+        **{"W_G1": (h, d), "W_G2": (parents, d), "B_G2": (parents, d)},
+        **{"W_S": (n, parents), "B_S": (n, parents)},
+    }
+    if children:
+        return shapes | {"beta_use": (children, parents), "beta_ign": (children, parents)}
+    for beta in ("compute_beta_use", "compute_beta_ign"):
+        shapes |= {f"{beta}.weight": (parents, d), f"{beta}.bias": (parents,)}
+    return shapes
+
+
+def shapes_of(layers, width, hidden, pose, classes):
+    """Names and shapes of the author's head."""
+    routes = ((None, hidden, width, pose), (hidden, hidden, pose, pose), (hidden, classes, pose, 1))
+    shapes = {"W": (layers, width), "B": (layers, width)}
+    for k, sizes in enumerate(routes):
+        shapes |= {f"route.{k}.{name}": shape for name, shape in route_shapes(*sizes).items()}
+    return shapes
+
+
+def alike(seed=0, **sizes):
+    """A state dict with the names and shapes of a published one and random values."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: 0.6 * torch.randn(shape, generator=generator) for name, shape in shapes_of(**sizes).items()}
+    constants = {name: torch.ones_like(x) / len(x) for name, x in state.items() if "CONST" in name}
+    return state | constants
+
+
+@pytest.fixture
+def file(tmp_path):
+    torch.save(alike(**SIZES), tmp_path / "head.state_dict")
+    return tmp_path / "head.state_dict"
+
+
+# The head written out from the paper in plain loops, for one text without padding
+
+
+def normalized(x):
+    return (x - x.mean()) / ((x - x.mean()).square().mean() + 1e-5).sqrt() if len(x) > 1 else x
+
+
+def by_hand(w, states):
+    """Return the scores of one text, whose states are `(positions, layers, width)`."""
+    x = [normalized(e) * w["W"][k] + w["B"][k] for position in states for k, e in enumerate(position)]
+    for k in range(3):
+        x = route({name[8:]: value for name, value in w.items() if name.startswith(f"route.{k}.")}, x)
+    return torch.cat(x)
+
+
+def route(w, x):
+    """Route a list of vectors as in Algorithm 2, with two iterations."""
+    n, parents, any_number = len(x), range(len(w["B_F2"])), "beta_use" not in w
+    own = [0] * n if any_number else range(n)
+
+    def beta(kind, i, j):
+        if not any_number:
+            return w[f"beta_{kind}"][i, j]
+        return (w[f"compute_beta_{kind}.weight"][j] * x[i]).sum() + w[f"compute_beta_{kind}.bias"][j]
+
+    activation = [torch.sigmoid((x[i] / n**0.5 * w["W_A"][own[i]]).sum() + w["B_A"][own[i]]) for i in range(n)]
+    votes = [[(x[i] / n**0.5 * w["W_F1"][j]) @ w["W_F2"] + w["B_F2"][j] for j in parents] for i in range(n)]
+    shares, out = [[1 / len(parents)] * len(parents)] * n, []
+    for t in range(2):
+        if t:
+            guesses = [normalized(out[j]) @ w["W_G1"] * w["W_G2"][j] + w["B_G2"][j] for j in parents]
+            shares = []
+            for i in range(n):
+                similar = [
+                    torch.sigmoid((x[i] * guesses[j]).sum() * w["W_S"][own[i], j] + w["B_S"][own[i], j])
+                    for j in parents
+                ]
+                # The exponential of the logarithm of the similarity is the similarity.
+                shares.append([similar[j] / sum(similar) for j in parents])
+        out = []
+        for j in parents:
+            total = torch.zeros_like(w["B_F2"][j])
+            for i in range(n):
+                used = activation[i] * shares[i][j]
+                credit = beta("use", i, j) * used - beta("ign", i, j) * (activation[i] - used)
+                total = total + credit * votes[i][j]
+            out.append(total)
+    return [normalized(vector) for vector in out]
+
+
+@pytest.mark.parametrize("sizes", [SIZES, {**SIZES, "layers": 1, "pose": 6}, {**SIZES, "hidden": 2, "classes": 2}])
+@torch.no_grad()
+def test_by_hand(tmp_path, sizes):
+    path = tmp_path / "head.state_dict"
+    torch.save(alike(1, **sizes), path)
+    weights = {name: x.double() for name, x in torch.load(path, weights_only=True).items()}
+    network = load_authors_head(path).double()
+    states = torch.randn(4, 3, sizes["layers"], 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    lengths = [3, 1, 2, 3]
+    mask = torch.arange(3) < torch.tensor(lengths)[:, None]
+    expected = torch.stack([by_hand(weights, text[:n]) for text, n in zip(states, lengths, strict=True)])
+    assert expected.std() > 1e-2
+    torch.testing.assert_close(network(states, mask).scores, expected, rtol=1e-10, atol=1e-10)
+
+
+# Loading
+
+
+def test_every_value_is_loaded(file):
+    state = torch.load(file, weights_only=True)
+    network = load_authors_head(file)
+    assert type(network) is VectorRoutingHead
+    assert not network.training
+    loaded = [x for name, x in state.items() if "CONST" not in name]
+    # The network holds exactly the tensors of the file, in any order.
+    assert sorted((x.shape, x.double().sum().item()) for x in network.state_dict().values()) == sorted(
+        (x.shape, x.double().sum().item()) for x in loaded
+    )
+
+
+def test_loads_into_a_given_head(file):
+    network = heinsen_texts(**SIZES).double()
+    assert load_authors_head(str(file), network) is network
+    assert network.depth_scale.dtype == torch.float64
+    torch.testing.assert_close(network.depth_offset, torch.load(file, weights_only=True)["B"].double())
+
+
+def test_a_file_of_the_published_size(tmp_path):
+    path = tmp_path / "pretrained_sst5_head_for_roberta-large.state_dict"
+    torch.save(alike(layers=25, width=1024, hidden=64, pose=1024, classes=5), path)
+    assert sum(p.numel() for p in load_authors_head(path).parameters()) == 5_068_422
+
+
+def error_of(path, *network):
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        load_authors_head(path, *network)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"W2": torch.ones(1)}, "the file has W2, the head does not; give a .state_dict file of github.com/glassroom/"),
+        ({"B": None}, "does not fit VectorRoutingHead: the file has no B;"),
+        ({"route.1.beta_use": None}, "the file has no route.1.beta_use;"),
+        ({"route.0.beta_use": torch.ones(1, 4)}, "the file has route.0.beta_use, the head does not;"),
+        ({"route.0.compute_beta_ign.bias": None}, "the file has no route.0.compute_beta_ign.bias;"),
+        ({"route.2.W_S": torch.ones(4, 2)}, "route.2.W_S has shape (4, 2), expected (4, 3);"),
+        ({"route.2.CONST_ones_over_n_out": None}, "the file has no route.2.CONST_ones_over_n_out;"),
+        ({"route.2.CONST_ones_over_n_out": torch.ones(3)}, "route.2.CONST_ones_over_n_out is not 1/3 everywhere;"),
+        ({"W": None}, "is not one of the author's heads, which have a matrix W:"),
+        ({"W": torch.ones(3)}, "is not one of the author's heads, which have a matrix W:"),
+        ({"route.2.B_F2": torch.ones(0, 1)}, "is not one of the author's heads, which have a matrix route.2.B_F2:"),
+        ({"W": "a string"}, "is not a state dict of names and tensors: give a .state_dict file"),
+    ],
+)
+def test_files_that_do_not_fit(file, changes, message):
+    state = torch.load(file, weights_only=True) | changes
+    torch.save({name: x for name, x in state.items() if x is not None}, file)
+    assert message in error_of(file)
+
+
+def test_a_head_that_does_not_fit_stays_as_it_was(file):
+    network = heinsen_texts(**{**SIZES, "classes": 4})
+    before = {name: x.clone() for name, x in network.state_dict().items()}
+    assert "expected (4," in error_of(file, network)
+    assert network.training
+    assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+
+
+class Opened(Exception):
+    pass
+
+
+class Trap:
+    def __reduce__(self):
+        return Opened, ()
+
+
+def test_files_that_are_no_state_dicts(tmp_path):
+    assert "no file" in error_of(tmp_path / "absent.state_dict")
+    path = tmp_path / "x.state_dict"
+    for content in (b"", b"hello", pickle.dumps(Trap())):
+        path.write_bytes(content)
+        assert "cannot be read safely as a state dict" in error_of(path)
+    for value in ([torch.ones(1)], torch.ones(1), {1: torch.ones(1)}):
+        torch.save(value, path)
+        assert "is not a state dict of names and tensors" in error_of(path)
+    torch.save(nn.Linear(1, 1).state_dict(), path)
+    assert "is not one of the author's heads" in error_of(path)
+    torch.save(Trap(), path)
+    assert "cannot be read safely as a state dict (UnpicklingError)" in error_of(path)

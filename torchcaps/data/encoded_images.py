@@ -1,0 +1,168 @@
+"""Images as the hidden states of a frozen encoder."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import DataLoader
+
+from torchcaps.arguments import Count, CountOrZero, checked
+from torchcaps.checks import one_line
+from torchcaps.data.encoder import _identity, _is_reachable
+from torchcaps.data.files import DataError
+from torchcaps.data.images import ImageData
+from torchcaps.data.labeled import Batch, LabeledData
+from torchcaps.extras import needs
+
+
+class ImageEncoder:
+    """A frozen Hugging Face model that encodes images: the hidden states of all layers for every patch.
+
+    Images are resized (bicubic) to the size that the model takes, and standardized as its image processor does. The
+    states are those that the model returns with `output_hidden_states`, its class token included.
+
+    Args:
+        name: name of a model on the Hugging Face Hub, or path of a folder with a model.
+        revision: branch, tag or complete commit hash of a model on the Hub; None for its main branch.
+
+    Raises:
+        DataError: the model cannot be loaded, or its layers have states of different shapes.
+        ImportError: transformers is not installed.
+    """
+
+    @checked
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        with needs("text"):
+            from transformers import AutoModel, logging
+            from transformers.image_processing_base import ImageProcessingMixin
+        self.name = str(Path(name).expanduser())
+        known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
+        if not Path(self.name).is_dir():
+            self.name = name
+            known["revision"] = _identity(name, revision).rpartition("@")[2]
+            known["local_files_only"] = not _is_reachable(name, known["revision"])
+        logging.disable_progress_bar()
+        try:
+            about, _ = ImageProcessingMixin.get_image_processor_dict(self.name, **known)
+            mean, std = (torch.tensor(about[key]).view(-1, 1, 1) for key in ("image_mean", "image_std"))
+            model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
+            size = model.config.image_size
+        except Exception as error:  # transformers raises many kinds of errors for damaged files
+            raise DataError(
+                f"{name} is not an encoder of images that transformers can load ({type(error).__name__}: "
+                f"{one_line(error)[:160]}): give one such as microsoft/beit-large-patch16-224"
+            ) from None
+        finally:
+            logging.enable_progress_bar()
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self._mean, self._std, self._model = mean, std, model.eval().requires_grad_(False)
+
+    @checked
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the states of images `(batch, 3, height, width)` in [0, 1]: `(batch, positions, layers, width)`."""
+        self._model = self._model.to(images.device)
+        if images.shape[2:] != self.size:
+            images = interpolate(images, self.size, mode="bicubic", antialias=True).clamp(0, 1)
+        standard = (images.float() - self._mean.to(images.device)) / self._std.to(images.device)
+        with torch.no_grad():
+            states = self._model(pixel_values=standard, output_hidden_states=True).hidden_states
+        if len({state.shape for state in states}) > 1 or states[0].dim() != 3:
+            raise DataError(
+                f"the layers of {self.name} have states of different shapes, or grids of them: choose an encoder "
+                "whose layers are alike, such as a ViT"
+            )
+        return torch.stack(states, 2)
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """Number of layers, its input included, and width of a state."""
+        states = self.encode(torch.zeros(1, 3, *self.size))
+        return states.shape[2], states.shape[3]
+
+
+class EncodedImages(LabeledData):
+    """Color images of a data set, as the hidden states of all layers of a frozen encoder.
+
+    Batches have states of shape (batch, positions, layers, width) in place of images, in the precision of the run. The
+    states are computed on the device of the run for every batch anew, because each epoch augments the images in
+    another way: nothing is kept on the disk, and an epoch takes as long as the encoder needs for all images. This
+    happens in the hook of a Trainer. A loop of your own calls `data.states(images)`.
+
+    Args:
+        images: the data set. Its own options augment, crop and split the images; batches are those of this class.
+        encoder: name of a model on the Hugging Face Hub, or path of a folder with a model.
+        revision: see `ImageEncoder`.
+        batch_size, num_workers, shuffle_labels: see `LabeledData`.
+
+    Raises:
+        ValueError: the images are gray, or have `ten_crop`; see also `LabeledData`.
+        DataError: in `setup`, if the images or the encoder are missing or damaged, or if the network takes other
+            states.
+    """
+
+    @checked
+    def __init__(
+        self,
+        images: ImageData,
+        encoder: str = "microsoft/beit-large-patch16-224",
+        revision: str | None = None,
+        batch_size: Count = 50,
+        num_workers: CountOrZero = 0,
+        shuffle_labels: bool = False,
+    ) -> None:
+        super().__init__(batch_size, num_workers, shuffle_labels)
+        if images.shape[0] != 3:
+            raise ValueError(f"images must have 3 channels for an encoder, got {images.shape[0]}: choose color images")
+        if images.ten_crop:
+            raise ValueError("images must have ten_crop=False: an encoder takes one crop of each image")
+        self.images, self.encoder, self.revision = images, encoder, revision
+
+    @property
+    def names(self) -> list[str]:
+        return self.images.names
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]  # that of the images
+        return self.images.classes
+
+    def prepare_data(self) -> None:
+        self.images.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the images of a stage as their own class does, and the encoder."""
+        self.images.setup(stage)
+        if self.train_set is None and self.images.train_set is not None:
+            self.train_set = self._with_labels(self.images.train_set, "fit")
+        if self.val_set is None and self.images.val_set is not None:
+            self.val_set = self._with_labels(self.images.val_set, "validate")
+        self.test_set = self.images.test_set
+        network = getattr(getattr(self.trainer, "lightning_module", None), "network", None)
+        wanted = getattr(network, "layers", None), getattr(network, "width", None)
+        if None not in wanted and self._encoder.sizes != wanted:
+            layers, width = self._encoder.sizes
+            raise DataError(
+                f"the encoder {self.encoder} has {layers} layers of {width}, and the network takes {wanted[0]} of "
+                f"{wanted[1]}: set model.network.layers={layers} and model.network.width={width}"
+            )
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
+        return super().val_dataloader() if self.images.val_size else []
+
+    @cached_property
+    def _encoder(self) -> ImageEncoder:
+        return ImageEncoder(self.encoder, self.revision)
+
+    @checked
+    def states(self, images: Tensor) -> Tensor:
+        """Return the states of images `(n, 3, height, width)` in [0, 1], `(n, positions, layers, width)`."""
+        return self._encoder.encode(images)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        assert self.trainer is not None  # the Trainer calls this hook
+        self.images.trainer = self.trainer
+        images, *rest = self.images.on_after_batch_transfer(batch, dataloader_idx)
+        dtype: Any = self.trainer.lightning_module.dtype
+        return self.states(images).to(dtype), *rest
