@@ -179,7 +179,8 @@ def check_equilibrium(routing: Routing) -> None:
     if not routing.comes_to_rest:
         raise ValueError(
             f"{type(routing).__name__}({routing.extra_repr()}) cannot be brought to a fixed point: an equilibrium "
-            "needs InvertedAttentionRouting, HeinsenRouting, HeinsenVectorRouting, SlotAttention, or EMRouting with schedule='saturating'"
+            "needs InvertedAttentionRouting, HeinsenRouting, HeinsenVectorRouting, SlotAttention, or EMRouting with "
+            "schedule='saturating'"
         )
     if getattr(routing, "start", None) == "learned":
         raise ValueError(
