@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from torchcaps import (
+from torchcaps.routing import LayerShape
     CapsuleLinear,
     Capsules,
     DynamicRouting,
@@ -330,5 +331,5 @@ def test_bad_input(make, message):
 def test_expected_children_of_a_layer_that_has_so_many():
     assert linear(expected_children=5).layer_shape.children == 5
     assert linear(in_capsules=None, expected_children=9).layer_shape.children == 9
-    assert linear(share_positions=True, expected_children=45).layer_shape == (5, 45, 2, 1, 4, 4)
+    assert linear(share_positions=True, expected_children=45).layer_shape == LayerShape(5, 45, 2, 1, 4, 4)
     assert linear(share_positions=True).layer_shape.children is None

@@ -20,6 +20,7 @@ from torchcaps import (
     DynamicRouting,
     Equilibrium,
     InvertedAttentionRouting,
+    VBRouting,
     create_model,
     use_backend,
 )
@@ -98,7 +99,7 @@ def assert_padding_is_nothing_to(stack: CapsuleStack, **tolerance) -> None:
     assert_padding_is_nothing(run, children, padding, list(stack.parameters()), **tolerance)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not isinstance(make(name), VBRouting)])
 def test_concurrent_stacks(name):
     assert_padding_is_nothing_to(stack_of("concurrent", [make(name), make(name)]), **EXACT)
 
