@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from torchcaps import (
-from torchcaps.routing import LayerShape
     CapsuleLinear,
     Capsules,
     DynamicRouting,
@@ -21,6 +20,7 @@ from torchcaps.routing import LayerShape
     InvertedAttentionRouting,
     Routing,
 )
+from torchcaps.routing import LayerShape
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 backends = pytest.mark.parametrize("backend", BACKENDS)
