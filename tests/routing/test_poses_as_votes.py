@@ -113,8 +113,9 @@ def test_all_parameters_of_slots_that_are_drawn_learn():
         assert without == (set() if gradient == "unrolled" else {"routing.first_mean", "routing.first_log_deviation"})
 
 
-@names
-@pytest.mark.parametrize("children", [None, 4])
+@pytest.mark.parametrize(
+    ("name", "children"), [("slots", None), ("slots, sum, no mlp", None), ("vectors", None), ("vectors", 4)]
+)
 def test_gradients(name, children, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 12)
     layer = layer_of(name, children, 2, 3, 2)
@@ -125,9 +126,8 @@ def test_gradients(name, children, monkeypatch):
         state = dict(zip(parameters, values, strict=True))
         return torch.func.functional_call(layer, state, (Capsules(poses, scores),)).poses
 
-    for backend in ("reference", "tiled"):
-        layer.backend = backend
-        assert gradcheck(parents, (poses, scores, *parameters.values()))
+    layer.backend = "tiled"  # the laws compare it with the others
+    assert gradcheck(parents, (poses, scores, *parameters.values()))
 
 
 @names
