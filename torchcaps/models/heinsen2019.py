@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, can_read, check_input, checked
+from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.models.inputs import check_images
+from torchcaps.models.inputs import check_embeddings, check_images
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose, matrix_shape
@@ -233,7 +233,7 @@ class EmbeddingCapsNet(PartsCapsNet):
     def primary_capsules(self, embeddings: Tensor, mask: Tensor | None = None) -> Capsules:
         """Return one child per token and layer, `(batch, tokens * layers, features)`, with scores if there is a
         mask."""
-        _check_embeddings(embeddings, mask, self.depth)
+        check_embeddings(embeddings, mask, self.depth)
         embeddings = embeddings.to(self.depth.dtype)
         if mask is None:
             return Capsules(self._detect(embeddings).flatten(1, 2))
@@ -272,7 +272,7 @@ class EmbeddingMean(nn.Module):
 
     @checked
     def forward(self, embeddings: Tensor, mask: Tensor | None = None) -> Prediction:
-        _check_embeddings(embeddings, mask, self.classifier.weight.view(-1, self.layers, self.width)[0])
+        check_embeddings(embeddings, mask, self.classifier.weight.view(-1, self.layers, self.width)[0])
         embeddings = embeddings.to(self.classifier.weight.dtype)
         if mask is None:
             return Prediction(self.classifier(embeddings.mean(1).flatten(1)))
@@ -281,27 +281,6 @@ class EmbeddingMean(nn.Module):
             ..., None, None
         ]
         return Prediction(self.classifier((weights * embeddings.where(weights > 0, 0)).sum(1).flatten(1)))
-
-
-def _check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:
-    """Check the inputs of a network whose weights `(layers, width)` are given."""
-    check_input("embeddings", embeddings, weight, takes_half=True)
-    if embeddings.dim() != 4 or embeddings.shape[2:] != weight.shape or not embeddings.shape[1]:
-        layers, width = weight.shape
-        raise ValueError(
-            f"expected embeddings of shape (batch, tokens, {layers}, {width}), with the encoder's layers and width, "
-            f"got {tuple(embeddings.shape)}"
-        )
-    if mask is None:
-        return
-    if mask.shape != embeddings.shape[:2]:
-        raise ValueError(
-            f"expected a mask of shape (batch, tokens) = {tuple(embeddings.shape[:2])}, got {tuple(mask.shape)}"
-        )
-    if mask.device != embeddings.device:
-        raise ValueError(f"the embeddings are on {embeddings.device} and the mask on {mask.device}: move one of them")
-    if can_read(mask) and mask.dtype != torch.bool and not ((mask >= 0) & (mask <= 1)).all():
-        raise ValueError("a mask must be from 0 (padding) to 1 (a token), got other numbers")
 
 
 @register_model

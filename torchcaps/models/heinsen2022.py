@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.models.heinsen2019 import _check_embeddings
+from torchcaps.models.inputs import check_embeddings
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleShared, CapsuleStack
 from torchcaps.routing import HeinsenVectorRouting
@@ -91,7 +91,7 @@ class VectorRoutingHead(nn.Module):
     def primary_capsules(self, embeddings: Tensor, mask: Tensor | None = None) -> Capsules:
         """Return one child per position and layer, `(batch, positions * layers, width)`, with scores if there is a
         mask."""
-        _check_embeddings(embeddings, mask, self.depth_scale)
+        check_embeddings(embeddings, mask, self.depth_scale)
         embeddings = embeddings.to(self.depth_scale.dtype)
         scores = None
         if mask is not None:

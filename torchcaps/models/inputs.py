@@ -1,8 +1,9 @@
-"""Check of the images that networks are given."""
+"""Checks of the images and embeddings that networks are given."""
 
+import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, check_input
+from torchcaps.arguments import Count, can_read, check_input
 
 # Channels, height and width; None for any.
 ImageShape = tuple[Count | None, Count | None, Count | None]
@@ -31,3 +32,24 @@ def check_images(images: Tensor, shape: ImageShape, weight: Tensor | None, least
         end = f", height and width at least {least}" if least > 1 else ""
         alone = ": add a batch dimension by images.unsqueeze(0)" if images.dim() == 3 else ""
         raise ValueError(f"expected images of shape (batch, {expected}){end}, got {tuple(images.shape)}{alone}")
+
+
+def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:
+    """Check the inputs of a network whose weights `(layers, width)` are given."""
+    check_input("embeddings", embeddings, weight, takes_half=True)
+    if embeddings.dim() != 4 or embeddings.shape[2:] != weight.shape or not embeddings.shape[1]:
+        layers, width = weight.shape
+        raise ValueError(
+            f"expected embeddings of shape (batch, tokens, {layers}, {width}), with the encoder's layers and width, "
+            f"got {tuple(embeddings.shape)}"
+        )
+    if mask is None:
+        return
+    if mask.shape != embeddings.shape[:2]:
+        raise ValueError(
+            f"expected a mask of shape (batch, tokens) = {tuple(embeddings.shape[:2])}, got {tuple(mask.shape)}"
+        )
+    if mask.device != embeddings.device:
+        raise ValueError(f"the embeddings are on {embeddings.device} and the mask on {mask.device}: move one of them")
+    if can_read(mask) and mask.dtype != torch.bool and not ((mask >= 0) & (mask <= 1)).all():
+        raise ValueError("a mask must be from 0 (padding) to 1 (a token), got other numbers")
