@@ -212,10 +212,7 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None
         ),
     )
     if routing.needs_poses:
-        out_pose = OUT_POSE if routing.transforms else None
-        layers = tuple(
-            (partial(CapsuleShared, count, PARENTS, POSE, out_pose=out_pose), flat) for count in (CHILDREN, None)
-        )
+        layers = tuple((partial(_shared, count), flat) for count in (CHILDREN, None))
     if backends is None:
         cpu: tuple[Backend, ...] = ("reference", "tiled", "native")
         backends = tuple(name for name in cpu if available()[name] is None)
@@ -287,9 +284,12 @@ def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Cap
 def _layer(routing: Routing, backend: Backend = "auto") -> Any:
     """Return a layer whose children share their weights, so that it takes any number of them."""
     if routing.needs_poses:
-        out_pose = OUT_POSE if routing.transforms else None
-        return _random(CapsuleShared(None, PARENTS, POSE, routing, out_pose, backend=backend))
+        return _random(_shared(None, routing, backend))
     return _random(CapsuleLinear(None, PARENTS, POSE, OUT_POSE, routing, bias=True, backend=backend))
+
+
+def _shared(count: int | None, routing: Routing, backend: Backend) -> CapsuleShared:
+    return CapsuleShared(count, PARENTS, POSE, routing, OUT_POSE if routing.transforms else None, backend=backend)
 
 
 def _random(layer: Any) -> Any:

@@ -258,7 +258,7 @@ def test_explaining_a_network_of_poses_as_votes():
     # phi from the sums: without one child they change by phi times its pose.
     votes, routing = run.last.votes, layer.routing
     phi = routing.factors(votes, run.last.agreement)
-    total, mass = votes.net_sum(routing.scaled(run.last.agreement), *routing._net(votes.count().rsqrt()))
+    total, mass = votes.net_sum(routing.scaled(run.last.agreement), *routing._net(votes))
     assert_close(torch.einsum("bij,bid->bjd", phi, poses), total)
     assert_close(phi.sum(1), mass)
     amounts = phi.abs() * poses.norm(dim=-1, keepdim=True)

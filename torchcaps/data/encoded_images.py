@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from torchcaps.arguments import Count, CountOrZero, checked
 from torchcaps.checks import one_line
-from torchcaps.data.encoder import _identity, _is_reachable
+from torchcaps.data.encoder import identity, is_reachable
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledData
@@ -42,8 +42,8 @@ class ImageEncoder:
         known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
         if not Path(self.name).is_dir():
             self.name = name
-            known["revision"] = _identity(name, revision).rpartition("@")[2]
-            known["local_files_only"] = not _is_reachable(name, known["revision"])
+            known["revision"] = identity(name, revision).rpartition("@")[2]
+            known["local_files_only"] = not is_reachable(name, known["revision"])
         logging.disable_progress_bar()
         try:
             about, _ = ImageProcessingMixin.get_image_processor_dict(self.name, **known)

@@ -71,13 +71,13 @@ class Encoder:
         if Path(name).expanduser().is_dir():
             name = str(Path(name).expanduser())
         try:
-            self.name, self.revision = name, _identity(name, revision)
+            self.name, self.revision = name, identity(name, revision)
         except DataError:
             packaged = _packaged(name, revision)
             if packaged is None:
                 raise
             say(f"{name} is not in Hugging Face's cache and cannot be downloaded: using {packaged}")
-            self.name, self.revision = packaged, _identity(packaged, None)
+            self.name, self.revision = packaged, identity(packaged, None)
         self.truncate = truncate
         place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
         slug = re.sub(r"[^\w.-]+", "-", Path(self.name).name if Path(self.name).is_dir() else self.name)
@@ -170,7 +170,7 @@ class Encoder:
             known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
             if not Path(self.name).is_dir():
                 known["revision"] = self.revision.rpartition("@")[2]
-                known["local_files_only"] = not _is_reachable(self.name, known["revision"])
+                known["local_files_only"] = not is_reachable(self.name, known["revision"])
             tokenizer = AutoTokenizer.from_pretrained(self.name, **known)
             model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
         except Exception as error:  # transformers raises many kinds of errors for damaged files
@@ -223,7 +223,7 @@ def _new(texts: Iterable[str], store: EmbeddingStore) -> list[str]:
     return sorted({text for text in texts if text not in store})
 
 
-def _identity(name: str, revision: str | None) -> str:
+def identity(name: str, revision: str | None) -> str:
     """Return what identifies a model: its name and commit, or a hash of the files in its folder."""
     folder = Path(name)
     if folder.is_dir():
@@ -238,7 +238,7 @@ def _identity(name: str, revision: str | None) -> str:
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
         with needs("text"):
             from huggingface_hub import hf_hub_download
-        offline = not _is_reachable(name, revision)
+        offline = not is_reachable(name, revision)
         try:
             config = hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
         except (OSError, ValueError) as error:
@@ -247,7 +247,7 @@ def _identity(name: str, revision: str | None) -> str:
     return f"{name}@{revision}"
 
 
-def _is_reachable(name: str, revision: str | None) -> bool:
+def is_reachable(name: str, revision: str | None) -> bool:
     """Ask the Hub once for a model, and return whether it answers.
 
     The functions of huggingface_hub that download would ask six times, with pauses, before they give up.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.models.inputs import check_embeddings, check_images
+from torchcaps.models.inputs import check_embeddings, check_images, without_padding
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose, matrix_shape
@@ -234,13 +234,8 @@ class EmbeddingCapsNet(PartsCapsNet):
         """Return one child per token and layer, `(batch, tokens * layers, features)`, with scores if there is a
         mask."""
         check_embeddings(embeddings, mask, self.depth)
-        embeddings = embeddings.to(self.depth.dtype)
-        if mask is None:
-            return Capsules(self._detect(embeddings).flatten(1, 2))
-        mask = mask.to(self.depth.dtype)
-        embeddings = embeddings.where(mask[..., None, None] > 0, 0)  # a gate of 0 times NaN is NaN
-        scores = mask.logit().unsqueeze(-1).expand(embeddings.shape[:3])
-        return Capsules(self._detect(embeddings).flatten(1, 2), scores.flatten(1))
+        embeddings, scores = without_padding(embeddings.to(self.depth.dtype), mask)
+        return Capsules(self._detect(embeddings).flatten(1, 2), scores)
 
     def _detect(self, embeddings: Tensor) -> Tensor:
         linear = cast(nn.Linear, self.detector[0])

@@ -5,15 +5,15 @@ The files lie in github.com/glassroom/heinsen_routing.
 
 import os
 import re
-from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.models.heinsen2019 import heinsen_smallnorb, heinsen_sst
+from torchcaps.models.state_dicts import read_state_dict
 
-ADVICE = "give a file of github.com/glassroom/heinsen_routing as it was published"
+HOME = "github.com/glassroom/heinsen_routing"
+ADVICE = f"give a file of {HOME} as it was published"
 
 
 @checked
@@ -32,7 +32,7 @@ def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None =
         ValueError: if the file is not a state dict, or if its keys and shapes are not exactly those of the network. The
             network then stays as it was.
     """
-    published = _read(path)
+    published = read_state_dict(path, HOME, ADVICE)
     model = _network_of(published, path) if model is None else model
     own = model.state_dict()
     names = {_authors_name(name): name for name in own}
@@ -49,21 +49,6 @@ def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None =
             raise _not_the_authors(path, model, f"{name} is {published[name].item()}, expected 1")
     model.load_state_dict({ours: published[name] for name, ours in names.items()})
     return model.eval()
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read a state dict without running code from the file."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file {path}: the weights are at github.com/glassroom/heinsen_routing")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many types for files that are not pickles
-        raise ValueError(f"{path} cannot be read safely as a state dict ({type(error).__name__}): {ADVICE}") from error
-    if not isinstance(state, dict) or not all(
-        isinstance(key, str) and isinstance(x, Tensor) for key, x in state.items()
-    ):
-        raise ValueError(f"{path} is not a state dict of names and tensors: {ADVICE}")
-    return state
 
 
 def _network_of(published: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:

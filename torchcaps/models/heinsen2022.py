@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.models.inputs import check_embeddings
+from torchcaps.models.inputs import check_embeddings, without_padding
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleShared, CapsuleStack
 from torchcaps.routing import HeinsenVectorRouting
@@ -92,12 +92,7 @@ class VectorRoutingHead(nn.Module):
         """Return one child per position and layer, `(batch, positions * layers, width)`, with scores if there is a
         mask."""
         check_embeddings(embeddings, mask, self.depth_scale)
-        embeddings = embeddings.to(self.depth_scale.dtype)
-        scores = None
-        if mask is not None:
-            mask = mask.to(embeddings.dtype)
-            embeddings = embeddings.where(mask[..., None, None] > 0, 0)  # a gate of 0 times NaN is NaN
-            scores = mask.logit().unsqueeze(-1).expand(embeddings.shape[:3]).flatten(1)
+        embeddings, scores = without_padding(embeddings.to(self.depth_scale.dtype), mask)
         normal = F.layer_norm(embeddings, embeddings.shape[-1:])
         return Capsules((normal * self.depth_scale + self.depth_offset).flatten(1, 2), scores)
 

@@ -5,15 +5,16 @@ The files lie in github.com/glassroom/heinsen_routing_2022_paper.
 
 import os
 import re
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from torchcaps.arguments import checked
 from torchcaps.models.heinsen2022 import VectorRoutingHead
+from torchcaps.models.state_dicts import read_state_dict
 
-ADVICE = "give a .state_dict file of github.com/glassroom/heinsen_routing_2022_paper as it was published"
+HOME = "github.com/glassroom/heinsen_routing_2022_paper"
+ADVICE = f"give a .state_dict file of {HOME} as it was published"
 
 # Our names in a layer's routing, and those of the author's class EfficientVectorRouting.
 NAMES = {
@@ -55,7 +56,7 @@ def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | N
         ValueError: if the file is not a state dict, or if its names and shapes are not exactly those of the head. The
             head then stays as it was.
     """
-    published = _read(path)
+    published = read_state_dict(path, HOME, ADVICE)
     model = _head_of(published, path) if model is None else model
     own = model.state_dict()
     names = {_authors_name(name): name for name in own}
@@ -75,21 +76,6 @@ def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | N
             raise _not_the_authors(path, f"{name} is not 1/{count} everywhere")
     model.load_state_dict({ours: published[name] for name, ours in names.items()})
     return model.eval()
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read a state dict without running code from the file."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file {path}: {ADVICE}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many types for files that are not pickles
-        raise ValueError(f"{path} cannot be read safely as a state dict ({type(error).__name__}): {ADVICE}") from error
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(x, Tensor) for name, x in state.items()
-    ):
-        raise ValueError(f"{path} is not a state dict of names and tensors: {ADVICE}")
-    return state
 
 
 def _head_of(published: dict[str, Tensor], path: str | os.PathLike[str]) -> VectorRoutingHead:

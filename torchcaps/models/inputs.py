@@ -53,3 +53,13 @@ def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) ->
         raise ValueError(f"the embeddings are on {embeddings.device} and the mask on {mask.device}: move one of them")
     if can_read(mask) and mask.dtype != torch.bool and not ((mask >= 0) & (mask <= 1)).all():
         raise ValueError("a mask must be from 0 (padding) to 1 (a token), got other numbers")
+
+
+def without_padding(embeddings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return embeddings `(batch, tokens, layers, width)` with zeros for padding, and scores of all tokens and layers,
+    `(batch, tokens * layers)`, or None without a mask."""
+    if mask is None:
+        return embeddings, None
+    mask = mask.to(embeddings.dtype)
+    embeddings = embeddings.where(mask[..., None, None] > 0, 0)  # a gate of 0 times NaN is NaN
+    return embeddings, mask.logit().unsqueeze(-1).expand(embeddings.shape[:3]).flatten(1)

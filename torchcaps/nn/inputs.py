@@ -7,6 +7,9 @@ from torch import Tensor
 
 from torchcaps.arguments import can_read, check_input, shown, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
+from torchcaps.nn.pose import matrix_shape
+from torchcaps.ops import LazyVotes
+from torchcaps.routing import presence
 
 
 def as_capsules(x: Capsules | Tensor, weight: Tensor | None, takes_half: bool = False) -> Capsules:
@@ -58,6 +61,18 @@ def check_children(
         raise ValueError(f"expected {name}={count}, got {found} (poses of shape {shape})")
     if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
         raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
+
+
+def flat_poses(capsules: Capsules, pose: tuple[int, ...]) -> Tensor:
+    """Return the poses of all children as matrices, `(batch, children, rows, features)`."""
+    poses = capsules.poses.flatten(1, -1 - len(pose))
+    return poses.reshape(*poses.shape[:2], *matrix_shape(pose))
+
+
+def with_children(votes: LazyVotes, capsules: Capsules, pose: tuple[int, ...]) -> LazyVotes:
+    """Return the votes of these children with their layout and their gates."""
+    votes.layout = tuple(capsules.poses.shape[1 : -len(pose)])
+    return votes.gated(presence(None if capsules.scores is None else capsules.scores.flatten(1)))
 
 
 def check_map(x: Tensor, channels: int, weight: Tensor) -> None:

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, Device, FloatType, checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.inputs import as_capsules, check_children
+from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LazyVotes
-from torchcaps.routing import LayerShape, Routing, presence
+from torchcaps.routing import LayerShape, Routing
 
 
 class CapsuleLinear(CapsuleLayer):
@@ -140,9 +140,7 @@ class CapsuleLinear(CapsuleLayer):
         """Return the votes of all children for all parents."""
         capsules = as_capsules(capsules, self.weight, takes_half=True)
         check_children(capsules, self.in_pose, self.in_capsules, self.share_positions, self.coordinates)
-        rows, d = matrix_shape(self.in_pose)
-        poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
-        poses = poses.reshape(*poses.shape[:2], rows, d)
+        poses = flat_poses(capsules, self.in_pose)
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
@@ -158,9 +156,7 @@ class CapsuleLinear(CapsuleLayer):
         if self.coordinates:
             bias = self._coordinates(capsules.poses.shape[2:-2], like=weight)
         votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
-        votes.layout = tuple(capsules.poses.shape[1 : -len(self.in_pose)])
-        scores = None if capsules.scores is None else capsules.scores.flatten(1)
-        return votes.gated(presence(scores))
+        return with_children(votes, capsules, self.in_pose)
 
     def _coordinates(self, grid: torch.Size, like: Tensor) -> Tensor:
         """Return a bias `(types * positions, 1, rows, h)` with the center of each position in its last column."""

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from torchcaps.arguments import Count, Device, FloatType, checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.inputs import as_capsules, check_children
+from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LazyVotes
-from torchcaps.routing import LayerShape, Routing, presence
+from torchcaps.routing import LayerShape, Routing
 
 
 class CapsuleShared(CapsuleLayer):
@@ -116,12 +116,9 @@ class CapsuleShared(CapsuleLayer):
             )
         capsules = as_capsules(capsules, next(self.parameters(), None), takes_half=True)
         check_children(capsules, self.in_pose, self.in_capsules)
-        poses = capsules.poses.flatten(1, -1 - len(self.in_pose))
-        poses = poses.reshape(*poses.shape[:2], *matrix_shape(self.in_pose))
-        votes = LazyVotes(poses, self.out_capsules or out_capsules or 1, None, self.out_pose, backend=self.backend)
-        votes.layout = tuple(capsules.poses.shape[1 : -len(self.in_pose)])
-        scores = None if capsules.scores is None else capsules.scores.flatten(1)
-        return votes.gated(presence(scores))
+        poses, parents = flat_poses(capsules, self.in_pose), self.out_capsules or out_capsules or 1
+        votes = LazyVotes(poses, parents, None, self.out_pose, backend=self.backend)
+        return with_children(votes, capsules, self.in_pose)
 
     def extra_repr(self) -> str:
         out_pose = "" if self.out_pose == self.in_pose else f", out_pose={show_pose(self.out_pose)}"

@@ -72,14 +72,14 @@ class LazyVotes(Votes):
         line: bool = False,
         backend: Backend = "auto",
     ):
-        on_grid, self.shared = poses.dim() == 6, isinstance(weight, int)
+        on_grid, shared = poses.dim() == 6, isinstance(weight, int)
         if isinstance(weight, int):
             weight = _no_weights(poses, weight)
         if not on_grid:
             poses, weight = poses[:, :, None, None], weight[:, None, None]
             bias = None if bias is None else bias[:, None, None]
         self.poses, self.weight, self.bias, self.pose, self.line = poses, weight, bias, pose, line
-        self.windows = Options(stride=stride, dilation=dilation, shared=self.shared)
+        self.windows = Options(stride=stride, dilation=dilation, shared=shared)
         children = Children(poses, weight, bias, None)
         self.batch, self.kernel = count_samples(children, self.windows), children.kernel
         self.grid = (poses.shape[0], *grid_of(children, self.windows)) if on_grid else ()
@@ -93,6 +93,11 @@ class LazyVotes(Votes):
         self.logit_offset: Tensor | None = None
         self.plain: Self | None = None  # the votes without the logits of `with_logits`
         self.cache = Cache()
+
+    @property
+    def shared(self) -> bool:
+        """Whether the votes are the poses of the children."""
+        return self.windows.shared
 
     # ------------------------------------------------------------ variants of the votes
 
@@ -363,7 +368,7 @@ class LazyVotes(Votes):
         # Half precision would be no faster here, and it would round the gradients that iterations sum up.
         poses = at_least_float32(self.poses)
         gates = None if self.gates is None else at_least_float32(self.gates).unflatten(1, (-1, *self.kernel))
-        if self.shared:
+        if self.shared:  # not the weights in another precision, which would take memory
             return Children(poses, _no_weights(poses, self.parents)[:, None, None], None, gates)
         weight = at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)

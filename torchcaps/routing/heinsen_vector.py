@@ -87,10 +87,10 @@ class HeinsenVectorRouting(Routing):
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
         assert agreement is None or isinstance(agreement, Dot)
-        scale = votes.count().clamp_min(1e-6).rsqrt()
-        total, mass = votes.net_sum(agreement, *self._net(scale))
+        betas, activation = self._net(votes)
+        total, mass = votes.net_sum(agreement, betas, activation)
         with autocast_off(total.device.type):
-            moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
+            moved = (total * activation.scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
         o = moved + mass.unsqueeze(-1) * self._vote_bias(votes.parents)
         normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
         return votes.capsules(normal if self.normalize else o), Dot(normal, parents=normal)
@@ -98,9 +98,11 @@ class HeinsenVectorRouting(Routing):
     def factors(self, votes: Votes, agreement: Agreement | None) -> Tensor:
         scaled = None if self.is_uniform else self.scaled(agreement)
         assert scaled is None or isinstance(scaled, Dot)
-        return votes.net_factors(scaled, *self._net(votes.count().clamp_min(1e-6).rsqrt()))
+        return votes.net_factors(scaled, *self._net(votes))
 
-    def _net(self, scale: Tensor) -> tuple[tuple[Linear, Linear], Activation]:
+    def _net(self, votes: Votes) -> tuple[tuple[Linear, Linear], Activation]:
+        """Return the betas, and the activations f without the gates; their scale is 1 / sqrt(n)."""
+        scale = votes.count().clamp_min(1e-6).rsqrt()
         activation = Activation(self.activation_weight, self.activation_bias, scale)
         return (_betas(self.beta_use), _betas(self.beta_ignore)), activation
 

@@ -43,6 +43,16 @@ class Block:
         window = self._window(x)
         window += values.unflatten(1, window.shape[1:4])
 
+    def read_samples(self, x: Tensor) -> Tensor:
+        """Return the block's part of `(images, types, 1, 1, rows, d)` as `(samples, children, features)`: without
+        windows the samples are images, and nothing is copied."""
+        return at_least_float32(x[self.images, self.types].flatten(2))
+
+    def add_samples(self, x: Tensor, values: Tensor) -> None:
+        """Add values, `(samples, children or 1, features)`, to the part of x that `read_samples` returns."""
+        part = x[self.images, self.types]
+        part += values.unflatten(2, part.shape[2:])
+
     def read_weight(self, x: Tensor) -> Tensor:
         """Return the block's part of `(groups, kernel, kernel, parents, d, h)` as `(groups, parents, d, h)`."""
         return at_least_float32(x[self.groups, self.place[0], self.place[1]])
@@ -60,8 +70,10 @@ class Block:
         own += values.T
 
     def read_rows(self, x: Tensor) -> Tensor:
-        """Return the block's rows of `(groups, kernel, kernel, ...)`, one for each child: `(children, ...)`."""
-        return at_least_float32(x[:, self.place[0], self.place[1]][self._groups_of(x)])
+        """Return the block's rows of `(groups, kernel, kernel, ...)`, one for each child: `(children, ...)`. A row that
+        all children share stays a single one, `(1, ...)`, to be broadcast."""
+        own = x[:, self.place[0], self.place[1]]
+        return at_least_float32(own if len(x) == 1 else own[self._groups_of(x)])
 
     def add_rows(self, x: Tensor, values: Tensor) -> None:
         if x.shape[3] == 1:  # the parents share them

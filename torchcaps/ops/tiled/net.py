@@ -4,13 +4,13 @@ All work is products of matrices. No tensor has an entry for each child and pare
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
@@ -29,13 +29,18 @@ class Net(NamedTuple):
     activation_bias: Tensor | None  # (groups,)
     activation_scale: Tensor | None  # (samples,)
 
+    def activations(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return weight, bias and scale of the activations, or None if there are none."""
+        weight, bias, scale = self.activation_weight, self.activation_bias, self.activation_scale
+        return None if weight is None or bias is None or scale is None else (weight, bias, scale)
+
 
 class NetTile:
     """Everything that a block computes from its poses, in tensors `(samples, children, parents)`."""
 
     def __init__(self, block: Block, children: Children, net: Net):
         self.block, self.net = block, net
-        self.poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
+        self.poses = block.read_samples(children.poses)
         self.parents = children.parents
         gates = None if children.gates is None else block.read_gates(children.gates).T
         self.present = self.poses.new_ones(self.poses.shape[:2]) if gates is None else gates
@@ -50,39 +55,31 @@ class NetTile:
 
     def _activation(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the activations of the children, and the products that they follow from, `(samples, children)`."""
-        net = self.net
-        if net.activation_weight is None or net.activation_bias is None or net.activation_scale is None:
+        given = self.net.activations()
+        if given is None:
             return None, None
-        weight = self._own(net.activation_weight)
-        products = self.poses @ weight[0] if len(weight) == 1 else torch.einsum("scd,cd->sc", self.poses, weight)
-        scale = at_least_float32(net.activation_scale)[self.block.samples].unsqueeze(1)
-        return (products * scale + self._own(net.activation_bias)).sigmoid(), products
+        weight, bias, scale = given
+        rows = self.block.read_rows(_as_rows(weight))
+        products = torch.einsum("scd,cd->sc", self.poses, rows)
+        scale = at_least_float32(scale)[self.block.samples].unsqueeze(1)
+        return (products * scale + self.block.read_rows(_as_rows(bias)).squeeze(1)).sigmoid(), products
 
     def _coefficients(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return the dot products, what the link maps to logits, and the coefficients."""
+        """Return the dot products, the logits before the link, and the coefficients."""
         query, slope, offset = self.net.query, self.net.slope, self.net.offset
         if query is None:
             return None, None, self.poses.new_full((1, 1, 1), 1 / self.parents)
-        dots = logits = torch.bmm(self.poses, at_least_float32(query[self.block.samples]).transpose(1, 2))
+        dots = inner = torch.bmm(self.poses, at_least_float32(query[self.block.samples]).transpose(1, 2))
         if slope is not None:
-            logits = logits * self._row(slope)
+            inner = inner * self.block.read_rows(slope)
         if offset is not None:
-            logits = logits + self._row(offset)
-        inner = logits
-        return dots, inner, (logits if slope is None else F.logsigmoid(logits)).softmax(2)
-
-    def _own(self, x: Tensor) -> Tensor:
-        """Return the rows of a tensor `(groups, ...)` for the block's children; a single row stays."""
-        x = at_least_float32(x)
-        return x if len(x) == 1 else x[self.block._groups_of(x)]
-
-    def _row(self, x: Tensor) -> Tensor:
-        return self._own(x[:, 0, 0])
+            inner = inner + self.block.read_rows(offset)
+        return dots, inner, (inner if slope is None else F.logsigmoid(inner)).softmax(2)
 
     def _rows(self, rows: Tensor | None, weight: Tensor | None) -> Tensor | None:
         if rows is None:
             return None
-        found = self._row(rows)
+        found = self.block.read_rows(rows)
         return found if weight is None else found + self.poses @ at_least_float32(weight).T
 
     def sums(self) -> tuple[Tensor, Tensor]:
@@ -92,11 +89,15 @@ class NetTile:
         return torch.bmm(phi.transpose(1, 2), self.poses), phi.sum(1)
 
 
-def net_sum(children: Children, *args: object) -> tuple[Tensor, Tensor]:
-    """Compute the net sums of the votes, and those of the shares; see `Votes.net_sum`."""
+def net_sum(children: Children, *args: Any) -> tuple[Tensor, Tensor]:
+    """Compute the net sums of the votes, and the sums of their factors; see `Votes.net_sum`.
+
+    Args:
+        children: the children.
+        args: the tensors of `Net`, and the options.
+    """
     *tensors, options = args
-    assert isinstance(options, Options)
-    net, samples = Net(*tensors), count_samples(children, options)  # type: ignore[arg-type]
+    net, samples = Net(*tensors), count_samples(children, options)
     sums = accumulator(children.poses, samples, children.parents, math.prod(children.poses.shape[4:]))
     masses = accumulator(children.poses, samples, children.parents)
     for block in pose_blocks(children, options):
@@ -107,13 +108,11 @@ def net_sum(children: Children, *args: object) -> tuple[Tensor, Tensor]:
 
 
 def net_sum_backward(
-    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, *args: object
+    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, *args: Any
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of the tensors of `Net`."""
     *tensors, options, into = args
-    assert isinstance(options, Options)
-    assert isinstance(into, Gradients)
-    net = Net(*tensors)  # type: ignore[arg-type]
+    net = Net(*tensors)
     found = Net(*(None if x is None else accumulator(x) for x in net))
     for block in pose_blocks(children, options):
         tile = NetTile(block, children, net)
@@ -154,7 +153,7 @@ def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found:
             block.add_rows(found.offset, grad_logits.sum(0))
         if net.slope is not None and found.slope is not None:
             block.add_rows(found.slope, (grad_logits * tile.dots).sum(0))
-            grad_logits = grad_logits * tile._row(net.slope)
+            grad_logits = grad_logits * block.read_rows(net.slope)
         assert found.query is not None
         found.query[block.samples].add_(torch.bmm(grad_logits.transpose(1, 2), poses))
         grad_poses.baddbmm_(grad_logits, at_least_float32(net.query[block.samples]))
@@ -164,32 +163,24 @@ def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found:
     if into.gates is not None:
         block.add_gates(into.gates, grad_gates.T)
     if into.poses is not None:
-        part = into.poses[block.images, block.types]
-        part += grad_poses.view(part.shape)
+        block.add_samples(into.poses, grad_poses)
 
 
 def _add_activation_gradients(tile: NetTile, grad: Tensor, grad_poses: Tensor, found: Net) -> None:
     """Add what follows from the gradients of the activations, `(samples, children)`."""
-    block, net = tile.block, tile.net
+    block, given, into = tile.block, tile.net.activations(), found.activations()
+    assert given is not None
+    assert into is not None
     assert tile.activation is not None
     assert tile.products is not None
-    assert net.activation_weight is not None
-    assert net.activation_scale is not None
-    assert found.activation_weight is not None
-    assert found.activation_bias is not None
-    assert found.activation_scale is not None
     grad = grad * tile.activation * (1 - tile.activation)
-    scale = at_least_float32(net.activation_scale)[block.samples].unsqueeze(1)
-    found.activation_scale[block.samples] += (grad * tile.products).sum(1)
-    _add_by_group(block, found.activation_bias, grad.sum(0))
-    grad = grad * scale
-    _add_by_group(block, found.activation_weight, torch.einsum("sc,scd->cd", grad, tile.poses))
-    grad_poses.addcmul_(grad.unsqueeze(2), tile._own(net.activation_weight).unsqueeze(0))
+    into[2][block.samples] += (grad * tile.products).sum(1)
+    block.add_rows(_as_rows(into[1]), grad.sum(0).unsqueeze(1))
+    grad = grad * at_least_float32(given[2])[block.samples].unsqueeze(1)
+    block.add_rows(_as_rows(into[0]), torch.einsum("sc,scd->cd", grad, tile.poses))
+    grad_poses.addcmul_(grad.unsqueeze(2), block.read_rows(_as_rows(given[0])).unsqueeze(0))
 
 
-def _add_by_group(block: Block, x: Tensor, values: Tensor) -> None:
-    """Add values of the block's children to the rows `(groups, ...)` of their groups."""
-    if len(x) == 1:
-        x[0] += values.sum(0)
-    else:
-        x.index_add_(0, block._groups_of(x), values)
+def _as_rows(x: Tensor) -> Tensor:
+    """Return a view of `(groups,)` or `(groups, features)` with the dimensions of rows, `(groups, 1, 1, n)`."""
+    return x.view(len(x), 1, 1, -1)

@@ -158,8 +158,9 @@ def _pose_sum(children: Children, options: Options) -> Tensor:
         return at_least_float32(children.poses).sum((1, 2, 3)).flatten(1)
     sums = accumulator(children.poses, count_samples(children, options), 1, math.prod(children.poses.shape[4:]))
     for block in pose_blocks(children, options):
-        poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
-        sums[block.samples].baddbmm_(block.read_gates(children.gates).T.unsqueeze(1), poses)
+        sums[block.samples].baddbmm_(
+            block.read_gates(children.gates).T.unsqueeze(1), block.read_samples(children.poses)
+        )
     return sums.squeeze(1)
 
 
@@ -167,12 +168,11 @@ def _pose_sum_backward(grad: Tensor, children: Children, options: Options, into:
     for block in pose_blocks(children, options):
         own = grad[block.samples].unsqueeze(2)
         if into.poses is not None:
-            part = into.poses[block.images, block.types]
-            gate = 1 if children.gates is None else block.read_gates(children.gates).T.unsqueeze(2)
-            part += (own.transpose(1, 2) * gate).unflatten(2, part.shape[2:])
+            each = own.transpose(1, 2)
+            gates = None if children.gates is None else block.read_gates(children.gates).T.unsqueeze(2)
+            block.add_samples(into.poses, each if gates is None else each * gates)
         if into.gates is not None:
-            poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
-            block.add_gates(into.gates, torch.bmm(poses, own).squeeze(2).T)
+            block.add_gates(into.gates, torch.bmm(block.read_samples(children.poses), own).squeeze(2).T)
 
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The votes of a block, and the gradients of poses, weights and biases from those of the votes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -156,8 +157,39 @@ def vote_tile(block: Block, layout: Layout, children: Children, options: Options
     return (SharedTile if options.shared else Tile)(block, layout, children)
 
 
-class DotTile(Tile):
-    """The votes of a block, stored, and their products with vectors of the parents."""
+class Dots(ABC):
+    """Products of a block's votes with vectors of the parents.
+
+    Attributes:
+        lengths: lengths of the votes in the layout, if unit votes are compared; otherwise None.
+    """
+
+    block: Block
+    lengths: Tensor | None = None
+
+    @abstractmethod
+    def dot(self, vectors: Tensor) -> Tensor:
+        """Return `V_ij . vector_j`."""
+
+    @abstractmethod
+    def sum(self, weights: Tensor) -> Tensor:
+        """Return `sum_i weight_ij V_ij`."""
+
+    @abstractmethod
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        """Add what follows from `grad_V_ij = weight_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)`."""
+
+    def logits(self, query: Tensor) -> Tensor:
+        return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
+
+    def grad_query(self, grad_logits: Tensor) -> Tensor:
+        return self.sum(grad_logits if self.lengths is None else grad_logits / self.lengths)
+
+
+class DotTile(Dots, Tile):
+    """The votes of a block, stored."""
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
         super().__init__(block, layout, children)
@@ -165,23 +197,14 @@ class DotTile(Tile):
         self.lengths = nonzero(vector_norm(self.block_votes, dim=2)) if unit else None
 
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return `V_ij . vector_j`."""
         return (self.block_votes * vectors).sum(2)
 
-    def logits(self, query: Tensor) -> Tensor:
-        return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
-
     def sum(self, weights: Tensor) -> Tensor:
-        """Return `sum_i weight_ij V_ij`."""
         return (self.block_votes * weights.unsqueeze(2)).sum(0)
-
-    def grad_query(self, grad_logits: Tensor) -> Tensor:
-        return self.sum(grad_logits if self.lengths is None else grad_logits / self.lengths)
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
-        """Add what follows from `grad_V_ij = weight_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)`."""
         if self.lengths is None:
             grad_votes = torch.mul(query, grad_logits.unsqueeze(2), out=self.block_votes)
         else:
@@ -192,8 +215,8 @@ class DotTile(Tile):
         self.add_gradients(grad_votes.addcmul_(grad, weights.unsqueeze(2)), into)
 
 
-class PulledTile:
-    """The results of `DotTile` for children that share weights, without votes: `(pose W) . q = pose . (W q)`, where W q
+class PulledTile(Dots):
+    """The products for children that share weights, without votes: `(pose W) . q = pose . (W q)`, where W q
     is the same for all children of a group."""
 
     def __init__(self, block: Block, layout: Layout, children: Children):
@@ -209,14 +232,10 @@ class PulledTile:
     def dot(self, vectors: Tensor) -> Tensor:
         return self._from_groups(self.poses @ self._pull(vectors))
 
-    logits = dot
-
     def sum(self, weights: Tensor) -> Tensor:
         sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
         sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
         return self.layout.pack(sums)
-
-    grad_query = sum
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
@@ -261,46 +280,34 @@ class PulledTile:
         return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
-class SharedDotTile:
-    """The results of `DotTile` for votes that are the poses themselves: products of matrices, and no votes."""
+class SharedDotTile(Dots):
+    """The products for votes that are the poses themselves: products of matrices."""
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
         self.block, self.layout = block, layout
-        # (samples, children, features); without windows the samples are images, and this copies nothing
-        self.poses = at_least_float32(children.poses[block.images, block.types].flatten(2))
-        self.lengths = nonzero(vector_norm(self.poses, dim=2, keepdim=True)) if unit else None
+        self.poses = block.read_samples(children.poses)
+        if unit:
+            self.lengths = self._from_samples(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
 
     def dot(self, vectors: Tensor) -> Tensor:
         return self._from_samples(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
 
-    def logits(self, query: Tensor) -> Tensor:
-        products = torch.bmm(self.poses, self.layout.unpack(query).transpose(1, 2))
-        return self._from_samples(products if self.lengths is None else products / self.lengths)
-
     def sum(self, weights: Tensor) -> Tensor:
         return self.layout.pack(torch.bmm(self._to_samples(weights).transpose(1, 2), self.poses))
-
-    def grad_query(self, grad_logits: Tensor) -> Tensor:
-        factors = self._to_samples(grad_logits)
-        factors = factors if self.lengths is None else factors / self.lengths
-        return self.layout.pack(torch.bmm(factors.transpose(1, 2), self.poses))
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
         if into.poses is None:
             return
-        factors, query = self._to_samples(grad_logits), self.layout.unpack(query)
+        if self.lengths is not None:
+            grad_logits = grad_logits / self.lengths
         own = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
-        if self.lengths is None:
-            own.baddbmm_(factors, query)
-        else:
-            factors = factors / self.lengths
-            own.baddbmm_(factors, query)
-            along = (factors * torch.bmm(self.poses, query.transpose(1, 2))).sum(2, keepdim=True)
-            own.addcmul_(self.poses, along / self.lengths.square(), value=-1)
-        part = into.poses[self.block.images, self.block.types]
-        part += own.view(part.shape)
+        own.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
+        if self.lengths is not None:
+            along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
+            own.addcmul_(self.poses, self._to_samples(along), value=-1)
+        self.block.add_samples(into.poses, own)
 
     def _from_samples(self, x: Tensor) -> Tensor:
         """Bring `(samples, children, parents)` into the layout."""
@@ -311,7 +318,7 @@ class SharedDotTile:
         return x.permute((1, 0, 2) if self.layout.parents_last else (2, 0, 1))
 
 
-def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[DotTile | PulledTile | SharedDotTile]:
+def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[Dots]:
     """Yield all pairs of children and samples, block by block, as tiles of the cheaper kind."""
     poses, weight = children.poses, children.weight
     if options.shared:
