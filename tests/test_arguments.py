@@ -464,7 +464,7 @@ def random_calls(number: int) -> None:
 
 
 def test_random_calls():
-    random_calls(700)
+    random_calls(300)
 
 
 @pytest.mark.slow

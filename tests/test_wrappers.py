@@ -226,6 +226,7 @@ torch.jit.trace(Scores(model), torch.rand(2, 1, 12, 12))
 
 
 @deprecated
+@pytest.mark.slow
 def test_what_is_traced_needs_torch_alone(tmp_path):
     """And with PyTorch's own filters of warnings, in place of those of pytest, tracing says nothing of torchcaps."""
     for name in CASES:

@@ -254,8 +254,7 @@ class TestMeasured:
         with pytest.raises(NoNumber, match="saw no kernel"):
             device.kernels(**HERE, layer="heinsen", batch=None, smoke=True)
 
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    @pytest.mark.parametrize("layer", LAYERS)
+    @pytest.mark.parametrize(("layer", "dtype"), [(x, ("float32", "bfloat16")[i % 2]) for i, x in enumerate(LAYERS)])
     def test_layers(self, layer, dtype, monkeypatch):
         monkeypatch.setattr(device, "measure_rates", lambda device, dtype: Rates(1e9, 1e9))
         request = Request(layer, batch=3, smoke=True, dtype=dtype, autocast=dtype == "bfloat16")
@@ -300,6 +299,7 @@ class TestMeasured:
     def test_one_pass(self):
         assert device.one_pass(**HERE, layer="em-conv", smoke=True) == {}
 
+    @pytest.mark.slow
     def test_in_a_process_of_its_own(self, tmp_path):
         arguments = {"kind": "one_pass", **HERE, "layer": "heinsen", "smoke": True}
         good = gpu.own("good", "one_pass", 0, **HERE, layer="heinsen", smoke=True)

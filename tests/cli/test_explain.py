@@ -77,6 +77,7 @@ def titles(figure) -> list[str]:
     return [axis.get_title() for axis in figure.axes if axis.get_title()]
 
 
+@pytest.mark.slow
 def test_explain_a_training_epoch_by_epoch(capfd, drawn):
     each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]  # as the help has it
     assert call("train", "quickstart", "--trainer.max_epochs", "3", *TINY, *each) == 0

@@ -18,6 +18,7 @@ from torchcaps.inference import Trained
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
+@pytest.mark.slow
 def test_an_onnx_file_of_a_checkpoint(trained, capfd):
     """Also in int8, with the accuracy of both files on the test images."""
     path = str(checkpoint(trained))

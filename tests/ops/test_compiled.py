@@ -32,7 +32,9 @@ def run_script(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    "capability", [pytest.param(x, marks=[] if x == "90" else pytest.mark.slow) for x in CAPABILITIES]
+)
 def test_reductions_compile(capability):
     """Each kind of reduction, pose, layout, number of parents and precision occurs once."""
     assert ", 0 did not" in run_script("--cases", "few", "--capability", capability)
@@ -52,9 +54,8 @@ def measured(capability: str) -> dict[str, dict[str, dict[str, int]]]:
     }
 
 
-@pytest.mark.parametrize(
-    "capability", [pytest.param(x, marks=[] if x == "90" else pytest.mark.slow) for x in CAPABILITIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_the_papers_layers_take_no_more_than_they_did(capability):
     if not EXPECTED.exists():
         pytest.fail(f"{EXPECTED.name} is missing: python {__file__} --write")

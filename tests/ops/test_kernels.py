@@ -205,8 +205,9 @@ def compare(found, expected):
             assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
-# Any two values occur together. The slow tests have all combinations.
-WEIGHTED_SUMS = covering(layout=LAYOUTS, unit=[False, True], softmax=SOFTMAX, offset=["none", "groups", "each"])
+# Any two values but those of the offset occur together. The slow tests have all combinations.
+WEIGHTED_SUMS = covering(layout=LAYOUTS, unit=[False, True], softmax=SOFTMAX)
+WEIGHTED_SUMS = [{**case, "offset": ("none", "groups", "each")[i % 3]} for i, case in enumerate(WEIGHTED_SUMS)]
 ALL_WEIGHTED_SUMS = [
     {"layout": layout, "unit": unit, "softmax": softmax, "offset": offset}
     for layout in LAYOUTS
@@ -251,13 +252,11 @@ BETAS = [*ROWS, "one number", "one per child"]
 # Layout, agreement, offset, betas, eps. The slow tests have all combinations.
 MOMENTS = [
     ("per child", "uniform", "none", "one per child", 0.0),
-    ("per child", "dot", "each", "each", 0.1),
     ("per child", "gaussian", "none", "shared", 0.0),
-    ("groups", "uniform", "none", "each", 0.0),
+    ("groups", "uniform", "none", "each", 0.1),
     ("groups", "dot", "groups", "one number", 0.1),
     ("groups", "gaussian", "none", "groups", 0.1),
     ("shared", "dot", "shared", "none", 0.0),
-    ("shared", "gaussian", "none", "one number", 0.1),
 ]
 
 
@@ -493,8 +492,7 @@ class TestLazyVotes:
         expected = p.weighted_sum(p.logits(agreement), case["softmax"])
         assert_same([expected], [p.lazy("triton").weighted_sum(agreement, **options_of(case["softmax"]))], p.leaves)
 
-    @pytest.mark.parametrize("gates", [False, True])
-    @pytest.mark.parametrize("geometry", SMALL)
+    @pytest.mark.parametrize(("geometry", "gates"), [(name, i % 2 == 0) for i, name in enumerate(SMALL)])
     def test_uniform_sum(self, geometry, gates):
         p = Problem(SMALL[geometry], "one" if gates else "each", gates=gates, device=DEVICE)
         for softmax in ("parents", "leaky") if geometry == "groups" else ("leaky",):

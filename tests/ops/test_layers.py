@@ -85,12 +85,15 @@ def test_backends_are_like_the_reference(case, monkeypatch):
         assert_all_close(results[0], found, rtol=1e-8, atol=1e-9)
 
 
-# The algorithms, with two kinds of layers and two precisions in turn: windows with gates and biases, and weights that
-# positions share, without a bias.
+# An algorithm for each kernel, with two kinds of layers and two precisions: windows with gates and biases, and weights
+# that positions share, without a bias.
 TRITON = [
-    (name, kind, dtype)
-    for i, name in enumerate(ALGORITHMS)
-    for kind, dtype in [(("windows", "types")[i % 2], (torch.float64, torch.float16)[i // 2 % 2])]
+    ("dynamic", "windows", torch.float64),
+    ("dynamic over children", "types", torch.float16),
+    ("vector norm", "windows", torch.float16),
+    ("em", "types", torch.float64),
+    ("heinsen", "windows", torch.float64),
+    ("self-routing", "types", torch.float16),
 ]
 
 
@@ -142,9 +145,20 @@ def test_empty_batch(case):
 class TestPrecision:
     """The error against float64 is at most twice that of stored votes in the same precision."""
 
+    @pytest.mark.parametrize(
+        ("name", "dtype"),
+        [(name, (torch.float32, torch.bfloat16, torch.float16)[i % 3]) for i, name in enumerate(ALGORITHMS)],
+    )
+    def test_no_less_exact_than_eager_pytorch(self, name, dtype):
+        self.check_precision(name, dtype)
+
+    @pytest.mark.slow
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ALGORITHMS)
-    def test_no_less_exact_than_eager_pytorch(self, name, dtype):
+    def test_no_less_exact_in_any_precision(self, name, dtype):
+        self.check_precision(name, dtype)
+
+    def check_precision(self, name: str, dtype: torch.dtype) -> None:
         """It compares medians of several draws. In one draw, errors can differ tenfold by chance."""
         draws = torch.tensor([self.errors(name, dtype) for _ in range(15)])  # (draws, values and gradients, backends)
         eager, *others = draws.median(0).values.T

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from algorithms import ALGORITHMS, make
+from problems import covering, label
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -35,7 +36,10 @@ def instructions(request):
     library.torchcaps_choose(best.encode())
 
 
-@pytest.fixture(params=[1, 2, 3])
+THREADS = [1, 2, 3]
+
+
+@pytest.fixture(params=THREADS)
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -80,12 +84,17 @@ def test_every_size(name, shape, parents, children, batch, instructions):
     compare(small(layer), Capsules(poses, scores), 1e-4)
 
 
-# More children and more tiles of parents than are processed at once, and not a multiple of either.
-@pytest.mark.parametrize(("parents", "places", "bias"), [(20, (2, 5), False), (70, (5, 9), True)])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_children_that_share_weights(name, shape, parents, places, bias, threads):
-    layer = CapsuleLinear(2, parents, *shape, make(name), bias=bias, share_positions=True)
+# More children and more tiles of parents than are processed at once, and not a multiple of either. Any two values occur
+# together.
+@pytest.mark.parametrize(
+    "case",
+    covering(name=ALGORITHMS, shape=SHAPES, sizes=[(20, (2, 5), False), (70, (5, 9), True)], threads=THREADS),
+    ids=label,
+)
+def test_children_that_share_weights(case, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: case["threads"])
+    parents, places, bias = case["sizes"]
+    layer = CapsuleLinear(2, parents, *case["shape"], make(case["name"]), bias=bias, share_positions=True)
     children = Capsules(torch.randn(3, 2, *places, *layer.in_pose), torch.randn(3, 2, *places))
     compare(small(layer), children, 3e-4)
 
@@ -96,10 +105,10 @@ def test_more_children_share_weights_than_are_summed_up_at_once(name):
     compare(small(layer), Capsules(torch.randn(2, 2, 30, 40, 3)), 3e-4)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_windows(name, shape, threads):
-    layer = CapsuleConv2d(3, 18, *shape, 3, make(name), stride=2, padding=1)
+@pytest.mark.parametrize("case", covering(name=ALGORITHMS, shape=SHAPES, threads=THREADS), ids=label)
+def test_windows(case, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: case["threads"])
+    layer = CapsuleConv2d(3, 18, *case["shape"], 3, make(case["name"]), stride=2, padding=1)
     poses = torch.randn(3, 3, 5, 4, *layer.in_pose)
     compare(small(layer), Capsules(poses, torch.randn(3, 3, 5, 4)), 3e-4)
 

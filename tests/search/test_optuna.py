@@ -119,6 +119,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_was_not(searched, monkeypatc
         assert (FOLDER / name).read_bytes() == (searched / FOLDER / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_loses_nothing_that_was_finished(searched, monkeypatch, capfd):
     """It is killed in the second epoch of its second trial, which continues after the first epoch."""
     write_recipe()
@@ -238,6 +239,7 @@ def test_bad_trials_end_early(monkeypatch, mode, prune):
     assert best not in pruned
 
 
+@pytest.mark.slow
 def test_the_values_follow_from_the_seed_however_often_a_search_was_stopped(monkeypatch):
     monkeypatch.setattr("torchcaps.search.with_optuna.run_trial", fake)
     write_recipe()

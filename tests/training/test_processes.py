@@ -113,7 +113,7 @@ def assert_learn_alike(recipe: str, alone: list[str], each: list[str], capfd: An
 
 
 # 1437 images: the last training batch has one image, which only the first process has; or the last validation batch.
-@pytest.mark.parametrize("val_size", [36, 101])
+@pytest.mark.parametrize("val_size", [36, pytest.param(101, marks=pytest.mark.slow)])
 def test_two_processes_learn_as_one(val_size, capfd):
     options = [f"--data.val_size={val_size}"]
     assert_learn_alike("digits.yaml", [*options, "--data.batch_size=100"], [*options, "--data.batch_size=50"], capfd)

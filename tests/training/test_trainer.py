@@ -18,6 +18,7 @@ for value in ("1", "1.0", "0.5", "0", "7"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["import rich.console"])  # it made Lightning read 1 as 1.0
 def test_limits_are_read_as_they_are_written(first):
     command = [sys.executable, "-c", CODE.format(first=first)]
