@@ -124,7 +124,17 @@ def parser():
     return Training(load_recipe("quickstart"), []).parser
 
 
-@pytest.mark.parametrize(("name", "small"), VERSIONS)
+# The slow tests have all small versions, the fast ones one of each table.
+FIRST = {name.rpartition("/")[0]: name for name, _ in reversed(VERSIONS)}
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        version if not version[1] or version[0] in FIRST.values() else pytest.param(*version, marks=pytest.mark.slow)
+        for version in VERSIONS
+    ],
+)
 def test_every_recipe_is_whole(name, small, parser):
     """The parser takes its values, and data, model and optimizer fit together: checked by shapes on the meta device."""
     recipe = load_recipe(name, small)

@@ -148,7 +148,9 @@ def layers(name):
     yield randomize(conv), torch.randn(2, 2, 4, 5, 2, 2)
 
 
-@names
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if ", " in name else name for name in ALGORITHMS]
+)
 def test_compile_without_a_graph_break(name):
     *_, (layer, x) = layers(name)
     torch._dynamo.reset()

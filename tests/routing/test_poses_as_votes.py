@@ -146,7 +146,9 @@ def test_half_precision_and_autocast(name):
         assert layer(poses).poses.isfinite().all()
 
 
-@names
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if ", " in name else name for name in ROUTINGS]
+)
 def test_compile_and_export(name):
     layer, poses = layer_of(name), torch.randn(2, 6, 4, requires_grad=True)
     torch._dynamo.reset()
