@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from torchcaps import CapsNet, CapsuleLinear, Capsules, CapsuleStack, Equilibrium, HeinsenRouting, create_model
+from torchcaps import (
+    CapsNet,
+    CapsuleLinear,
+    Capsules,
+    CapsuleStack,
+    Equilibrium,
+    HeinsenRouting,
+    VBRouting,
+    create_model,
+)
 from torchcaps.capsules import Prediction
 from torchcaps.export import TARGETS, export, files, programs
 from torchcaps.export import onnx as onnx_files
@@ -262,6 +271,43 @@ def test_networks_that_cannot_be_exported(network, said, tmp_path):
         with pytest.raises(ValueError, match=f"^{said}") as error:
             export(network, IMAGES, tmp_path / f"new/model{end}", to)
         assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Digamma(nn.Module):
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(images.flatten(1).digamma(), None)
+
+
+def test_digamma(tmp_path):
+    """ONNX has no digamma function, which variational Bayes routing takes of numbers from about 0.1 on."""
+    images = torch.linspace(0.03, 50, 3 * 144, dtype=torch.float64).view(3, 1, 12, 12)
+    export(Digamma(), images, tmp_path / "digamma.onnx")
+    ((found,),) = onnx_files.run_onnx(tmp_path / "digamma.onnx", [(images,)])
+    assert_close(found, images.flatten(1).digamma(), rtol=1e-9, atol=1e-9)
+
+
+class VariationalBayes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.capsules = CapsuleLinear(6, 3, 24, 4, VBRouting(2))
+
+    def forward(self, images: Tensor) -> Prediction:
+        capsules = self.capsules(images.flatten(1).unflatten(1, (6, 24)))
+        return Prediction(capsules.activations, capsules)
+
+
+def test_variational_bayes_routing(tmp_path):
+    assert export(VariationalBayes(), IMAGES, tmp_path / "model.onnx") < 1e-5
+
+
+def test_an_operator_that_onnx_has_not(tmp_path):
+    class Bessel(Logits):
+        def forward(self, images: Tensor) -> Prediction:
+            return super().forward(torch.special.bessel_j0(images))
+
+    with pytest.raises(ValueError, match=r"^ONNX has no operator for \S*bessel_j0: export to 'torch' instead$"):
+        export(Bessel(), IMAGES, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 

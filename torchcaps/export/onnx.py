@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ with needs("export"):
     import onnx
     import onnx_ir
     import onnxruntime
-    import onnxscript  # noqa: F401  # PyTorch's exporter needs it
+    from onnxscript import opset18
 
+op: Any = opset18  # its types do not know all that its functions take
 LARGEST = 2**31 - 2**24  # bytes of weights that a file can hold, with room for the rest: protobuf takes less than 2 GB
 
 
@@ -31,16 +33,23 @@ def write_onnx(
     path: Path,
 ) -> None:
     """Write a program as an ONNX file, with the facts as metadata, and check its form."""
-    with quiet():
-        exported = torch.onnx.export(
-            program,
-            inputs,
-            dynamo=True,
-            dynamic_shapes=module.sizes,
-            input_names=module.input_names,
-            output_names=module.output_names,
-            verbose=False,
-        )
+    try:
+        with quiet():
+            exported = torch.onnx.export(
+                program,
+                inputs,
+                dynamo=True,
+                dynamic_shapes=module.sizes,
+                input_names=module.input_names,
+                output_names=module.output_names,
+                verbose=False,
+                custom_translation_table={torch.ops.aten.digamma.default: digamma},
+            )
+    except torch.onnx.OnnxExporterError as error:
+        missing = sorted(set(re.findall(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))))
+        if not missing:
+            raise
+        raise ValueError(f"ONNX has no operator for {' and '.join(missing)}: export to 'torch' instead") from error
     assert exported is not None
     model = exported.model
     for node in model.graph.all_nodes():
@@ -50,6 +59,27 @@ def write_onnx(
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     onnx_ir.save(model, path, external_data=f"{path.name}.data" if size > LARGEST else None)
     onnx.checker.check_model(path, full_check=size <= LARGEST)
+
+
+def digamma(x: Any) -> Any:
+    """Return the digamma function of positive numbers in operators of ONNX, which has none for it.
+
+    It is psi(x) = psi(x + 6) - sum_{k < 6} 1 / (x + k), with the asymptotic series of psi(x + 6).
+    """
+
+    def number(value: float) -> Any:
+        return op.CastLike(op.Constant(value_float=value), x)
+
+    y = op.Add(x, number(6.0))
+    inverse = op.Reciprocal(y)
+    square = op.Mul(inverse, inverse)
+    series = number(0.0)
+    for coefficient in (1 / 240, -1 / 252, 1 / 120, -1 / 12):
+        series = op.Mul(square, op.Add(number(coefficient), series))
+    found = op.Add(op.Sub(op.Log(y), op.Mul(inverse, number(0.5))), series)
+    for k in range(6):
+        found = op.Sub(found, op.Reciprocal(op.Add(x, number(float(k)))))
+    return found
 
 
 def run_onnx(path: Path, samples: list[Inputs]) -> list[Inputs]:
