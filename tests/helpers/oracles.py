@@ -583,12 +583,13 @@ def self_routing(votes: Tensor4, poses: Tensor4, weight: Tensor4, bias: Matrix, 
                     logits[i][j] += dot(poses[b][i][r], weight[i][j][r])
         coefficients = softmax_over_parents(logits)
         present = sum(gate)
+        masses = [sum(gate[i] * coefficients[i][j] for i in range(children)) for j in range(parents)]
         means, scores = [], []
         for j in range(parents):
-            mass = sum(gate[i] * coefficients[i][j] for i in range(children))
             total = weighted_sum(votes[b], times_gates(coefficients, gate), j)
-            means.append([x / mass for x in total])
-            scores.append(logit(min(max(mass / present, 1e-6), 1 - 1e-6)))
+            means.append([x / masses[j] for x in total])
+            others = sum(mass for k, mass in enumerate(masses) if k != j)
+            scores.append(math.log(max(masses[j] / present, 1e-30)) - math.log(max(others / present, 1e-30)))
         all_poses.append(means)
         all_scores.append(scores)
         all_coefficients.append(coefficients)

@@ -149,6 +149,16 @@ def test_spread_loss():
     assert F.spread_loss(tensor([[0.7, 0.5, 0.1]]), torch.tensor([0]), margin=0.5).item() == pytest.approx(0.09)
 
 
+def test_self_routing_of_a_parent_that_hardly_any_child_chooses():
+    """One child, whose logits are 0 and -40: the second parent has a share of 4e-18, and still learns to get more."""
+    layer = CapsuleLinear(1, 2, 1, 1, SelfRouting()).double()
+    layer.routing.route_bias.data = tensor([[0, -40]])
+    scores = layer(tensor([[[1]]])).scores
+    torch.testing.assert_close(scores, tensor([[40, -40]]))
+    (-torch.nn.functional.logsigmoid(scores[0, 1])).backward()
+    torch.testing.assert_close(layer.routing.route_bias.grad, tensor([[1, -1]]))
+
+
 def test_self_routing():
     # Two children with one entry, 1 and 2, and gates 1/2 and 1; their logits are x ln 2 and 0.
     layer = CapsuleLinear(2, 2, 1, 1, SelfRouting()).double()

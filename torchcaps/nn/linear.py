@@ -47,8 +47,8 @@ class CapsuleLinear(CapsuleLayer):
           rows, h)`.
 
     To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores: padding changes
-    nothing, whatever its poses are (in float32 up to about 1e15, where sums of squared votes are finite). If there are
-    as many parents as children, padding adds parents: pass `out_capsules` to `forward` in this case.
+    nothing, whatever its finite poses are (in float32 up to about 1e15, where sums of squared votes are finite). If
+    there are as many parents as children, padding adds parents: pass `out_capsules` to `forward` in this case.
 
     Example:
         >>> from torchcaps import CapsuleLinear, Capsules, HeinsenRouting

@@ -44,7 +44,7 @@ class CapsuleShared(CapsuleLayer):
         - Output: poses `(batch, out_capsules, *out_pose)`, and the scores and variances that the routing gives.
 
     To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores: padding changes
-    nothing, whatever its poses are (in float32 up to about 1e15, where sums of squares are finite).
+    nothing, whatever its finite poses are (in float32 up to about 1e15, where sums of squares are finite).
 
     Example:
         >>> from torchcaps import CapsuleShared, SlotAttention

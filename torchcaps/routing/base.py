@@ -342,7 +342,7 @@ class Routing(nn.Module, ABC):
         if missing:
             raise RuntimeError(
                 f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by "
-                "with_values, as torchcaps.functional does"
+                "with_values"
             )
 
     def extra_repr(self) -> str:

@@ -18,10 +18,10 @@ from torchcaps.routing.base import Init, LayerShape, Routing
 class EfficientRouting(Routing):
     r"""Compute each coefficient from the agreement of a vote with the sum of all votes, in one pass.
 
-    With the gates :math:`a_i` of the children,
+    With the gates :math:`a_i` of the children and poses of D entries (all of a matrix),
 
     .. math::
-        c_{ij} = \text{softmax}_j \Big( \frac{V_{ij} \cdot \sum_k a_k V_{kj}}{\sqrt{\text{features}}} \Big), \quad
+        c_{ij} = \text{softmax}_j \Big( \frac{V_{ij} \cdot \sum_k a_k V_{kj}}{\sqrt{D}} \Big), \quad
         s_j = \sum_i a_i (c_{ij} + b_{ij}) V_{ij}, \quad
         v_j = (1 - e^{-|s_j|}) \frac{s_j}{|s_j|}
 

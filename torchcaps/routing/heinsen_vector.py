@@ -19,8 +19,8 @@ from torchcaps.routing.base import Gradient, LayerShape, Routing
 class HeinsenVectorRouting(Routing):
     r"""Route vectors by how well each parent predicts each child, with votes that are never stored.
 
-    Children x have d entries and gates a, and parents o have h. With :math:`n = \sum_i a_i`, N for LayerNorm without
-    parameters, and R = 1/parents at first, each iteration computes
+    Children x have d entries (all of a matrix) and gates a, and parents o have h. With :math:`n = \sum_i a_i`, at least
+    1e-6, N for LayerNorm without parameters (nothing if h is 1), and R = 1/parents at first, each iteration computes
 
     .. math::
         f_i = a_i \, \text{sigmoid} \Big( \frac{x_i \cdot W^A_i}{\sqrt{n}} + b^A_i \Big), \quad
@@ -31,7 +31,14 @@ class HeinsenVectorRouting(Routing):
         R_{ij} \leftarrow \text{softmax}_j \, \log \text{sigmoid} ( W^S_{ij} \, x_i \cdot p_j + b^S_{ij} )
 
     and the parents are :math:`N(o_j)`. In a layer for any number of children these share one row of :math:`W^A`,
-    :math:`b^A`, :math:`W^S` and :math:`b^S`, and the betas are linear in :math:`x_i`.
+    :math:`b^A`, :math:`W^S` and :math:`b^S`, and the betas are linear in :math:`x_i`. In a layer for any number of
+    parents these share :math:`F^1`, :math:`G^2` and :math:`b^G`, and :math:`B_j = B + l_j \, b`, where the numbers
+    :math:`l_j` go from -1 to 1 in equal steps (one parent has -1) and :math:`b` is learned.
+
+    The learned parameters are activation_weight and activation_bias, :math:`W^A` and :math:`b^A`; vote_scale,
+    vote_weight and vote_bias, :math:`F^1`, :math:`F^2` and :math:`B`; prediction_weight, prediction_scale and
+    prediction_bias, :math:`G^1`, :math:`G^2` and :math:`b^G`; similarity_weight and similarity_bias, :math:`W^S` and
+    :math:`b^S`; beta_use and beta_ignore; and symmetry_breaking, :math:`b`.
 
     It takes the poses of the children as their votes: use it in a :class:`torchcaps.CapsuleShared`.
 

@@ -20,23 +20,23 @@ from torchcaps.routing.em import em_score, inverse_temperature
 class InvertedAttentionRouting(Routing):
     r"""Route by attention in which the parents compete for each child.
 
-    The parents start at :math:`p_j = 0`, which makes the first coefficients uniform, or as `start` says. Each iteration
-    computes
+    The parents start at :math:`p_j = 0`, which makes the first coefficients uniform, or as `start` says. With the gates
+    :math:`g_i` of the children and poses of D entries (all of a matrix), each iteration computes
 
     .. math::
-        a_{ij} = \frac{p_j \cdot V_{ij}}{\sqrt{\text{features}}}, \quad
+        a_{ij} = \frac{p_j \cdot V_{ij}}{\sqrt{D}}, \quad
         r_{ij} = \frac{\exp a_{ij}}{\sum_k \exp a_{ik}}, \quad
-        p_j = \text{LayerNorm}\Big(\sum_i r_{ij} V_{ij}\Big)
+        p_j = \text{LayerNorm}\Big(\sum_i g_i r_{ij} V_{ij}\Big)
 
     Args:
         iterations: number of iterations, at least 1; with 1 and start="zero" the coefficients are uniform.
         layer_norm: normalize the parents, with a learned scale and shift per pose entry (False is the paper's ablation
             A). LayerNorm of a pose of two entries keeps only which entry is larger, and gives no gradient: use larger
-            poses or False.
+            poses or False. Poses of one entry are never normalized.
         activations: give parents a score as EM routing does, which gates them as children of the next layer (the
-            paper's ablation C): :math:`\lambda_t (\beta_{a,j} - \text{cost}_j)`, where the cost follows from the mass
-            and the variance of the votes, weighted by :math:`r_{ij}`. The learned parameters are beta_a and beta_u,
-            `(parents,)` each, initially zero.
+            paper's ablation C): :math:`\lambda_t (\beta_{a,j} - \text{cost}_j)` with the cost and the
+            :math:`\lambda_t` of :class:`EMRouting` and its defaults, the weights :math:`g_i r_{ij}`, and variances of
+            at least 1e-6. The learned parameters are beta_a and beta_u, `(parents,)` each, initially zero.
         start: poses of the parents before the first iteration: "zero", "random" (normal, drawn anew at every call) or
             "learned" (the same for all samples, initially zero).
         gradient: "unrolled" through all iterations, or "last" through the last one only.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Votes, nonzero
+from torchcaps.ops import Agreement, Votes, autocast_off, nonzero
 from torchcaps.routing.base import LayerShape, Routing
 
 
@@ -23,7 +23,8 @@ class SelfRouting(Routing):
         a_j = \frac{\sum_i a_i c_{ij}}{\sum_i a_i}, \quad
         v_j = \frac{\sum_i a_i c_{ij} V_{ij}}{\sum_i a_i c_{ij}}
 
-    The :math:`a_j` sum to one over the parents; their logits are the parents' scores.
+    The :math:`a_j` sum to one over the parents; their logits are the parents' scores, so that :math:`\log a_j` is the
+    logsigmoid of a score.
 
     The learned parameters are route_weight, `(groups, parents, rows, in_features)`, and route_bias, `(groups,
     parents)`, initially zero as in the authors' code. Children that share their vote weights share these too. The
@@ -51,5 +52,9 @@ class SelfRouting(Routing):
 
     def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
         m = votes.moments(agreement)
-        presence = m.mass / nonzero(m.mass.sum(-1, keepdim=True))
-        return votes.capsules(m.mean, torch.logit(presence, eps=1e-6)), agreement
+        share = m.mass / nonzero(m.mass.sum(-1, keepdim=True))
+        # The logit of a share is log(share) - log(1 - share). Adding up the others keeps all digits of 1 - share.
+        with autocast_off(share.device.type):
+            others = share @ (1 - torch.eye(votes.parents, dtype=share.dtype, device=share.device))
+        others = torch.where(share + others > 0, others, 1)  # without any child no parent is present
+        return votes.capsules(m.mean, share.clamp_min(1e-30).log() - others.clamp_min(1e-30).log()), agreement

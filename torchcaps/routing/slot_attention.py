@@ -21,7 +21,7 @@ from torchcaps.routing.base import Gradient, LayerShape, Routing
 class SlotAttention(Routing):
     r"""Route by attention in which the slots compete for each child, and update the slots by a GRU and an MLP.
 
-    With the poses x of the children, their gates a, and slots s of D entries, each iteration computes
+    With the poses x of the children, their gates a, and slots s of D entries (all of a matrix), each iteration computes
 
     .. math::
         x_i' = \text{LayerNorm}(x_i), \quad q_j = W_q \, \text{LayerNorm}(s_j), \quad
@@ -29,14 +29,17 @@ class SlotAttention(Routing):
         u_j = \frac{\sum_i a_i (c_{ij} + \epsilon) W_v x_i'}{\sum_i a_i (c_{ij} + \epsilon)}, \quad
         s_j \leftarrow \text{GRU}(u_j, s_j), \quad s_j \leftarrow s_j + \text{MLP}(\text{LayerNorm}(s_j))
 
+    The learned maps :math:`W_q, W_k, W_v` have no bias, each LayerNorm has a scale and a shift of its own, the GRU is a
+    torch.nn.GRUCell, and the MLP has one hidden layer with a ReLU.
+
     It takes the poses of the children as their votes: use it in a :class:`torchcaps.CapsuleShared`.
 
     Args:
         iterations: number of iterations, at least 1.
         start: slots before the first iteration: "random" (:math:`\mu + \sigma \cdot` noise, drawn anew at every call,
-            with a learned mean and deviation that all slots share) or "learned" (each slot its own, the same for all
-            samples).
-        update: "mean" for the weighted mean of the values as above, or "sum" for their sum with the weights c.
+            with a learned mean and logarithm of the deviation, which all slots share) or "learned" (each slot its own,
+            the same for all samples).
+        update: "mean" for the weighted mean of the values as above, or "sum" for :math:`\sum_i a_i c_{ij} W_v x_i'`.
         hidden: width of the hidden layer of the MLP; None for twice the size of a slot; 0 for no MLP.
         eps: epsilon.
         gradient: "unrolled" through all iterations, or "last" through the last one only. Then, and at an equilibrium,

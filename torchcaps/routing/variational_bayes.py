@@ -2,9 +2,9 @@
 
 De Sousa Ribeiro, Leontidis, Kollias: Capsule Routing via Variational Bayes (2020), Algorithm 1.
 
-The batch norms are those of the authors' code: one mean and one variance for each parent, and nothing learned. They
-subtract the paper's beta_a and beta_u, which shift a parent's score in all samples; these are left out. The authors'
-code divides by the mass of a parent, which gives NaN if no child is left to it. Here such a parent has its prior.
+Two points differ from the authors' code. It divides by the mass of a parent, which gives NaN if no child is left to it;
+here such a parent has its prior. In convolutions it normalizes the coefficients of a child over all windows that
+contain the child; here, as in all layers of this package, it is over the parents of one window.
 """
 
 import math
@@ -34,8 +34,12 @@ class VBRouting(Routing):
             - \tfrac12 \Big( \frac{D}{\kappa_j} + \nu_j \sum_h \frac{(V_{ij}^h - m_j^h)^2}{P_j^h} \Big) \Big)
 
     With :math:`H_j = \frac{D}{2} \ln(2 \pi e) - \frac12 E \ln |\Lambda_j|`, the parents have the poses
-    :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. Only the last
-    iteration changes the running values, so that neither a concurrent stack nor an equilibrium can use it.
+    :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. As in the
+    authors' code, the batch normalization BN has one mean and one variance for each parent, over all samples and
+    positions (and all entries of a pose), an epsilon of 1e-5, and nothing learned. It subtracts the paper's
+    :math:`\beta_a` and :math:`\beta_u`, which shift a parent's score in all samples; they are left out. Only the last
+    iteration changes the running values, so that neither a concurrent stack nor an equilibrium can use it. A parent
+    without children has its prior, :math:`m_j = 0`.
 
     Args:
         iterations: number of iterations, at least 1; with 1 the coefficients are uniform.
