@@ -98,6 +98,7 @@ def test_no_warning_of_messages_is_shown(tmp_path, monkeypatch):
     assert [str(warning.message) for warning in shown] == []
 
 
+@pytest.mark.slow
 def test_a_new_process_prints_what_is_for_the_user(tmp_path):
     """Lightning sets its loggers' levels when it is imported, which is after the command has begun."""
     code = f"import os; os.chdir({str(tmp_path)!r}); from torchcaps.cli import main; main(['train', 'quickstart', "

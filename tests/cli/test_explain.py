@@ -27,6 +27,7 @@ def test_explain_a_checkpoint(capfd):
     assert said.splitlines()[-1] == "page: drawn/index.html"
 
 
+@pytest.mark.slow
 def test_explain_a_routing_pool(images_of_noise, monkeypatch, capfd):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = ("zhao2019/table1/fashion-mnist-routing", "--small")
@@ -116,6 +117,7 @@ def test_explain_steps_within_an_epoch(capfd, drawn):
     assert titles(drawn["dynamics.png"]) == ["after step 1", "after step 2"]
 
 
+@pytest.mark.slow
 def test_explain_all_layers(images_of_noise, monkeypatch, drawn):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = ("tsai2020/table1/cifar10-em", "--small")

@@ -94,6 +94,7 @@ def test_bad_uses_of_predictions(trained, capfd):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     Path("mine.yaml").write_text(

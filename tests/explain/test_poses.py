@@ -512,6 +512,7 @@ lightning = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Fu
 
 
 @lightning
+@pytest.mark.slow
 def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     figures: list[Figure] = []
 

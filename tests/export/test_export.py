@@ -194,6 +194,7 @@ assert json.loads(facts["facts.json"])["temperature"] == 1.5
 """
 
 
+@pytest.mark.slow
 def test_a_program_needs_torch_alone(tmp_path):
     network, images = small_network().eval(), torch.rand(7, 1, 12, 12)
     assert export(network, IMAGES, tmp_path / "small.pt2", "torch", facts=FACTS) < 1e-6
@@ -297,6 +298,7 @@ class VariationalBayes(nn.Module):
         return Prediction(capsules.activations, capsules)
 
 
+@pytest.mark.slow
 def test_variational_bayes_routing(tmp_path):
     assert export(VariationalBayes(), IMAGES, tmp_path / "model.onnx") < 1e-5
 

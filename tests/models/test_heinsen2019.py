@@ -200,6 +200,7 @@ def test_embeddings_in_half_precision():
 # Compilation and errors
 
 
+@pytest.mark.slow
 def test_compile():
     for model, inputs in networks():
         model.eval()

@@ -156,6 +156,7 @@ def test_images_are_standardized():
     assert not Standardize([0.0], [1.0]).state_dict()
 
 
+@pytest.mark.slow
 def test_compile_and_export():
     model = narrow_cifar10(InvertedAttentionRouting(3), types=2, channels=4)
     images = torch.rand(2, 3, 32, 32)

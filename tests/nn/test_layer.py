@@ -189,7 +189,10 @@ class Sequences(nn.Module):
         return between.activations, self.linear(between).poses
 
 
-@pytest.mark.parametrize(("network", "shape"), [(Images, (2, 1, 6, 6)), (Sequences, (2, 2, 7, 2, 2))])
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [(Images, (2, 1, 6, 6)), pytest.param(Sequences, (2, 2, 7, 2, 2), marks=pytest.mark.slow)],
+)
 def test_compile_and_export(network, shape):
     network = network().eval()
     x = torch.randn(shape, requires_grad=True)

@@ -331,6 +331,7 @@ def test_scores_flow_between_layers():
     assert (stack(capsules).poses - stack(absent).poses).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_compiles_whole():
     """The stack compiles without a graph break and exports with any batch size."""
     stack = two_layers(InvertedAttentionRouting(3), schedule="concurrent")

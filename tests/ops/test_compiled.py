@@ -68,6 +68,7 @@ def test_the_papers_layers_take_no_more_than_they_did(capability):
                 assert row[name] <= limit, f"{layer}, {kernel}: {name} {row[name]}, {limit} before"
 
 
+@pytest.mark.slow
 def test_no_more_launches_and_memory_than_before():
     """Launches of the package's and PyTorch's kernels in a training pass of a layer, and its peak memory."""
     expected = json.loads(EXPECTED.read_text())["host"]

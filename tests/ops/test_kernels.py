@@ -14,7 +14,6 @@ from problems import (
     agreement_of,
     assert_same,
     compare_with_logits,
-    covering,
     label,
     options_of,
 )
@@ -205,30 +204,30 @@ def compare(found, expected):
             assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
-# Any two values but those of the offset occur together. The slow tests have all combinations.
-WEIGHTED_SUMS = covering(layout=LAYOUTS, unit=[False, True], softmax=SOFTMAX)
-WEIGHTED_SUMS = [{**case, "offset": ("none", "groups", "each")[i % 3]} for i, case in enumerate(WEIGHTED_SUMS)]
-ALL_WEIGHTED_SUMS = [
-    {"layout": layout, "unit": unit, "softmax": softmax, "offset": offset}
-    for layout in LAYOUTS
-    for unit in (False, True)
-    for softmax in SOFTMAX
-    for offset in ROWS
+# Layout, whether votes have unit length, softmax, offset. The slow tests have all combinations.
+WEIGHTED_SUMS = [
+    ("per child", False, "parents", "each"),
+    ("per child", True, "children", "groups"),
+    ("groups", True, "leaky", "each"),
+    ("shared", False, "children", "none"),
+    ("shared", True, "parents", "shared"),
 ]
 
 
-@pytest.mark.parametrize("case", WEIGHTED_SUMS, ids=label)
-def test_weighted_sum(case):
-    inputs = make_dot(LAYOUTS[case["layout"]], case["offset"])
-    options = Options(unit=case["unit"], **options_of(case["softmax"]))
-    arguments = inputs, normal(*inputs[4].shape, seed=9), options
+@pytest.mark.parametrize(("layout", "unit", "softmax", "offset"), WEIGHTED_SUMS)
+def test_weighted_sum(layout, unit, softmax, offset):
+    inputs = make_dot(LAYOUTS[layout], offset)
+    arguments = inputs, normal(*inputs[4].shape, seed=9), Options(unit=unit, **options_of(softmax))
     compare(kernel_weighted_sums(*arguments), weighted_sums(*arguments))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL_WEIGHTED_SUMS, ids=label)
-def test_every_weighted_sum(case):
-    test_weighted_sum(case)
+@pytest.mark.parametrize("offset", ROWS)
+@pytest.mark.parametrize("softmax", SOFTMAX)
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_weighted_sum(layout, unit, softmax, offset):
+    test_weighted_sum(layout, unit, softmax, offset)
 
 
 def test_normalizer_over_the_children():
@@ -252,11 +251,10 @@ BETAS = [*ROWS, "one number", "one per child"]
 # Layout, agreement, offset, betas, eps. The slow tests have all combinations.
 MOMENTS = [
     ("per child", "uniform", "none", "one per child", 0.0),
-    ("per child", "gaussian", "none", "shared", 0.0),
-    ("groups", "uniform", "none", "each", 0.1),
-    ("groups", "dot", "groups", "one number", 0.1),
+    ("per child", "gaussian", "none", "each", 0.0),
     ("groups", "gaussian", "none", "groups", 0.1),
     ("shared", "dot", "shared", "none", 0.0),
+    ("per child", "dot", "each", "one number", 0.1),
 ]
 
 
@@ -409,7 +407,10 @@ PRECISION = [
 ]
 
 
-@pytest.mark.parametrize(("of", "arguments"), PRECISION)
+@pytest.mark.parametrize(
+    ("of", "arguments"),
+    [case if case in PRECISION[1:3] else pytest.param(*case, marks=pytest.mark.slow) for case in PRECISION],
+)
 def test_precision(of, arguments):
     check_errors([of(*arguments, FEW)], ROUNDING)
 
@@ -478,7 +479,10 @@ class TestLazyVotes:
         [
             {"geometry": "windows", "softmax": "parents", "scale": "learned", "offset": "each"},
             {"geometry": "windows", "softmax": "children", "scale": "number", "offset": "shared"},
-            {"geometry": "overlapping", "softmax": "parents", "scale": "number", "offset": "each"},
+            pytest.param(
+                {"geometry": "overlapping", "softmax": "parents", "scale": "number", "offset": "each"},
+                marks=pytest.mark.slow,
+            ),
             {"geometry": "dilated", "softmax": "children", "scale": "number", "offset": "none"},
             {"geometry": "a kernel of one", "softmax": "leaky", "scale": "number", "offset": "none"},
             {"geometry": "many parents", "softmax": "leaky", "scale": "number", "offset": "each"},
@@ -492,7 +496,16 @@ class TestLazyVotes:
         expected = p.weighted_sum(p.logits(agreement), case["softmax"])
         assert_same([expected], [p.lazy("triton").weighted_sum(agreement, **options_of(case["softmax"]))], p.leaves)
 
-    @pytest.mark.parametrize(("geometry", "gates"), [(name, i % 2 == 0) for i, name in enumerate(SMALL)])
+    @pytest.mark.parametrize(
+        ("geometry", "gates"),
+        [
+            (name, gates)
+            if (name, gates) in [("overlapping", True), ("groups", False), ("many parents", True)]
+            else pytest.param(name, gates, marks=pytest.mark.slow)
+            for name in SMALL
+            for gates in (False, True)
+        ],
+    )
     def test_uniform_sum(self, geometry, gates):
         p = Problem(SMALL[geometry], "one" if gates else "each", gates=gates, device=DEVICE)
         for softmax in ("parents", "leaky") if geometry == "groups" else ("leaky",):

@@ -148,8 +148,11 @@ def layers(name):
     yield randomize(conv), torch.randn(2, 2, 4, 5, 2, 2)
 
 
+COMPILED = ("dynamic", "em", "heinsen", "self-routing", "vb")  # the slow tests have all
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if ", " in name else name for name in ALGORITHMS]
+    "name", [pytest.param(name, marks=[] if name in COMPILED else pytest.mark.slow) for name in ALGORITHMS]
 )
 def test_compile_without_a_graph_break(name):
     *_, (layer, x) = layers(name)

@@ -145,6 +145,7 @@ def test_a_search_that_was_killed_loses_nothing_that_was_finished(searched, monk
     assert len([line for line in epochs.splitlines()[1:] if line.startswith("0,")]) == 0
 
 
+@pytest.mark.slow
 def test_a_finished_search_can_have_more_trials(searched, capfd):
     write_recipe()
     shutil.copytree(searched / "runs", "runs")
@@ -282,6 +283,7 @@ def test_values_that_do_not_fit_make_a_failed_trial():
     assert "iterations" in found.error
 
 
+@pytest.mark.slow
 def test_the_best_recipe_has_the_overrides_too(capfd):
     write_recipe(
         RECIPE.replace("model.network.iterations: {choices: [1, 2]}", "model.optimizer.eps: {choices: [1e-8, 1e-7]}")
