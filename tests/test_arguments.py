@@ -153,10 +153,13 @@ def squash_all(x: Tensor, times: Count) -> Tensor:
 
 # ------------------------------------------------------------ inputs of layers and networks
 
-# A linear layer takes grids and sequences too; a pool has no weights whose device and precision its input needs.
+# Layers of a list of children take grids and sequences too. A pool has no weights whose device and precision its input
+# needs.
 RIGHT = {
     ("CapsuleLinear", "one dimension more"),
     ("CapsuleLinear, matrices", "one dimension more"),
+    ("CapsuleShared", "one dimension more"),
+    ("CapsuleShared, vectors", "one dimension more"),
     ("RoutingPool2d", "double"),
     ("RoutingPool2d", "another device"),
 }

@@ -20,15 +20,19 @@ from torchcaps import (
     CapsuleFC,
     CapsuleLinear,
     Capsules,
+    CapsuleShared,
     DynamicRouting,
+    EfficientRouting,
     EMRouting,
     HeinsenRouting,
+    HeinsenVectorRouting,
     InvertedAttentionRouting,
     Prediction,
     PrimaryCapsules,
     RandomRouting,
     RoutingPool2d,
     SelfRouting,
+    SlotAttention,
     UniformRouting,
     VBRouting,
     VectorNormRouting,
@@ -116,10 +120,14 @@ ROUTINGS = [
     lambda: HeinsenRouting(2),
     lambda: HeinsenRouting(2, single_beta=True, model="kmeans"),
     SelfRouting,
+    EfficientRouting,
     lambda: VBRouting(2),
     UniformRouting,
     RandomRouting,
     lambda: RandomRouting(fixed=False, activation=None),
+    lambda: HeinsenVectorRouting(2),
+    lambda: SlotAttention(2),
+    lambda: SlotAttention(1, "learned", "sum", 0),
 ]
 
 
@@ -139,6 +147,14 @@ CASES: dict[str, Case] = {
     "CapsuleLinear": Case(CapsuleLinear, {"in_capsules": 3, "out_capsules": 2, "in_pose": 4, "out_pose": 2}, (2, 3, 4)),
     "CapsuleLinear, matrices": Case(
         CapsuleLinear, {"in_capsules": None, "out_capsules": None, "in_pose": (2, 2), "out_pose": (2, 3)}, (2, 3, 2, 2)
+    ),
+    "CapsuleShared": Case(
+        CapsuleShared, {"in_capsules": None, "out_capsules": 2, "in_pose": 4, "routing": SlotAttention(2)}, (2, 3, 4)
+    ),
+    "CapsuleShared, vectors": Case(
+        CapsuleShared,
+        {"in_capsules": 3, "out_capsules": 2, "in_pose": (2, 2), "out_pose": (2, 3), "routing": HeinsenVectorRouting()},
+        (2, 3, 2, 2),
     ),
     "CapsuleConv2d": Case(
         CapsuleConv2d, {"in_capsules": 2, "out_capsules": 2, "in_pose": 4, "out_pose": 2, "kernel_size": 2},
@@ -165,6 +181,11 @@ CASES: dict[str, Case] = {
     "capnet_em": Case(models.capnet_em, {"types": 2, "grid": 2}, (2, 3, 8, 8)),
     "heinsen_smallnorb": Case(models.heinsen_smallnorb, {"parts": 2, "channels": 4}, (2, 2, 32, 32)),
     "heinsen_sst": Case(models.heinsen_sst, {"layers": 2, "width": 4, "features": 4, "parts": 2}, (2, 3, 2, 4)),
+    "efficient_capsnet": Case(models.efficient_capsnet, {}, (2, 1, 28, 28)),
+    "compare": Case(models.compare, {"image_size": 16, "channels": 4, "types": 2, "parts": 2}, (2, 3, 16, 16)),
+    "heinsen_texts": Case(
+        models.heinsen_texts, {"layers": 2, "width": 4, "hidden": 3, "pose": 4}, (2, 3, 2, 4)
+    ),
     "mean_pooled_sst": Case(models.mean_pooled_sst, {"layers": 2, "width": 4}, (2, 3, 2, 4)),
 }  # fmt: skip
 
