@@ -61,3 +61,10 @@ def test_repr():
 def test_a_pose_has_one_or_two_sides():
     with pytest.raises(ValueError, match="a pose"):
         PrimaryCapsules(3, 2, (2, 2, 2))
+
+
+def test_groups_divide_all_channels():
+    assert PrimaryCapsules(4, 2, 4, groups=4).pose_conv.weight.shape == (8, 1, 1, 1)
+    for arguments in ({"in_channels": 6}, {"out_pose": 1}, {"scores": True}):
+        with pytest.raises(ValueError, match=r"^groups=4 must divide the channels of input and outputs: \["):
+            PrimaryCapsules(**{"in_channels": 4, "out_capsules": 2, "out_pose": 4, "groups": 4, **arguments})

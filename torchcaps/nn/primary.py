@@ -57,6 +57,9 @@ class PrimaryCapsules(nn.Module):
         self.in_channels, self.out_capsules, self.out_pose = in_channels, out_capsules, pose_shape(out_pose)
         self.padding = (padding, padding) if isinstance(padding, int) else tuple(padding)
         self.features = math.prod(self.out_pose)
+        channels = [in_channels, out_capsules * self.features, *([out_capsules] if scores else [])]
+        if any(count % groups for count in channels):
+            raise ValueError(f"groups={groups} must divide the channels of input and outputs: {channels}")
 
         def conv(channels: int) -> nn.Conv2d:
             factory: dict[str, Any] = {"device": device, "dtype": dtype}
