@@ -254,7 +254,14 @@ class TestMeasured:
         with pytest.raises(NoNumber, match="saw no kernel"):
             device.kernels(**HERE, layer="heinsen", batch=None, smoke=True)
 
-    @pytest.mark.parametrize(("layer", "dtype"), [(x, ("float32", "bfloat16")[i % 2]) for i, x in enumerate(LAYERS)])
+    @pytest.mark.parametrize(
+        ("layer", "dtype"),
+        [
+            pytest.param(layer, dtype, marks=[pytest.mark.slow] if (i + j) % 2 else [])
+            for i, layer in enumerate(LAYERS)
+            for j, dtype in enumerate(("float32", "bfloat16"))
+        ],
+    )
     def test_layers(self, layer, dtype, monkeypatch):
         monkeypatch.setattr(device, "measure_rates", lambda device, dtype: Rates(1e9, 1e9))
         request = Request(layer, batch=3, smoke=True, dtype=dtype, autocast=dtype == "bfloat16")

@@ -85,6 +85,13 @@ def covering(**parameters: Iterable[Any]) -> list[dict[str, Any]]:
     return found
 
 
+def every(**parameters: Iterable[Any]) -> list[Any]:
+    """Return all combinations. The fast tests have those of `covering`, the slow ones the others."""
+    fast = covering(**parameters)
+    all_of_them = (dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values()))
+    return fast + [pytest.param(case, marks=pytest.mark.slow) for case in all_of_them if case not in fast]
+
+
 def label(case: Any) -> str | None:
     """Return the test id of a combination."""
     return ", ".join(map(str, case.values())) if isinstance(case, dict) else None

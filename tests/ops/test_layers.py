@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from algorithms import ALGORITHMS, loss_of, make, randomize
-from problems import BACKENDS, UNSTORED, covering, label, set_sizes
+from problems import BACKENDS, UNSTORED, covering, every, label, set_sizes
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -69,8 +69,8 @@ def assert_all_close(expected: list[Tensor | None], found: list[Tensor | None], 
 
 @pytest.mark.parametrize(
     "case",
-    # Every algorithm occurs in every kind of layer.
-    covering(name=ALGORITHMS, kind=KINDS, gradient=["unrolled", "last"], with_scores=[False, True]),
+    # Every algorithm occurs in every kind of layer, in the fast tests too.
+    every(name=ALGORITHMS, kind=KINDS, gradient=["unrolled", "last"], with_scores=[False, True]),
     ids=label,
 )
 def test_backends_are_like_the_reference(case, monkeypatch):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from algorithms import ALGORITHMS, make
-from problems import covering, label
+from problems import every, label
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -84,11 +84,10 @@ def test_every_size(name, shape, parents, children, batch, instructions):
     compare(small(layer), Capsules(poses, scores), 1e-4)
 
 
-# More children and more tiles of parents than are processed at once, and not a multiple of either. Any two values occur
-# together.
+# More children and more tiles of parents than are processed at once, and not a multiple of either.
 @pytest.mark.parametrize(
     "case",
-    covering(name=ALGORITHMS, shape=SHAPES, sizes=[(20, (2, 5), False), (70, (5, 9), True)], threads=THREADS),
+    every(name=ALGORITHMS, shape=SHAPES, sizes=[(20, (2, 5), False), (70, (5, 9), True)], threads=THREADS),
     ids=label,
 )
 def test_children_that_share_weights(case, monkeypatch):
@@ -105,7 +104,7 @@ def test_more_children_share_weights_than_are_summed_up_at_once(name):
     compare(small(layer), Capsules(torch.randn(2, 2, 30, 40, 3)), 3e-4)
 
 
-@pytest.mark.parametrize("case", covering(name=ALGORITHMS, shape=SHAPES, threads=THREADS), ids=label)
+@pytest.mark.parametrize("case", every(name=ALGORITHMS, shape=SHAPES, threads=THREADS), ids=label)
 def test_windows(case, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: case["threads"])
     layer = CapsuleConv2d(3, 18, *case["shape"], 3, make(case["name"]), stride=2, padding=1)

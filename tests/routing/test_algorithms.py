@@ -88,9 +88,10 @@ def test_a_stack_that_dies():
 
 
 @names
-def test_backends_agree(name, monkeypatch):
+@pytest.mark.parametrize("gradient", ["unrolled", pytest.param("last", marks=pytest.mark.slow)])
+def test_backends_agree(name, gradient, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 60)  # several blocks even for few children
-    assert_backends_agree(make(name))
+    assert_backends_agree(make(name, None, gradient))
 
 
 @names
@@ -100,8 +101,13 @@ def test_padding_in_blocks_of_its_own(name, backend, monkeypatch):
     assert_padding_changes_nothing(make(name), backend)
 
 
+# Differences along one direction in the fast tests, for every entry in the slow ones.
+fast_mode = pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)])
+
+
 @names
-def test_gradients(name):
+@fast_mode
+def test_gradients(name, fast_mode):
     """Gradients of children, weights and all learned parameters agree with finite differences."""
     layer = randomize(CapsuleLinear(None, 3, (2, 2), (2, 2), make(name, 2), bias=True))
     poses, scores = torch.randn(2, 3, 2, 2, requires_grad=True), torch.randn(2, 3, requires_grad=True)
@@ -115,7 +121,7 @@ def test_gradients(name):
 
     for backend in BACKENDS:
         layer.backend = backend
-        assert gradcheck(parents, (poses, scores, *parameters.values()), fast_mode=True)
+        assert gradcheck(parents, (poses, scores, *parameters.values()), fast_mode=fast_mode)
 
 
 @names

@@ -116,7 +116,8 @@ def test_all_parameters_of_slots_that_are_drawn_learn():
 @pytest.mark.parametrize(
     ("name", "children"), [("slots", None), ("slots, sum, no mlp", None), ("vectors", None), ("vectors", 4)]
 )
-def test_gradients(name, children, monkeypatch):
+@pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_gradients(name, children, fast_mode, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 12)
     layer = layer_of(name, children, 2, 3, 2)
     poses, scores = torch.randn(2, 4, 3, requires_grad=True), torch.randn(2, 4, requires_grad=True)
@@ -127,7 +128,7 @@ def test_gradients(name, children, monkeypatch):
         return torch.func.functional_call(layer, state, (Capsules(poses, scores),)).poses
 
     layer.backend = "tiled"  # the laws compare it with the others
-    assert gradcheck(parents, (poses, scores, *parameters.values()), fast_mode=True)
+    assert gradcheck(parents, (poses, scores, *parameters.values()), fast_mode=fast_mode)
 
 
 @names
