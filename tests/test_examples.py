@@ -30,6 +30,7 @@ def test_own_routing():
     assert example("own_routing").main(epochs=2) > 0.8
 
 
+@pytest.mark.slow
 def test_routing_pool(monkeypatch):
     find_spec = importlib.util.find_spec  # no download, whatever is installed
     hidden = ("torchvision", "timm")

@@ -434,10 +434,8 @@ def test_export_to_onnx_takes_the_reference(name, monkeypatch):
     assert_close(exported.module()(batch), Tensors(module)(batch))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[] if x == "dynamic" else pytest.mark.slow) for x in CASES if x != "li2018 em"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [x for x in CASES if x != "li2018 em"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_onnx_files(name):
     """The file is the same as the module, for another batch too."""

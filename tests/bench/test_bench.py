@@ -376,6 +376,7 @@ def test_command_line_says_what_is_wrong(tmp_path, capfd, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_subprocess")
 def test_iterations_on_the_command_line(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

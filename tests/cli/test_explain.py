@@ -131,6 +131,7 @@ def test_explain_all_layers(images_of_noise, monkeypatch, drawn):
     assert [maps["layer"] for maps in found["snapshots"][0]["examples"][0]["maps"]] == names
 
 
+@pytest.mark.slow
 def test_explain_texts(tmp_path, monkeypatch):
     reviews = [f"{word} film number {i}" for i in range(30) for word in ("great", "awful")]
     lines = ["text,label", *(f"{text},{int(text.startswith('great'))}" for text in reviews)]

@@ -1,8 +1,14 @@
-"""The page of `torchcaps explain` follows mouse and keys: pictures, maps and sentences change in a real browser."""
+"""The page of `torchcaps explain` follows mouse and keys: pictures, maps and sentences change in a real browser.
+
+The tests are slow ones: a browser starts. The fast ones open the page in one once (test_page_in_browser.py).
+"""
 
 import hashlib
 
+import pytest
+
 pytest_plugins = ["browser", "pages"]
+pytestmark = pytest.mark.slow
 
 
 def pixels(page, selector: str) -> str:

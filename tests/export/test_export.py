@@ -247,7 +247,9 @@ class AtRest(nn.Module):
         return Prediction(capsules.activations, capsules)
 
 
-@pytest.mark.parametrize(("to", "before"), [("onnx", None), ("torch", b"an older file")])
+@pytest.mark.parametrize(
+    ("to", "before"), [pytest.param("onnx", None, marks=pytest.mark.slow), ("torch", b"an older file")]
+)
 def test_a_file_that_computes_something_else_is_not_left(to, before, tmp_path, monkeypatch):
     path = tmp_path / f"model{TARGETS[to]}"
     if before:

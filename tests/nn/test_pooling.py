@@ -178,9 +178,8 @@ def test_the_reference_has_second_derivatives():
     assert torch.autograd.gradgradcheck(pool, torch.randn(1, 2, 2, 2, requires_grad=True))
 
 
-@pytest.mark.parametrize(
-    "window", [{}, pytest.param({"kernel_size": 3, "stride": 2, "padding": 1}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [{}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
 def test_compile_and_export(window):
     pool = RoutingPool2d(2, 5.0, 2, **window)
     x = torch.randn(2, 4, 5, 5, requires_grad=True)

@@ -102,6 +102,7 @@ def test_padding_in_training():
     assert out.scores.isfinite().all()
 
 
+@pytest.mark.slow
 def test_compiled_in_training():
     layer, capsules = training_layer(), some_children()
     twin = copy.deepcopy(layer)

@@ -184,6 +184,7 @@ def test_two_processes_do_not_work_on_one_search(searched, capfd):
     assert said == "torchcaps: another process works on runs/mine/search_0: wait for it, or begin a new search"
 
 
+@pytest.mark.slow
 def test_failed_trials_do_not_end_a_search(capfd):
     write_recipe(RECIPE.replace("{low: 1e-3, high: 1e-2, log: true}", "{choices: [0.002, 1e30]}"))
     assert call("search", "mine.yaml") == 0

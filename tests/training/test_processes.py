@@ -173,6 +173,7 @@ def test_one_process_goes_on_where_two_have_stopped_and_the_other_way_round():
     assert difference("one-two", "straight") < 1e-5
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_in_batches_of_another_size_with_every_sample_once(capfd):
     """Seven batches of 50 from two processes each, then batches of 50 from one process: each image once."""
     seen = Path("seen")
