@@ -6,7 +6,7 @@ python -m torchcaps.reproduce.report docs    # adds the results of the queue in 
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isnan
 from pathlib import Path
 
@@ -55,9 +55,8 @@ def small_table(part: str, results: Sequence[Result]) -> str:
     ]
     for name in list_recipes():
         lines += [_small_line(name, group) for group in groups if group[0].recipe == small_name(name)]
-    hardware, precision = (
-        ", ".join(dict.fromkeys(getattr(group[0], key) for group in groups)) for key in ("hardware", "precision")
-    )
+    every = [result for group in groups for result in group]
+    hardware, precision = _distinct(every, "hardware", "; or "), _distinct(every, "precision")
     command = "`torchcaps train RECIPE --small --seed_everything SEED`, with the options in the first column"
     return "\n".join([*lines, "", f"{command}. {hardware}; {precision}."]) + "\n"
 
@@ -76,7 +75,8 @@ def _small_line(name: str, group: Sequence[Result]) -> str:
     what = f"`{' '.join(filter(None, (name, first.overrides)))}`{_tested_on(first)}"
     cells = (
         *(what, recipe.title, f"{first.parameters:,}", ", ".join(f"{value:.2f}" for value in values)),
-        *(f"{mean(values)} % {first.unit}", "" if first.data else recipe.published, first.commit, first.date),
+        *(f"{mean(values)} % {first.unit}", "" if first.data else recipe.published),
+        *(_distinct(group, "commit"), _distinct(group, "date")),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -88,11 +88,13 @@ def _how(group: Sequence[Result]) -> str:
     seeds_of = ", ".join(str(result.seed) for result in group)
     number = f"{mean([result.value for result in group])} % {first.unit}{_tested_on(first)}, SEED {seeds_of}"
     hours = [f"{result.hours:.2f}" for result in group if not isnan(result.hours)]
-    said = (
-        ", ".join(dict.fromkeys(getattr(result, name) for result in group))
-        for name in ("commit", "hardware", "precision", "date")
-    )
+    said = (_distinct(group, name) for name in ("commit", "hardware", "precision", "date"))
     return f"| {number} | `{command}` | {' | '.join(said)} | {', '.join(hours)} |"
+
+
+def _distinct(group: Iterable[Result], name: str, between: str = ", ") -> str:
+    """Return the values that a field has in these results, each once."""
+    return between.join(dict.fromkeys(getattr(result, name) for result in group))
 
 
 def _tested_on(result: Result) -> str:
