@@ -1,6 +1,6 @@
 """The page of `torchcaps explain` follows mouse and keys: pictures, maps and sentences change in a real browser.
 
-The tests are slow ones: a browser starts. The fast ones open the page in one once (test_page_in_browser.py).
+These are slow tests. The fast tests of the same page are in test_page_in_browser.py.
 """
 
 import hashlib

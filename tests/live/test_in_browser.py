@@ -1,7 +1,7 @@
 """The live page in a real headless browser: drawing, sliders, texts, and nothing that leaves the machine.
 
-The tests are slow ones: a server and a browser start. Fast ones ask the server without a browser (cli/test_show.py), or
-what the page shows without a server (test_looking.py).
+These are slow tests, because a server and a browser start. The fast tests ask the server without a browser
+(cli/test_show.py) or look at what the page shows without a server (test_looking.py).
 """
 
 import json
