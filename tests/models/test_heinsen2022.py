@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from algorithms import randomize
 from torch import nn
 from torch.export import Dim
 
@@ -53,6 +54,17 @@ def test_parameter_counts(name, arguments, parameters):
     assert sum(p.numel() for p in network.parameters()) == parameters
     sizes = {"layers": 25, "width": 1024, "hidden": 64, "pose": 1024, "classes": 5 if "texts" in name else 1000}
     assert by_arithmetic(**(sizes | arguments)) == parameters
+
+
+@pytest.mark.parametrize("name", ["heinsen_texts", "heinsen_sst"])
+def test_the_gradient_of_a_mask_is_finite(name):
+    sizes = {"hidden": 4, "pose": 5} if name == "heinsen_texts" else {}
+    network = randomize(create_model(name, classes=3, layers=2, width=7, **sizes))
+    x, mask = torch.randn(2, 3, 2, 7, requires_grad=True), torch.tensor([[1, 1, 0.5], [1, 0, 0.0]])
+    network(x, mask.requires_grad_()).scores.sum().backward()
+    assert mask.grad.isfinite().all()
+    assert mask.grad.nonzero().tolist() == [[0, 2]]
+    assert x.grad.isfinite().all()
 
 
 def head(dtype=torch.float64):

@@ -18,6 +18,7 @@ from torchcaps import (
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
+    RandomRouting,
     Routing,
 )
 from torchcaps.routing import LayerShape
@@ -127,6 +128,7 @@ def test_coordinate_addition(backend):
 # Any number of parents
 
 ROUTINGS = {name: (lambda name=name: algorithms.make(name)) for name in algorithms.ALGORITHMS} | {
+    "random": lambda: RandomRouting(fixed=False),
     "dynamic, random start": lambda: DynamicRouting(start="random"),
     "inverted attention, learned start": lambda: InvertedAttentionRouting(activations=True, start="learned"),
     "inverted attention, random start": lambda: InvertedAttentionRouting(start="random"),

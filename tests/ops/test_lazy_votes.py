@@ -100,6 +100,12 @@ class TestReductions:
             assert (found.benefit is None) == (betas is None)
             assert_same(expected, [x for x in found if x is not None], p.leaves)
 
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_uniform_coefficients_need_no_votes(self, backend):
+        votes = LazyVotes(torch.randn(2, 3, 1, 4), torch.randn(3, 5, 4, 6), None, (6,), backend=backend)
+        assert_close(votes.coefficients(None), torch.full((2, 3, 5), 0.2))
+        assert not votes.cache.stored
+
     @cases(softmax=SOFTMAX, kind=["uniform", "dot", "unit", "gaussian"], scale=["1", "number"], offset=ROWS)
     def test_coefficients(self, case, monkeypatch):
         p, softmax, agreement = problem_of(case, monkeypatch), case["softmax"], None

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from problems import BACKENDS
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from torchcaps import CapsuleConv1d, CapsuleConv2d, CapsuleLinear, Capsules, DynamicRouting, use_backend
 from torchcaps.ops.tiled import blocks
@@ -122,6 +124,22 @@ def test_gradients(name, fast_mode):
     for backend in BACKENDS:
         layer.backend = backend
         assert gradcheck(parents, (poses, scores, *parameters.values()), fast_mode=fast_mode)
+
+
+@names
+def test_activation_checkpointing(name):
+    """A layer may be computed again in the backward pass, in both modes of PyTorch."""
+    layer = randomize(CapsuleLinear(4, 3, 2, 3, make(name, 3))).eval()  # in training VB routing counts each computation
+    for backend in BACKENDS:
+        layer.backend, results = backend, []
+        for again in (lambda f, x: f(x), *(partial(checkpoint, use_reentrant=mode) for mode in (False, True))):
+            torch.manual_seed(0)
+            poses, layer.weight.grad = torch.randn(2, 4, 2, requires_grad=True), None
+            torch.stack([x.square().sum() for x in flat(again(layer, poses))]).sum().backward()
+            results.append((poses.grad, layer.weight.grad))
+        for found in results[1:]:
+            for x, y in zip(found, results[0], strict=True):
+                close(x, y)
 
 
 @names

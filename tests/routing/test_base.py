@@ -110,6 +110,36 @@ def test_buffers_and_modules_are_declared_like_parameters():
         routing(torch.randn(1, 2, 2, 2))
 
 
+def test_a_routing_without_a_layer_draws_nothing():
+    votes, logits = torch.randn(2, 4, 3, 5), torch.randn(4, 3)
+    before = torch.get_rng_state()
+    RandomRouting().with_values(logits=logits)(votes)
+    assert torch.get_rng_state().equal(before)
+
+
+def test_the_routing_of_a_layer_takes_votes_of_its_sizes_only():
+    own = CapsuleLinear(6, 3, 4, 5, VBRouting()).routing.eval()
+    assert own(torch.randn(2, 6, 3, 5)).poses.shape == (2, 3, 5)
+    for children, parents in ((6, 6), (6, 7), (4, 3), (12, 3), (5, 2)):
+        with pytest.raises(ValueError, match=f"VBRouting.* 6 children and 3 parents, got .*{children} .*{parents} "):
+            own(torch.randn(2, children, parents, 5))
+    types = CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True, expected_children=72).routing
+    assert types(torch.randn(2, 8, 3, 5)).poses.shape == (2, 3, 5)
+    with pytest.raises(ValueError, match="a multiple of 2 children and 3 parents, got votes of 7"):
+        types(torch.randn(2, 7, 3, 5))
+    free = CapsuleLinear(None, None, 4, 5, DynamicRouting()).routing
+    assert free(torch.randn(2, 7, 4, 5)).poses.shape == (2, 4, 5)
+
+
+def test_random_routing_for_any_number_of_parents():
+    with pytest.raises(ValueError, match="RandomRouting.*out_capsules=None.*fixed=False"):
+        CapsuleLinear(None, None, 4, 5, RandomRouting())
+    layer = CapsuleLinear(None, None, 4, 5, RandomRouting(fixed=False))
+    found = layer(torch.randn(2, 6, 4), out_capsules=3, return_coefficients=True).coefficients
+    assert_close(found.sum(-1), torch.ones(2, 6))
+    assert found.std() > 0.01
+
+
 def test_buffers_and_modules_are_reset_and_loaded():
     layer, twin = (CapsuleLinear(6, 3, 4, 5, WithParts()) for _ in range(2))
     kept = dict(layer.routing.state_dict(keep_vars=True))

@@ -99,7 +99,7 @@ class CompareNet(nn.Module):
 
 
 def log_activations(capsules: Capsules) -> Tensor:
-    """Return the logarithms of activations, `(batch, capsules)`; those of lengths are at least that of 1e-6."""
+    """Return the logarithms of activations, `(batch, capsules)`. Lengths below 1e-6 count as 1e-6."""
     if capsules.scores is not None:
         return F.logsigmoid(capsules.scores)
     return capsules.activations.clamp_min(1e-6).log()

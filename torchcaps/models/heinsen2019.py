@@ -22,6 +22,7 @@ from torchcaps.models.inputs import check_embeddings, check_images, without_padd
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose, matrix_shape
+from torchcaps.ops import evenly_spaced
 from torchcaps.routing import HeinsenRouting, Routing
 
 LEAST = 29  # height and width of an image that the six convolutions can take
@@ -158,13 +159,7 @@ class StereoCNN(nn.Module):
 
 def with_coordinates(images: Tensor) -> Tensor:
     """Add two channels to images: each pixel's row and column, evenly spaced from -1 to 1 (Figure 3b)."""
-
-    def line(length: int) -> Tensor:
-        # Not linspace: torch.export would fix its length.
-        steps = torch.arange(length, device=images.device, dtype=images.dtype)
-        return 2 * steps / steps[-1:].clamp_min(1) - 1
-
-    grid = torch.meshgrid(line(images.shape[-2]), line(images.shape[-1]), indexing="ij")
+    grid = torch.meshgrid(*(evenly_spaced(length, images) for length in images.shape[-2:]), indexing="ij")
     return torch.cat([images, torch.stack(grid).expand(images.shape[0], -1, -1, -1)], dim=1)
 
 
@@ -189,8 +184,9 @@ class EmbeddingCapsNet(PartsCapsNet):
     Shape:
         - Input: embeddings `(batch, tokens, layers, width)` with any number of tokens, and a mask `(batch, tokens)`,
           bool or numbers from 0 (padding) to 1 (a token), or None without padding. A number between 0 and 1 gates a
-          token, as in mixup. On the CPU, numbers outside of [0, 1] raise an error; on other devices, where reading them
-          would take time, they make the output NaN. Embeddings of padding change nothing, even if they are NaN.
+          token, as in mixup, and has a gradient; a 0 or 1 has none. On the CPU, numbers outside of [0, 1] raise an
+          error; on other devices, where reading them would take time, they make the output NaN. Embeddings of padding
+          change nothing, even if they are NaN.
         - Output: a Prediction: scores `(batch, classes)`, which are logits, and the class capsules, poses
           `(batch, classes, pose)`.
 

@@ -57,9 +57,11 @@ def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) ->
 
 def without_padding(embeddings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return embeddings `(batch, tokens, layers, width)` with zeros for padding, and scores of all tokens and layers,
-    `(batch, tokens * layers)`, or None without a mask."""
+    `(batch, tokens * layers)`, or None without a mask. Only the numbers of the mask between 0 and 1 have a gradient."""
     if mask is None:
         return embeddings, None
     mask = mask.to(embeddings.dtype)
     embeddings = embeddings.where(mask[..., None, None] > 0, 0)  # a gate of 0 times NaN is NaN
-    return embeddings, mask.logit().unsqueeze(-1).expand(embeddings.shape[:3]).flatten(1)
+    between = (mask > 0) & (mask < 1)  # elsewhere the logit has no finite gradient
+    scores = torch.where(between, mask.where(between, 0.5).logit(), mask.detach().logit())
+    return embeddings, scores.unsqueeze(-1).expand(embeddings.shape[:3]).flatten(1)

@@ -9,9 +9,9 @@ arithmetic and the authors' code (github.com/hli2020/nn_encapsulation):
 - capConv and capFC are initialized as in the code, all other layers as in PyTorch and this library. The code differs
   there: Xavier convolutions, vote weights of the order of 0.01 and normal vote biases in CapNet, uniform betas in EM
   routing. With such biases the lengths of all class capsules were saturated for the first hundred steps.
-- The least variance of CapNet's EM routing (`least_variance`) is ours. The default is as little as an epsilon: E-steps
-  in 16 dimensions then make nearly the whole of a class of one child, and the network stays at chance. The recipes set
-  a larger one, with which it learns (docs/results.md).
+- The least variance of CapNet's EM routing (`least_variance`) is ours. Its default, 1e-6, is too small: in 16
+  dimensions the E-step then gives nearly all of a class's mass to one child, and the network stays at chance. The
+  recipes set a larger one, with which it learns (docs/results.md).
 - CapNet's 2048 children route to 512 parents in the code (a 4x4 grid) and to 2048 in the paper's arithmetic (an 8x8
   grid: 1,048,576 channels of votes, 4,194,304 coefficients). With 2048 parents and 16 bytes per parameter, the two
   CapNets take 151.26 and 152.45 MB, where Table 1 has 151.24 and 152.44 "Mb". The EncapNet without the aide branch

@@ -51,5 +51,6 @@ def check_presence(routing: Routing) -> None:
     if not routing.measures_presence:
         raise ValueError(
             f"{type(routing).__name__} does not say how present a class is, and a CapsNet classifies by that: use "
-            "DynamicRouting, EMRouting, HeinsenRouting or VectorNormRouting(activation=squash)"
+            "DynamicRouting, EfficientRouting, EMRouting, HeinsenRouting, SelfRouting, VBRouting or "
+            "VectorNormRouting(activation=squash)"
         )

@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes
+from torchcaps.ops import Backend, LazyVotes, evenly_spaced
 from torchcaps.routing import LayerShape, Routing
 
 
@@ -145,10 +145,7 @@ class CapsuleLinear(CapsuleLayer):
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
             parents = poses.shape[1] if out_capsules is None else out_capsules
-            # From -1 to 1. Not linspace: torch.export would fix its length.
-            line = torch.arange(parents, device=weight.device, dtype=weight.dtype)
-            line = 2 * line / line[-1:].clamp_min(1) - 1
-            offset = line[:, None, None] * self.symmetry_breaking
+            offset = evenly_spaced(parents, weight)[:, None, None] * self.symmetry_breaking
             weight = weight.expand(-1, parents, -1, -1)
             bias = offset.unsqueeze(0) if bias is None else bias + offset
         elif out_capsules is not None:

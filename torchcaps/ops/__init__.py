@@ -4,7 +4,7 @@ from torchcaps.ops.agreement import Agreement, Dot, Gaussian
 from torchcaps.ops.backend import Backend, backends, choose_backend, use_backend
 from torchcaps.ops.children import Pair, Softmax, positions
 from torchcaps.ops.lazy import LazyVotes
-from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, nonzero, normalize
+from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, evenly_spaced, nonzero, normalize
 from torchcaps.ops.reference import StoredVotes, as_votes
 from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
 from torchcaps.ops.windows import windows
@@ -28,6 +28,7 @@ __all__ = [
     "backends",
     "choose_backend",
     "contract",
+    "evenly_spaced",
     "nonzero",
     "normalize",
     "per_child",

@@ -248,7 +248,10 @@ class LazyVotes(Votes):
 
     def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
         agreement = self._widened(agreement)
-        if self.backend == "reference" or agreement is None or torch.compiler.is_compiling():
+        if agreement is None:
+            zeros = torch.zeros(self.batch, self.children, self.parents, dtype=self.sum_dtype, device=self.device)
+            return coefficients_of(zeros, self.gates, softmax, leaky)
+        if self.backend == "reference" or torch.compiler.is_compiling():
             return self._stored().coefficients(agreement, softmax, leaky)
         # Only the logits are stored: the votes of a block are computed, used, and computed again for gradients.
         logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self._some_children()]

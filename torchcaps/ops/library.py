@@ -245,7 +245,8 @@ def _differentiate(
             "backend='reference'"
         )
     reduction = cast(Operators, ctx.operators).reduction
-    results, tensors = ctx.saved_tensors[: reduction.kept], ctx.saved_tensors[reduction.kept :]
+    saved = ctx.saved_tensors  # read once: activation checkpointing gives each tensor once
+    results, tensors = saved[: reduction.kept], saved[reduction.kept :]
     no_options = (None,) * len(ctx.options)
     if all(grad is None for grad in grads):
         return *held, *(None,) * len(reduction.parents), *no_options

@@ -26,6 +26,13 @@ def nonzero(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 1e-30, 1, x)
 
 
+def evenly_spaced(count: int, like: Tensor) -> Tensor:
+    """Return `count` numbers from -1 to 1 with equal distances, -1 alone for one, in the precision of `like`."""
+    # Not linspace: torch.export would fix its length.
+    steps = torch.arange(count, device=like.device, dtype=like.dtype)
+    return 2 * steps / steps[-1:].clamp_min(1) - 1
+
+
 def normalize(x: Tensor) -> Tensor:
     """Scale vectors along the last dimension to length 1. Zero vectors stay zero and have finite gradients."""
     return x / nonzero(vector_norm(x, dim=-1, keepdim=True))

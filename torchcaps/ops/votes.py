@@ -62,8 +62,8 @@ class Votes(ABC):
         pose: shape of a parent's pose.
         device: device of the votes.
         dtype: precision of the parents; sums over children run in float32 at least.
-        gates: how present each child is, `(batch, children)` in [0, 1]; None: all children are present. A child with
-            gate 0 is padding and changes nothing.
+        gates: how present each child is, `(batch, children)`, at least 0; None: all children are present, as with
+            gates of 1. A child with gate 0 is padding and changes nothing. Scores become gates of at most 1.
         layout: how a layer got its children, in their order: `(children,)`, or on a grid `(types, height, width)`. With
             windows it is that of the whole grid.
     """

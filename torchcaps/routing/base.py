@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import CountOrZero, check_input, checked, kinds_of, refusal, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.ops import Agreement, Dot, Gaussian, Softmax, Votes, as_votes, at_least_float32
+from torchcaps.ops import Agreement, Dot, Gaussian, Softmax, StoredVotes, Votes, as_votes, at_least_float32
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
@@ -337,8 +337,22 @@ class Routing(nn.Module, ABC):
             return coefficients
         return coefficients * votes.gates.unsqueeze(-1)
 
+    def _check_sizes(self, votes: Votes, shape: LayerShape) -> None:
+        """Check that votes have the children and parents of the layer that this routing belongs to."""
+        groups, each_its_own = shape.groups, shape.groups == shape.children
+        fits = votes.children == groups if each_its_own else votes.children % groups == 0
+        if not (fits and (shape.any_parents or votes.parents == shape.parents)):
+            children = f"{'' if each_its_own else 'a multiple of '}{groups} children"
+            parents = f"{'any number of' if shape.any_parents else shape.parents} parents"
+            raise ValueError(
+                f"this {type(self).__name__} belongs to a layer with {children} and {parents}, got votes of "
+                f"{votes.children} children for {votes.parents} parents"
+            )
+
     def _check_values(self) -> None:
-        missing = [name for name in self.learned(LayerShape(1, 1, 1, 1, 1, 1)) if name not in self.__dict__]
+        # On the meta device nothing is drawn, which would change the random numbers of what comes after.
+        needed = self._first_values(LayerShape(1, 1, 1, 1, 1, 1), "meta")
+        missing = [name for name in needed if name not in self.__dict__]
         if missing:
             raise RuntimeError(
                 f"{type(self).__name__} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by "
@@ -374,6 +388,8 @@ class Routing(nn.Module, ABC):
         if isinstance(votes, Tensor):
             check_input("votes", votes, next(self.parameters(), None))
         votes = as_votes(votes)
+        if self.shape is not None and isinstance(votes, StoredVotes):  # those of a layer have its sizes
+            self._check_sizes(votes, self.shape)
         if scores is not None:
             votes = votes.gated(presence(as_logits(scores, votes)))
         votes = self.prepared(votes)

@@ -28,9 +28,10 @@ RIDGE = 1e-8  # relative ridge of the normal equations: near the fixed point the
 class Equilibrium:
     r"""Schedule of a :class:`torchcaps.CapsuleStack` that iterates each layer until its agreement no longer changes.
 
-    Let z be the state that a routing carries from one iteration to the next (the query of a dot agreement; mean, log
-    precision and prior of a Gaussian one) and f the routing's step. The schedule finds :math:`z^* = f(z^*, \theta)` and
-    differentiates at this point, independently of the iterations that led to it:
+    Let z be the state that a routing carries from one iteration to the next and f the routing's step. The state of a
+    dot agreement is its query, or its parents where the routing iterates these; that of a Gaussian one is its mean, log
+    precision and prior. The schedule finds :math:`z^* = f(z^*, \theta)` and differentiates at this point, independently
+    of the iterations that led to it:
 
     .. math:: \frac{\partial L}{\partial \theta} = g \frac{\partial f}{\partial \theta}, \quad
         g = \frac{\partial L}{\partial z^*} + g \frac{\partial f}{\partial z}

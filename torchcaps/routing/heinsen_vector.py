@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Activation, Agreement, Dot, Linear, Votes, at_least_float32, autocast_off
+from torchcaps.ops import Activation, Agreement, Dot, Linear, Votes, at_least_float32, autocast_off, evenly_spaced
 from torchcaps.routing.base import Gradient, LayerShape, Routing
 
 
@@ -117,10 +117,7 @@ class HeinsenVectorRouting(Routing):
         """Return B, `(parents, features)`."""
         if self.shape is None or not self.shape.any_parents:
             return self.vote_bias
-        # From -1 to 1, as in CapsuleLinear. Not linspace: torch.export would fix its length.
-        line = torch.arange(parents, device=self.vote_bias.device, dtype=self.vote_bias.dtype)
-        line = 2 * line / line[-1:].clamp_min(1) - 1
-        return self.vote_bias + line[:, None] * self.symmetry_breaking
+        return self.vote_bias + evenly_spaced(parents, self.vote_bias)[:, None] * self.symmetry_breaking
 
 
 def _betas(values: Tensor | nn.Linear) -> Linear:

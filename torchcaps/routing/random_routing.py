@@ -23,11 +23,12 @@ class RandomRouting(UniformRouting):
         v_j = \text{activation} \Big( \sum_i a_i c_{ij} V_{ij} \Big)
 
     with the gates :math:`a_i` of the children. There is one logit for each set of vote weights and parent, the same for
-    all samples. Parents that share their weights (`out_capsules=None`) share it too if it is fixed.
+    all samples.
 
     Args:
         fixed: draw the logits once for each layer, as a buffer `logits`, `(groups, parents)`, which the state dict
-            keeps and `reset_parameters` draws anew; otherwise draw them at every call.
+            keeps and `reset_parameters` draws anew; otherwise draw them at every call. A layer for any number of
+            parents (`out_capsules=None`) needs `fixed=False`.
         activation: function of the sums, see :class:`torchcaps.UniformRouting`.
 
     Reference:
@@ -41,11 +42,15 @@ class RandomRouting(UniformRouting):
         self.gain /= 1.6  # unequal coefficients make the sums longer
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {"logits": nn.Buffer(torch.randn(shape.groups, shape.parents))} if self.fixed else {}
+        if not self.fixed:
+            return {}
+        if shape.any_parents:
+            raise ValueError("RandomRouting for any number of parents (out_capsules=None) needs fixed=False")
+        return {"logits": nn.Buffer(torch.randn(shape.groups, shape.parents))}
 
     def first_agreement(self, votes: Votes) -> Agreement:
         zeros = votes.parents_like()
         if self.fixed:
-            return Dot(zeros, offset=self.logits.to(zeros.dtype).expand(-1, votes.parents))
+            return Dot(zeros, offset=self.logits.to(zeros.dtype))
         groups = 1 if self.shape is None else self.shape.groups
         return Dot(zeros, offset=torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))

@@ -8,6 +8,7 @@ There are no iterations and no agreement: each child chooses its parents from it
 import torch
 from torch import Tensor
 
+from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Agreement, Votes, autocast_off, nonzero
 from torchcaps.routing.base import LayerShape, Routing
@@ -38,6 +39,7 @@ class SelfRouting(Routing):
     gives_scores = True
     iterative = False
 
+    @checked
     def __init__(self) -> None:
         super().__init__()
 
