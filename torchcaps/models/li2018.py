@@ -290,7 +290,11 @@ def capnet_em(
     iterations: Count = 3,
     least_variance: Positive = LEAST_VARIANCE,
 ) -> CapNet:
-    """CapNet with EM routing, Table 1b: 9,991,028 parameters; grid=4: 2,910,068."""
+    """CapNet with EM routing, Table 1b: 9,991,028 parameters; grid=4: 2,910,068.
+
+    With the default least variance it stays at chance, see :class:`CapNet`. The recipes have 10 on CIFAR-10 and 1 on
+    MNIST.
+    """
     return CapNet("em", in_channels, classes, types, grid, iterations, least_variance=least_variance)
 
 

@@ -32,7 +32,7 @@ class Result:
         parameters: number of parameters of the network.
         published: published number, as the recipe has it; empty for small versions.
         command: command that trains it again.
-        commit: commit of the code; several if the run was resumed with other commits.
+        commit: commit of the code; "A then B" if a run was resumed with another commit.
         hardware: processor and number of threads, or GPU, and the version of PyTorch.
         precision: precision, as the Trainer calls it.
         date: date of the test, `YYYY-MM-DD`.

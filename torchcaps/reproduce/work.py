@@ -161,7 +161,9 @@ def _test(run: Run, data: str, overrides: list[str], trained: Training, tested: 
         parameters=sum(p.numel() for p in trained.model.network.parameters()),
         published="" if data or recipe.is_small else recipe.published,
         command=shlex.join(["torchcaps", "train", *run.recipe.split(), *overrides]),
-        commit=" ".join(dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)),
+        commit=" then ".join(
+            dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)
+        ),
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
         precision=str(trained.trainer.precision),
         date=datetime.now(UTC).date().isoformat(),
