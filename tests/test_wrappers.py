@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import gather, replicate, scatter
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from torchcaps import (
     CapsNet,
@@ -345,6 +346,17 @@ def test_second_derivatives(name):
         assert "\n" not in str(error)  # noqa: PT017
     else:
         assert_close(torch.autograd.grad(again.sum(), leaf)[0], second)
+
+
+@pytest.mark.parametrize("name", [*CASES, "equilibrium"])
+def test_activation_checkpointing(name):
+    """A module that is computed again in the backward pass has the same gradients."""
+    build, shape = (CASES | {"equilibrium": EQUILIBRIUM})[name]
+    module, x, gradients = build().double().eval(), torch.rand(shape, dtype=torch.float64), []
+    leaves = [x.requires_grad_(), *module.parameters()]
+    for again in (lambda x: module(x), functools.partial(checkpoint, module, use_reentrant=False)):
+        gradients.append(torch.autograd.grad(loss_of(again(x)), leaves, allow_unused=True))
+    assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
 @layers
