@@ -117,6 +117,13 @@ def test_a_routing_without_a_layer_draws_nothing():
     assert torch.get_rng_state().equal(before)
 
 
+def test_a_routing_without_a_layer_compiles():
+    votes = torch.randn(2, 4, 3, 5)
+    for routing in (DynamicRouting(), RandomRouting().with_values(logits=torch.randn(4, 3))):
+        compiled = torch.compile(lambda votes, routing=routing: routing(votes).poses, fullgraph=True, backend="eager")
+        assert_close(compiled(votes), routing(votes).poses)
+
+
 def test_the_routing_of_a_layer_takes_votes_of_its_sizes_only():
     own = CapsuleLinear(6, 3, 4, 5, VBRouting()).routing.eval()
     assert own(torch.randn(2, 6, 3, 5)).poses.shape == (2, 3, 5)

@@ -383,7 +383,7 @@ class Routing(nn.Module, ABC):
         Raises:
             RuntimeError: if the routing needs parameters and has none, because it belongs to no layer.
         """
-        if self.shape is None:
+        if self.shape is None and not torch.compiler.is_compiling():  # which cannot enter the meta device
             self._check_values()
         if isinstance(votes, Tensor):
             check_input("votes", votes, next(self.parameters(), None))
