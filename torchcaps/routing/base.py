@@ -382,13 +382,14 @@ class Routing(nn.Module, ABC):
 
         Raises:
             RuntimeError: if the routing needs parameters and has none, because it belongs to no layer.
+            ValueError: if the routing belongs to a layer with another number of children or parents than the votes.
         """
-        if self.shape is None and not torch.compiler.is_compiling():  # which cannot enter the meta device
+        if self.shape is None and not torch.compiler.is_compiling():  # compiled code cannot enter the meta device
             self._check_values()
         if isinstance(votes, Tensor):
             check_input("votes", votes, next(self.parameters(), None))
         votes = as_votes(votes)
-        if self.shape is not None and isinstance(votes, StoredVotes):  # those of a layer have its sizes
+        if self.shape is not None and isinstance(votes, StoredVotes):  # a layer's own votes fit
             self._check_sizes(votes, self.shape)
         if scores is not None:
             votes = votes.gated(presence(as_logits(scores, votes)))
