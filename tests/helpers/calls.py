@@ -182,7 +182,7 @@ CASES: dict[str, Case] = {
     "heinsen_smallnorb": Case(models.heinsen_smallnorb, {"parts": 2, "channels": 4}, (2, 2, 32, 32)),
     "heinsen_sst": Case(models.heinsen_sst, {"layers": 2, "width": 4, "features": 4, "parts": 2}, (2, 3, 2, 4)),
     "efficient_capsnet": Case(models.efficient_capsnet, {}, (2, 1, 28, 28)),
-    "compare": Case(models.compare, {"image_size": 16, "channels": 4, "types": 2, "parts": 2}, (2, 3, 16, 16)),
+    "compare": Case(models.compare, {"channels": 4, "types": 2, "parts": 2}, (2, 3, 16, 16)),
     "heinsen_texts": Case(
         models.heinsen_texts, {"layers": 2, "width": 4, "hidden": 3, "pose": 4}, (2, 3, 2, 4)
     ),

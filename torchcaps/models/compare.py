@@ -7,8 +7,6 @@ The network itself is from neither paper. Uniform and random coefficients are ro
 `RandomRouting`.
 """
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
@@ -16,29 +14,20 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import check_images
 from torchcaps.models.registry import register_model
-from torchcaps.nn import CapsuleLinear, CapsuleShared, CapsuleStack, PrimaryCapsules
-from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.nn import CapsuleHead, PrimaryCapsules
+from torchcaps.nn.head import ChannelNorm
+from torchcaps.routing import Routing
 
 
 class CompareNet(nn.Module):
-    r"""Three convolutions, primary capsules, and two capsule layers, with the same logits for every routing.
+    r"""Three convolutions and a :class:`torchcaps.CapsuleHead` with a layer of parts, for every routing.
 
-    A linear layer that the classes share reads the pose of a class capsule and, if the routing's activations say how
-    present the class is, the logarithm of its activation :math:`a_j`:
-
-    .. math:: \text{logit}_j = w \cdot v_j + u \log a_j
-
-    Every routing then trains with cross-entropy. Activations alone would not do: with its published inverse
-    temperature, the activations of EM routing stay too close to each other, and inverted attention has none.
-
-    Primary capsules have scores if the routing gives scores, as in the papers of these routings. Capsules at all
-    positions share their vote weights, so that images may have any size. A routing that needs the poses of the children
-    as votes, such as slot attention, has layers without vote weights (`CapsuleShared`).
+    Capsules at all positions share their vote weights, so that images may have any size. A routing that needs the poses
+    of the children as votes, such as slot attention, has layers without vote weights (`CapsuleShared`).
 
     Args:
         routing: routing of both capsule layers; None for `DynamicRouting()`.
         in_channels: number of channels of an image.
-        image_size: usual height and width of an image. Only the initial vote weights depend on it.
         classes: number of class capsules.
         channels: number of channels of the convolutions.
         types, parts: number of primary capsule types, and number of capsules in the layer between.
@@ -58,7 +47,6 @@ class CompareNet(nn.Module):
         self,
         routing: Routing | None = None,
         in_channels: Count = 3,
-        image_size: Count = 32,
         classes: Count = 10,
         channels: Count = 64,
         types: Count = 8,
@@ -66,43 +54,14 @@ class CompareNet(nn.Module):
         pose: Count = 8,
     ):
         super().__init__()
-        routing = DynamicRouting() if routing is None else routing
         self.image_shape = (in_channels, None, None)
         self.backbone = _convolutions(in_channels, channels, kernel_size=3)
-        self.primary = PrimaryCapsules(channels, types, pose, scores=routing.gives_scores)
-        children = types * (-(-image_size // 2)) ** 2  # the second convolution halves height and width
-        layers: tuple[CapsuleLinear | CapsuleShared, ...]
-        if routing.needs_poses:
-            layers = CapsuleShared(None, parts, pose, routing), CapsuleShared(parts, classes, pose, routing)
-        else:
-            layers = (
-                CapsuleLinear(types, parts, pose, pose, routing, share_positions=True, expected_children=children),
-                CapsuleLinear(parts, classes, pose, pose, routing),
-            )
-        self.capsules = CapsuleStack(*layers)
-        # Neither a bias, which cross-entropy cancels, nor lengths that a LayerNorm has made equal.
-        self.reads_presence = routing.measures_presence
-        self.classifier = nn.Linear(pose + self.reads_presence, 1, bias=False)
+        self.head = CapsuleHead(channels, classes, routing, types, pose, parts)
 
     @checked
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
-        capsules = self.capsules(self.primary_capsules(images), return_coefficients=return_coefficients)
-        read = capsules.poses
-        if self.reads_presence:
-            read = torch.cat([read, log_activations(capsules).unsqueeze(-1)], dim=-1)
-        return Prediction(self.classifier(read).squeeze(-1), capsules)
-
-    def primary_capsules(self, images: Tensor) -> Capsules:
-        """Return the children of the first capsule layer, on a grid `(batch, types, rows, columns, pose)`."""
-        check_images(images, self.image_shape, self.primary.pose_conv.weight)
-        return self.primary(self.backbone(images))
-
-
-def log_activations(capsules: Capsules) -> Tensor:
-    """Return the logarithms of activations, `(batch, capsules)`. Lengths below 1e-6 count as 1e-6."""
-    if capsules.scores is not None:
-        return F.logsigmoid(capsules.scores)
-    return capsules.activations.clamp_min(1e-6).log()
+        check_images(images, self.image_shape, self.head.classifier.weight)
+        return self.head.predict(self.backbone(images), return_coefficients=return_coefficients)
 
 
 class MeanPoses(nn.Module):
@@ -116,7 +75,6 @@ class MeanPoses(nn.Module):
 def compare(
     routing: Routing | None = None,
     in_channels: Count = 3,
-    image_size: Count = 32,
     classes: Count = 10,
     channels: Count = 64,
     types: Count = 8,
@@ -124,7 +82,7 @@ def compare(
     pose: Count = 8,
 ) -> CompareNet:
     """One small network for every routing: 89,225 parameters with dynamic routing, 88,073 on gray images."""
-    return CompareNet(routing, in_channels, image_size, classes, channels, types, parts, pose)
+    return CompareNet(routing, in_channels, classes, channels, types, parts, pose)
 
 
 @register_model
@@ -133,7 +91,10 @@ def compare_average(
 ) -> FeatureClassifier:
     """Control: the primary capsules of compare, their average, a linear layer: 80,650 parameters, 79,498 on gray."""
     features = nn.Sequential(
-        _convolutions(in_channels, channels, kernel_size=3), PrimaryCapsules(channels, types, pose), MeanPoses()
+        _convolutions(in_channels, channels, kernel_size=3),
+        ChannelNorm(),
+        PrimaryCapsules(channels, types, pose),
+        MeanPoses(),
     )
     return FeatureClassifier(features, nn.Linear(types * pose, classes), (in_channels, None, None))
 

@@ -5,6 +5,7 @@ from torchcaps.nn.conv import CapsuleConv1d, CapsuleConv2d
 from torchcaps.nn.decoder import MaskedDecoder
 from torchcaps.nn.encapsulated import CapsuleBlock2d, CapsuleFC
 from torchcaps.nn.feedback import FeedbackAgreement
+from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
@@ -20,6 +21,7 @@ __all__ = [
     "CapsuleConv1d",
     "CapsuleConv2d",
     "CapsuleFC",
+    "CapsuleHead",
     "CapsuleLayer",
     "CapsuleLinear",
     "CapsuleShared",

@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.first_pass import FirstPass, follows_a_warning, looking, mark
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routing
 
@@ -18,12 +20,18 @@ class CapsuleLayer(nn.Module, ABC):
         bias: biases of the votes, or None.
         layer_shape: shape of the layer, as its routing sees it.
         routing: routing algorithm, with parameters of its own.
+        first_pass: whether the layer has yet to look at its first pass in training mode.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     layer_shape: LayerShape
     routing: Routing
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_pass = FirstPass()
+        self.register_load_state_dict_post_hook(_has_weights)
 
     @abstractmethod
     def votes(self, capsules: Capsules | Tensor) -> Votes:
@@ -45,4 +53,21 @@ class CapsuleLayer(nn.Module, ABC):
             capsules: the children, as Capsules or as a tensor of poses.
             return_coefficients: also return the coefficients that the parents follow from.
         """
-        return self.routing(self.votes(capsules), return_coefficients=return_coefficients)
+        return self.route(capsules, self.votes(capsules), return_coefficients)
+
+    def route(self, capsules: Capsules | Tensor, votes: Votes, return_coefficients: bool) -> Capsules:
+        """Route these votes of the children. The first pass in training mode warns if the layer cannot learn from its
+        first weights."""
+        if torch.compiler.is_compiling() or not self.training or not self.first_pass.is_due:
+            return self.routing(votes, return_coefficients=return_coefficients)
+        if follows_a_warning(capsules):
+            self.first_pass.is_due = False
+            parents = self.routing(votes, return_coefficients=return_coefficients)
+            mark(parents)
+            return parents
+        with looking(self):
+            return self.routing(votes, return_coefficients=return_coefficients)
+
+
+def _has_weights(layer: CapsuleLayer, incompatible_keys: object) -> None:
+    layer.first_pass.is_due = False  # weights that were loaded are not first weights

@@ -103,7 +103,7 @@ class CapsuleShared(CapsuleLayer):
             out_capsules: number of parents, if the layer was made with out_capsules=None.
             return_coefficients: also return the coefficients, `(batch, children, out_capsules)`.
         """
-        return self.routing(self.votes(capsules, out_capsules), return_coefficients=return_coefficients)
+        return self.route(capsules, self.votes(capsules, out_capsules), return_coefficients)
 
     @checked
     def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LazyVotes:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
+from torchcaps.nn.first_pass import looking
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Agreement, Votes
@@ -98,6 +99,12 @@ class CapsuleStack(nn.Module):
         """
         self._check()
         parents = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
+        if torch.compiler.is_compiling():
+            return self._route(parents, return_coefficients)
+        with looking(*self.layers):
+            return self._route(parents, return_coefficients)
+
+    def _route(self, parents: Capsules, return_coefficients: bool) -> Capsules:
         if self.schedule == "sequential":
             *lower, last = self.layers
             for layer in lower:

@@ -115,6 +115,17 @@ class LazyVotes(Votes):
         votes.cache = Cache()
         return votes
 
+    def first_maps(self, count: int) -> Self:
+        """Return the votes in the first samples; on a grid, in all windows of the first maps."""
+        votes = copy.copy(self)
+        votes.poses = self.poses[:count]
+        votes.batch = self.batch // len(self.poses) * len(votes.poses)
+        votes.grid = (len(votes.poses), *self.grid[1:]) if self.grid else ()
+        votes.gates = None if self.gates is None else self.gates[: votes.batch]
+        votes.plain = None if self.plain is None else self.plain.first_maps(count)
+        votes.cache = Cache()
+        return votes
+
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
         # `rows` columns are appended to each vote: entry (r, c) is pose[r] . weight[c]. An identity matrix appended to
         # the query sums the entries with r = c.

@@ -7,6 +7,8 @@ per parent can be added to the weighted sum before the squash; a leak, an extra 
 dropped, can join the softmax. Li et al. (2018) run the same procedure with the softmax over the children.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -65,7 +67,7 @@ class DynamicRouting(Routing):
             raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.softmax, self.leaky, self.learn_bias, self.start = softmax, leaky, learn_bias, start
         self.averages = softmax == "children"
-        self.gain, self.alike = (1.2, 0.0) if self.averages else (2.2, 0.98)
+        self.gain, self.alike, self.spread = (1.2, 0.0, math.inf) if self.averages else (2.2, 0.98, 0.3)
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         values = {"bias": torch.full((shape.parents, shape.features), 0.1)} if self.learn_bias else {}

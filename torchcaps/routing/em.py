@@ -55,6 +55,7 @@ class EMRouting(Routing):
 
     averages = True
     gain = 0.38
+    alike = 0.98
     gives_scores = True
 
     @checked

@@ -54,6 +54,7 @@ class HeinsenRouting(Routing):
 
     averages = True
     gain = 0.38
+    alike = 0.98
     gives_scores = True
 
     @checked

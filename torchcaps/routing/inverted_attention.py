@@ -6,6 +6,8 @@ Two points follow the authors' code: the agreement is scaled by 1/sqrt(pose size
 LayerNorm has a learned scale and shift per pose entry, and is left out for poses of one entry.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,6 +65,7 @@ class InvertedAttentionRouting(Routing):
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
         # Without scores nothing says how present a parent is: LayerNorm gives all parents the same length.
         self.gives_scores = self.measures_presence = activations
+        self.spread = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}

@@ -1,42 +1,44 @@
-"""A warning, at the first training steps, about capsules or gradients that are almost zero. `Classifier` uses it."""
+"""A warning, at the first training steps, about a network that cannot learn. `Classifier` uses it."""
 
+import math
 import warnings
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from torchcaps.capsules import Capsules
-from torchcaps.nn import CapsuleLayer
-
-LEAST = 1e-4  # least mean activation that raises no warning
-ADVICE = "try routings with init='fan_in', fewer layers, or longer poses in the first layer"
+from torchcaps.capsules import Capsules, Prediction
 
 
 class BeginsAlive(Callback):
-    """Warn once if no signal reaches the classes in the forward pass, or the first layer in the backward pass.
+    """Warn once if the loss cannot fall, or if no signal reaches the first layer in the backward pass.
 
-    The warning names the first capsule layer whose mean activation is below 1e-4 at the first step. Otherwise it names
-    the first layer with weights, if their gradient is zero at the first two steps. One step would not be enough: where
-    a network's last parameters start at zero, as the betas of Heinsen routing do, only they have a gradient at first.
+    A capsule layer looks at its first forward pass itself (`torchcaps/nn/first_pass.py`). This callback sees what no
+    layer sees:
+
+    - a cross-entropy of activations: they are from 0 to 1, so that the loss stays above log(1 + (classes - 1) / e);
+    - a gradient of the first layer with weights that is zero at the first two steps. One step would not be enough:
+      where a network's last parameters start at zero, as the betas of Heinsen routing do, only they have a gradient at
+      first.
     """
 
     def __init__(self) -> None:
         self.steps, self.warned = 0, False
-        self.hooks: list[RemovableHandle] = []
+        self.hook: RemovableHandle | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         first = trainer.global_step == 0 and trainer.is_global_zero  # a resumed run was checked at its start
         self.steps = 0 if first else 2
-        if self.steps == 0:
-            network: Any = pl_module.network
-            layers = [(name, module) for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
-            self.hooks = [layer.register_forward_hook(self._look_at(name)) for name, layer in layers]
+        network, loss = pl_module.network, pl_module.loss
+        if first and isinstance(loss, nn.CrossEntropyLoss):
+            assert isinstance(network, nn.Module)
+            self.hook = network.register_forward_hook(self._look_at_scores)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._remove_hooks()
+        self._remove_hook()
         self.steps += 1
         if self.steps > 2 or self.warned:
             return
@@ -47,24 +49,33 @@ class BeginsAlive(Callback):
             self.steps = 2
         elif self.steps == 2:
             layer = name.rpartition(".")[0] or name
-            self._warn(f"the first layer, {layer}, does not learn: its gradient is 0 at the first two steps; {ADVICE}")
+            self._warn(
+                f"the first layer, {layer}, does not learn: its gradient is 0 at the first two steps; try routings "
+                "with init='fan_in', fewer layers, or longer poses in the first layer"
+            )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove_hooks()
+        self._remove_hook()
 
-    def _look_at(self, name: str) -> Any:
-        def look(layer: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Capsules) and not self.warned:
-                size = output.activations.detach().float().mean().item()
-                if size < LEAST:
-                    self._warn(f"layer {name} starts dead: the mean activation of its capsules is {size:.1g}; {ADVICE}")
+    def _look_at_scores(self, network: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Prediction) and isinstance(output.capsules, Capsules):
+            scores, activations = output.scores.detach(), output.capsules.activations.detach()
+            if scores.shape == activations.shape and torch.equal(scores, activations) and _are_in_unit_range(scores):
+                least = math.log(1 + (scores.shape[1] - 1) / math.e)
+                self._warn(
+                    f"the cross-entropy of activations, which are from 0 to 1, cannot fall below {least:.2f} with "
+                    f"{scores.shape[1]} classes: use torchcaps.MarginLoss, or logits such as those of a CapsuleHead"
+                )
 
-        return look
-
-    def _remove_hooks(self) -> None:
-        while self.hooks:
-            self.hooks.pop().remove()
+    def _remove_hook(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+        self.hook = None
 
     def _warn(self, message: str) -> None:
         self.warned = True
         warnings.warn(message, stacklevel=2)
+
+
+def _are_in_unit_range(scores: Tensor) -> bool:
+    return bool((scores >= 0).all() and (scores <= 1).all())
