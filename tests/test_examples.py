@@ -22,8 +22,8 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def test_plain_loop():
-    assert example("plain_loop").main(epochs=2) > 0.8
+def test_own_network():
+    assert example("own_network").main(steps=100) > 0.8
 
 
 def test_own_routing():

@@ -14,10 +14,12 @@ an AssertionError that names the broken law.
 """
 
 import contextlib
+import copy
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from torch.testing import assert_close
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleShared, CapsuleStack
+from torchcaps.nn.first_pass import HARD
 from torchcaps.nn.pose import Pose
 from torchcaps.nn.stack import Schedule
 from torchcaps.ops import Agreement, Backend, Dot, LazyVotes, Moments, Softmax
@@ -33,6 +36,9 @@ from torchcaps.ops import backends as available
 from torchcaps.routing import Equilibrium, Gradient, Routing
 
 BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
+# Children, parents and entries of a pose in the layers that `first_pass` measures, and what it measures there.
+SIZES = ((16, 10, 16), (128, 10, 16), (1152, 10, 16), (32, 32, 16), (32, 100, 8))
+GAINS, ALIKES = (0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8), (0.0, 0.9, 0.98)
 
 
 def assert_routing_laws(routing: Routing) -> None:
@@ -239,6 +245,7 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
 
     In each layer the mean length of the poses must be between 0.01 and 1, and different samples must have different
     parents. Where the length does not say how present a capsule is, it is divided by the root of the number of entries.
+    The first coefficients must not be nearly hard: the largest is at most 0.9 on average.
 
     Args:
         layers: number of layers in a stack.
@@ -247,10 +254,10 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
         torch.manual_seed(0)
         for name, stack, children in _stacks(routing, layers):
             for depth, layer in enumerate(stack, 1):
-                children = layer(children)
+                children = layer(children, return_coefficients=True)
                 poses = children.poses.flatten(-len(layer.out_pose))
                 size = vector_norm(poses, dim=-1).mean().item()
-                if routing.gives_scores or not routing.measures_presence:
+                if not _measures_length(routing):
                     size /= poses.shape[-1] ** 0.5
                 where = f"layer {depth} of {layers}, {name}"
                 if not 0.01 <= size <= 1.001:
@@ -260,6 +267,107 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
                     )
                 if not poses.std(0).mean() > 0.1 * poses.abs().mean():
                     raise AssertionError(f"capsules forget their input: all samples are alike in {where}")
+                largest = _largest(children.coefficients, layer)
+                if largest > HARD:
+                    raise AssertionError(
+                        f"the first coefficients are nearly hard: the largest is {largest:.2g} on average in {where}; "
+                        "torchcaps.testing.first_pass(routing) proposes values for gain and alike"
+                    )
+
+
+class Pass(NamedTuple):
+    """What the first passes of a stack of layers look like with one gain and one alike.
+
+    Fields:
+        gain, alike: the attributes of the routing.
+        shortest, longest: least and greatest mean length of the parents in a layer. Where the length does not say how
+            present a capsule is, it is divided by the root of the number of entries.
+        spread: least standard deviation of the parents' poses between samples in a layer, relative to their size.
+        largest: greatest mean of the largest coefficient of a child, or of a parent where the softmax is over the
+            children: near 1 the coefficients are hard.
+    """
+
+    gain: float
+    alike: float
+    shortest: float
+    longest: float
+    spread: float
+    largest: float
+
+
+def first_pass(
+    routing: Routing, gains: Sequence[float] = GAINS, alikes: Sequence[float] = ALIKES, layers: int = 3
+) -> Pass:
+    """Measure the first passes of new layers over gain and alike, print them as a table, and propose values.
+
+    The stacks have 16 to 1152 children and 10 to 100 parents, with poses of 8 and 16 entries, and children of length
+    1/2 in random directions. Proposed is the row whose lengths are nearest to 1/2 in all layers, among those with soft
+    coefficients (the largest at most 1/2 on average) and parents that differ between samples (spread at least 0.1).
+
+    Args:
+        routing: the routing, which keeps its own values.
+        gains, alikes: values to measure; those of the routing are measured too.
+        layers: number of layers in a stack.
+
+    Returns:
+        The proposed row.
+
+    Raises:
+        ValueError: the routing has no vote weights (`needs_poses`), or no row has soft coefficients and parents that
+            differ; then bound the votes by `apart`, or change the algorithm.
+    """
+    if routing.needs_poses:
+        raise ValueError(f"{type(routing).__name__} takes the poses as votes: it has no vote weights, gain and alike")
+    print("   gain   alike   lengths          spread   largest coefficient")
+    rows = []
+    pairs = {(routing.gain, routing.alike), *itertools.product(gains, alikes)}
+    for gain, alike in sorted(pairs, key=lambda pair: (pair[1], pair[0])):
+        row = measure_first_pass(routing, gain, alike, layers)
+        rows.append(row)
+        own = "  <- now" if (gain, alike) == (routing.gain, routing.alike) else ""
+        lengths = f"{row.shortest:.2g} to {row.longest:.2g}"
+        print(f"{gain:7.3g} {alike:7.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{own}")
+    fits = [row for row in rows if row.largest <= 0.5 and row.spread >= 0.1 and row.shortest > 0]
+    if not fits:
+        raise ValueError("no gain and alike give soft coefficients and parents that differ: set apart, such as 0.3")
+    best = min(fits, key=lambda row: max(abs(math.log(2 * row.shortest)), abs(math.log(2 * row.longest))))
+    print(f"proposed: gain = {best.gain:g}, alike = {best.alike:g}")
+    return best
+
+
+def measure_first_pass(routing: Routing, gain: float, alike: float, layers: int = 3) -> Pass:
+    """Measure the first passes with one gain and one alike, see `first_pass`."""
+    routing = copy.deepcopy(routing)
+    routing.gain, routing.alike, routing.init = gain, alike, "fan_in"
+    lengths, spreads, largest = [], [], []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for count, parents, pose in SIZES:
+            children = Capsules(torch.randn(8, count, pose) / (2 * pose**0.5))
+            for before in [count] + [parents] * (layers - 1):
+                layer = CapsuleLinear(before, parents, pose, pose, routing)
+                children = layer(children, return_coefficients=True)
+                poses = children.poses
+                size = vector_norm(poses, dim=-1).mean().item()
+                lengths.append(size if _measures_length(routing) else size / pose**0.5)
+                spreads.append((poses.std(0).mean() / poses.abs().mean().clamp_min(1e-30)).item())
+                largest.append(_largest(children.coefficients, layer))
+    return Pass(gain, alike, min(lengths), max(lengths), min(spreads), max(largest))
+
+
+def _measures_length(routing: Routing) -> bool:
+    """Return whether the length of a parent says how present it is."""
+    return routing.measures_presence and not routing.gives_scores
+
+
+def _largest(coefficients: Tensor | None, layer: Any) -> float:
+    """Return the mean of the largest coefficient of a child, or of a parent where the softmax is over the children."""
+    assert coefficients is not None
+    if layer.routing.softmax == "parents":
+        return coefficients.amax(-1).mean().item()
+    # In a convolution the children of a parent are the types and places of its window.
+    children = range(1 if coefficients.dim() == 3 else 3, coefficients.dim() - 1)
+    return coefficients.amax(tuple(children)).mean().item()
 
 
 def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Capsules]]:

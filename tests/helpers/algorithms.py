@@ -151,7 +151,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "em": Algorithm(lambda **kw: EMRouting(inverse_temperature=1.0, **kw), em),
     "em, linear lambda": Algorithm(
-        lambda **kw: EMRouting(inverse_temperature=1.0, schedule="linear", cost_range=10, **kw), em
+        # Costs rescaled to a range of 10 let a few parents take nearly all votes.
+        lambda **kw: EMRouting(inverse_temperature=1.0, schedule="linear", cost_range=10, **kw),
+        em,
+        stable=False,
     ),
     "heinsen": Algorithm(HeinsenRouting, heinsen),
     # Unstable for the same reason as inverted attention without a norm.

@@ -135,7 +135,9 @@ def test_only_the_routing_changes():
     for name in OWN:
         model = compare(own(name), **SMALL)
         other = {key: p.shape for key, p in model.named_parameters() if key != "head.classifier.weight"}
-        missing = {f"head.capsules.layers.{k}.weight" for k in (0, 1) if model.head.capsules.layers[0].routing.needs_poses}
+        missing = {
+            f"head.capsules.layers.{k}.weight" for k in (0, 1) if model.head.capsules.layers[0].routing.needs_poses
+        }
         assert {key for key, shape in shapes.items() if other.get(key) != shape} == missing
         assert all(".routing." in key or "score_conv" in key for key in other.keys() - shapes.keys())
 

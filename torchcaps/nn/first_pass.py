@@ -1,4 +1,4 @@
-"""What a capsule layer looks at in its first forward pass in training mode: whether it can learn from its first weights.
+"""What a capsule layer looks at in its first pass in training mode: whether it can learn from its first weights.
 
 A layer whose parents start dead or saturated, or whose first coefficients are nearly hard, often learns nothing, and
 nobody says why: the network stays at the accuracy of chance. The layer says so in one warning, with the remedy.

@@ -1,5 +1,6 @@
 """A classifier of capsules for the features of any network."""
 
+import copy
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class CapsuleHead(nn.Module):
         >>> head(torch.randn(8, 64, 7, 7)).shape
         torch.Size([8, 10])
         >>> head.predict(torch.randn(8, 64, 7, 7)).capsules.poses.shape
-        torch.Size([8, 10, 8])
+        torch.Size([8, 10, 16])
     """
 
     @checked
@@ -67,7 +68,7 @@ class CapsuleHead(nn.Module):
         classes: Count,
         routing: Routing | None = None,
         types: Count = 16,
-        pose: Count = 8,
+        pose: Count = 16,
         parts: Count | None = None,
         device: Device | None = None,
         dtype: FloatType | None = None,
@@ -80,19 +81,25 @@ class CapsuleHead(nn.Module):
         self.in_features, self.classes = in_features, classes
         self.norm = ChannelNorm()
         self.primary = PrimaryCapsules(in_features, types, pose, scores=routing.gives_scores, **factory)
-        # As large as what the features add: the mean of many positions is then not much shorter than one of them.
+        # As large as what the features add (0.58): the mean of many positions is then not much shorter than one.
         bias = self.primary.pose_conv.bias
         assert bias is not None
-        nn.init.normal_(bias, std=3**-0.5)
+        nn.init.normal_(bias, std=0.7)
+        # Classes begin alike, so that the first coefficients are soft, however few children there are.
+        of_classes = copy.deepcopy(routing)
+        of_classes.alike = max(routing.alike, 0.98)
+        sizes = [(types, classes, of_classes)]
+        if parts is not None:
+            sizes = [(types, parts, routing), (parts, classes, of_classes)]
         layers: list[Any] = []
-        for children, parents in ((types, classes),) if parts is None else ((types, parts), (parts, classes)):
+        for children, parents, own in sizes:
             first = not layers
             if routing.needs_poses:
-                layers.append(CapsuleShared(None if first else children, parents, pose, routing, **factory))
+                layers.append(CapsuleShared(None if first else children, parents, pose, own, **factory))
             else:
                 expected = types if first else None
                 layer = CapsuleLinear(
-                    children, parents, pose, pose, routing, share_positions=first, expected_children=expected, **factory
+                    children, parents, pose, pose, own, share_positions=first, expected_children=expected, **factory
                 )
                 layers.append(layer)
         self.capsules = CapsuleStack(*layers)

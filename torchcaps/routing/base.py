@@ -87,7 +87,7 @@ class Routing(nn.Module, ABC):
         gain: gain of the fan-in initialization: above 1 where a squash shortens the parents, below 1 where the
             coefficients favor some votes, whose mean is longer than the mean of all.
         alike: fraction of the variance of a child's first vote weights that all parents share.
-        spread: bound of the first votes' part that the parents do not share, as a multiple of the child's length.
+        apart: bound of the part of a first vote that the parents do not share, as a multiple of the child's length.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
@@ -105,7 +105,7 @@ class Routing(nn.Module, ABC):
     averages: bool = False
     gain: float = 1.0
     alike: float = 0.0
-    spread: float = math.inf
+    apart: float = math.inf
     gives_scores: bool = False
     measures_presence: bool = True
     comes_to_rest: bool = True
@@ -244,7 +244,7 @@ class Routing(nn.Module, ABC):
         .. math:: \sigma = \frac{\text{gain}}{c \sqrt{\text{children} \cdot \text{out\_features}}}
 
         A fraction `alike` of the variance is shared by all parents. Their first logits are then nearly equal, and the
-        first coefficients are soft although the votes are long. The other part is at most `spread` times as long as
+        first coefficients are soft although the votes are long. The other part is at most `apart` times as long as
         the child: votes become longer with the number of parents, and without a bound, so would the differences of
         their logits.
         """
@@ -254,7 +254,7 @@ class Routing(nn.Module, ABC):
         children = shape.children or CHILDREN
         coefficient = 1 / children if self.averages else 1 / shape.parents
         std = self.gain / (coefficient * (children * shape.out_features) ** 0.5)
-        own = min(std * (1 - self.alike) ** 0.5, self.spread / shape.out_features**0.5)
+        own = min(std * (1 - self.alike) ** 0.5, self.apart / shape.out_features**0.5)
         nn.init.normal_(weight, std=own)
         if self.alike:
             same = torch.empty_like(weight[..., :1, :, :])

@@ -67,7 +67,7 @@ class DynamicRouting(Routing):
             raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.softmax, self.leaky, self.learn_bias, self.start = softmax, leaky, learn_bias, start
         self.averages = softmax == "children"
-        self.gain, self.alike, self.spread = (1.2, 0.0, math.inf) if self.averages else (2.2, 0.98, 0.3)
+        self.gain, self.alike, self.apart = (1.2, 0.0, math.inf) if self.averages else (2.2, 0.98, 0.3)
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         values = {"bias": torch.full((shape.parents, shape.features), 0.1)} if self.learn_bias else {}

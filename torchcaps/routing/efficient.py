@@ -39,7 +39,7 @@ class EfficientRouting(Routing):
 
     iterative = False
     gain = 1.4
-    spread = 0.1
+    apart = 0.1
     alike = 0.98  # otherwise the first coefficients would be hard: each vote agrees with itself
 
     @checked

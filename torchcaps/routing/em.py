@@ -54,8 +54,8 @@ class EMRouting(Routing):
     """
 
     averages = True
-    gain = 0.38
-    alike = 0.98
+    gain = 0.3
+    alike = 0.9
     gives_scores = True
 
     @checked

@@ -53,8 +53,8 @@ class HeinsenRouting(Routing):
     """
 
     averages = True
-    gain = 0.38
-    alike = 0.98
+    gain = 0.3
+    alike = 0.9
     gives_scores = True
 
     @checked

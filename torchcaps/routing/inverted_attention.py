@@ -65,7 +65,7 @@ class InvertedAttentionRouting(Routing):
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
         # Without scores nothing says how present a parent is: LayerNorm gives all parents the same length.
         self.gives_scores = self.measures_presence = activations
-        self.spread = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
+        self.apart = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
 
     def learned(self, shape: LayerShape) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}

@@ -52,7 +52,8 @@ class VBRouting(Routing):
         De Sousa Ribeiro et al. 2020, Algorithm 1.
     """
 
-    gain = 0.125  # votes that spread more than the prior's 1 make hard coefficients; BN sets the lengths
+    gain = 0.125  # batch norm sets the lengths
+    apart = 0.1  # votes that spread more than the prior's 1 make hard coefficients
     gives_scores = True
     comes_to_rest = False
 
