@@ -1,6 +1,7 @@
 """Recipes: the values of all are valid, some of every kind run, and tables, rows and `extends` are merged correctly."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import yaml
 from commands import call
 from encoders import make_encoder, make_image_encoder
+from torch import nn
 
 from torchcaps import recipes
 from torchcaps.data import ImageData, ImageNet
@@ -154,6 +156,9 @@ def test_every_recipe_is_whole(name, small, parser):
     with torch.device("meta"):
         built = parser.instantiate_classes(config)
         assert built.model.configure_optimizers()
+        # Only the ablation of Li et al. takes the cross-entropy of lengths, as published.
+        logits = getattr(built.model.network, "gives_logits", True)
+        assert logits or type(built.model.loss) is not nn.CrossEntropyLoss or "table5/cross-entropy" in name
         images = getattr(built.data, "images", built.data)
         assert isinstance(images, ImageNet) or images.classes == built.model.classes
         pair = (str(config.model.network), config.data.class_path)
@@ -161,6 +166,24 @@ def test_every_recipe_is_whole(name, small, parser):
             FITTED.add(pair)
             images = torch.empty(2, *built.data.shape)
             assert built.model.network(images).scores.shape == (2, built.model.classes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "small"), VERSIONS)
+def test_no_recipe_warns_of_its_first_pass(name, small, parser):
+    config = parser.parse_args(["--config", yaml.safe_dump(load_recipe(name, small).config)])
+    if config.model.network.class_path.endswith(DEEP):
+        pytest.skip("takes a minute; it has no capsule layer that routes")
+    built = parser.instantiate_classes(config)
+    if isinstance(built.data, ImageData):
+        inputs = (torch.rand(4, *built.data.shape),)
+    else:
+        sizes = config.model.network.init_args
+        inputs = torch.randn(4, 6, sizes["layers"], sizes["width"]), torch.ones(4, 6)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        built.model.network.train()(*inputs)
+    assert not [str(x.message) for x in caught if "first_pass" in x.filename or "Capsule" in str(x.message)]
 
 
 def flags(small: bool) -> list[str]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torchcaps.nn.layer import CapsuleLayer
 
 DEAD = 1e-4  # mean activation of the most active parent, or length of the longest
+# With init="paper" a layer begins as published. Published networks begin short, hard or saturated and learn all the
+# same, slowly: class capsules of 1e-9 do, but a layer after such a layer gets nothing.
+DEAD_AS_PUBLISHED = 1e-10
 SATURATED, NO_SPREAD = 0.98, 0.02  # mean activation, and its standard deviation between samples
 LONG = 5.0  # root mean square of the entries of a child; a LayerNorm makes it 1, and a squash makes it smaller
 HARD = 0.9  # mean of the largest coefficient of a child, or of a parent where the softmax is over the children
@@ -85,24 +88,23 @@ def follows_a_warning(children: object) -> bool:
 
 def problem_of(routing: Routing, iteration: Iteration) -> str | None:
     """Return why a layer cannot learn from what it does in this iteration, its last one, or None."""
-    parents = iteration.parents
-    activations, lengths = parents.activations.float(), _lengths(iteration)
-    if routing.measures_presence and activations.amax(1).mean() < DEAD:
-        return (
-            f"starts dead: the activation of its most active parent is {activations.amax(1).mean():.1g} on average. "
-            "Use a routing with init='fan_in', fewer layers, or longer poses of the children"
-        )
-    if lengths.amax(1).mean() < DEAD:
-        return (
-            f"starts dead: the longest of its parents' poses has a length of {lengths.amax(1).mean():.1g} on average. "
-            "Use a routing with init='fan_in', fewer layers, or longer poses of the children"
-        )
+    parents, as_published = iteration.parents, routing.init == "paper"
+    activations, least = parents.activations.float(), DEAD_AS_PUBLISHED if as_published else DEAD
+    for what, sizes in (("activation", activations), ("length", _lengths(iteration))):
+        size = sizes.amax(1).mean().item()
+        if size < least and (what == "length" or routing.measures_presence):
+            return (
+                f"starts dead: the largest {what} of its parents is {size:.1g} on average. Use a routing with "
+                "init='fan_in', fewer layers, or longer poses of the children"
+            )
     size = _size_of_children(iteration)
     if size > LONG:
         return (
             f"has children much longer than its first weights assume: their entries have a root mean square of "
             f"{size:.3g}, not of about 1. Squash or normalize the children, or scale the inputs of the network"
         )
+    if as_published:
+        return None
     several = activations.shape[0] > 1 and activations.shape[1] > 1
     if routing.measures_presence and several:
         mean, spread = activations.mean().item(), activations.std(0).mean().item()

@@ -1,0 +1,276 @@
+"""What a capsule layer says at its first pass in training mode: once, in one line, and only if it cannot learn."""
+
+import copy
+import pickle
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from torchcaps import (
+    CapsuleConv2d,
+    CapsuleHead,
+    CapsuleLinear,
+    Capsules,
+    CapsuleShared,
+    CapsuleStack,
+    DynamicRouting,
+    EMRouting,
+    Equilibrium,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    SelfRouting,
+    SlotAttention,
+    UniformRouting,
+    VBRouting,
+    VectorNormRouting,
+    create_model,
+    squash,
+)
+from torchcaps.nn import first_pass
+from torchcaps.routing import Routing
+
+
+def changed(routing: Routing, **attributes: float) -> Routing:
+    for name, value in attributes.items():
+        setattr(routing, name, value)
+    return routing
+
+
+@pytest.fixture(autouse=True)
+def _float32():
+    torch.set_default_dtype(torch.float32)
+
+
+def said(run) -> list[str]:
+    """Return the warnings of what runs, of which none is hidden."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    found = [x for x in caught if "Capsule" in str(x.message)]
+    assert all(x.filename == __file__ for x in found)  # the line of the user's code
+    return [str(x.message) for x in found]
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 2, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
+    )  # fmt: skip
+
+
+def saturated(routing: Routing | None = None) -> tuple[CapsuleLinear, Tensor]:
+    """Return what everybody tries first: 64 channels of a small CNN as 128 children of 8 numbers."""
+    children = convolutions()(torch.rand(16, 1, 8, 8)).reshape(16, 128, 8).detach()
+    return CapsuleLinear(128, 10, 8, 16, DynamicRouting() if routing is None else routing), children
+
+
+def test_the_obvious_first_network_says_what_is_wrong():
+    features, layer = convolutions(), CapsuleLinear(128, 10, 8, 16, DynamicRouting())
+    optimizer = torch.optim.Adam([*features.parameters(), *layer.parameters()])
+
+    def train():
+        for _ in range(3):
+            loss = F.cross_entropy(layer(features(torch.rand(16, 1, 8, 8)).reshape(16, 128, 8)).activations,
+                                   torch.arange(16) % 10)  # fmt: skip
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    (message,) = said(train)
+    assert message.startswith("CapsuleLinear(128, 10, in_pose=8, out_pose=16) starts saturated: the activations of its")
+    assert "are 0.98" in message or "are 0.99" in message
+    assert "Squash the children" in message
+    assert "\n" not in message
+
+
+def test_with_the_remedy_it_is_silent():
+    layer, children = saturated()
+    assert said(lambda: layer(squash(children))) == []
+    assert said(lambda: CapsuleHead(64, 10)(torch.rand(16, 64, 4, 4))) == []
+
+
+def test_it_is_said_once():
+    layer, children = saturated()
+    assert said(lambda: layer.eval()(children)) == []
+    assert len(said(lambda: layer.train()(children))) == 1
+    for again in (layer, copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
+        assert said(lambda again=again: again(children)) == []
+    assert not layer.routing.is_watched
+    assert set(layer.state_dict()) == {"weight"}
+
+
+def test_weights_that_were_loaded_are_not_first_weights():
+    layer, children = saturated()
+    other, _ = saturated()
+    other.load_state_dict(layer.state_dict())
+    assert said(lambda: other(children)) == []
+    network = create_model("capsnet_small", pretrained="mnist").train()
+    assert said(lambda: network(255 * torch.rand(4, 1, 28, 28))) == []
+
+
+def test_a_shallow_copy_shares_the_first_pass():
+    """nn.DataParallel makes such copies at every call."""
+    layer, children = saturated()
+    replica = layer._replicate_for_data_parallel()
+    replica.weight, replica.routing = layer.weight, layer.routing
+    assert len(said(lambda: replica(children))) == 1
+    assert said(lambda: layer(children)) == []
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_recomputation_says_nothing(use_reentrant):
+    layer, children = saturated()
+
+    def run():
+        x = children.clone().requires_grad_()
+        checkpoint(lambda x: layer(x).poses, x, use_reentrant=use_reentrant).sum().backward()
+
+    assert len(said(run)) == 1
+
+
+def test_only_the_first_process_says_it(monkeypatch):
+    layer, children = saturated()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    assert said(lambda: layer(children)) == []
+
+
+LONG_VOTES = {"gain": 100.0, "apart": 100.0, "alike": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("routing", "size", "message"),
+    [
+        (DynamicRouting(), 1e-4, "starts dead: the largest activation of its parents is"),
+        (InvertedAttentionRouting(layer_norm=False), 1e-6, "starts dead: the largest length of its parents is"),
+        (EMRouting(), 1e-5, "starts dead: the largest length"),
+        (DynamicRouting(), 100, "much longer .* root mean square of [89]"),
+        (SelfRouting(), 100, "much longer"),
+        (DynamicRouting(init="paper"), 100, "much longer"),
+        (UniformRouting(), 4, "starts saturated: .* by 0.0"),
+        (changed(VectorNormRouting(activation=squash), gain=20.0), 1, "starts saturated"),
+        (changed(InvertedAttentionRouting(), **LONG_VOTES), 1, r"hard coefficients: the largest of a child is 0\.9"),
+        (changed(VBRouting(init="fan_in"), **LONG_VOTES), 1, "hard coefficients: the largest of a child"),
+        (changed(VectorNormRouting(sharpness=1000.0)), 1, "hard coefficients: the largest of a parent"),
+    ],
+    ids=str,
+)
+def test_every_problem_is_named(routing, size, message):
+    layer, children = CapsuleLinear(64, 10, 8, 16, routing), size * torch.randn(4, 64, 8)
+    (found,) = said(lambda: layer(children))
+    assert re.search(message, found), found
+
+
+def test_what_is_no_problem():
+    layer, children = saturated()
+    assert said(lambda: layer(children[:1])) == []  # one sample has no spread
+    assert said(lambda: CapsuleLinear(128, 1, 8, 16, DynamicRouting())(children)) == []  # one class is always present
+    assert said(lambda: saturated(InvertedAttentionRouting())[0](children)) == []  # all lengths are that of a LayerNorm
+    assert said(lambda: saturated(HeinsenRouting())[0](children)) == []
+    shared = CapsuleShared(None, 4, 8, SlotAttention())
+    assert said(lambda: shared(1000 * children)) == []  # it normalizes its children
+    padded = Capsules(torch.cat([children, torch.full_like(children, 1e6)], 1), torch.arange(256).expand(16, -1) < 128)
+    assert said(lambda: CapsuleLinear(None, 10, 8, 16, SelfRouting(), expected_children=128)(padded)) == []
+
+
+def short_stack(schedule) -> CapsuleStack:
+    layers = [CapsuleLinear(32, 32, 16, 16, HeinsenRouting(2)) for _ in range(3)]
+    return CapsuleStack(*layers, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)])
+def test_the_first_layer_of_a_stack_says_it_for_all(schedule):
+    (message,) = said(lambda: short_stack(schedule)(1e-6 * torch.randn(4, 32, 16)))
+    assert "starts dead" in message
+    stack = short_stack(schedule)
+    assert said(lambda: stack(torch.randn(4, 32, 16))) == []
+    assert not any(layer.first_pass.is_due for layer in stack.layers)
+
+
+def test_layers_of_a_plain_network_say_it_once():
+    layers = [CapsuleLinear(32, 32, 16, 16, DynamicRouting(2, init="paper")) for _ in range(5)]
+    (message,) = said(lambda: nn.Sequential(*layers)(torch.randn(4, 32, 16)))
+    assert "starts dead" in message
+
+
+def test_a_published_initialization_may_begin_short_but_not_dead():
+    layers = [CapsuleLinear(32, 32, 16, 16, DynamicRouting(2, init="paper")) for _ in range(2)]
+    assert said(lambda: layers[0](0.5 * torch.randn(4, 32, 16))) == []
+    assert len(said(lambda: layers[1](1e-5 * torch.randn(4, 32, 16)))) == 1
+
+
+def test_padding_of_a_convolution_is_no_child():
+    conv = CapsuleConv2d(4, 8, 8, 8, 3, EMRouting(), padding=1)
+    (message,) = said(lambda: conv(100 * torch.randn(2, 4, 3, 3, 8)))
+    assert "root mean square of" in message
+    conv = CapsuleConv2d(4, 8, 8, 8, 3, EMRouting(), padding=1)
+    assert said(lambda: conv(torch.randn(2, 4, 3, 3, 8))) == []
+
+
+def test_few_samples_and_coefficients_are_looked_at(monkeypatch):
+    routing = changed(InvertedAttentionRouting(), **LONG_VOTES)
+    asked = []
+    coefficients = InvertedAttentionRouting.coefficients
+
+    def record(self, votes, agreement):
+        found = coefficients(self, votes, agreement)
+        asked.append(tuple(found.shape))
+        return found
+
+    monkeypatch.setattr(InvertedAttentionRouting, "coefficients", record)
+    children = torch.randn(20, 128, 8)
+    for most, shape in ((2**22, (8, 128, 10)), (2 * 1280, (2, 128, 10)), (1000, None)):
+        monkeypatch.setattr(first_pass, "COEFFICIENTS", most)
+        found = said(lambda: CapsuleLinear(128, 10, 8, 16, routing)(children))
+        assert asked == ([] if shape is None else [shape])
+        assert len(found) == len(asked)
+        asked.clear()
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
+def test_looking_changes_nothing(backend):
+    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting()):
+        torch.manual_seed(0)
+        layer = CapsuleLinear(32, 4, 8, 8, routing, backend=backend)
+        x = torch.randn(4, 32, 8, requires_grad=True)
+        other = copy.deepcopy(layer)
+        other.first_pass.is_due = False
+        state = torch.get_rng_state()
+        results = []
+        for each in (layer, other):
+            torch.set_rng_state(state)
+            out = each(x)
+            results.append([out.poses, *torch.autograd.grad(out.poses.square().sum(), [x, each.weight])])
+            results[-1] += [*each.state_dict().values(), torch.get_rng_state()]
+        assert not layer.first_pass.is_due
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
+
+
+class Poses(nn.Module):
+    """A layer whose output can be traced."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, poses: Tensor) -> Tensor:
+        return self.layer(poses).poses
+
+
+def test_compiled_exported_and_transformed_layers_say_nothing():
+    layer, children = saturated()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert said(lambda: compiled(children)) == []
+    assert said(lambda: torch.export.export(layer, (children,))) == []
+    assert said(lambda: torch.vmap(lambda x: layer(x[None]).poses)(children)) == []
+    assert said(lambda: torch.jit.trace(Poses(layer), children, check_trace=False)) == []
+    assert said(lambda: layer.to("meta")(children.to("meta"))) == []
+    stack = CapsuleStack(saturated()[0], CapsuleLinear(10, 4, 16, 8, DynamicRouting()))
+    assert said(lambda: torch.compile(stack, fullgraph=True, backend="eager")(children)) == []
+    assert stack.layers[0].first_pass.is_due
