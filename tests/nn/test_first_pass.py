@@ -183,13 +183,30 @@ def short_stack(schedule) -> CapsuleStack:
     return CapsuleStack(*layers, schedule=schedule)
 
 
+def test_lengths_that_saturate_later_are_said_once_at_the_hundredth_pass():
+    layer, children = saturated()
+    children = squash(children)
+    assert said(lambda: [layer(children) for _ in range(50)]) == []
+    layer.weight.data *= 100  # one step with a learning rate that is too high
+    assert said(lambda: [layer(children) for _ in range(49)]) == []
+    (message,) = said(lambda: [layer(children) for _ in range(101)])
+    assert "has saturated since training began: the lengths of its parents are 1.0000 on average" in message
+    assert "Lower the learning rate" in message
+    dead, _ = saturated()
+    dead(children)
+    dead.weight.data *= 1e-9
+    (message,) = said(lambda: [dead(children) for _ in range(101)])
+    assert "has died since training began" in message
+    assert dead.first_pass.is_over
+
+
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)])
 def test_the_first_layer_of_a_stack_says_it_for_all(schedule):
     (message,) = said(lambda: short_stack(schedule)(1e-6 * torch.randn(4, 32, 16)))
     assert "starts dead" in message
     stack = short_stack(schedule)
     assert said(lambda: stack(torch.randn(4, 32, 16))) == []
-    assert not any(layer.first_pass.is_due for layer in stack.layers)
+    assert [layer.first_pass.passes for layer in stack.layers] == [1, 1, 1]
 
 
 def test_layers_of_a_plain_network_say_it_once():
@@ -239,7 +256,7 @@ def test_looking_changes_nothing(backend):
         layer = CapsuleLinear(32, 4, 8, 8, routing, backend=backend)
         x = torch.randn(4, 32, 8, requires_grad=True)
         other = copy.deepcopy(layer)
-        other.first_pass.is_due = False
+        other.first_pass.is_over = True
         state = torch.get_rng_state()
         results = []
         for each in (layer, other):
@@ -247,7 +264,7 @@ def test_looking_changes_nothing(backend):
             out = each(x)
             results.append([out.poses, *torch.autograd.grad(out.poses.square().sum(), [x, each.weight])])
             results[-1] += [*each.state_dict().values(), torch.get_rng_state()]
-        assert not layer.first_pass.is_due
+        assert layer.first_pass.passes == 1
         for a, b in zip(*results, strict=True):
             assert torch.equal(a, b)
 
@@ -273,4 +290,4 @@ def test_compiled_exported_and_transformed_layers_say_nothing():
     assert said(lambda: layer.to("meta")(children.to("meta"))) == []
     stack = CapsuleStack(saturated()[0], CapsuleLinear(10, 4, 16, 8, DynamicRouting()))
     assert said(lambda: torch.compile(stack, fullgraph=True, backend="eager")(children)) == []
-    assert stack.layers[0].first_pass.is_due
+    assert stack.layers[0].first_pass.passes == 0

@@ -1,7 +1,9 @@
 """What a capsule layer looks at in its first pass in training mode: whether it can learn from its first weights.
 
 A layer whose parents start dead or saturated, or whose first coefficients are nearly hard, often learns nothing, and
-nobody says why: the network stays at the accuracy of chance. The layer says so in one warning, with the remedy.
+nobody says why: the network stays at the accuracy of chance. The layer says so in one warning, with the remedy. At its
+100th pass it looks once more, whether all lengths have gone to 1: with a learning rate that is too high they do so in
+one step.
 """
 
 import contextlib
@@ -31,38 +33,52 @@ DEAD_AS_PUBLISHED = 1e-10
 SATURATED, NO_SPREAD = 0.98, 0.02  # mean activation, and its standard deviation between samples
 LONG = 5.0  # root mean square of the entries of a child; a LayerNorm makes it 1, and a squash makes it smaller
 HARD = 0.9  # mean of the largest coefficient of a child, or of a parent where the softmax is over the children
+LOOKS = (1, 100)  # passes; by the second one a learning rate that is too high has done what it does
 IMAGES, COEFFICIENTS = 8, 2**22  # at most so many samples, or maps, and so many coefficients are looked at
 
 
 class FirstPass:
-    """Whether the first pass of a layer is still to come. Shallow copies of a layer share it: nn.DataParallel makes
-    some at every call."""
+    """The passes in training mode of a layer, counted until it has looked at the last one of LOOKS. Shallow copies of a
+    layer share them: nn.DataParallel makes some at every call."""
 
     def __init__(self) -> None:
-        self.is_due = True
+        self.passes, self.is_over, self.is_held = 0, False, False
 
 
 @contextlib.contextmanager
 def looking(*layers: "CapsuleLayer") -> Iterator[None]:
-    """Look at the pass of these layers within this context, if it is their first one, and warn of the first layer that
-    cannot learn: what comes after it follows from it."""
-    due = [layer for layer in layers if layer.training and layer.first_pass.is_due]
-    if not due or is_traced():
+    """Count a pass of these layers within this context. If it is one of LOOKS, warn of the first layer that cannot
+    learn: what comes after it follows from it."""
+    counted = [
+        layer for layer in layers if layer.training and not (layer.first_pass.is_over or layer.first_pass.is_held)
+    ]
+    if not counted or is_traced():
         yield
         return
+    due: list[CapsuleLayer] = []
     last: dict[int, Iteration] = {}
     with contextlib.ExitStack() as stack:
-        for k, layer in enumerate(due):
-            layer.first_pass.is_due = False
-            stack.enter_context(layer.routing.watched(partial(last.__setitem__, k)))
+        for layer in counted:
+            state = layer.first_pass
+            state.passes, state.is_held = state.passes + 1, True
+            stack.callback(setattr, state, "is_held", False)
+            if state.passes in LOOKS:
+                state.is_over = state.passes == max(LOOKS)
+                stack.enter_context(layer.routing.watched(partial(last.__setitem__, len(due))))
+                due.append(layer)
         yield
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
         return
     with torch.no_grad():
         for k, layer in enumerate(due):
-            problem = problem_of(layer.routing, last[k]) if k in last and _has_values(last[k].parents.poses) else None
+            if k not in last or not _has_values(last[k].parents.poses):
+                continue
+            look = problem_of if layer.first_pass.passes == 1 else later_problem_of
+            problem = look(layer.routing, last[k])
             if problem is not None:
                 mark(last[k].parents)
+                for each in due:
+                    each.first_pass.is_over = True
                 warnings.warn(f"{type(layer).__name__}({layer.extra_repr()}) {problem}", stacklevel=_caller())
                 return
 
@@ -105,15 +121,12 @@ def problem_of(routing: Routing, iteration: Iteration) -> str | None:
         )
     if as_published:
         return None
-    several = activations.shape[0] > 1 and activations.shape[1] > 1
-    if routing.measures_presence and several:
-        mean, spread = activations.mean().item(), activations.std(0).mean().item()
-        if mean > SATURATED and spread < NO_SPREAD:
+    if routing.measures_presence:
+        found = _saturation(activations)
+        if found is not None:
             return (
-                f"starts saturated: the activations of its parents are {mean:.4f} on average and differ by "
-                f"{spread:.1g} between samples, so that hardly any gradient passes. Squash the children "
-                "(torchcaps.squash, PrimaryCapsules, CapsuleHead), or use a routing with init='fan_in' or a smaller "
-                "gain"
+                f"starts saturated: the activations of its parents are {found}. Squash the children (torchcaps.squash, "
+                "PrimaryCapsules, CapsuleHead), or use a routing with init='fan_in' or a smaller gain"
             )
     largest = _largest_coefficient(routing, iteration)
     if largest > HARD:
@@ -124,6 +137,32 @@ def problem_of(routing: Routing, iteration: Iteration) -> str | None:
             "more alike"
         )
     return None
+
+
+def later_problem_of(routing: Routing, iteration: Iteration) -> str | None:
+    """Return why a layer has stopped to learn since its first pass, or None. Only lengths can saturate for good."""
+    if not routing.measures_presence or routing.gives_scores:
+        return None
+    lengths = iteration.parents.activations.float()
+    found = _saturation(lengths)
+    if found is not None:
+        return (
+            f"has saturated since training began: the lengths of its parents are {found}. Lower the learning rate, "
+            "and begin with new weights"
+        )
+    if lengths.amax(1).mean() < DEAD_AS_PUBLISHED:
+        return "has died since training began: its parents have no length. Lower the learning rate"
+    return None
+
+
+def _saturation(activations: Tensor) -> str | None:
+    """Return how saturated activations are, or None if they are not, or if one sample or one parent cannot tell."""
+    if activations.shape[0] < 2 or activations.shape[1] < 2:
+        return None
+    mean, spread = activations.mean().item(), activations.std(0).mean().item()
+    if mean <= SATURATED or spread >= NO_SPREAD:
+        return None
+    return f"{mean:.4f} on average and differ by {spread:.1g} between samples, so that hardly any gradient passes"
 
 
 def _has_values(x: Tensor) -> bool:

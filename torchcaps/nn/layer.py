@@ -20,7 +20,7 @@ class CapsuleLayer(nn.Module, ABC):
         bias: biases of the votes, or None.
         layer_shape: shape of the layer, as its routing sees it.
         routing: routing algorithm, with parameters of its own.
-        first_pass: whether the layer has yet to look at its first pass in training mode.
+        first_pass: count of the first passes in training mode, which the layer looks at.
     """
 
     weight: nn.Parameter | None
@@ -58,10 +58,10 @@ class CapsuleLayer(nn.Module, ABC):
     def route(self, capsules: Capsules | Tensor, votes: Votes, return_coefficients: bool) -> Capsules:
         """Route these votes of the children. The first pass in training mode warns if the layer cannot learn from its
         first weights."""
-        if torch.compiler.is_compiling() or not self.training or not self.first_pass.is_due:
+        if torch.compiler.is_compiling() or not self.training or self.first_pass.is_over:
             return self.routing(votes, return_coefficients=return_coefficients)
         if follows_a_warning(capsules):
-            self.first_pass.is_due = False
+            self.first_pass.is_over = True
             parents = self.routing(votes, return_coefficients=return_coefficients)
             mark(parents)
             return parents
@@ -70,4 +70,4 @@ class CapsuleLayer(nn.Module, ABC):
 
 
 def _has_weights(layer: CapsuleLayer, incompatible_keys: object) -> None:
-    layer.first_pass.is_due = False  # weights that were loaded are not first weights
+    layer.first_pass.is_over = True  # weights that were loaded are not first weights
