@@ -38,6 +38,7 @@ from torchcaps.routing import Equilibrium, Gradient, Routing
 BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
 # Children, parents and entries of a pose in the layers that `first_pass` measures, and what it measures there.
 SIZES = ((16, 10, 16), (128, 10, 16), (1152, 10, 16), (32, 32, 16), (32, 100, 8))
+SOFT = 0.5
 GAINS, ALIKES = (0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8), (0.0, 0.9, 0.98)
 
 
@@ -301,8 +302,8 @@ def first_pass(
     """Measure the first passes of new layers over gain and alike, print them as a table, and propose values.
 
     The stacks have 16 to 1152 children and 10 to 100 parents, with poses of 8 and 16 entries, and children of length
-    1/2 in random directions. Proposed is the row whose lengths are nearest to 1/2 in all layers, among those with soft
-    coefficients (the largest at most 1/2 on average) and parents that differ between samples (spread at least 0.1).
+    1/2 in random directions. Proposed is the row whose lengths are nearest to 1/2 in all layers, among those that pass
+    `assert_stacks_are_alive`; rows with soft coefficients (the largest at most 1/2 on average) come first.
 
     Args:
         routing: the routing, which keeps its own values.
@@ -313,8 +314,8 @@ def first_pass(
         The proposed row.
 
     Raises:
-        ValueError: the routing has no vote weights (`needs_poses`), or no row has soft coefficients and parents that
-            differ; then bound the votes by `apart`, or change the algorithm.
+        ValueError: the routing has no vote weights (`needs_poses`), or no row keeps stacks alive; then try others, or
+            bound the first votes by `apart`.
     """
     if routing.needs_poses:
         raise ValueError(f"{type(routing).__name__} takes the poses as votes: it has no vote weights, gain and alike")
@@ -327,18 +328,29 @@ def first_pass(
         own = "  <- now" if (gain, alike) == (routing.gain, routing.alike) else ""
         lengths = f"{row.shortest:.2g} to {row.longest:.2g}"
         print(f"{gain:7.3g} {alike:7.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{own}")
-    fits = [row for row in rows if row.largest <= 0.5 and row.spread >= 0.1 and row.shortest > 0]
-    if not fits:
-        raise ValueError("no gain and alike give soft coefficients and parents that differ: set apart, such as 0.3")
-    best = min(fits, key=lambda row: max(abs(math.log(2 * row.shortest)), abs(math.log(2 * row.longest))))
-    print(f"proposed: gain = {best.gain:g}, alike = {best.alike:g}")
-    return best
+    for row in sorted(rows, key=lambda row: (row.largest > SOFT, _distance(row))):
+        tried = _with(routing, row.gain, row.alike)
+        with contextlib.suppress(AssertionError):
+            assert_stacks_are_alive(tried)
+            print(f"proposed: gain = {row.gain:g}, alike = {row.alike:g}")
+            return row
+    raise ValueError("no gain and alike keep stacks alive: try others, or bound the first votes by apart, such as 0.3")
+
+
+def _distance(row: Pass) -> float:
+    """Return how far lengths are from 1/2, in any layer."""
+    return max(abs(math.log(2 * max(x, 1e-30))) for x in (row.shortest, row.longest))
+
+
+def _with(routing: Routing, gain: float, alike: float) -> Routing:
+    routing = copy.deepcopy(routing)
+    routing.gain, routing.alike, routing.init = gain, alike, "fan_in"
+    return routing
 
 
 def measure_first_pass(routing: Routing, gain: float, alike: float, layers: int = 3) -> Pass:
     """Measure the first passes with one gain and one alike, see `first_pass`."""
-    routing = copy.deepcopy(routing)
-    routing.gain, routing.alike, routing.init = gain, alike, "fan_in"
+    routing = _with(routing, gain, alike)
     lengths, spreads, largest = [], [], []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
