@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -73,7 +74,9 @@ def run(page: str) -> dict[str, Any]:
     """Run the Python of a page from top to bottom; check the shapes that its comments claim."""
     namespace: dict[str, Any] = {"__name__": page}
     for block in blocks("python", page):
-        exec(block, namespace)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Capsule")  # no example begins as no network should
+            exec(block, namespace)
         for name, described, shape in CLAIM.findall(block):
             value = eval(described or name, namespace)
             assert tuple(value.shape) == ast.literal_eval(shape), described or name

@@ -241,7 +241,7 @@ def test_few_samples_and_coefficients_are_looked_at(monkeypatch):
 
     monkeypatch.setattr(InvertedAttentionRouting, "coefficients", record)
     children = torch.randn(20, 128, 8)
-    for most, shape in ((2**22, (8, 128, 10)), (2 * 1280, (2, 128, 10)), (1000, None)):
+    for most, shape in ((2**20, (8, 128, 10)), (2 * 1280, (2, 128, 10)), (1000, None)):
         monkeypatch.setattr(first_pass, "COEFFICIENTS", most)
         found = said(lambda: CapsuleLinear(128, 10, 8, 16, routing)(children))
         assert asked == ([] if shape is None else [shape])

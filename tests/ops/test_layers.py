@@ -201,9 +201,12 @@ class TestPrecision:
             return [g.double() for g in torch.autograd.grad(loss, list(own.parameters()))]
 
         exact, eager = run("reference", torch.float64), run("reference", torch.float32)
+        names = [name for name, _ in layer.named_parameters()]
         for backend in UNSTORED:
-            for x, y, z in zip(exact, eager, run(backend, torch.float32), strict=True):
-                rounding = 4 * torch.finfo(torch.float32).eps * x.norm()
+            for name, x, y, z in zip(names, exact, eager, run(backend, torch.float32), strict=True):
+                # The terms of the bias's gradient are those of the weight's, and cancel to a thousandth of them.
+                size = exact[0].norm() / 4 if name == "bias" else x.norm()
+                rounding = 4 * torch.finfo(torch.float32).eps * size
                 assert (z - x).norm() <= 2 * (y - x).norm() + rounding, backend
 
 
@@ -236,6 +239,7 @@ def test_memory_does_not_grow_with_the_votes(name, kind, monkeypatch):
 
     def bytes_for(factor: int) -> int:
         layer, shape = GROWING[kind](factor, in_pose=(2, 2), out_pose=(2, 2), routing=make(name), backend="tiled")
+        layer.first_pass.is_over = True  # the first pass looks at coefficients, at most a million
         return allocated(layer, torch.randn(*shape, 2, 2))
 
     votes = 4 * 16 * 32 * 4 * (4 if kind in ("per child", "conv") else 8) * 3  # bytes of the added votes

@@ -27,7 +27,7 @@ class Deep(nn.Module):
         return Prediction(capsules.activations, capsules)
 
 
-def said(network: nn.Module, steps: int = 4) -> list[str]:
+def said(network: nn.Module, steps: int = 4, loss: nn.Module | None = None) -> list[str]:
     """Train and return the warnings."""
     data = TensorDataset(0.1 * torch.randn(16, 16, 8), torch.randint(3, (16,)))
     trainer = Trainer(
@@ -36,13 +36,13 @@ def said(network: nn.Module, steps: int = 4) -> list[str]:
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.fit(Classifier(network, MarginLoss(), classes=3), DataLoader(data, batch_size=4))
+        trainer.fit(Classifier(network, loss or MarginLoss(), classes=3), DataLoader(data, batch_size=4))
     return [str(x.message) for x in caught if x.filename.endswith(("alive.py", "test_alive.py"))]
 
 
 def test_a_stack_that_begins_dead_names_its_layer():
     (message,) = said(Deep(DynamicRouting(2, init="paper")))
-    assert message.startswith("CapsuleLinear(16, 16, in_pose=8, out_pose=8) starts dead: ")
+    assert message.startswith("CapsuleLinear(16, 3, in_pose=8, out_pose=8) starts dead: ")
     assert "init='fan_in'" in message
 
 
@@ -56,6 +56,20 @@ def test_a_first_layer_without_a_gradient_is_named():
     network._modules = {"below": network._modules.pop("below"), **network._modules}
     (message,) = said(network)
     assert "below" in message
+
+
+def test_a_cross_entropy_that_cannot_fall_is_named():
+    class Sure(Deep):
+        def forward(self, x: Tensor) -> Prediction:
+            scores, capsules = super().forward(x)
+            return Prediction(4 * scores, capsules)
+
+    (message,) = said(Deep(DynamicRouting(2)), loss=nn.CrossEntropyLoss())
+    assert message == (
+        "the cross-entropy of activations, which are from 0 to 1, cannot fall below 0.55 with 3 classes: use "
+        "torchcaps.MarginLoss, or logits such as those of a CapsuleHead"
+    )
+    assert said(Sure(DynamicRouting(2)), loss=nn.CrossEntropyLoss()) == []
 
 
 def test_networks_that_live_are_silent():

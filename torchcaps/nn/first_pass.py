@@ -34,7 +34,7 @@ SATURATED, NO_SPREAD = 0.98, 0.02  # mean activation, and its standard deviation
 LONG = 5.0  # root mean square of the entries of a child; a LayerNorm makes it 1, and a squash makes it smaller
 HARD = 0.9  # mean of the largest coefficient of a child, or of a parent where the softmax is over the children
 LOOKS = (1, 100)  # passes; by the second one a learning rate that is too high has done what it does
-IMAGES, COEFFICIENTS = 8, 2**22  # at most so many samples, or maps, and so many coefficients are looked at
+IMAGES, COEFFICIENTS = 8, 2**20  # at most so many samples, or maps, and so many coefficients are looked at
 
 
 class FirstPass:
