@@ -31,6 +31,7 @@ from torchcaps import (
     CapsuleConv1d,
     CapsuleConv2d,
     CapsuleFC,
+    CapsuleHead,
     CapsuleLinear,
     Capsules,
     CapsuleStack,
@@ -127,6 +128,7 @@ LAYERS = {  # each with the shape of an input
     "block without an aide": (lambda: CapsuleBlock2d(2, 2, 4, coefficients=None), (2, 2, 4, 4, 2)),
     "fully connected": (lambda: CapsuleFC(4, 3, 2), (2, 4, 2)),
     "decoder": (lambda: ToCapsules(MaskedDecoder(3, 4, (1, 5, 5), (6,))), (2, 3, 4)),
+    "head": (lambda: CapsuleHead(3, 4, EMRouting(2), types=2, pose=4), (2, 3, 2, 3)),
     "stack": stack("sequential"),
     "concurrent stack": stack("concurrent"),
 }
@@ -476,7 +478,7 @@ def test_networks_are_exported_with_any_batch(name):
 HALF = [torch.bfloat16, torch.float16]
 # Modules that consist of PyTorch's own layers and return what autocast makes of these. The others return the precision
 # of the poses that they are given.
-OF_OWN_LAYERS = {"primary", "block", "block without an aide", "fully connected", "decoder", *NETWORKS}
+OF_OWN_LAYERS = {"primary", "head", "block", "block without an aide", "fully connected", "decoder", *NETWORKS}
 
 
 def errors(found, exact) -> list[float]:

@@ -18,6 +18,7 @@ from torchcaps import (
     CapsuleConv1d,
     CapsuleConv2d,
     CapsuleFC,
+    CapsuleHead,
     CapsuleLinear,
     Capsules,
     CapsuleShared,
@@ -167,6 +168,7 @@ CASES: dict[str, Case] = {
     "CapsuleFC": Case(CapsuleFC, {"in_capsules": 3, "out_capsules": 2, "pose": 4}, (2, 3, 4)),
     "CapsuleBlock2d": Case(CapsuleBlock2d, {"capsules": 2, "in_pose": 4, "out_pose": 2}, (2, 2, 4, 4, 4)),
     "PrimaryCapsules": Case(PrimaryCapsules, {"in_channels": 2, "out_capsules": 2, "out_pose": 4}, (2, 2, 4, 4)),
+    "CapsuleHead": Case(CapsuleHead, {"in_features": 2, "classes": 2, "types": 2, "pose": 4}, (2, 2, 4, 4)),
     "RoutingPool2d": Case(RoutingPool2d, {"features": 2}, (2, 4, 4, 4)),
     "CapsNet": Case(
         CapsNet,

@@ -13,13 +13,24 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from torchcaps import CapsuleConv1d, CapsuleConv2d, CapsuleLinear, Capsules, DynamicRouting, use_backend
+from torchcaps import (
+    CapsuleConv1d,
+    CapsuleConv2d,
+    CapsuleLinear,
+    Capsules,
+    DynamicRouting,
+    EMRouting,
+    SlotAttention,
+    use_backend,
+)
 from torchcaps.ops.tiled import blocks
 from torchcaps.testing import (
     assert_backends_agree,
     assert_padding_changes_nothing,
     assert_routing_laws,
     assert_stacks_are_alive,
+    first_pass,
+    measure_first_pass,
 )
 
 names = pytest.mark.parametrize("name", ALGORITHMS)
@@ -87,6 +98,44 @@ def test_stacks_are_alive(name):
 def test_a_stack_that_dies():
     with pytest.raises(AssertionError, match="alive.*layer"):
         assert_stacks_are_alive(DynamicRouting(2, init="paper"))
+
+
+def test_hard_first_coefficients_are_found():
+    routing = EMRouting()
+    routing.alike = 0.0
+    with pytest.raises(AssertionError, match="nearly hard.*first_pass"):
+        assert_stacks_are_alive(routing)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if entry.stable])
+def test_own_gains_are_as_measured(name):
+    torch.set_default_dtype(torch.float32)
+    routing = make(name)
+    row = measure_first_pass(routing, routing.gain, routing.alike)
+    assert (row.gain, row.alike) == (routing.gain, routing.alike)
+    assert 0.01 <= row.shortest <= row.longest <= 1.001
+    assert row.largest <= 0.9
+    assert row.spread > 0.1
+
+
+def test_gains_are_found(capsys):
+    """A gain that somebody has guessed, half and twice of the right one, and what is proposed in its place."""
+    torch.set_default_dtype(torch.float32)
+    for guessed in (1.0, 4.4):
+        routing = DynamicRouting()
+        routing.gain, routing.alike = guessed, 0.0
+        found = first_pass(routing, gains=(1.0, 2.0), alikes=(0.0, 0.98))
+        assert (found.gain, found.alike) == (2.0, 0.98)
+        assert (routing.gain, routing.alike) == (guessed, 0.0)
+        printed = capsys.readouterr().out
+        assert f"{guessed:7.3g}       0 " in printed
+        assert "<- now" in printed
+        assert printed.endswith("proposed: gain = 2, alike = 0.98\n")
+    with pytest.raises(ValueError, match="takes the poses as votes"):
+        first_pass(SlotAttention())
+    routing.gain = 0.1
+    with pytest.raises(ValueError, match="no gain and alike keep stacks alive"):
+        first_pass(routing, gains=(), alikes=())
 
 
 @names
