@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import _register_namedtuple
 
 
@@ -25,6 +26,17 @@ def is_transformed() -> bool:
     last two."""
     transformed: bool = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
     return torch.jit.is_tracing() or transformed or (is_exported() and torch.onnx.is_in_onnx_export())
+
+
+def in_dispatch_mode() -> bool:
+    """Return whether a mode such as that of `make_fx` or of fake tensors sees every operator, and may have no values.
+    There is no public function for this."""
+    return _get_current_dispatch_mode() is not None
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether `module.compile()` was called. There is no public function for this."""
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_batched(x: Tensor) -> bool:

@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps import (
+    CapsuleConv1d,
     CapsuleConv2d,
     CapsuleHead,
     CapsuleLinear,
@@ -23,6 +25,7 @@ from torchcaps import (
     Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
+    RandomRouting,
     SelfRouting,
     SlotAttention,
     UniformRouting,
@@ -32,6 +35,7 @@ from torchcaps import (
     squash,
 )
 from torchcaps.nn import first_pass
+from torchcaps.ops import as_votes
 from torchcaps.routing import Routing
 
 
@@ -147,8 +151,9 @@ LONG_VOTES = {"gain": 100.0, "apart": 100.0, "alike": 0.0}
     ("routing", "size", "message"),
     [
         (DynamicRouting(), 1e-4, "starts dead: the largest activation of its parents is"),
+        (DynamicRouting(init="paper"), 1e-6, "starts dead: .* Use a routing with init='fan_in'"),
         (InvertedAttentionRouting(layer_norm=False), 1e-6, "starts dead: the largest length of its parents is"),
-        (EMRouting(), 1e-5, "starts dead: the largest length"),
+        (EMRouting(), 1e-5, "starts dead: the largest length .* another gain"),
         (DynamicRouting(), 100, "much longer .* root mean square of [89]"),
         (SelfRouting(), 100, "much longer"),
         (DynamicRouting(init="paper"), 100, "much longer"),
@@ -197,7 +202,7 @@ def test_lengths_that_saturate_later_are_said_once_at_the_hundredth_pass():
     dead.weight.data *= 1e-9
     (message,) = said(lambda: [dead(children) for _ in range(101)])
     assert "has died since training began" in message
-    assert dead.first_pass.is_over
+    assert dead.passes.is_over
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)])
@@ -206,7 +211,7 @@ def test_the_first_layer_of_a_stack_says_it_for_all(schedule):
     assert "starts dead" in message
     stack = short_stack(schedule)
     assert said(lambda: stack(torch.randn(4, 32, 16))) == []
-    assert [layer.first_pass.passes for layer in stack.layers] == [1, 1, 1]
+    assert [layer.passes.count for layer in stack.layers] == [1, 1, 1]
 
 
 def test_layers_of_a_plain_network_say_it_once():
@@ -219,6 +224,62 @@ def test_a_published_initialization_may_begin_short_but_not_dead():
     layers = [CapsuleLinear(32, 32, 16, 16, DynamicRouting(2, init="paper")) for _ in range(2)]
     assert said(lambda: layers[0](0.5 * torch.randn(4, 32, 16))) == []
     assert len(said(lambda: layers[1](1e-5 * torch.randn(4, 32, 16)))) == 1
+
+
+def test_stacks_and_layers_that_follow_each_other_say_it_once():
+    def dead() -> CapsuleLinear:
+        return CapsuleLinear(32, 32, 16, 16, HeinsenRouting(2))
+
+    for first, second in (
+        (dead(), CapsuleStack(dead(), dead())),
+        (CapsuleStack(dead(), dead()), dead()),
+        (CapsuleStack(dead(), dead()), CapsuleStack(dead(), dead(), schedule="concurrent")),
+    ):
+        assert len(said(lambda first=first, second=second: second(first(1e-6 * torch.randn(4, 32, 16))))) == 1
+
+
+def test_the_same_layer_twice_in_a_stack_is_looked_at_once():
+    layer = CapsuleLinear(32, 32, 16, 16, HeinsenRouting(2))
+    assert said(lambda: CapsuleStack(layer, layer)(torch.randn(4, 32, 16))) == []
+    assert layer.passes.count in (1, 2)
+
+
+def test_what_says_nothing_is_not_the_first_pass():
+    layer, children = saturated()
+    assert said(lambda: layer(children[:0])) == []
+    with pytest.raises(ValueError, match="expected"):
+        layer(children[:, :5])
+    assert layer.passes.count == 0
+    assert len(said(lambda: layer(children))) == 1
+    other, _ = saturated()
+    other.load_state_dict({}, strict=False)
+    assert len(said(lambda: other(children))) == 1
+
+
+def test_nan_zeros_and_lonely_children_are_no_problem_of_the_layer():
+    layer, children = saturated()
+    assert said(lambda: layer(torch.full_like(children, torch.nan))) == []
+    assert said(lambda: saturated()[0](torch.zeros_like(children))) == []
+    alone = Capsules(children, torch.arange(128).expand(16, -1) < 1)
+    assert said(lambda: saturated(VectorNormRouting())[0](alone)) == []
+    line = CapsuleConv1d(2, 3, 8, 8, 3, EMRouting(), padding=1)
+    garbage = torch.cat([torch.randn(4, 2, 5, 8), torch.full((4, 2, 5, 8), 1e4)], 2)
+    scores = torch.where(torch.arange(10) < 5, 0.0, -torch.inf).expand(4, 2, 10)
+    assert said(lambda: line(Capsules(garbage, scores, pose_dims=1))) == []
+
+
+class StoredLayer(CapsuleLinear):
+    """A layer of somebody who stores the votes."""
+
+    def votes(self, capsules, out_capsules=None):
+        poses = capsules.poses if isinstance(capsules, Capsules) else capsules
+        return as_votes(torch.einsum("bid,ijdh->bijh", poses, self.weight).detach())
+
+
+def test_stored_votes_are_looked_at_as_far_as_they_tell():
+    children = saturated()[1]
+    (message,) = said(lambda: StoredLayer(128, 10, 8, 16, DynamicRouting())(children))
+    assert message.startswith("StoredLayer(128, 10, in_pose=8, out_pose=16) starts saturated")
 
 
 def test_padding_of_a_convolution_is_no_child():
@@ -250,13 +311,28 @@ def test_few_samples_and_coefficients_are_looked_at(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
+def test_no_votes_are_kept_until_a_stack_ends(backend):
+    """Only those in a few samples are, as copies."""
+    layers = [CapsuleLinear(64, 64, 8, 8, DynamicRouting(2), backend=backend) for _ in range(2)]
+    kept = []
+    keep = first_pass._keep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_pass, "_keep", lambda last, *rest: (keep(last, *rest), kept.append(last)))
+        CapsuleStack(*layers)(0.1 * torch.randn(64, 64, 8, requires_grad=True))
+    for seen, _ in kept[-1].values():
+        assert seen.votes.batch == 8
+        assert seen.votes.poses.numel() == 8 * 64 * 8 == seen.votes.poses.untyped_storage().size() // 4
+        assert not seen.votes.poses.requires_grad
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
 def test_looking_changes_nothing(backend):
-    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting()):
+    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting(), RandomRouting(fixed=False)):
         torch.manual_seed(0)
         layer = CapsuleLinear(32, 4, 8, 8, routing, backend=backend)
         x = torch.randn(4, 32, 8, requires_grad=True)
         other = copy.deepcopy(layer)
-        other.first_pass.is_over = True
+        other.passes.is_over = True
         state = torch.get_rng_state()
         results = []
         for each in (layer, other):
@@ -264,7 +340,7 @@ def test_looking_changes_nothing(backend):
             out = each(x)
             results.append([out.poses, *torch.autograd.grad(out.poses.square().sum(), [x, each.weight])])
             results[-1] += [*each.state_dict().values(), torch.get_rng_state()]
-        assert layer.first_pass.passes == 1
+        assert layer.passes.count == 1
         for a, b in zip(*results, strict=True):
             assert torch.equal(a, b)
 
@@ -287,7 +363,8 @@ def test_compiled_exported_and_transformed_layers_say_nothing():
     assert said(lambda: torch.export.export(layer, (children,))) == []
     assert said(lambda: torch.vmap(lambda x: layer(x[None]).poses)(children)) == []
     assert said(lambda: torch.jit.trace(Poses(layer), children, check_trace=False)) == []
+    assert said(lambda: make_fx(lambda x: layer(x).poses)(children)) == []
     assert said(lambda: layer.to("meta")(children.to("meta"))) == []
     stack = CapsuleStack(saturated()[0], CapsuleLinear(10, 4, 16, 8, DynamicRouting()))
     assert said(lambda: torch.compile(stack, fullgraph=True, backend="eager")(children)) == []
-    assert stack.layers[0].first_pass.passes == 0
+    assert stack.layers[0].passes.count == 0

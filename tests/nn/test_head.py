@@ -1,7 +1,5 @@
 """The head for features of any network: its formula, its inputs, its first passes, and that it learns."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -250,6 +248,23 @@ def test_digits_are_learned_in_a_plain_loop(name, seed):
     assert best >= 0.97
 
 
-def test_repr():
-    assert "64, classes=10" in repr(CapsuleHead(64, 10))
-    assert math.prod(CapsuleHead(64, 10).primary.pose_conv.weight.shape) == 64 * 256
+def test_sizes_by_default():
+    head = CapsuleHead(64, 10)
+    assert "64, classes=10" in repr(head)
+    assert head.primary.pose_conv.weight.shape == (16 * 16, 64, 1, 1)
+    head.primary.pose_conv.reset_parameters()
+    head.reset_parameters()
+    assert head.primary.pose_conv.bias.std().item() == pytest.approx(0.7, rel=0.2)
+
+
+def test_large_scores_have_finite_gradients():
+    torch.set_default_dtype(torch.float32)
+    head = CapsuleHead(5, 3, EMRouting())
+    head.primary.score_conv.bias.data.fill_(200.0)
+    head(torch.randn(4, 5)).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in head.parameters())
+
+
+def test_a_single_feature_is_refused():
+    with pytest.raises(ValueError, match="in_features must be at least 2"):
+        CapsuleHead(1, 3)

@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_votes(name, kind, monkeypatch):
 
     def bytes_for(factor: int) -> int:
         layer, shape = GROWING[kind](factor, in_pose=(2, 2), out_pose=(2, 2), routing=make(name), backend="tiled")
-        layer.first_pass.is_over = True  # the first pass looks at coefficients, at most a million
+        layer.passes.is_over = True  # the first pass looks at coefficients, at most a million
         return allocated(layer, torch.randn(*shape, 2, 2))
 
     votes = 4 * 16 * 32 * 4 * (4 if kind in ("per child", "conv") else 8) * 3  # bytes of the added votes

@@ -7,20 +7,21 @@ one step.
 """
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import LazyVotes
-from torchcaps.private import is_traced
+from torchcaps.ops import Agreement, LazyVotes, windows
+from torchcaps.private import in_dispatch_mode, is_compiled, is_traced
 from torchcaps.routing import Iteration, Routing
 
 if TYPE_CHECKING:
@@ -37,55 +38,86 @@ LOOKS = (1, 100)  # passes; by the second one a learning rate that is too high h
 IMAGES, COEFFICIENTS = 8, 2**20  # at most so many samples, or maps, and so many coefficients are looked at
 
 
-class FirstPass:
-    """The passes in training mode of a layer, counted until it has looked at the last one of LOOKS. Shallow copies of a
+class Passes:
+    """The passes of a layer in training mode, counted until it has looked at the last one of LOOKS. Shallow copies of a
     layer share them: nn.DataParallel makes some at every call."""
 
     def __init__(self) -> None:
-        self.passes, self.is_over, self.is_held = 0, False, False
+        self.count, self.is_over, self.is_held = 0, False, False
+
+
+class Seen(NamedTuple):
+    """What is kept of an iteration until it is looked at: constants, and of the votes those in a few samples."""
+
+    parents: Capsules
+    lengths: Tensor
+    votes: LazyVotes | None
+    agreement: Agreement | None
 
 
 @contextlib.contextmanager
-def looking(*layers: "CapsuleLayer") -> Iterator[None]:
+def looking(*layers: "CapsuleLayer") -> Iterator[list[str]]:
     """Count a pass of these layers within this context. If it is one of LOOKS, warn of the first layer that cannot
-    learn: what comes after it follows from it."""
-    counted = [
-        layer for layer in layers if layer.training and not (layer.first_pass.is_over or layer.first_pass.is_held)
-    ]
-    if not counted or is_traced():
-        yield
+    learn: what comes after it follows from it. After the context the list that it gives has what was said."""
+    said: list[str] = []
+    counted = [layer for layer in layers if layer.training and not (layer.passes.is_over or layer.passes.is_held)]
+    if not counted or is_traced() or in_dispatch_mode():
+        yield said
         return
-    due: list[CapsuleLayer] = []
-    last: dict[int, Iteration] = {}
+    due = [layer for layer in dict.fromkeys(counted) if layer.passes.count + 1 in LOOKS and not is_compiled(layer)]
+    last: dict[CapsuleLayer, tuple[Seen, Capsules]] = {}
     with contextlib.ExitStack() as stack:
         for layer in counted:
-            state = layer.first_pass
-            state.passes, state.is_held = state.passes + 1, True
-            stack.callback(setattr, state, "is_held", False)
-            if state.passes in LOOKS:
-                state.is_over = state.passes == max(LOOKS)
-                stack.enter_context(layer.routing.watched(partial(last.__setitem__, len(due))))
-                due.append(layer)
-        yield
+            layer.passes.is_held = True
+            stack.callback(setattr, layer.passes, "is_held", False)
+        for layer in due:
+            stack.enter_context(layer.routing.watched(partial(_keep, last, layer)))
+        yield said
+    judged = [layer for layer in due if layer in last]
+    for layer in counted:
+        if layer in judged or layer not in due:
+            layer.passes.count += 1
+            layer.passes.is_over = layer.passes.count >= max(LOOKS)
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
         return
     with torch.no_grad():
-        for k, layer in enumerate(due):
-            if k not in last or not _has_values(last[k].parents.poses):
-                continue
-            look = problem_of if layer.first_pass.passes == 1 else later_problem_of
-            problem = look(layer.routing, last[k])
+        for layer in judged:
+            seen, parents = last[layer]
+            problem = (problem_of if layer.passes.count == 1 else later_problem_of)(layer.routing, seen)
             if problem is not None:
-                mark(last[k].parents)
-                for each in due:
-                    each.first_pass.is_over = True
-                warnings.warn(f"{type(layer).__name__}({layer.extra_repr()}) {problem}", stacklevel=_caller())
+                mark(parents)
+                for each in judged:
+                    each.passes.is_over = True
+                said.append(f"{type(layer).__name__}({layer.extra_repr()}) {problem}")
+                warnings.warn(said[0], stacklevel=_caller())
                 return
+
+
+def _keep(last: "dict[CapsuleLayer, tuple[Seen, Capsules]]", layer: "CapsuleLayer", iteration: Iteration) -> None:
+    """Keep what is looked at of an iteration that has values. Later iterations take the place of earlier ones."""
+    votes, agreement, parents = iteration.votes, iteration.agreement, iteration.parents
+    poses = parents.poses
+    captured = poses.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if type(poses) is not Tensor or poses.device.type == "meta" or not poses.numel() or captured:
+        return
+    with torch.no_grad():
+        lengths = vector_norm(poses.float(), dim=tuple(range(-len(votes.pose), 0)))
+        some = None
+        if isinstance(votes, LazyVotes):
+            per_map = votes.children * votes.parents * votes.batch // len(votes.poses)
+            some = votes.first_maps(max(1, min(IMAGES, COEFFICIENTS // per_map)))
+        if some is not None and agreement is not None:
+            of_samples = ("query", "parents", "mean", "precision", "prior")
+            values = {name: getattr(agreement, name, None) for name in of_samples}
+            taken = {name: x[: some.batch].clone() for name, x in values.items() if x is not None}
+            agreement = agreement._replace(**taken)
+    last[layer] = Seen(parents.detach(), lengths, some, agreement), parents
 
 
 def _caller() -> int:
     """Return the stack level of the code that called the network: the first outside of torchcaps and PyTorch."""
-    inside = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
+    folders = Path(__file__).parents[1], Path(torch.__file__).parent
+    inside = (*(f"{folder}{os.sep}" for folder in folders), contextlib.__file__)
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
@@ -102,55 +134,55 @@ def follows_a_warning(children: object) -> bool:
     return getattr(getattr(children, "poses", children), "torchcaps_warned", False)
 
 
-def problem_of(routing: Routing, iteration: Iteration) -> str | None:
-    """Return why a layer cannot learn from what it does in this iteration, its last one, or None."""
-    parents, as_published = iteration.parents, routing.init == "paper"
-    activations, least = parents.activations.float(), DEAD_AS_PUBLISHED if as_published else DEAD
-    for what, sizes in (("activation", activations), ("length", _lengths(iteration))):
-        size = sizes.amax(1).mean().item()
-        if size < least and (what == "length" or routing.measures_presence):
+def problem_of(routing: Routing, seen: Seen) -> str | None:
+    """Return why a layer cannot learn from what it does in its first pass, or None."""
+    as_published = routing.init == "paper"
+    activations, least = seen.parents.activations.float(), DEAD_AS_PUBLISHED if as_published else DEAD
+    size = _size_of_children(seen)
+    if size == 0:
+        return None  # zeros say nothing
+    for what, sizes in (("activation", activations), ("length", seen.lengths)):
+        largest = sizes.amax(1).mean().item()
+        if largest < least and (what == "length" or routing.measures_presence):
+            remedy = "Use a routing with init='fan_in'" if as_published else "Give the routing another gain"
             return (
-                f"starts dead: the largest {what} of its parents is {size:.1g} on average. Use a routing with "
-                "init='fan_in', fewer layers, or longer poses of the children"
+                f"starts dead: the largest {what} of its parents is {largest:.1g} on average. {remedy}, or use fewer "
+                "layers or longer poses of the children"
             )
-    size = _size_of_children(iteration)
-    if size > LONG:
+    if size is not None and size > LONG:
         return (
             f"has children much longer than its first weights assume: their entries have a root mean square of "
             f"{size:.3g}, not of about 1. Squash or normalize the children, or scale the inputs of the network"
         )
     if as_published:
         return None
-    if routing.measures_presence:
-        found = _saturation(activations)
-        if found is not None:
-            return (
-                f"starts saturated: the activations of its parents are {found}. Squash the children (torchcaps.squash, "
-                "PrimaryCapsules, CapsuleHead), or use a routing with init='fan_in' or a smaller gain"
-            )
-    largest = _largest_coefficient(routing, iteration)
+    saturation = _saturation(activations) if routing.measures_presence else None
+    if saturation is not None:
+        return (
+            f"starts saturated: the activations of its parents are {saturation}. Squash the children "
+            "(torchcaps.squash, PrimaryCapsules, CapsuleHead), or give the routing a smaller gain"
+        )
+    largest = _largest_coefficient(routing, seen)
     if largest > HARD:
         of = "child" if routing.softmax == "parents" else "parent"
         return (
             f"starts with hard coefficients: the largest of a {of} is {largest:.3f} on average, so that the others "
-            "hardly learn. Squash or normalize the children, or use a routing with init='fan_in', a smaller gain or "
-            "more alike"
+            "hardly learn. Squash or normalize the children, or give the routing a smaller gain or more alike"
         )
     return None
 
 
-def later_problem_of(routing: Routing, iteration: Iteration) -> str | None:
+def later_problem_of(routing: Routing, seen: Seen) -> str | None:
     """Return why a layer has stopped to learn since its first pass, or None. Only lengths can saturate for good."""
     if not routing.measures_presence or routing.gives_scores:
         return None
-    lengths = iteration.parents.activations.float()
-    found = _saturation(lengths)
+    found = _saturation(seen.lengths)
     if found is not None:
         return (
             f"has saturated since training began: the lengths of its parents are {found}. Lower the learning rate, "
             "and begin with new weights"
         )
-    if lengths.amax(1).mean() < DEAD_AS_PUBLISHED:
+    if seen.lengths.amax(1).mean() < DEAD_AS_PUBLISHED:
         return "has died since training began: its parents have no length. Lower the learning rate"
     return None
 
@@ -160,53 +192,35 @@ def _saturation(activations: Tensor) -> str | None:
     if activations.shape[0] < 2 or activations.shape[1] < 2:
         return None
     mean, spread = activations.mean().item(), activations.std(0).mean().item()
-    if mean <= SATURATED or spread >= NO_SPREAD:
+    if not (mean > SATURATED and spread < NO_SPREAD):
         return None
     return f"{mean:.4f} on average and differ by {spread:.1g} between samples, so that hardly any gradient passes"
 
 
-def _has_values(x: Tensor) -> bool:
-    captured = x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return type(x) is Tensor and x.device.type != "meta" and x.numel() > 0 and not captured
-
-
-def _lengths(iteration: Iteration) -> Tensor:
-    poses = iteration.parents.poses.float()
-    return vector_norm(poses, dim=tuple(range(-len(iteration.votes.pose), 0)))
-
-
-def _size_of_children(iteration: Iteration) -> float:
-    """Return the root mean square of the entries of a child, the median over the children that are present."""
-    votes = iteration.votes
-    if not isinstance(votes, LazyVotes):
-        return 0.0
-    some = votes.first_maps(IMAGES)
-    sizes = some.poses.float().square().mean((-2, -1)).sqrt().flatten(1)
-    present = sizes > 0 if some.gates is None or some.grid else some.gates > 0
-    sizes = sizes[present]
+def _size_of_children(seen: Seen) -> float | None:
+    """Return the root mean square of the entries of a child, the median over the children that are present; 0 if all
+    are zero, and None if nobody knows."""
+    votes = seen.votes
+    if votes is None:
+        return None
+    sizes = votes.poses.float().square().mean((-2, -1)).sqrt()
+    if votes.grid:
+        sizes = windows(sizes, votes.kernel, votes.windows.stride, votes.windows.dilation)
+    sizes = sizes.flatten(1)
+    sizes = sizes[sizes > 0 if votes.gates is None else (sizes > 0) & (votes.gates > 0)]
     return sizes.median().item() if len(sizes) else 0.0
 
 
-def _largest_coefficient(routing: Routing, iteration: Iteration) -> float:
+def _largest_coefficient(routing: Routing, seen: Seen) -> float:
     """Return the mean of the largest coefficient of a child that is present, or of a parent; 0 if there are no
-    alternatives."""
-    votes, agreement = iteration.votes, iteration.agreement
-    over_parents = routing.softmax == "parents"
-    if agreement is None and not isinstance(votes, LazyVotes):
+    alternatives, or too many coefficients."""
+    votes = seen.votes
+    if votes is None or votes.batch * votes.children * votes.parents > COEFFICIENTS:
         return 0.0
-    assert isinstance(votes, LazyVotes)
-    if (votes.parents if over_parents else votes.children) < 2:
-        return 0.0
-    per_map = votes.children * votes.parents * votes.batch // len(votes.poses)
-    if per_map > COEFFICIENTS:
-        return 0.0
-    some = votes.first_maps(min(IMAGES, COEFFICIENTS // per_map))
-    if agreement is not None:
-        of_samples = ("query", "parents", "mean", "precision", "prior")
-        taken = {x: getattr(agreement, x) for x in of_samples if getattr(agreement, x, None) is not None}
-        agreement = agreement._replace(**{name: x[: some.batch] for name, x in taken.items()})
-    coefficients = routing.coefficients(some, agreement)
-    largest = coefficients.float().amax(2 if over_parents else 1)
-    if over_parents and some.gates is not None:
-        largest = largest[some.gates > 0]
+    coefficients = routing.coefficients(votes, seen.agreement).float()
+    present = torch.ones_like(coefficients[..., 0], dtype=torch.bool) if votes.gates is None else votes.gates > 0
+    if routing.softmax == "parents":
+        largest = coefficients.amax(2)[present] if votes.parents > 1 else coefficients[:0, 0, 0]
+    else:
+        largest = coefficients.amax(1)[present.sum(1) > 1]
     return largest.mean().item() if largest.numel() else 0.0

@@ -45,11 +45,12 @@ class CapsuleHead(nn.Module):
     Shape:
         - Input: feature maps `(batch, in_features, height, width)`, tokens `(batch, tokens, in_features)`, or vectors
           `(batch, in_features)`. With tokens also a mask, `(batch, tokens)` bool: False for padding, which changes
-          nothing.
+          nothing, whatever its finite features are.
         - Output: logits `(batch, classes)`, for cross-entropy or binary cross-entropy.
 
     Raises:
-        ValueError: the routing is slot attention with random slots, or the features or the mask have another shape.
+        ValueError: the routing is slot attention with random slots, there is a single feature, or features or mask have
+            another shape.
 
     Example:
         >>> import torch
@@ -75,16 +76,14 @@ class CapsuleHead(nn.Module):
     ):
         super().__init__()
         routing = DynamicRouting() if routing is None else routing
+        if in_features < 2:
+            raise ValueError("in_features must be at least 2: a LayerNorm of a single feature is always 0")
         if isinstance(routing, SlotAttention) and routing.start == "random":
             raise ValueError("random slots are the same for all classes: use SlotAttention(start='learned')")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_features, self.classes = in_features, classes
         self.norm = ChannelNorm()
         self.primary = PrimaryCapsules(in_features, types, pose, scores=routing.gives_scores, **factory)
-        # As large as what the features add (0.58): the mean of many positions is then not much shorter than one.
-        bias = self.primary.pose_conv.bias
-        assert bias is not None
-        nn.init.normal_(bias, std=0.7)
         # Classes begin alike, so that the first coefficients are soft, however few children there are.
         of_classes = copy.deepcopy(routing)
         of_classes.alike = max(routing.alike, 0.98)
@@ -103,9 +102,18 @@ class CapsuleHead(nn.Module):
                 )
                 layers.append(layer)
         self.capsules = CapsuleStack(*layers)
-        # No bias, which cross-entropy cancels, and no lengths that a LayerNorm has made equal.
+        # No bias, which would be the same for all classes, and no lengths that a LayerNorm has made equal.
         self.reads_presence = routing.measures_presence
         self.classifier = nn.Linear(pose + self.reads_presence, 1, bias=False, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the bias of the primary capsules anew; every other parameter belongs to a part with a method of this
+        name."""
+        bias = self.primary.pose_conv.bias
+        assert bias is not None
+        # As large as what the features add (0.58): the mean of many positions is then not much shorter than one.
+        nn.init.normal_(bias, std=0.7)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.predict(features, mask).scores
@@ -137,7 +145,8 @@ class CapsuleHead(nn.Module):
         positions = present.sum((1, 2), keepdim=True, dtype=dtype).clamp_min(1)
         log_gate = torch.where(present, -positions.log(), -torch.inf).unsqueeze(1)
         if capsules.scores is not None:
-            log_gate = log_gate + F.logsigmoid(capsules.scores.to(dtype))
+            # Below zero, where the logarithm below would have no gradient.
+            log_gate = (log_gate + F.logsigmoid(capsules.scores.to(dtype))).clamp_max(-torch.finfo(dtype).tiny)
         scores = log_gate - (-torch.expm1(log_gate)).log()  # whose sigmoid is the gate
         return capsules._replace(scores=scores.expand(poses.shape[:-1]))
 

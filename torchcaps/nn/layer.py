@@ -1,13 +1,14 @@
 """Base class of the capsule layers that route."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.first_pass import FirstPass, follows_a_warning, looking, mark
+from torchcaps.nn.first_pass import Passes, follows_a_warning, looking, mark
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routing
 
@@ -20,7 +21,7 @@ class CapsuleLayer(nn.Module, ABC):
         bias: biases of the votes, or None.
         layer_shape: shape of the layer, as its routing sees it.
         routing: routing algorithm, with parameters of its own.
-        first_pass: count of the first passes in training mode, which the layer looks at.
+        passes: count of the first passes in training mode, see `first_pass.py`.
     """
 
     weight: nn.Parameter | None
@@ -30,7 +31,7 @@ class CapsuleLayer(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first_pass = FirstPass()
+        self.passes = Passes()
         self.register_load_state_dict_post_hook(_has_weights)
 
     @abstractmethod
@@ -58,10 +59,10 @@ class CapsuleLayer(nn.Module, ABC):
     def route(self, capsules: Capsules | Tensor, votes: Votes, return_coefficients: bool) -> Capsules:
         """Route these votes of the children. The first pass in training mode warns if the layer cannot learn from its
         first weights."""
-        if torch.compiler.is_compiling() or not self.training or self.first_pass.is_over:
+        if torch.compiler.is_compiling() or not self.training or self.passes.is_over:
             return self.routing(votes, return_coefficients=return_coefficients)
         if follows_a_warning(capsules):
-            self.first_pass.is_over = True
+            self.passes.is_over = True
             parents = self.routing(votes, return_coefficients=return_coefficients)
             mark(parents)
             return parents
@@ -69,5 +70,6 @@ class CapsuleLayer(nn.Module, ABC):
             return self.routing(votes, return_coefficients=return_coefficients)
 
 
-def _has_weights(layer: CapsuleLayer, incompatible_keys: object) -> None:
-    layer.first_pass.is_over = True  # weights that were loaded are not first weights
+def _has_weights(layer: CapsuleLayer, incompatible_keys: Any) -> None:
+    if not incompatible_keys.missing_keys:  # weights that were loaded are not first weights
+        layer.passes.is_over = True

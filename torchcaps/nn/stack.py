@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.first_pass import looking
+from torchcaps.nn.first_pass import follows_a_warning, looking, mark
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Agreement, Votes
@@ -101,8 +101,12 @@ class CapsuleStack(nn.Module):
         parents = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
         if torch.compiler.is_compiling():
             return self._route(parents, return_coefficients)
-        with looking(*self.layers):
-            return self._route(parents, return_coefficients)
+        warned = follows_a_warning(capsules)
+        with looking(*([] if warned else self.layers)) as problems:
+            routed = self._route(parents, return_coefficients)
+        if warned or problems:
+            mark(routed)
+        return routed
 
     def _route(self, parents: Capsules, return_coefficients: bool) -> Capsules:
         if self.schedule == "sequential":

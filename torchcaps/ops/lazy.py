@@ -116,14 +116,13 @@ class LazyVotes(Votes):
         return votes
 
     def first_maps(self, count: int) -> Self:
-        """Return the votes in the first samples; on a grid, in all windows of the first maps."""
-        votes = copy.copy(self)
-        votes.poses = self.poses[:count]
+        """Return a copy of the votes in the first samples, as constants; on a grid, those of the first maps."""
+        votes = self.detach()
+        votes.poses = votes.poses[:count].clone()
         votes.batch = self.batch // len(self.poses) * len(votes.poses)
         votes.grid = (len(votes.poses), *self.grid[1:]) if self.grid else ()
-        votes.gates = None if self.gates is None else self.gates[: votes.batch]
+        votes.gates = None if votes.gates is None else votes.gates[: votes.batch].clone()
         votes.plain = None if self.plain is None else self.plain.first_maps(count)
-        votes.cache = Cache()
         return votes
 
     def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:

@@ -246,7 +246,8 @@ class Routing(nn.Module, ABC):
         A fraction `alike` of the variance is shared by all parents. Their first logits are then nearly equal, and the
         first coefficients are soft although the votes are long. The other part is at most `apart` times as long as
         the child: votes become longer with the number of parents, and without a bound, so would the differences of
-        their logits.
+        their logits. With `alike` 0 this bound shortens the votes themselves, which suits routings that normalize their
+        parents.
         """
         if self.init == "paper":
             self.reset_weight_as_in_paper(weight, shape)
