@@ -144,7 +144,7 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
     for what, sizes in (("activation", activations), ("length", seen.lengths)):
         largest = sizes.amax(1).mean().item()
         if largest < least and (what == "length" or routing.measures_presence):
-            remedy = "Use a routing with init='fan_in'" if as_published else "Give the routing another gain"
+            remedy = "Use a routing with init='fan_in'" if as_published else "Set another routing.gain"
             return (
                 f"starts dead: the largest {what} of its parents is {largest:.1g} on average. {remedy}, or use fewer "
                 "layers or longer poses of the children"
@@ -160,14 +160,14 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
     if saturation is not None:
         return (
             f"starts saturated: the activations of its parents are {saturation}. Squash the children "
-            "(torchcaps.squash, PrimaryCapsules, CapsuleHead), or give the routing a smaller gain"
+            "(torchcaps.squash, PrimaryCapsules, CapsuleHead), or set a smaller routing.gain"
         )
     largest = _largest_coefficient(routing, seen)
     if largest > HARD:
         of = "child" if routing.softmax == "parents" else "parent"
         return (
             f"starts with hard coefficients: the largest of a {of} is {largest:.3f} on average, so that the others "
-            "hardly learn. Squash or normalize the children, or give the routing a smaller gain or more alike"
+            "hardly learn. Squash or normalize the children, or set a smaller routing.gain or a larger routing.alike"
         )
     return None
 

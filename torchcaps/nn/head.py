@@ -45,7 +45,7 @@ class CapsuleHead(nn.Module):
     Shape:
         - Input: feature maps `(batch, in_features, height, width)`, tokens `(batch, tokens, in_features)`, or vectors
           `(batch, in_features)`. With tokens also a mask, `(batch, tokens)` bool: False for padding, which changes
-          nothing, whatever its finite features are.
+          nothing, whatever its features are.
         - Output: logits `(batch, classes)`, for cross-entropy or binary cross-entropy.
 
     Raises:
@@ -165,6 +165,7 @@ class CapsuleHead(nn.Module):
                 raise ValueError(f"a mask must be a bool tensor {expected}, got {shown(mask)} and features {size}")
             if mask.device != features.device:
                 raise ValueError(f"the features are on {features.device} and the mask on {mask.device}: move one")
+            features = torch.where(mask.unsqueeze(-1), features, 0)  # padding may be NaN
         if dims == 4:
             return features
         return features[..., None, None] if dims == 2 else features.transpose(1, 2).unsqueeze(-1)
