@@ -90,7 +90,8 @@ def play(cell: Cell, seed: int = 0) -> Outcome:
     held_out = min(HELD_OUT, len(labels) // 4)
     train, train_labels = images[held_out:], labels[held_out:]
     if cell.network == "head":
-        convolutions = [nn.Conv2d(1, 32, 5, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU()]
+        convolutions = [nn.Conv2d(1, 32, 5, 2), nn.BatchNorm2d(32), nn.ReLU()]
+        convolutions += [nn.Conv2d(32, 64, 3, 2), nn.BatchNorm2d(64), nn.ReLU()]
         network, loss = nn.Sequential(*convolutions, CapsuleHead(64, classes)), nn.CrossEntropyLoss()
     else:
         network, loss = create_model("capsnet_small", classes=classes, decoder=False), MarginLoss()
