@@ -319,7 +319,7 @@ def test_no_votes_are_kept_until_a_stack_ends(backend):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first_pass, "_keep", lambda last, *rest: (keep(last, *rest), kept.append(last)))
         CapsuleStack(*layers)(0.1 * torch.randn(64, 64, 8, requires_grad=True))
-    for seen, _ in kept[-1].values():
+    for seen in kept[-1].values():
         assert seen.votes.batch == 8
         assert seen.votes.poses.numel() == 8 * 64 * 8 == seen.votes.poses.untyped_storage().size() // 4
         assert not seen.votes.poses.requires_grad

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,45 +55,56 @@ class Seen(NamedTuple):
     agreement: Agreement | None
 
 
-@contextlib.contextmanager
-def looking(*layers: "CapsuleLayer") -> Iterator[list[str]]:
-    """Count a pass of these layers within this context. If it is one of LOOKS, warn of the first layer that cannot
-    learn: what comes after it follows from it. After the context the list that it gives has what was said."""
-    said: list[str] = []
-    counted = [layer for layer in layers if layer.training and not (layer.passes.is_over or layer.passes.is_held)]
+def look_at(layers: Sequence["CapsuleLayer"], children: Capsules | Tensor, route: Callable[[], Capsules]) -> Capsules:
+    """Return what `route` makes of these children in these layers. Count it as a pass of each layer in training mode,
+    and if it is one of LOOKS, warn of the first layer that cannot learn: what comes after it follows from it."""
+    if torch.compiler.is_compiling():
+        return route()
+    counted = [
+        layer
+        for layer in dict.fromkeys(layers)
+        if layer.training and not (layer.passes.is_over or layer.passes.is_held)
+    ]
     if not counted or is_traced() or in_dispatch_mode():
-        yield said
-        return
-    due = [layer for layer in dict.fromkeys(counted) if layer.passes.count + 1 in LOOKS and not is_compiled(layer)]
-    last: dict[CapsuleLayer, tuple[Seen, Capsules]] = {}
+        return route()
+    if getattr(getattr(children, "poses", children), "torchcaps_warned", False):
+        for layer in counted:
+            layer.passes.is_over = True
+        return _marked(route())
+    due = [layer for layer in counted if layer.passes.count + 1 in LOOKS and not is_compiled(layer)]
+    last: dict[CapsuleLayer, Seen] = {}
     with contextlib.ExitStack() as stack:
         for layer in counted:
             layer.passes.is_held = True
             stack.callback(setattr, layer.passes, "is_held", False)
         for layer in due:
             stack.enter_context(layer.routing.watched(partial(_keep, last, layer)))
-        yield said
-    judged = [layer for layer in due if layer in last]
+        parents = route()
     for layer in counted:
-        if layer in judged or layer not in due:
+        if layer in last or layer not in due:
             layer.passes.count += 1
             layer.passes.is_over = layer.passes.count >= max(LOOKS)
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
-        return
+        return parents
     with torch.no_grad():
-        for layer in judged:
-            seen, parents = last[layer]
-            problem = (problem_of if layer.passes.count == 1 else later_problem_of)(layer.routing, seen)
+        for layer in (layer for layer in due if layer in last):
+            look = problem_of if layer.passes.count == 1 else later_problem_of
+            problem = look(layer.routing, last[layer])
             if problem is not None:
-                mark(parents)
-                for each in judged:
+                for each in last:
                     each.passes.is_over = True
-                said.append(f"{type(layer).__name__}({layer.extra_repr()}) {problem}")
-                warnings.warn(said[0], stacklevel=_caller())
-                return
+                warnings.warn(f"{type(layer).__name__}({layer.extra_repr()}) {problem}", stacklevel=_caller())
+                return _marked(parents)
+    return parents
 
 
-def _keep(last: "dict[CapsuleLayer, tuple[Seen, Capsules]]", layer: "CapsuleLayer", iteration: Iteration) -> None:
+def _marked(parents: Capsules) -> Capsules:
+    """Mark parents that follow from a warning, so that the layers after them need not say it again."""
+    parents.poses.torchcaps_warned = True  # type: ignore[attr-defined]
+    return parents
+
+
+def _keep(last: "dict[CapsuleLayer, Seen]", layer: "CapsuleLayer", iteration: Iteration) -> None:
     """Keep what is looked at of an iteration that has values. Later iterations take the place of earlier ones."""
     votes, agreement, parents = iteration.votes, iteration.agreement, iteration.parents
     poses = parents.poses
@@ -111,7 +122,7 @@ def _keep(last: "dict[CapsuleLayer, tuple[Seen, Capsules]]", layer: "CapsuleLaye
             values = {name: getattr(agreement, name, None) for name in of_samples}
             taken = {name: x[: some.batch].clone() for name, x in values.items() if x is not None}
             agreement = agreement._replace(**taken)
-    last[layer] = Seen(parents.detach(), lengths, some, agreement), parents
+    last[layer] = Seen(parents.detach(), lengths, some, agreement)
 
 
 def _caller() -> int:
@@ -122,16 +133,6 @@ def _caller() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def mark(parents: Capsules) -> None:
-    """Mark the parents of a layer that has warned, so that the layers after it need not say it again."""
-    parents.poses.torchcaps_warned = True  # type: ignore[attr-defined]
-
-
-def follows_a_warning(children: object) -> bool:
-    """Return whether these children come from a layer that has warned in this pass."""
-    return getattr(getattr(children, "poses", children), "torchcaps_warned", False)
 
 
 def problem_of(routing: Routing, seen: Seen) -> str | None:

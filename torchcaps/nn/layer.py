@@ -1,14 +1,14 @@
 """Base class of the capsule layers that route."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.first_pass import Passes, follows_a_warning, looking, mark
+from torchcaps.nn.first_pass import Passes, look_at
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routing
 
@@ -59,15 +59,7 @@ class CapsuleLayer(nn.Module, ABC):
     def route(self, capsules: Capsules | Tensor, votes: Votes, return_coefficients: bool) -> Capsules:
         """Route these votes of the children. The first pass in training mode warns if the layer cannot learn from its
         first weights."""
-        if torch.compiler.is_compiling() or not self.training or self.passes.is_over:
-            return self.routing(votes, return_coefficients=return_coefficients)
-        if follows_a_warning(capsules):
-            self.passes.is_over = True
-            parents = self.routing(votes, return_coefficients=return_coefficients)
-            mark(parents)
-            return parents
-        with looking(self):
-            return self.routing(votes, return_coefficients=return_coefficients)
+        return look_at([self], capsules, partial(self.routing, votes, return_coefficients=return_coefficients))
 
 
 def _has_weights(layer: CapsuleLayer, incompatible_keys: Any) -> None:

@@ -1,6 +1,7 @@
 """Stacks of capsule layers, and schedules for the order in which the layers route."""
 
 import itertools
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
-from torchcaps.nn.first_pass import follows_a_warning, looking, mark
+from torchcaps.nn.first_pass import look_at
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Agreement, Votes
@@ -99,14 +100,7 @@ class CapsuleStack(nn.Module):
         """
         self._check()
         parents = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
-        if torch.compiler.is_compiling():
-            return self._route(parents, return_coefficients)
-        warned = follows_a_warning(capsules)
-        with looking(*([] if warned else self.layers)) as problems:
-            routed = self._route(parents, return_coefficients)
-        if warned or problems:
-            mark(routed)
-        return routed
+        return look_at(list(self.layers), capsules, partial(self._route, parents, return_coefficients))
 
     def _route(self, parents: Capsules, return_coefficients: bool) -> Capsules:
         if self.schedule == "sequential":

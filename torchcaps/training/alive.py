@@ -60,7 +60,7 @@ class BeginsAlive(Callback):
     def _look_at_scores(self, network: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Prediction) and isinstance(output.capsules, Capsules):
             scores, activations = output.scores.detach(), output.capsules.activations.detach()
-            if scores.shape == activations.shape and torch.equal(scores, activations) and _are_in_unit_range(scores):
+            if torch.equal(scores, activations) and _are_in_unit_range(scores):
                 least = math.log(1 + (scores.shape[1] - 1) / math.e)
                 self._warn(
                     f"the cross-entropy of activations, which are from 0 to 1, cannot fall below {least:.2f} with "
