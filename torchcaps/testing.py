@@ -255,26 +255,38 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
         torch.manual_seed(0)
         for name, stack, children in _stacks(routing, layers):
             for depth, layer in enumerate(stack, 1):
-                layer.passes.is_over = True  # what it would warn of is measured here
-                children = layer(children, return_coefficients=True)
-                poses = children.poses.flatten(-len(layer.out_pose))
-                size = vector_norm(poses, dim=-1).mean().item()
-                if not _measures_length(routing):
-                    size /= poses.shape[-1] ** 0.5
+                children, size, spread, largest = _measured(layer, children)
                 where = f"layer {depth} of {layers}, {name}"
                 if not 0.01 <= size <= 1.001:
                     raise AssertionError(
                         f"capsules do not stay alive: their size is {size:.2g} in {where}; look at the routing's "
                         f"averages={routing.averages}, gain={routing.gain} and alike={routing.alike}"
                     )
-                if not poses.std(0).mean() > 0.1 * poses.abs().mean():
+                if not spread > 0.1:
                     raise AssertionError(f"capsules forget their input: all samples are alike in {where}")
-                largest = _largest(children.coefficients, layer)
                 if largest > HARD:
                     raise AssertionError(
                         f"the first coefficients are nearly hard: the largest is {largest:.2g} on average in {where}; "
                         "torchcaps.testing.first_pass(routing) proposes values for gain and alike"
                     )
+
+
+def _measured(layer: Any, children: Capsules) -> tuple[Capsules, float, float, float]:
+    """Return the parents that a layer makes of children; their mean length, divided by the root of the number of
+    entries where it does not say how present they are; their spread between samples, relative to their size; and the
+    mean of the largest coefficient of a child, or of a parent where the softmax is over the children."""
+    layer.passes.is_over = True  # what it would warn of is measured here
+    parents = layer(children, return_coefficients=True)
+    poses, routing = parents.poses.flatten(-len(layer.out_pose)), layer.routing
+    size = vector_norm(poses, dim=-1).mean().item()
+    if routing.gives_scores or not routing.measures_presence:
+        size /= poses.shape[-1] ** 0.5
+    spread = (poses.std(0).mean() / poses.abs().mean().clamp_min(1e-30)).item()
+    coefficients: Any = parents.coefficients
+    over: tuple[int, ...] = (-1,)
+    if routing.softmax == "children":  # in a convolution the types and places of a window
+        over = tuple(range(1 if coefficients.dim() == 3 else 3, coefficients.dim() - 1))
+    return parents, size, spread, coefficients.amax(over).mean().item()
 
 
 class Pass(NamedTuple):
@@ -359,29 +371,11 @@ def measure_first_pass(routing: Routing, gain: float, alike: float, layers: int 
             children = Capsules(torch.randn(8, count, pose) / (2 * pose**0.5))
             for before in [count] + [parents] * (layers - 1):
                 layer = CapsuleLinear(before, parents, pose, pose, routing)
-                layer.passes.is_over = True  # what it would warn of is measured here
-                children = layer(children, return_coefficients=True)
-                poses = children.poses
-                size = vector_norm(poses, dim=-1).mean().item()
-                lengths.append(size if _measures_length(routing) else size / pose**0.5)
-                spreads.append((poses.std(0).mean() / poses.abs().mean().clamp_min(1e-30)).item())
-                largest.append(_largest(children.coefficients, layer))
+                children, size, spread, hardest = _measured(layer, children)
+                lengths.append(size)
+                spreads.append(spread)
+                largest.append(hardest)
     return Pass(gain, alike, min(lengths), max(lengths), min(spreads), max(largest))
-
-
-def _measures_length(routing: Routing) -> bool:
-    """Return whether the length of a parent says how present it is."""
-    return routing.measures_presence and not routing.gives_scores
-
-
-def _largest(coefficients: Tensor | None, layer: Any) -> float:
-    """Return the mean of the largest coefficient of a child, or of a parent where the softmax is over the children."""
-    assert coefficients is not None
-    if layer.routing.softmax == "parents":
-        return coefficients.amax(-1).mean().item()
-    # In a convolution the children of a parent are the types and places of its window.
-    children = range(1 if coefficients.dim() == 3 else 3, coefficients.dim() - 1)
-    return coefficients.amax(tuple(children)).mean().item()
 
 
 def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Capsules]]:
