@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-sanitized results clean
+.PHONY: demo test test-slow test-newest test-oldest test-sanitized results clean
 
 demo: .venv/.done
 	$(BIN)/torchcaps train quickstart
@@ -18,6 +18,22 @@ test: .venv/.done
 # Tests that take many minutes, such as whole trainings and compilation with the default backend.
 test-slow: .venv/.done
 	$(BIN)/pytest -m slow
+
+# The core on the newest versions of PyTorch and the libraries, with networks of torchvision, timm and transformers, and
+# on the oldest PyTorch that pyproject.toml allows.
+CORE := tests/ops tests/routing tests/nn tests/models tests/test_capsules.py tests/test_functional.py
+test-newest: .venv-newest/.done
+	.venv-newest/bin/pytest -n 2 --dist worksteal $(CORE)
+
+test-oldest: .venv-oldest/.done
+	.venv-oldest/bin/pytest -n 2 --dist worksteal $(CORE)
+
+.venv-newest/.done: EXTRA := torchvision timm
+.venv-oldest/.done: EXTRA := "torch==2.6.*"
+.venv-newest/.done .venv-oldest/.done: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --editable ".[dev]" $(EXTRA)
+	touch $@
 
 # Tests of the reductions with C++ kernels compiled for the address and undefined-behavior sanitizers.
 SANITIZED := build/sanitized
@@ -38,4 +54,4 @@ results: .venv/.done
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchcaps import functional
     from torchcaps.capsules import Capsules, Prediction
-    from torchcaps.models import CapsNet, create_model, list_models, register_model
+    from torchcaps.models import CapsNet, add_capsules, create_model, list_models, register_model
     from torchcaps.nn import (
         CapsuleBlock2d,
         CapsuleConv1d,
@@ -80,6 +80,7 @@ __all__ = [
     "UniformRouting",
     "VBRouting",
     "VectorNormRouting",
+    "add_capsules",
     "create_model",
     "functional",
     "list_models",

@@ -83,7 +83,7 @@ def test_no_warning_of_messages_is_shown(tmp_path, monkeypatch):
     for name in ("cpu_count", "process_cpu_count"):
         monkeypatch.setattr(os, name, lambda: 8, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
     run = ["train", "quickstart", "--data.batch_size=400", "--trainer.log_every_n_steps=1", *quiet]
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("ignore")
@@ -102,7 +102,7 @@ def test_no_warning_of_messages_is_shown(tmp_path, monkeypatch):
 def test_a_new_process_prints_what_is_for_the_user(tmp_path):
     """Lightning sets its loggers' levels when it is imported, which is after the command has begun."""
     code = f"import os; os.chdir({str(tmp_path)!r}); from torchcaps.cli import main; main(['train', 'quickstart', "
-    code += "'--smoke', '--trainer.enable_model_summary=false', '--trainer.enable_progress_bar=false'])"
+    code += "'--smoke', '--trainer.enable_progress_bar=false'])"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == ""
     *metrics, last = run.stdout.splitlines()

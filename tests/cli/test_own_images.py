@@ -5,14 +5,13 @@ import io
 import json
 import re
 import sys
-import types
 from pathlib import Path
 
 import pytest
 import torch
 from commands import call, error_of
 from pictures import draw_digits
-from torch import nn
+from vision import SIZE, WIDTHS, make_vision_model
 
 from torchcaps.inference import Trained
 
@@ -231,41 +230,36 @@ def test_continuing_a_run_and_testing_it(own, capfd):
     )
 
 
-class Fake(nn.Module):
-    """A network as torchvision has them."""
+def test_a_network_of_transformers(own, capfd, tmp_path):
+    """Its size and its colors become those of the data; predictions need no weights but those of the checkpoint."""
+    folder = make_vision_model(tmp_path / "vit", size=16, image_size=16, patch_size=4, **SIZE)
+    arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", "--model", f"transformers/{folder}"]
+    arguments += ["--model.network.trainable", "head", "--model.network.routing", "EMRouting"]
+    assert call("train", "own/images", "--smoke", *arguments) == 0
+    said = capfd.readouterr().err
+    assert f"trains transformers/{folder} with a CapsuleHead, EMRouting: " in said
+    assert re.search("[0-9,]+ parameters, [0-9,]+ of them trained, 3 classes, images of 3x16x16$", said, re.M)
+    best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
+    (folder / "model.safetensors").unlink()
+    trained = Trained.load(best)
+    assert trained.data.shape == (3, 16, 16)
+    assert trained.scores(torch.rand(4, 3, 16, 16)).shape == (4, 3)
+    assert trained.values["model"]["loss"]["class_path"] == "torch.nn.CrossEntropyLoss"
+    assert predict(own, str(own / "new" / "one"), "--ckpt_path", best, "--out", "p.csv") == 0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
-        self.late = nn.Conv2d(32, 32, 1)
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(32, 1000))
 
-    def forward(self, x):
-        x = self.features[1](self.features[0](x))
-        return self.classifier(self.avgpool(self.late(x)).flatten(1))
-
-
-@pytest.mark.parametrize("head", ["pool", "capsules"])
-def test_a_network_of_another_library(own, capfd, monkeypatch, head):
-    asked = []
-    models = types.ModuleType("torchvision.models")
-    models.get_model = lambda name, weights: asked.append((name, weights)) or Fake()
-    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
-    monkeypatch.setitem(sys.modules, "torchvision.models", models)
-    arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", "--model.network.head", head]
-    assert call("train", "own/images", "--model", "torchvision/resnet18", "--smoke", *arguments) == 0
-    assert asked[0] == ("resnet18", None)  # to learn its shape
-    assert ("resnet18", "DEFAULT") in asked
-    trained = Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt")
-    assert trained.data.shape == (3, 8, 8)  # gray pictures, in color
-    scores = trained.scores(torch.rand(4, 3, 8, 8))
-    assert scores.shape == (4, 3)
-    losses = {"pool": "torch.nn.CrossEntropyLoss", "capsules": "torchcaps.MarginLoss"}
-    assert trained.values["model"]["loss"]["class_path"] == losses[head]
-    if head == "capsules":
-        assert (scores >= 0).all()
-        assert (scores <= 1).all()
+def test_two_learning_rates_and_a_size(own, tmp_path):
+    folder = make_vision_model(tmp_path / "cnn", "ConvNext", **WIDTHS)
+    arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", "--model", f"transformers/{folder}"]
+    arguments += ["--model.network.pretrained", "false", "--model.features_lr", "0.0001", "--data.size", "64"]
+    assert call("train", "own/images", "--smoke", *arguments) == 0
+    last = torch.load("runs/own/images/smoke_0/checkpoints/last.ckpt", weights_only=True)
+    head, features = last["optimizer_states"][0]["param_groups"]
+    assert [group["one_cycle"][0] for group in (head, features)] == [0.003, 0.0001]
+    assert features["lr"] == pytest.approx(head["lr"] / 30)
+    names = [name for name in last["state_dict"] if name.startswith("network.classifier")]
+    assert 0 < len(head["params"]) <= len(names)
+    assert Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt").data.shape == (3, 64, 64)
 
 
 def test_a_network_of_texts_takes_no_pictures(own, capfd):

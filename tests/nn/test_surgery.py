@@ -1,8 +1,5 @@
 """replace_pooling: the pool is replaced, everything else stays, and errors."""
 
-import sys
-import types
-
 import pytest
 import torch
 from torch import nn
@@ -95,37 +92,3 @@ def test_resnet_of_this_library():
     expected = average(x).scores
     assert_close(routed(x).scores, expected)
     assert_close(replace_pooling(average, RoutingPool2d(16, 0.0))(x).scores, expected)
-
-
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_networks_by_name(library, monkeypatch):
-    asked = []
-
-    def build(name, **arguments):
-        asked.append((name, arguments))
-        return Net()
-
-    module = types.ModuleType(library)
-    if library == "timm":
-        module.create_model = build
-    else:
-        models = types.ModuleType("torchvision.models")
-        models.get_model = build
-        monkeypatch.setitem(sys.modules, "torchvision.models", models)
-    monkeypatch.setitem(sys.modules, library, module)
-    net = replace_pooling(f"{library}/resnet18", RoutingPool2d(4))
-    assert isinstance(net.avgpool, RoutingPool2d)
-    replace_pooling(f"{library}/resnet18", RoutingPool2d(4), pretrained=False)
-    with_weights, without = ({"pretrained": True}, {"pretrained": False})
-    if library == "torchvision":
-        with_weights, without = {"weights": "DEFAULT"}, {"weights": None}
-    assert asked == [("resnet18", with_weights), ("resnet18", without)]
-
-
-def test_networks_by_name_that_cannot_be_had(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match="'timm/resnet18' needs timm, which is missing: pip install timm"):
-        replace_pooling("timm/resnet18", RoutingPool2d(4))
-    for name in ("resnet18", "keras/resnet", "timm/"):
-        with pytest.raises(ValueError, match="expected a network's name, 'torchvision/NAME' or 'timm/NAME'"):
-            replace_pooling(name, RoutingPool2d(4))

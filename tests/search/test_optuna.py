@@ -88,7 +88,7 @@ def test_the_best_recipe_trains_as_the_best_trial_did(searched, monkeypatch, cap
     best = FOLDER / "best.yaml"
     row = max(table(), key=lambda row: float(row["val/accuracy"]))
     then = yaml.safe_load((Path(row["folder"]) / "version_0" / "config.yaml").read_text())
-    training = Training(load_recipe(str(best)), ["--trainer.enable_model_summary=false"])
+    training = Training(load_recipe(str(best)), [])
     now = training.arguments()
     assert {**now, "trainer": {**now["trainer"], "logger": True}} == {
         **then,

@@ -20,7 +20,7 @@ from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, d
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 TINY = [*QUIET, "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
 FOLDER = Path("runs/quickstart/version_0/checkpoints")
 

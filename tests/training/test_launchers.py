@@ -20,7 +20,7 @@ from torchcaps.cli import parser
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "distributed"
 BIN = Path(sys.executable).parent
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 SHORT = ["quickstart", *QUIET, "--data.batch_size=50", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO = ["--trainer.devices=2"]

@@ -21,7 +21,7 @@ from torchcaps.training.build import Training
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
-TINY += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+TINY += ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 CODE = "--allow_code"
 ROOT = Path(torchcaps.__file__).parent.parent
 

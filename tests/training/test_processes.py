@@ -40,7 +40,7 @@ RECIPES = {
         trainer: {max_epochs: 2}
         """,
 }
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 QUIET += ["--trainer.log_every_n_steps=1"]
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -106,7 +106,7 @@ def test_the_log_of_the_demo_is_small():
 
 def test_lines_in_a_training(capfd, monkeypatch):
     monkeypatch.setattr(ProgressLines.__init__, "__defaults__", (0.0,))
-    arguments = ["--trainer.enable_model_summary=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=2"]
+    arguments = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2"]
     arguments += ["--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
     with warnings.catch_warnings():
         assert main(["train", "quickstart", *arguments]) == 0

@@ -62,7 +62,7 @@ RECIPES = {
         data: {init_args: {batch_size: 2, encoder: bert, phrases: true}}
         """,
 }
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 QUIET += ["--trainer.limit_test_batches=1"]
 EPOCHS = ["--trainer.max_epochs=3"]
 STEPS = ["--trainer.max_epochs=-1", "--trainer.max_steps=10"]
@@ -76,6 +76,9 @@ CASES = {
         *("digits.yaml", *STEPS, "--data.val_size=100", "--trainer.val_check_interval=2"),
     ],
     "in memory, all of it": ["digits.yaml", *EPOCHS, "--data.batch_size=400", "--trainer.limit_train_batches=1.0"],
+    "in memory, compiled, the last batch smaller": [
+        *("digits.yaml", *EPOCHS, "--data.batch_size=400", "--trainer.limit_train_batches=1.0", "--model.compile=true"),
+    ],
     "in memory, workers": ["digits.yaml", *STEPS, "--data.num_workers=2"],
     "in memory, gradients of two batches": ["digits.yaml", *STEPS, "--trainer.accumulate_grad_batches=2"],
     "in memory, gradients of two of five": [

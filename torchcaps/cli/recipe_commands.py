@@ -21,8 +21,8 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument(
         "--model",
         metavar="NAME",
-        help="another network: a name from `torchcaps models`, or torchvision/NAME or timm/NAME where they are "
-        "installed",
+        help="another network: a name from `torchcaps models`, or torchvision/NAME, timm/NAME or transformers/FOLDER "
+        "where these are installed",
     )
     model.completer = complete_model  # type: ignore[attr-defined]
     parser.set_defaults(takes_overrides=True)
@@ -72,7 +72,7 @@ def _overrides_for(model: str | None) -> list[str]:
     if model is None:
         return []
     if "/" in model:
-        return ["--model.network=torchcaps.models.backbone_classifier", f"--model.network.name={model}"]
+        return ["--model.network=torchcaps.models.library_network", f"--model.network.name={model}"]
     from torchcaps.models import list_models
     from torchcaps.models.registry import import_path
 

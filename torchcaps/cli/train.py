@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{parser.epilog}. Your own data: torchcaps train own/images --data.folder FOLDER, with a folder of pictures "
         "for each class in it; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
     )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the training steps: the same as --model.compile true"
+    )
     parser.add_argument("--smoke", action="store_true", help="take two steps of two images, as a check")
 
 
@@ -35,10 +38,14 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     with needs("train"):
         from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
+    if options.compile:
+        overrides = ["--model.compile=true", *overrides]
     training = build_training(options, overrides, logs=True, smoke=options.smoke)
     try:
         check_test(training)
         checkpoint = None if options.ckpt_path is None else find_checkpoint(options, training, options.ckpt_path, "")[0]
+        if training.trainer.is_global_zero:
+            print(f"trains {training.what()}", file=sys.stderr)
         with bad_data(), can_be_resumed(checkpoint), ends_together(training.trainer):
             training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
             if isinstance(training.trainer.strategy.launcher, _MultiProcessingLauncher):

@@ -15,7 +15,7 @@ from torchcaps.data import LabeledData
 from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
 from torchcaps.training.names import known_names_only
-from torchcaps.training.parts import build_part
+from torchcaps.training.parts import build_part, untrained
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Trained:
         try:
             with nullcontext() if allow_code else known_names_only():
                 data = build_part(LabeledData, values["data"])
-                network = build_part(nn.Module, values["model"]["network"])
+                network = build_part(nn.Module, untrained(values["model"]["network"]))
         except Exception as error:  # values that anybody wrote, and classes of the user's own
             if isinstance(error, ImportError):
                 raise

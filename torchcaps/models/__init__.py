@@ -1,6 +1,7 @@
 """The networks of the papers, one file per paper, and the registry that builds them by name."""
 
-from torchcaps.models.backbone import BackboneClassifier, backbone_classifier
+from torchcaps.models.backbone import add_capsules, capsule_resnet, library_network
+from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.compare import CompareNet, compare, compare_average, compare_cnn
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
@@ -61,7 +62,6 @@ from torchcaps.models.zhao2019 import (
 )
 
 __all__ = [
-    "BackboneClassifier",
     "CapNet",
     "CapsNet",
     "CapsuleClassifier",
@@ -72,18 +72,20 @@ __all__ = [
     "EmbeddingMean",
     "EncapNet",
     "EncapsulatedModule2d",
+    "FeatureClassifier",
     "ResNetCapsNet",
     "StereoCNN",
     "StereoCapsNet",
     "VectorRoutingHead",
+    "add_capsules",
     "average_pooled_smallnorb",
-    "backbone_classifier",
     "capnet_dynamic",
     "capnet_em",
     "capsnet_affnist",
     "capsnet_digits",
     "capsnet_mnist",
     "capsnet_small",
+    "capsule_resnet",
     "cnn_cifar",
     "cnn_multimnist",
     "compare",
@@ -105,6 +107,7 @@ __all__ = [
     "inverted_attention_cifar10",
     "inverted_attention_cifar100",
     "inverted_attention_multimnist",
+    "library_network",
     "list_models",
     "load_authors_head",
     "load_authors_weights",

@@ -1,118 +1,277 @@
-"""Networks of other libraries, often pretrained, with a routing pool or class capsules in the place of their pool."""
+"""Capsules on the features of any network: of torchvision, timm, transformers, or one's own."""
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, NotNegative, checked
-from torchcaps.capsules import Capsules, Prediction
-from torchcaps.models.cnn import Standardize
-from torchcaps.models.inputs import check_images
-from torchcaps.nn import CapsuleLinear, RoutingPool2d
-from torchcaps.nn.surgery import global_pools, named_network, replace_module
-from torchcaps.routing import DynamicRouting
+from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
+from torchcaps.checks import one_line
+from torchcaps.models.cnn import FeatureClassifier, Standardize, Trainable
+from torchcaps.models.libraries import NamedNetwork, load_file, named_network
+from torchcaps.models.registry import register_model
+from torchcaps.models.zhao2019 import pooling_resnet
+from torchcaps.nn import CapsuleHead, RoutingPool2d
+from torchcaps.nn.modes import evaluating
+from torchcaps.nn.surgery import global_pools, replace_module, replace_pooling, up_to
+from torchcaps.routing import Routing
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in torchvision and most of timm
-CLASS_POSE = 16
+# Layers of torchvision's classifiers whose output are the features; of several in a network, the first one here.
+LAYERS = (
+    "permute",
+    "features",
+    "layers",
+    "layer4",
+    "trunk_output",
+    "conv5",
+    "inception5b",
+    "Mixed_7c",
+    "encoder",
+    "blocks",
+)
+MOST_OTHER_TOKENS = 16  # class and register tokens
 
 
-class BackboneClassifier(nn.Module):
-    """Network of another library that classifies images of its own classes by routing.
-
-    The last pool of the network, an `nn.AdaptiveAvgPool2d` to size 1, and its last linear layer are replaced. Images
-    are standardized by the mean and standard deviation of ImageNet.
+class Features(nn.Module):
+    """Features of a network before its pool, in the layout that a `CapsuleHead` takes.
 
     Args:
-        network: the network, which is changed in place.
-        classes: number of classes.
-        head: "pool" for a `RoutingPool2d` and a new linear layer; "capsules" for class capsules by dynamic routing, one
-            for each class, to which all positions of the map vote.
-        features: number of channels of a capsule, which must divide the channels that are pooled.
-        sharpness: sharpness of the routing pool.
+        network: module with a method `forward_features`, as timm's have, or whose output are the features or has them
+            as `last_hidden_state`, as in transformers.
+        example: a batch of inputs, which shows the layout: a map whose second and third sizes are equal has its
+            channels last.
+        skip_tokens: number of tokens to leave out, the first ones; None for those that precede a square of patches.
 
     Shape:
-        - Input: `(batch, 3, height, width)`, values in [0, 1].
-        - Output: a Prediction: scores `(batch, classes)`, logits with "pool" and lengths with "capsules".
-
-    Raises:
-        ValueError: the network has no such pool or no linear layer, or `features` does not divide its channels.
-
-    Reference:
-        Zhao & Huang 2019, section 3.4, for the pool; Sabour et al. 2017, section 4, for class capsules.
+        - Output: maps `(batch, channels, height, width)`, also of tokens that are a square of patches; other tokens
+          `(batch, tokens, channels)`; vectors `(batch, channels)`.
     """
 
-    @checked
-    def __init__(
-        self,
-        network: nn.Module,
-        classes: Count = 10,
-        head: Literal["pool", "capsules"] = "pool",
-        features: Count = 16,
-        sharpness: NotNegative = 5.0,
-    ):
+    def __init__(self, network: nn.Module, example: Tensor, skip_tokens: int | None):
         super().__init__()
-        modules = list(network.named_modules())
-        linears = [name for name, module in modules if isinstance(module, nn.Linear)]
-        pools = list(global_pools(network))
-        if not linears or not pools:
-            missing = "nn.Linear" if pools else "nn.AdaptiveAvgPool2d to size 1"
-            raise ValueError(f"{type(network).__name__} has no {missing}, which the head replaces: choose another one")
-        channels = network.get_submodule(linears[-1]).in_features
-        assert isinstance(channels, int)
-        if channels % features:
-            raise ValueError(f"features must divide the {channels} channels of the pooled map, got {features}")
-        self.image_shape, self.gives_logits = (3, None, None), head == "pool"
-        self.standardize = Standardize(MEAN, STD)
-        if head == "pool":
-            replace_module(network, pools[-1], RoutingPool2d(features, sharpness))
-            replace_module(network, linears[-1], nn.Linear(channels, classes))
-        else:
-            replace_module(network, pools[-1], _ClassLengths(channels, features, classes))
-            replace_module(network, linears[-1], nn.Identity())
-            after = [name for name, _ in modules].index(pools[-1])
-            for name, module in modules[after:]:
-                if isinstance(module, nn.Dropout):  # it would drop classes
-                    replace_module(network, name, nn.Identity())
         self.network = network
+        self.channels_last, self.skip_tokens, self.side = False, 0, 0
+        name = type(network).__name__
+        try:
+            with evaluating(network), torch.enable_grad():
+                found = self(example)
+                if isinstance(found, Tensor):
+                    self._drop_unused(found)
+        except NotImplementedError:
+            raise  # from a parameter without values, on the device "meta"
+        except Exception as error:
+            raise ValueError(
+                f"{name} does not run on inputs of shape {tuple(example.shape)} ({one_line(error)[:200]}): give an "
+                "example, or a size, that it takes"
+            ) from error
+        if not isinstance(found, Tensor) or found.dim() not in (2, 3, 4):
+            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"the features of {name} must be maps, tokens or vectors, got {shown}: choose another layer"
+            )
+        size = tuple(found.shape)
+        if len(size) == 4:
+            self.channels_last = size[1] == size[2] != size[3]
+        elif len(size) == 3:
+            square = math.isqrt(size[1])
+            others = size[1] - square**2
+            if skip_tokens is None:
+                skip_tokens = others if others <= MOST_OTHER_TOKENS else 0
+            if skip_tokens >= size[1]:
+                raise ValueError(f"skip_tokens must be less than the {size[1]} tokens of {name}, got {skip_tokens}")
+            self.skip_tokens, side = skip_tokens, math.isqrt(size[1] - skip_tokens)
+            self.side = side if side**2 == size[1] - skip_tokens else 0
+        self.channels = size[-1] if self.channels_last or len(size) < 4 else size[1]
 
-    def forward(self, images: Tensor) -> Prediction:
-        check_images(images, self.image_shape, next(self.parameters(), None))
-        return Prediction(self.network(self.standardize(images)))
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = getattr(self.network, "forward_features", self.network)(inputs)
+        features: Tensor = getattr(found, "last_hidden_state", found)
+        if self.channels_last:
+            return features.movedim(-1, 1)
+        if self.skip_tokens:
+            features = features[:, self.skip_tokens :]
+        return features.transpose(1, 2).unflatten(2, (self.side, self.side)) if self.side else features
 
-
-class _ClassLengths(nn.Module):
-    """Lengths of class capsules, as a map `(batch, classes, 1, 1)` in the place of a pooled one."""
-
-    def __init__(self, channels: int, features: int, classes: int):
-        super().__init__()
-        self.features = features
-        self.class_capsules = CapsuleLinear(
-            channels // features, classes, features, CLASS_POSE, DynamicRouting(3), share_positions=True
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        capsules = self.class_capsules(Capsules(x.unflatten(1, (-1, self.features)).movedim(2, -1)))
-        return capsules.activations[..., None, None]
+    def _drop_unused(self, features: Tensor) -> None:
+        """Drop the parts of the network that the features do not depend on, such as its classifier, and freeze other
+        parameters of which this is true: of several processes, each would wait for their gradients."""
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True) if parameters else ()
+        unused = {p for p, gradient in zip(parameters, gradients, strict=True) if gradient is None}
+        for name, part in list(self.network.named_children()):
+            own = set(part.parameters())
+            if own and own <= unused:
+                setattr(self.network, name, nn.Identity())
+        for parameter in unused:
+            parameter.requires_grad_(False)
 
 
 @checked
-def backbone_classifier(
-    name: str,
-    classes: Count = 10,
-    pretrained: bool = True,
-    head: Literal["pool", "capsules"] = "pool",
-    features: Count = 16,
-    sharpness: NotNegative = 5.0,
-) -> BackboneClassifier:
-    """Build a `BackboneClassifier` from a network of torchvision or timm.
+def add_capsules(
+    model: nn.Module | str,
+    classes: Count,
+    routing: Routing | None = None,
+    *,
+    layer: str | None = None,
+    example: Tensor | None = None,
+    skip_tokens: CountOrZero | None = None,
+    trainable: Trainable = "all",
+    pretrained: bool | str = True,
+    size: Count | None = None,
+    types: Count = 16,
+    pose: Count = 16,
+    parts: Count | None = None,
+) -> FeatureClassifier:
+    """Put a :class:`CapsuleHead` behind the features of a network, in the place of its pool and its classifier.
+
+        model = add_capsules("timm/vit_tiny_patch16_224", classes=10)
+        logits = model(images).scores  # images (batch, 3, 224, 224) in [0, 1]
+
+    The result has the network's features as `model.features` and the head as `model.classifier`, for example for two
+    learning rates.
 
     Args:
-        name: "torchvision/NAME" or "timm/NAME".
-        pretrained: whether it starts from the weights that its library publishes, which may be downloaded.
-        classes, head, features, sharpness: see `BackboneClassifier`.
+        model: the name of a network, "torchvision/NAME", "timm/NAME" or "transformers/FOLDER" (a folder, or a name of
+            the Hugging Face Hub), which then takes images in [0, 1] and standardizes them as its library says; or a
+            module, which takes what it took before, and should not be used for anything else afterwards.
+        classes, routing, types, pose, parts: see :class:`CapsuleHead`.
+        layer: name of the layer of a module whose output are the features, in `model.named_modules()`; None for
+            networks of the three libraries, and modules with a method `forward_features`, where it is known.
+        example: a batch of inputs of a module, to learn the layout of its features; None for an image of the size that
+            a network of the libraries was made for.
+        skip_tokens: number of first tokens to leave out; None for class and register tokens, which precede a square of
+            patches; 0 to keep all.
+        trainable: "all", or "head": the features then keep their weights and stay in evaluation mode, so that batch
+            normalization keeps its statistics too.
+        pretrained: for a name: True for the weights that its library publishes, which may be downloaded; the path of a
+            file of weights, `.safetensors` or a state dict of `torch.save`; False for random weights.
+        size: for a name: height and width of the images; None for those of its library.
 
     Raises:
         ImportError: the library is not installed.
-        ValueError: see `BackboneClassifier`.
+        ValueError: there is no such network or layer, it cannot be cut there, does not run on the example, or its
+            features are neither maps nor tokens nor vectors.
     """
-    return BackboneClassifier(named_network(name, pretrained), classes, head, features, sharpness)
+    named: NamedNetwork | None = None
+    if isinstance(model, str):
+        named = named_network(model, pretrained is True, size)
+        network = named.network
+    elif size is not None or pretrained is not True:
+        raise ValueError("size and pretrained are for a network that is given by its name: leave them out")
+    else:
+        network = model
+    part = _before_pool(network, layer)
+    like = next(part.parameters(), torch.empty(0))
+    if example is None:
+        example = like.new_zeros(1, *(_image_shape(network) if named is None else named.image_shape))
+    features = Features(part, example, skip_tokens)
+    if isinstance(pretrained, str):
+        load_file(part, pretrained, str(model))
+    factory: Any = {"device": like.device, "dtype": like.dtype}
+    head = CapsuleHead(features.channels, classes, routing, types, pose, parts, **factory)
+    if named is None:
+        return FeatureClassifier(features, head, None, trainable=trainable).train(network.training)
+    return _classifier(named, features, head, trainable)
+
+
+@checked
+def library_network(
+    name: str,
+    classes: Count = 10,
+    pretrained: bool | str = True,
+    head: Literal["capsules", "pool"] = "capsules",
+    routing: Routing | None = None,
+    trainable: Trainable = "all",
+    size: Count | None = None,
+    types: Count = 16,
+    pose: Count = 16,
+    features: Count = 16,
+    sharpness: NotNegative = 5.0,
+) -> FeatureClassifier:
+    """Build a network of a library with another end. This is what `--model timm/NAME` names.
+
+    Args:
+        name: "torchvision/NAME", "timm/NAME" or "transformers/FOLDER".
+        head: "capsules" for :func:`add_capsules`; "pool" for a :class:`RoutingPool2d` in the place of the network's
+            average pool, and a new linear layer in the place of the last one.
+        classes, pretrained, trainable, size: see :func:`add_capsules`.
+        routing, types, pose: see :class:`CapsuleHead`.
+        features, sharpness: see :class:`RoutingPool2d`.
+
+    Raises:
+        ImportError: the library is not installed.
+        ValueError: see :func:`add_capsules`; or the network has no average pool that could be replaced.
+    """
+    if head == "capsules":
+        own: Any = {"types": types, "pose": pose}
+        return add_capsules(name, classes, routing, trainable=trainable, pretrained=pretrained, size=size, **own)
+    named = named_network(name, pretrained is True, size)
+    network, pools = named.network, list(global_pools(named.network))
+    if not pools or name.startswith("transformers/"):
+        raise ValueError(f"{name} has no nn.AdaptiveAvgPool2d to size 1 that could be replaced: use head='capsules'")
+    replace_pooling(network, RoutingPool2d(features, sharpness), pools[-1])
+    if name.startswith("torchvision/"):  # a network of timm is built without its last layer
+        linears = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)]
+        replace_module(network, linears[-1], nn.Identity())
+    if isinstance(pretrained, str):
+        load_file(network, pretrained, name)
+    with evaluating(network), torch.no_grad():
+        pooled = network(torch.zeros(1, *named.image_shape))
+    return _classifier(named, network, nn.Linear(pooled.shape[1], classes), trainable)
+
+
+@register_model
+def capsule_resnet(
+    routing: Routing | None = None,
+    depth: Count = 20,
+    in_channels: Count = 3,
+    classes: Count = 10,
+    types: Count = 16,
+    pose: Count = 16,
+) -> FeatureClassifier:
+    """The ResNet of `pooling_resnet` with a CapsuleHead in place of its pool, not in a paper: 326,689 parameters."""
+    features = pooling_resnet(depth, in_channels, classes).features
+    assert isinstance(features, nn.Sequential)
+    return FeatureClassifier(features[:-2], CapsuleHead(64, classes, routing, types, pose), (in_channels, None, None))
+
+
+def _classifier(named: NamedNetwork, features: nn.Module, end: nn.Module, trainable: Trainable) -> FeatureClassifier:
+    """Return a classifier of images in [0, 1] with the features of a library's network."""
+    standardized = nn.Sequential(Standardize(named.mean, named.std), features)
+    return FeatureClassifier(standardized, end, named.image_shape, trainable=trainable).train()
+
+
+def _before_pool(network: nn.Module, layer: str | None) -> nn.Module:
+    """Return the part of a network whose output are the features."""
+    if layer is not None:
+        return up_to(network, layer)
+    if hasattr(network, "forward_features"):
+        return network
+    libraries = {kind.__module__.partition(".")[0] for kind in type(network).__mro__}
+    if "transformers" in libraries:
+        base: Any = network.base_model if "For" in type(network).__name__ else network  # ViTForImageClassification
+        return getattr(base, "vision_model", base)  # of CLIP
+    children = dict(network.named_children())
+    known = [name for name in LAYERS if name in children] if "torchvision" in libraries else []
+    if not known:
+        raise ValueError(
+            f"{type(network).__name__} does not say which of its layers has the features: give layer, the name of one; "
+            f"it has {', '.join(children)}"
+        )
+    last = children[known[0]]
+    return up_to(network, f"{known[0]}.{len(last) - 1}" if isinstance(last, nn.ModuleList) else known[0])
+
+
+def _image_shape(network: nn.Module) -> tuple[int, ...]:
+    """Return the shape of the images that a network of a library was made for."""
+    known: Any = getattr(network, "pretrained_cfg", None)  # of timm
+    if known:
+        return tuple(known["input_size"])
+    config: Any = getattr(network, "config", network)  # of transformers; networks of torchvision have image_size too
+    side = getattr(config, "image_size", 224)
+    side = side[-1] if isinstance(side, tuple | list) else side
+    libraries = {kind.__module__.partition(".")[0] for kind in type(network).__mro__}
+    if not libraries & {"torchvision", "transformers"}:
+        raise ValueError(f"give example, a batch of inputs of {type(network).__name__}")
+    return getattr(config, "num_channels", 3), side, side

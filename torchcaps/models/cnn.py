@@ -6,7 +6,7 @@ adds channels of zeros (option A, "padding").
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Prediction
 from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
+from torchcaps.nn import CapsuleHead
 
 Shortcut = Literal["projection", "padding"]
+Trainable = Literal["head", "all"]
 
 
 class Standardize(nn.Module):
@@ -130,22 +132,42 @@ class FeatureClassifier(nn.Module):
 
     Args:
         features: network from images to features.
-        classifier: layer from features to logits.
-        image_shape: channels, height and width of an image; None for any.
+        classifier: layer from features to logits, or a `CapsuleHead`.
+        image_shape: channels, height and width of an image; None for inputs of any shape.
         least: least height and width of an image.
+        trainable: "all", or "head": the features then keep their weights and stay in evaluation mode, so that batch
+            normalization keeps its statistics too.
 
     Shape:
-        - Input: `(batch, channels, height, width)`; output: a Prediction with logits `(batch, classes)`.
+        - Input: `(batch, channels, height, width)`.
+        - Output: a Prediction with logits `(batch, classes)` and, of a `CapsuleHead`, the class capsules.
     """
 
     @checked
     def __init__(
-        self, features: nn.Module, classifier: nn.Module, image_shape: ImageShape = ANY_IMAGE, least: Count = 1
+        self,
+        features: nn.Module,
+        classifier: nn.Module,
+        image_shape: ImageShape | None = ANY_IMAGE,
+        least: Count = 1,
+        trainable: Trainable = "all",
     ):
         super().__init__()
         self.features, self.classifier = features, classifier
-        self.image_shape, self.least = image_shape, least
+        self.image_shape, self.least, self.trainable = image_shape, least, trainable
+        if trainable == "head":
+            features.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.trainable == "head":
+            self.features.eval()
+        return self
 
     def forward(self, images: Tensor) -> Prediction:
-        check_images(images, self.image_shape, next(self.parameters(), None), self.least)
-        return Prediction(self.classifier(self.features(images)))
+        if self.image_shape is not None:
+            check_images(images, self.image_shape, next(self.parameters(), None), self.least)
+        features = self.features(images)
+        if isinstance(self.classifier, CapsuleHead):
+            return self.classifier.predict(features)
+        return Prediction(self.classifier(features))

@@ -1,50 +1,42 @@
-"""Surgery on existing networks: replace average pooling by a routing pool."""
+"""Surgery on existing networks: a routing pool in the place of a pool, and the part of a network up to a layer."""
 
-import importlib
-
-from torch import nn
+from torch import fx, nn
 
 from torchcaps.arguments import checked
+from torchcaps.checks import nearest, one_line
+from torchcaps.nn.modes import evaluating
 from torchcaps.nn.pooling import RoutingPool2d
 
 
 @checked
-def replace_pooling(
-    model: nn.Module | str, pool: RoutingPool2d, name: str | None = None, pretrained: bool = True
-) -> nn.Module:
+def replace_pooling(model: nn.Module, pool: RoutingPool2d, name: str | None = None) -> nn.Module:
     """Replace a network's global average pooling by a routing pool.
 
     Everything else stays, weights included. The weights were trained with an average, so train the network a little
     more with the routing.
 
         model = replace_pooling(my_resnet, RoutingPool2d(features=16, sharpness=5.0))
-        model = replace_pooling("torchvision/resnet50", RoutingPool2d(features=16, sharpness=5.0))
 
     Args:
-        model: a network, which is changed in place, or the name of a network in an installed library,
-            "torchvision/NAME" or "timm/NAME".
+        model: a network, which is changed in place.
         pool: the new pool, which is moved to the device and the precision of the network; its `features` must divide
             the number of pooled channels.
         name: name of the module to replace, of any kind, as in `model.named_modules()`; None for the only
             `nn.AdaptiveAvgPool2d` to size 1 in the network.
-        pretrained: load the published weights of a network given by name; its library may download them.
 
     Returns:
         The network.
 
     Raises:
         ValueError: if there is no such module, or more than one; the message lists the names.
-        ImportError: if the library is not installed.
     """
-    if isinstance(model, str):
-        model = named_network(model, pretrained)
     modules = dict(model.named_modules(remove_duplicate=False))
     if name is None:
         found = global_pools(model)
         if not found:
             raise ValueError(
                 f"{type(model).__name__} has no nn.AdaptiveAvgPool2d to size 1: give the name of the module that "
-                "pools; a function that its forward calls cannot be replaced"
+                "pools; a function that its forward calls cannot be replaced, but add_capsules works on any network"
             )
         if len({id(module) for module in found.values()}) > 1:
             raise ValueError(f"{type(model).__name__} has several pools, {', '.join(found)}: choose one by its name")
@@ -78,15 +70,41 @@ def global_pools(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def named_network(name: str, pretrained: bool) -> nn.Module:
-    """Build a network of torchvision or timm, see `replace_pooling`."""
-    library, _, network = name.partition("/")
-    if library not in ("torchvision", "timm") or not network:
-        raise ValueError(f"expected a network's name, 'torchvision/NAME' or 'timm/NAME', got {name!r}")
+def up_to(model: nn.Module, layer: str) -> fx.GraphModule:
+    """Return the part of a network whose output is that of a layer, with the modules of the network.
+
+    Only the modules that contain the layer are traced, in evaluation mode; all others are called as they are.
+
+    Args:
+        model: the network.
+        layer: name of the layer in `model.named_modules()`; if it runs several times, its last output counts.
+
+    Raises:
+        ValueError: there is no such layer, the network does not run it, or a module that contains it cannot be traced.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    if layer not in names:
+        hint = nearest(layer, names) or f"; it has {', '.join(name for name, _ in model.named_children())}"
+        raise ValueError(f"{type(model).__name__} has no layer {layer!r}{hint}")
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+            return not layer.startswith(f"{name}.")
+
     try:
-        module = importlib.import_module("timm" if library == "timm" else "torchvision.models")
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{name!r} needs {error.name}, which is missing: pip install {library}") from None
-    if library == "timm":
-        return module.create_model(network, pretrained=pretrained)
-    return module.get_model(network, weights="DEFAULT" if pretrained else None)
+        with evaluating(model):
+            graph = Tracer().trace(model)
+    except Exception as error:  # whatever the forward of a network does with a proxy
+        raise ValueError(
+            f"{type(model).__name__} cannot be cut after its layer {layer!r}, because torch.fx cannot trace it "
+            f"({one_line(error)}): put a CapsuleHead into its forward"
+        ) from error
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == layer]
+    if not calls:
+        raise ValueError(f"{type(model).__name__} does not run its layer {layer!r}: choose another one")
+    next(node for node in graph.nodes if node.op == "output").args = (calls[-1],)
+    part = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    part.graph.eliminate_dead_code()
+    part.delete_all_unused_submodules()
+    part.recompile()
+    return part.train(model.training)

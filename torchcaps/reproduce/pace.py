@@ -27,7 +27,7 @@ def read_pace(root: Path, run: Run) -> tuple[float, int] | None:
 
 def measure_pace(root: Path, run: Run) -> None:
     """Take a few steps of a row and write down how long they took."""
-    overrides = [*run.arguments, "--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
+    overrides = [*run.arguments, "--trainer.enable_progress_bar=false"]
     training = Training(run.load(), overrides)
     training.trainer.callbacks.append(_Pace())  # type: ignore[attr-defined]
     try:

@@ -66,7 +66,7 @@ class Plan:
 
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
         """Return the overrides of a trial that has these values."""
-        return ["--trainer.enable_model_summary=false", *self.overrides, *as_overrides(values)]
+        return [*self.overrides, *as_overrides(values)]
 
 
 def as_overrides(values: Mapping[str, Any]) -> list[str]:

@@ -25,8 +25,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchcaps.checks import one_line
 from torchcaps.data import DataError, EncodedImages, ImageNet, LabeledData
 from torchcaps.files import take_folder, write_text_whole
+from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
+from torchcaps.routing import Routing
 from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import KeepsValues, LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
@@ -34,7 +36,7 @@ from torchcaps.training.errors import check_options, explain_parsing, innermost
 from torchcaps.training.margin import SpreadMargin
 from torchcaps.training.monitors import ChecksMonitors
 from torchcaps.training.names import known_names_only
-from torchcaps.training.parts import build_part, class_of
+from torchcaps.training.parts import build_part, class_of, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
@@ -48,6 +50,8 @@ SMOKE = (
     "--trainer.limit_test_batches=1",
     "--trainer.log_every_n_steps=1",
 )
+
+FINE = 1e-4  # learning rate of pretrained features, if none is given
 
 LEAST = {  # numbers of the trainer that Lightning does not check
     "accumulate_grad_batches": 1,
@@ -112,7 +116,7 @@ class Training(LightningCLI):
                 subclass_mode_data=True,
                 run=False,
                 args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
-                trainer_defaults={"logger": folder is not None},
+                trainer_defaults={"logger": folder is not None, "enable_model_summary": False},  # see `what`
                 parser_kwargs={
                     "exit_on_error": False,
                     "allow_abbrev": False,
@@ -170,18 +174,22 @@ class Training(LightningCLI):
                 f"{network.class_path.rpartition('.')[2]} is a network of {kind}, and the data has {other}: choose "
                 "another --model"
             )
+        if "size" in arguments and arguments.size is None:
+            arguments.size = values.init_args.size  # a network of a library takes images of the size that was asked for
         for _ in range(2):  # the second time with the size that the network takes, if it takes one only
             data = build_part(LabeledData, values)
             facts = data.facts()
             _set(arguments, {name: value for name, value in facts.items() if name in arguments})
             built = self._without_values(network)
-            shape = getattr(built, "image_shape", (None, None, None))
+            shape = getattr(built, "image_shape", None) or (None, None, None)
             taken = {"in_channels": shape[0], "image_size": shape[1]}
             if all(size in (None, facts.get(name)) for name, size in taken.items()):
                 break
             _set(values.init_args, {"channels": shape[0], "size": shape[1]})
         model = self.config.model
         model.classes = facts["classes"]
+        if model.features_lr is None and arguments.get("pretrained") and arguments.get("trainable") == "all":
+            model.features_lr = FINE  # the recipe's rate, which is for random weights, would undo the pretrained ones
         if arguments.get("decoder") is True and not model.reconstruction_weight:
             arguments["decoder"] = False  # nothing would train it
         loss = model.loss.class_path
@@ -191,10 +199,11 @@ class Training(LightningCLI):
 
     def _without_values(self, network: Namespace) -> nn.Module:
         """Build a network whose parameters have shapes but no values, and are not downloaded."""
-        values = network.clone()
-        if "pretrained" in values.init_args:
-            values.init_args.pretrained = False
-        with torch.device("meta"):
+        values = untrained(network.as_dict())
+        try:
+            with torch.device("meta"):
+                return build_part(nn.Module, values)
+        except NotImplementedError:  # a few networks of torchvision read values while they are built
             return build_part(nn.Module, values)
 
     def _check_numbers(self) -> None:
@@ -271,6 +280,33 @@ class Training(LightningCLI):
             return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
             raise ValueError(str(error)) from error
+
+    def what(self) -> str:
+        """Return in one line what is trained: the network, its routing, its parameters, the classes and the images."""
+        values, network = self.config.model.network, self.model.network
+        arguments = values.init_args
+        name = arguments.get("name") or values.class_path.rpartition(".")[2]
+        name += f" of {arguments.depth} layers" if "depth" in arguments else ""
+        routings: dict[str, None] = {}  # in order
+        for module in network.modules():
+            if isinstance(module, CapsuleHead | RoutingPool2d):
+                routings[f"a {type(module).__name__}"] = None
+            elif isinstance(module, Routing):
+                routings[type(module).__name__] = None
+        parameters = sum(p.numel() for p in network.parameters())
+        trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+        shape = getattr(self.datamodule, "shape", None)
+        return "".join(
+            (
+                name,
+                f" with {', '.join(routings)}" if routings else "",
+                f": {parameters:,} parameters",
+                f", {trained:,} of them trained" if trained < parameters else "",
+                f", {self.model.classes} classes",
+                f", images of {'x'.join(map(str, shape))}" if shape else "",
+                f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
+            )
+        )
 
     def arguments(self) -> dict[str, Any]:
         """Return all values, as they stand in a run's `config.yaml`."""

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.arguments import Count, NotNegative, checked, shown, shown_with_type
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.checks import one_line
 from torchcaps.data.order import Order
 from torchcaps.nn import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
@@ -35,6 +36,8 @@ class Classifier(LightningModule):
         loss: function of the scores and the labels.
         classes: number of classes.
         optimizer: function that takes the parameters and returns an optimizer.
+        features_lr: learning rate of `network.features`, for example of pretrained features behind which a new head
+            learns faster; None for that of the optimizer. A schedule scales both.
         scheduler: function that takes the optimizer and returns a schedule of its learning rate, or None.
         scheduler_interval: whether the schedule advances every "step" or every "epoch".
         reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over pixels
@@ -50,6 +53,7 @@ class Classifier(LightningModule):
         mixup: parameter alpha of :func:`torchcaps.training.mixup`, which mixes the training batches. The loss then gets
             labels `(batch, classes)` that sum to 1, and the training accuracy counts the larger label of each sample as
             the true one. 0 mixes nothing.
+        compile: whether `torch.compile` compiles the training steps of the network.
         top_k: number of highest scores among which the score of the true class counts as correct; 1 with several labels
             per image.
 
@@ -73,12 +77,14 @@ class Classifier(LightningModule):
         loss: nn.Module,
         classes: Count = 10,
         optimizer: OptimizerCallable = torch.optim.Adam,
+        features_lr: NotNegative | None = None,
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["step", "epoch"] = "epoch",
         reconstruction_weight: NotNegative = 0.0,
         labels_per_image: Count | None = 1,
         feedback: Callable[[nn.Module], FeedbackAgreement] | None = None,
         mixup: NotNegative = 0.0,
+        compile: bool = False,
         top_k: Count = 1,
     ):
         super().__init__()
@@ -92,6 +98,13 @@ class Classifier(LightningModule):
                 f"got mixup={mixup}, labels_per_image={labels_per_image}, "
                 f"reconstruction_weight={reconstruction_weight}"
             )
+        if features_lr is not None and not isinstance(getattr(network, "features", None), nn.Module):
+            raise ValueError(
+                f"features_lr={features_lr} needs a network with `features`, and {type(network).__name__} has none: "
+                "leave it out, or choose another network"
+            )
+        if compile and feedback is not None:
+            raise ValueError("compile must be false with feedback, which looks into the layers at every step")
         if reconstruction_weight and labels_per_image is None:
             raise ValueError(
                 f"reconstruction_weight={reconstruction_weight} needs a number as labels_per_image, got None: the "
@@ -105,8 +118,10 @@ class Classifier(LightningModule):
         self.network: Any = network  # Any, because `reconstruct` is not a method of nn.Module
         self.loss = loss
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
+        self.features_lr = features_lr
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
+        self.compiled = compile
         self.feedback = None if feedback is None else feedback(network)
         if not isinstance(self.feedback, FeedbackAgreement | None):
             raise TypeError(f"feedback must return a FeedbackAgreement, got {shown_with_type(self.feedback)}")
@@ -125,6 +140,10 @@ class Classifier(LightningModule):
         if self.trainer.strategy.root_device.type == "cpu":
             # Only weights of convolutions. ResNets train a fifth faster, other networks as fast (docs/performance.md).
             convert_conv2d_weight_memory_format(self.network, torch.channels_last)
+        if stage == "fit" and self.compiled:
+            check_compiler(self.trainer.strategy.root_device)
+            # One program for each batch size: the order in which sizes come, as after a resumption, changes no result.
+            self.network.compile(dynamic=False)
 
     def forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):
@@ -146,9 +165,11 @@ class Classifier(LightningModule):
             )
         return loss * weight  # the mean over the processes is then that over the samples
 
+    @torch.compiler.set_stance("force_eager")  # compilation would take longer than it saves
     def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
         return {"scores": self._step("val", batch, batch_idx)[2]}
 
+    @torch.compiler.set_stance("force_eager")
     def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
         return {"scores": self._step("test", batch, batch_idx)[2]}
 
@@ -159,13 +180,23 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
-        optimizer = self.optimizer(trained.parameters())
+        optimizer = self.optimizer(self._groups_of(trained))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must return a torch.optim.Optimizer, got {shown_with_type(optimizer)}")
         if self.scheduler is None:
             return optimizer
         schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def _groups_of(self, trained: nn.Module) -> Any:
+        """Return the parameters for the optimizer, those of the features as a group of their own if they have a
+        learning rate of their own."""
+        parameters = [p for p in trained.parameters() if p.requires_grad]
+        if self.features_lr is None:
+            return parameters
+        features = [p for p in self.network.features.parameters() if p.requires_grad]
+        others = [p for p in parameters if all(p is not other for other in features)]
+        return [{"params": others}, {"params": features, "lr": self.features_lr}]
 
     def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
         """Return the mean loss of a batch, its weight in the mean over the processes, and the scores."""
@@ -312,6 +343,16 @@ class Classifier(LightningModule):
         for handle in handles:
             handle.remove()
         return f"the first output that is not finite is that of {found[0]}" if found else "all layers are finite"
+
+
+def check_compiler(device: torch.device) -> None:
+    """Check that `torch.compile` works on this machine."""
+    try:
+        torch.compile(torch.sin)(torch.ones(2, device=device))
+    except Exception as error:  # of the compiler or of PyTorch
+        raise ValueError(
+            f"compile must be false here: torch.compile does not work on this machine ({one_line(error)[:200]})"
+        ) from error
 
 
 def _parts_of(batch: Any) -> tuple[Any, ...]:

@@ -24,8 +24,10 @@ class OneCycle(Callback):
 
     The momentum is :math:`\beta_1` of optimizers with `betas`, such as Adam, and `momentum` of others that have one.
 
+    Of several groups of parameters, such as those with `features_lr`, the learning rates keep their proportions.
+
     Args:
-        first: learning rate at step 0, and at step S, which would follow the last one.
+        first: learning rate at step 0, and at step S, which would follow the last one, of the group with the highest.
         warmup: fraction w of the steps, from 0 to 1.
         momentum: lowest momentum, as a fraction of the highest.
 
@@ -52,8 +54,12 @@ class OneCycle(Callback):
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 # Stored in the group, and so in checkpoints: a resumed optimizer has the values of its last step.
-                peak = group.setdefault("one_cycle", [group["lr"], *group.get("betas", [group.get("momentum")])[:1]])
-                group["lr"] = self.first + part * (peak[0] - self.first)
+                group.setdefault("one_cycle", [group["lr"], *group.get("betas", [group.get("momentum")])[:1]])
+            highest = max(group["one_cycle"][0] for group in optimizer.param_groups)
+            for group in optimizer.param_groups:
+                peak = group["one_cycle"]
+                first = self.first * (peak[0] / highest if highest else 1)
+                group["lr"] = first + part * (peak[0] - first)
                 if "betas" in group:
                     group["betas"] = peak[1] * (1 - part * (1 - self.momentum)), *group["betas"][1:]
                 elif group.get("momentum"):

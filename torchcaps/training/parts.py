@@ -25,3 +25,9 @@ def class_of(path: str) -> Any:
     """Return the class or function that was parsed as a `class_path`."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def untrained(network: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a network whose trained weights are not to be read or downloaded."""
+    arguments = network.get("init_args", {})
+    return network | {"init_args": arguments | {"pretrained": False}} if "pretrained" in arguments else network

@@ -1,0 +1,239 @@
+"""add_capsules: the features of any network, in the layout of a head, frozen or not; errors. `test_libraries.py` has
+the networks of torchvision and timm."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.testing import assert_close
+from vision import MEAN, SIZE, STD, make_vision_model
+
+from torchcaps import CapsuleHead, EMRouting, add_capsules, create_model
+from torchcaps.models import library_network
+
+EXAMPLE = torch.rand(2, 1, 12, 12)
+
+
+class Block(nn.Module):
+    """A part that torch.fx cannot trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if x.mean() > -1e9 else x
+
+
+class Net(nn.Module):
+    """A network of one's own: two stages, a pool that is a function, a classifier with a hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)), Block()
+        )
+        self.hidden = nn.Linear(6, 8)
+        self.spare = nn.Linear(1, 1)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.hidden(self.stages(x).mean((2, 3))))
+
+
+class Transformer(nn.Module):
+    """A network with a method `forward_features`, which returns what it is given."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.values, self.head = nn.Parameter(features), nn.Linear(3, 3)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.values.expand(len(x), *self.values.shape[1:])
+
+
+def test_the_features_are_those_of_the_layer_and_what_follows_is_dropped():
+    net = Net().eval()
+    expected = net.stages(EXAMPLE)
+    model = add_capsules(net, 3, EMRouting(), layer="stages.1", example=EXAMPLE)
+    assert_close(model.features(EXAMPLE), expected)
+    assert_close(model(EXAMPLE).scores, model.classifier(expected))
+    assert model(EXAMPLE).capsules.poses.shape == (2, 3, 16)
+    assert isinstance(model.classifier, CapsuleHead)
+    assert any(isinstance(module, EMRouting) for module in model.classifier.modules())
+    names = {name.split(".")[2] for name, _ in model.features.named_parameters()}
+    assert names == {"0", "1"} or names == {"stages"}
+    assert sum(p.numel() for p in model.features.parameters()) == sum(p.numel() for p in net.stages.parameters())
+    assert_close(add_capsules(net, 3, layer="stages", example=EXAMPLE).features(EXAMPLE), expected)
+    first = add_capsules(net, 3, layer="stages.0", example=EXAMPLE)
+    assert first.features(EXAMPLE).shape == (2, 4, 10, 10)
+
+
+def test_every_parameter_that_is_left_learns():
+    model = add_capsules(Net(), 3, layer="stages", example=EXAMPLE)
+    assert model.training
+    nn.functional.cross_entropy(model(EXAMPLE).scores, torch.tensor([0, 1])).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_head_alone_is_trained():
+    torch.manual_seed(0)
+    model = add_capsules(Net(), 2, layer="stages", example=EXAMPLE, trainable="head")
+    before = copy.deepcopy(model.features.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    labels = torch.arange(16) % 2
+    images = torch.rand(16, 1, 12, 12) + labels.view(-1, 1, 1, 1)
+    model.train()
+    assert model.classifier.training
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images).scores, labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]  # and no dropout or batch normalization changes what the head sees
+    assert_close(model.features.state_dict(), before, rtol=0, atol=0)
+    other = add_capsules(Net(), 2, layer="stages", example=EXAMPLE).train()
+    other(images)
+    assert int(other.features.network.get_buffer("stages.0.1.num_batches_tracked")) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected", "skip"),
+    [
+        ((1, 5, 5, 7), (2, 7, 5, 5), None),  # channels last
+        ((1, 7, 5, 5), (2, 7, 5, 5), None),
+        ((1, 5, 5, 5), (2, 5, 5, 5), None),
+        ((1, 17, 6), (2, 6, 4, 4), None),  # a class token before 4x4 patches
+        ((1, 21, 6), (2, 6, 4, 4), None),  # and four registers
+        ((1, 17, 6), (2, 17, 6), 0),
+        ((1, 16, 6), (2, 6, 4, 4), None),
+        ((1, 17, 6), (2, 14, 6), 3),
+        ((1, 440, 6), (2, 440, 6), None),  # 40 more than a square: no class tokens
+        ((1, 7), (2, 7), None),
+    ],
+)
+def test_layouts(shape, expected, skip):
+    given = torch.randn(shape)
+    model = add_capsules(Transformer(given), 4, example=torch.rand(1, 3, 8, 8), skip_tokens=skip)
+    features = model.features(torch.rand(2, 3, 8, 8))
+    assert features.shape == expected
+    assert model(torch.rand(2, 3, 8, 8)).scores.shape == (2, 4)
+    assert not any(name.endswith("head.weight") for name, _ in model.features.named_parameters())
+    if len(shape) == 3 and len(expected) == 4:  # row by row
+        tokens = given[0, -expected[2] * expected[3] :]
+        assert_close(features[0, :, 1, 2], tokens[expected[3] + 2])
+    elif len(shape) == 3:
+        assert_close(features[0], given[0, skip or 0 :])
+    elif len(shape) == 4 and shape[1] == shape[2] != shape[3]:
+        assert_close(features[0, :, 1, 2], given[0, 1, 2])
+    else:
+        assert_close(features[0], given[0])
+
+
+def test_a_module_keeps_its_mode_precision_and_inputs():
+    model = add_capsules(Net().eval().to(torch.bfloat16), 3, layer="stages.0", example=EXAMPLE.bfloat16())
+    assert not model.training
+    assert not model.classifier.training
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model(EXAMPLE.bfloat16()).scores.shape == (2, 3)
+
+
+class Chosen(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_layers_that_cannot_be_had():
+    def fails(net: nn.Module, says: str, **options: object) -> None:
+        with pytest.raises(ValueError, match=says):
+            add_capsules(net, 3, **{"example": EXAMPLE, **options})
+
+    fails(Net(), "Net does not say which of its layers has the features: give layer, .* has stages, hidden, spare, fc")
+    fails(Net(), "Net has no layer 'stage'; did you mean stages", layer="stage")
+    fails(Net(), "Net does not run its layer 'spare'", layer="spare")
+    fails(Chosen(), "Chosen cannot be cut after its layer 'stages', because torch.fx cannot trace it", layer="stages")
+    fails(Net(), r"does not run on inputs of shape \(2, 3, 12, 12\)", layer="stages", example=torch.rand(2, 3, 12, 12))
+    fails(Net(), "give example, a batch of inputs of Net", layer="stages", example=None)
+    fails(Net(), "size and pretrained are for a network that is given by its name", layer="stages", size=32)
+    fails(Transformer(torch.rand(1, 2, 3, 4, 5)), r"must be maps, tokens or vectors, got \(2, 2, 3, 4, 5\)")
+    fails(Transformer(torch.rand(1, 4, 5)), "skip_tokens must be less than the 4 tokens", skip_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return make_vision_model(tmp_path_factory.mktemp("vit"), image_size=32, patch_size=8, **SIZE)
+
+
+def test_a_network_of_transformers_brings_its_size_mean_and_deviation(vit):
+    model = add_capsules(f"transformers/{vit}", 3)
+    assert model.image_shape == (3, 32, 32)
+    images = torch.rand(2, 3, 32, 32)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (MEAN, STD))
+    network = model.features[1].network.eval()
+    expected = network((images - mean) / std).last_hidden_state[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
+    assert_close(model.features(images), expected)
+    assert_close(model(images).scores, model.classifier(expected))
+    with pytest.raises(ValueError, match=r"expected images of shape \(batch, 3, 32, 32\), got \(2, 3, 16, 16\)"):
+        model(images[..., :16, :16])
+
+
+def test_weights_of_a_folder_of_a_file_or_none(vit, tmp_path):
+    name = f"transformers/{vit}"
+    published, again = (add_capsules(name, 3).features.state_dict() for _ in range(2))
+    random = add_capsules(name, 3, pretrained=False).features.state_dict()
+    assert_close(published, again)
+    assert not torch.equal(*(next(iter(state.values())) for state in (published, random)))
+    state = {key.removeprefix("1.network."): value for key, value in published.items()}
+    torch.save({"state_dict": {**state, "classifier.weight": torch.zeros(7)}}, tmp_path / "all.pt")
+    torch.save(dict(list(state.items())[1:]), tmp_path / "less.pt")
+    (tmp_path / "none.pt").write_bytes(b"no weights")
+    save_file(state, tmp_path / "all.safetensors")
+    for file in ("all.pt", "all.safetensors"):
+        assert_close(add_capsules(name, 3, pretrained=str(tmp_path / file)).features.state_dict(), published)
+    for file, says in (
+        ("less.pt", "does not have the weights of .*: 1 are missing, such as embeddings"),
+        ("none.pt", "does not have the weights of "),
+        ("absent.pt", "there is no file .*absent.pt: give true, false or a file of weights of transformers"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            add_capsules(name, 3, pretrained=str(tmp_path / file))
+
+
+def test_a_classifier_of_transformers_as_a_module():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_channels=1, num_labels=7, **SIZE)
+    network = transformers.ViTForImageClassification(config)
+    model = add_capsules(network, 3)
+    images = torch.rand(2, 1, 32, 32)
+    assert model(images).scores.shape == (2, 3)
+    assert model.features(images).shape == (2, 16, 4, 4)
+    whole = add_capsules(transformers.ViTForImageClassification(config), 3, skip_tokens=0)
+    assert whole.features(images).shape == (2, 17, 16)
+
+
+def test_networks_by_name_that_cannot_be_had(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match="'timm/resnet18' needs timm, which is missing: pip install timm"):
+        add_capsules("timm/resnet18", 3)
+    for name in ("resnet18", "keras/resnet", "timm/"):
+        with pytest.raises(ValueError, match="expected the name of a network, 'torchvision/NAME', 'timm/NAME' or "):
+            add_capsules(name, 3)
+    with pytest.raises(ValueError, match=r"transformers cannot build .*; pretrained=False builds it with random"):
+        add_capsules(f"transformers/{tmp_path}", 3)
+
+
+def test_a_routing_pool_needs_a_pool(vit):
+    with pytest.raises(ValueError, match="has no nn.AdaptiveAvgPool2d to size 1 that could be replaced: use head='ca"):
+        library_network(f"transformers/{vit}", head="pool")
+
+
+def test_a_resnet_of_this_library():
+    model = create_model("capsule_resnet", depth=8, in_channels=1, classes=3)
+    plain = create_model("pooling_resnet", depth=8, in_channels=1)
+    assert model.features.state_dict().keys() == plain.features.state_dict().keys()
+    assert model(EXAMPLE).scores.shape == (2, 3)

@@ -1,0 +1,135 @@
+"""Networks of torchvision, timm and transformers by their names, with the images that each was made for."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchcaps.checks import nearest, one_line
+from torchcaps.models.pretrained import read_tensors
+
+LIBRARIES = ("torchvision", "timm", "transformers")
+
+
+class NamedNetwork(NamedTuple):
+    """A network of a library.
+
+    Fields:
+        network: the network.
+        mean, std: mean and standard deviation by which its images are standardized, of each color.
+        size: height and width of its images.
+    """
+
+    network: nn.Module
+    mean: Sequence[float]
+    std: Sequence[float]
+    size: int
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return len(self.mean), self.size, self.size
+
+
+def named_network(name: str, pretrained: bool, size: int | None = None) -> NamedNetwork:
+    """Build a network of a library.
+
+    Args:
+        name: "torchvision/NAME", "timm/NAME", or "transformers/FOLDER" with a folder or a name of the Hugging Face Hub.
+        pretrained: whether it has the weights that the library publishes, which may be downloaded.
+        size: height and width of the images, if they are to have others than the library says.
+
+    Raises:
+        ImportError: the library is not installed.
+        ValueError: the name is unknown, or the network cannot be built.
+    """
+    library, _, network = name.partition("/")
+    if library not in LIBRARIES or not network:
+        raise ValueError(
+            f"expected the name of a network, 'torchvision/NAME', 'timm/NAME' or 'transformers/FOLDER', got {name!r}"
+        )
+    build = {"torchvision": _of_torchvision, "timm": _of_timm, "transformers": _of_transformers}[library]
+    try:
+        return build(network, pretrained, size)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{name!r} needs {error.name}, which is missing: pip install {library}") from None
+    except NotImplementedError:
+        raise  # from a parameter without values, on the device "meta"
+    except Exception as error:  # each library raises its own, also while it downloads
+        if "unknown model" in str(error).lower():
+            raise ValueError(f"{library} has no network {network!r}{nearest(network, _names(library))}") from None
+        hint = "; pretrained=False builds it with random weights" if pretrained else ""
+        raise ValueError(f"{library} cannot build {network!r} ({one_line(error)[:200]}){hint}") from error
+
+
+def _names(library: str) -> list[str]:
+    module: Any = importlib.import_module(library)
+    return module.list_models() if library == "timm" else module.models.list_models(module=module.models)
+
+
+def _of_torchvision(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
+    models: Any = importlib.import_module("torchvision.models")
+    weights = models.get_model_weights(name).DEFAULT
+    options: dict[str, Any] = {"weights": weights if pretrained else None}
+    if not pretrained and name in ("googlenet", "inception_v3"):
+        options["init_weights"] = True  # otherwise a warning asks for it
+    if not pretrained and size is not None and name.startswith("vit_"):
+        options["image_size"] = size
+    images = weights.transforms()
+    return NamedNetwork(models.get_model(name, **options), images.mean, images.std, size or images.crop_size[0])
+
+
+def _of_timm(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
+    timm: Any = importlib.import_module("timm")
+    options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
+    if size is not None and timm.models.get_pretrained_cfg(name).fixed_input_size:
+        options["img_size"] = size
+    network = timm.create_model(name, **options)
+    images = network.pretrained_cfg
+    return NamedNetwork(network, images["mean"], images["std"], size or images["input_size"][-1])
+
+
+def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
+    transformers: Any = importlib.import_module("transformers")
+    folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = getattr(config, "vision_config", config)
+    if pretrained:
+        network = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
+    else:
+        network = transformers.AutoModel.from_config(config)
+    side = size or images.get("crop_size") or images.get("size") or config.image_size
+    if isinstance(side, dict):
+        side = side.get("height") or side["shortest_edge"]
+    return NamedNetwork(network, images["image_mean"], images["image_std"], side)
+
+
+def load_file(network: nn.Module, path: str, name: str) -> None:
+    """Load weights of a local file, `.safetensors` or a state dict of `torch.save`, into a network. What else is in the
+    file, such as a classifier, is left out.
+
+    Raises:
+        ValueError: there is no such file, or it does not have the weights of this network.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"pretrained: there is no file {path}: give true, false or a file of weights of {name}")
+    try:
+        state: Any = (
+            read_tensors(file)[0]
+            if file.suffix == ".safetensors"
+            else torch.load(file, map_location="cpu", weights_only=True)
+        )
+        state = state.get("state_dict", state.get("model", state))
+        missing = network.load_state_dict(state, strict=False).missing_keys
+    except ImportError:
+        raise
+    except Exception as error:  # of a file that anybody wrote
+        raise ValueError(f"{path} does not have the weights of {name}: {one_line(error)[:200]}") from error
+    if missing:
+        raise ValueError(
+            f"{path} does not have the weights of {name}: {len(missing)} are missing, such as {missing[0]}"
+        )
