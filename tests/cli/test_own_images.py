@@ -251,12 +251,12 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
 def test_two_learning_rates_and_a_size(own, tmp_path):
     folder = make_vision_model(tmp_path / "cnn", "ConvNext", **WIDTHS)
     arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", "--model", f"transformers/{folder}"]
-    arguments += ["--model.network.pretrained", "false", "--model.features_lr", "0.0001", "--data.size", "64"]
+    arguments += ["--model.network.pretrained", "false", "--model.features_lr", "0.0002", "--data.size", "64"]
     assert call("train", "own/images", "--smoke", *arguments) == 0
     last = torch.load("runs/own/images/smoke_0/checkpoints/last.ckpt", weights_only=True)
     head, features = last["optimizer_states"][0]["param_groups"]
-    assert [group["one_cycle"][0] for group in (head, features)] == [0.003, 0.0001]
-    assert features["lr"] == pytest.approx(head["lr"] / 30)
+    assert [group["one_cycle"][0] for group in (head, features)] == [0.001, 0.0002]
+    assert features["lr"] == pytest.approx(head["lr"] / 5)
     names = [name for name in last["state_dict"] if name.startswith("network.classifier")]
     assert 0 < len(head["params"]) <= len(names)
     assert Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt").data.shape == (3, 64, 64)

@@ -5,9 +5,11 @@ import torch
 from lightning import Trainer
 from torch import nn
 
-from torchcaps import CapsNet, CapsuleLinear, MarginLoss, Prediction
+from torchcaps import CapsNet, CapsuleHead, CapsuleLinear, MarginLoss, Prediction
 from torchcaps.functional import margin_loss
+from torchcaps.models import FeatureClassifier
 from torchcaps.training import Classifier
+from torchcaps.training.classifier import check_compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")
 
@@ -312,3 +314,47 @@ def test_functions_that_return_something_else():
     classifier = Classifier(small(), MarginLoss(), optimizer=lambda parameters: 3)
     with pytest.raises(TypeError, match=r"optimizer must return a torch.optim.Optimizer, got 3 \(int\)"):
         classifier.configure_optimizers()
+
+
+# Features and a head
+
+
+def two_parts(trainable="all", **options) -> Classifier:
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    network = FeatureClassifier(features, CapsuleHead(4, 3), trainable=trainable)
+    return Classifier(network, nn.CrossEntropyLoss(), classes=3, **options)
+
+
+def test_features_have_a_learning_rate_of_their_own():
+    classifier = two_parts(features_lr=1e-5)
+    head, features = classifier.configure_optimizers().param_groups
+    assert (head["lr"], features["lr"]) == (1e-3, 1e-5)
+    assert {id(p) for p in features["params"]} == {id(p) for p in classifier.network.features.parameters()}
+    assert {id(p) for p in head["params"]} == {id(p) for p in classifier.network.classifier.parameters()}
+    (group,) = two_parts().configure_optimizers().param_groups
+    assert len(group["params"]) == len(list(classifier.network.parameters()))
+    with pytest.raises(ValueError, match="features_lr=0.1 needs a network with `features`, and CapsNet has none"):
+        Classifier(small(), MarginLoss(), classes=3, features_lr=0.1)
+
+
+def test_the_optimizer_gets_what_is_trained():
+    classifier = two_parts(trainable="head", features_lr=1e-5)
+    head, features = classifier.configure_optimizers().param_groups
+    assert len(head["params"]) == len(list(classifier.network.classifier.parameters()))
+    assert features["params"] == []
+
+
+# Compiled steps
+
+
+def test_what_cannot_be_compiled(monkeypatch):
+    with pytest.raises(ValueError, match="compile must be false with feedback"):
+        Classifier(small(), MarginLoss(), classes=3, compile=True, feedback=lambda network: None)
+
+    def fails(*arguments, **options):
+        raise RuntimeError("no C++ compiler\nwas found")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(ValueError, match=r"does not work on this machine \(no C\+\+ compiler was found\)"):
+        check_compiler(torch.device("cpu"))

@@ -67,12 +67,15 @@ def complete_model(prefix: str, **_: object) -> list[str]:
     return list_models(f"{prefix}*")
 
 
-def _overrides_for(model: str | None) -> list[str]:
+def _overrides_for(model: str | None, recipe: "Recipe") -> list[str]:
     """Return the overrides that choose a network by its name."""
     if model is None:
         return []
     if "/" in model:
-        return ["--model.network=torchcaps.models.library_network", f"--model.network.name={model}"]
+        found = ["--model.network=torchcaps.models.library_network", f"--model.network.name={model}"]
+        if recipe.name == "own/images":
+            found.append("--model.optimizer.lr=0.001")  # the recipe's own is for a small ResNet
+        return found
     from torchcaps.models import list_models
     from torchcaps.models.registry import import_path
 
@@ -109,7 +112,7 @@ def build_training(
     recipe = load_requested(options)
     try:
         folder = runs_of(options, recipe) if logs else None
-        overrides = [*_overrides_for(options.model), *overrides]
+        overrides = [*_overrides_for(options.model, recipe), *overrides]
         return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code)
     except ValueError as error:
         raise BadInput(str(error)) from error

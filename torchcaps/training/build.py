@@ -51,7 +51,7 @@ SMOKE = (
     "--trainer.log_every_n_steps=1",
 )
 
-FINE = 1e-4  # learning rate of pretrained features, if none is given
+FEATURES_LR = {True: 1e-4, False: 5e-4}  # of the features of a library's network, pretrained or not, if none is given
 
 LEAST = {  # numbers of the trainer that Lightning does not check
     "accumulate_grad_batches": 1,
@@ -188,8 +188,8 @@ class Training(LightningCLI):
             _set(values.init_args, {"channels": shape[0], "size": shape[1]})
         model = self.config.model
         model.classes = facts["classes"]
-        if model.features_lr is None and arguments.get("pretrained") and arguments.get("trainable") == "all":
-            model.features_lr = FINE  # the recipe's rate, which is for random weights, would undo the pretrained ones
+        if model.features_lr is None and "pretrained" in arguments and arguments.get("trainable") == "all":
+            model.features_lr = FEATURES_LR[bool(arguments.pretrained)]
         if arguments.get("decoder") is True and not model.reconstruction_weight:
             arguments["decoder"] = False  # nothing would train it
         loss = model.loss.class_path
