@@ -19,6 +19,7 @@ import yaml
 
 import torchcaps
 from torchcaps.cli import parser
+from torchcaps.cli.recipe_commands import network_overrides
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.testing import assert_routing_laws, assert_stacks_are_alive
 from torchcaps.training.build import Training
@@ -210,7 +211,8 @@ def overridden(page: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
         arguments = words(line, "torchcaps")
         options, overrides = parser().parse_known_args(arguments) if arguments else (None, [])
         if overrides and options.recipe in list_recipes():
-            yield options.recipe, options.small, tuple(overrides)
+            network = network_overrides(getattr(options, "model", None), load_recipe(options.recipe, options.small))
+            yield options.recipe, options.small, (*network, *overrides)
 
 
 @pytest.mark.parametrize(("name", "small", "overrides"), dict.fromkeys(x for page in PAGES for x in overridden(page)))

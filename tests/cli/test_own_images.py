@@ -236,7 +236,7 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
     arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", "--model", f"transformers/{folder}"]
     arguments += ["--model.network.trainable", "head", "--model.network.routing", "EMRouting"]
     assert call("train", "own/images", "--smoke", *arguments) == 0
-    said = capfd.readouterr().err
+    said = capfd.readouterr().out
     assert f"trains transformers/{folder} with a CapsuleHead, EMRouting: " in said
     assert re.search("[0-9,]+ parameters, [0-9,]+ of them trained, 3 classes, images of 3x16x16$", said, re.M)
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"

@@ -67,7 +67,7 @@ def complete_model(prefix: str, **_: object) -> list[str]:
     return list_models(f"{prefix}*")
 
 
-def _overrides_for(model: str | None, recipe: "Recipe") -> list[str]:
+def network_overrides(model: str | None, recipe: "Recipe") -> list[str]:
     """Return the overrides that choose a network by its name."""
     if model is None:
         return []
@@ -112,7 +112,7 @@ def build_training(
     recipe = load_requested(options)
     try:
         folder = runs_of(options, recipe) if logs else None
-        overrides = [*_overrides_for(options.model, recipe), *overrides]
+        overrides = [*network_overrides(options.model, recipe), *overrides]
         return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code)
     except ValueError as error:
         raise BadInput(str(error)) from error

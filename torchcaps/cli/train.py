@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         check_test(training)
         checkpoint = None if options.ckpt_path is None else find_checkpoint(options, training, options.ckpt_path, "")[0]
         if training.trainer.is_global_zero:
-            print(f"trains {training.what()}", file=sys.stderr)
+            print(f"trains {training.what()}")
         with bad_data(), can_be_resumed(checkpoint), ends_together(training.trainer):
             training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
             if isinstance(training.trainer.strategy.launcher, _MultiProcessingLauncher):
