@@ -241,6 +241,14 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
     assert re.search("[0-9,]+ parameters, [0-9,]+ of them trained, 3 classes, images of 3x16x16$", said, re.M)
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
     (folder / "model.safetensors").unlink()
+    last = "runs/own/images/smoke_0/checkpoints/last.ckpt"
+    assert call("test", "own/images", "--ckpt_path", last, *arguments, "--trainer.limit_test_batches", "1") == 0
+    for epochs in ("2", "3"):
+        more = ["--ckpt_path", last, "--trainer.max_epochs", epochs]
+        assert call("train", "own/images", "--smoke", *more, *arguments) == 0
+        last = max(Path("runs").rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        assert Trained.load(last).values["model"]["network"]["init_args"]["pretrained"] is True
+        last = str(last)
     trained = Trained.load(best)
     assert trained.data.shape == (3, 16, 16)
     assert trained.scores(torch.rand(4, 3, 16, 16)).shape == (4, 3)

@@ -2,6 +2,8 @@
 the networks of torchvision and timm."""
 
 import copy
+import json
+import shutil
 import sys
 
 import pytest
@@ -154,7 +156,7 @@ def test_layers_that_cannot_be_had():
             add_capsules(net, 3, **{"example": EXAMPLE, **options})
 
     fails(Net(), "Net does not say which of its layers has the features: give layer, .* has stages, hidden, spare, fc")
-    fails(Net(), "Net has no layer 'stage'; did you mean stages", layer="stage")
+    fails(Net(), "Net has no layer 'stage'; it has stages, hidden, spare, fc", layer="stage")
     fails(Net(), "Net does not run its layer 'spare'", layer="spare")
     fails(Chosen(), "Chosen cannot be cut after its layer 'stages', because torch.fx cannot trace it", layer="stages")
     fails(Net(), r"does not run on inputs of shape \(2, 3, 12, 12\)", layer="stages", example=torch.rand(2, 3, 12, 12))
@@ -162,6 +164,59 @@ def test_layers_that_cannot_be_had():
     fails(Net(), "size and pretrained are for a network that is given by its name", layer="stages", size=32)
     fails(Transformer(torch.rand(1, 2, 3, 4, 5)), r"must be maps, tokens or vectors, got \(2, 2, 3, 4, 5\)")
     fails(Transformer(torch.rand(1, 4, 5)), "skip_tokens must be less than the 4 tokens", skip_tokens=4)
+
+
+def test_a_part_without_gradients_stays():
+    class Both(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(1, 1, 3, padding=1)
+
+        def forward_features(self, x: Tensor) -> Tensor:
+            return self.stages(self.stem(x).detach())
+
+    net = Both().eval()
+    expected = net.forward_features(EXAMPLE)
+    model = add_capsules(net, 3, example=EXAMPLE)
+    assert_close(model.features(EXAMPLE), expected)
+    assert not model.features.network.stem.weight.requires_grad
+
+
+def test_shapes_that_say_nothing_of_patches():
+    """Images that are not square, and inputs that are no images: tokens stay as they are, unless the network knows."""
+    tokens = torch.randn(1, 17, 6)
+    for example in (torch.rand(1, 3, 8, 4), torch.zeros(1, 17, dtype=torch.int64)):
+        model = add_capsules(Transformer(tokens), 4, example=example)
+        assert model.features(example).shape == (1, 17, 6)
+    net = Transformer(torch.randn(1, 9, 6))
+    net.num_prefix_tokens = 5
+    assert add_capsules(net, 4, example=torch.rand(1, 3, 8, 8)).features(torch.rand(1, 3, 8, 8)).shape == (1, 6, 2, 2)
+    net = Transformer(torch.randn(1, 7, 14, 768))
+    net.output_fmt = "NHWC"
+    assert add_capsules(net, 4, example=torch.rand(1, 3, 8, 16)).features(torch.rand(1, 3, 8, 16)).shape == (
+        1,
+        768,
+        7,
+        14,
+    )
+
+
+def test_configurations_that_name_code(vit, tmp_path):
+    folder = shutil.copytree(vit, tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "somebody/kernel"}))
+    for pretrained in (True, False):
+        with pytest.raises(ValueError, match="names a kernel of the Hub as attn_implementation, which is code"):
+            add_capsules(f"transformers/{folder}", 3, pretrained=pretrained)
+
+
+def test_weights_in_half_precision_are_read_as_float32(vit, tmp_path):
+    folder = shutil.copytree(vit, tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float16"}))
+    for pretrained in (True, False):
+        model = add_capsules(f"transformers/{folder}", 3, pretrained=pretrained)
+        assert model(torch.rand(1, 3, 32, 32)).scores.dtype == torch.float32
 
 
 @pytest.fixture(scope="module")
@@ -191,13 +246,17 @@ def test_weights_of_a_folder_of_a_file_or_none(vit, tmp_path):
     state = {key.removeprefix("1.network."): value for key, value in published.items()}
     torch.save({"state_dict": {**state, "classifier.weight": torch.zeros(7)}}, tmp_path / "all.pt")
     torch.save(dict(list(state.items())[1:]), tmp_path / "less.pt")
+    torch.save({**state, "layers.1.weight": torch.zeros(7)}, tmp_path / "more.pt")
+    torch.save({**state, "embeddings.cls_token": torch.zeros(7)}, tmp_path / "other.pt")
     (tmp_path / "none.pt").write_bytes(b"no weights")
     save_file(state, tmp_path / "all.safetensors")
     for file in ("all.pt", "all.safetensors"):
         assert_close(add_capsules(name, 3, pretrained=str(tmp_path / file)).features.state_dict(), published)
     for file, says in (
-        ("less.pt", "does not have the weights of .*: 1 are missing, such as embeddings"),
-        ("none.pt", "does not have the weights of "),
+        ("less.pt", "does not have the weights of .*: it has no embeddings.cls_token, the first of 1"),
+        ("more.pt", "does not have the weights of .*: it has also layers.1.weight, the first of 1"),
+        ("none.pt", "none.pt is neither a safetensors file nor a state dict of torch.save"),
+        ("other.pt", r"does not have the weights of .*: embeddings.cls_token has shape \(7,\), expected \(1, 1, 16\)"),
         ("absent.pt", "there is no file .*absent.pt: give true, false or a file of weights of transformers"),
     ):
         with pytest.raises(ValueError, match=says):

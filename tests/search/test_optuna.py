@@ -89,7 +89,7 @@ def test_the_best_recipe_trains_as_the_best_trial_did(searched, monkeypatch, cap
     row = max(table(), key=lambda row: float(row["val/accuracy"]))
     then = yaml.safe_load((Path(row["folder"]) / "version_0" / "config.yaml").read_text())
     training = Training(load_recipe(str(best)), [])
-    now = training.arguments()
+    now = training.values
     assert {**now, "trainer": {**now["trainer"], "logger": True}} == {
         **then,
         "trainer": {**then["trainer"], "logger": True},
@@ -295,7 +295,7 @@ def test_the_best_recipe_has_the_overrides_too(capfd):
     best = FOLDER / "best.yaml"
     assert best.read_text().splitlines()[1] == "extends: ../../../mine.yaml"
     (then,) = FOLDER.glob("trial_0/version_0/config.yaml")
-    then, now = yaml.safe_load(then.read_text()), Training(load_recipe(str(best)), []).arguments()
+    then, now = yaml.safe_load(then.read_text()), Training(load_recipe(str(best)), []).values
     for part in ("model", "data"):
         assert now[part] == then[part]
     assert now["trainer"]["callbacks"] == then["trainer"]["callbacks"]

@@ -72,6 +72,9 @@ def network_overrides(model: str | None, recipe: "Recipe") -> list[str]:
     if model is None:
         return []
     if "/" in model:
+        library, _, name = model.partition("/")
+        if library == "transformers" and Path(name).expanduser().is_dir():
+            model = f"{library}/{Path(name).expanduser().resolve()}"  # wherever the run is used
         found = ["--model.network=torchcaps.models.library_network", f"--model.network.name={model}"]
         if recipe.name == "own/images":
             found.append("--model.optimizer.lr=0.001")  # the recipe's own is for a small ResNet
@@ -113,7 +116,8 @@ def build_training(
     try:
         folder = runs_of(options, recipe) if logs else None
         overrides = [*network_overrides(options.model, recipe), *overrides]
-        return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code)
+        from_checkpoint = getattr(options, "ckpt_path", None) is not None or options.command == "explain"
+        return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code, from_checkpoint)
     except ValueError as error:
         raise BadInput(str(error)) from error
 

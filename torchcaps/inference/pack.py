@@ -103,7 +103,7 @@ def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = (), about: 
     network, data = training.model.network, training.datamodule
     if not isinstance(data, ImageData) or training.model.labels_per_image != 1:
         raise ValueError(f"{recipe.name} has no images with one label each, which the package's weights are for")
-    values = training.arguments()["model"]["network"]
+    values = training.values["model"]["network"]
     model, arguments = values["class_path"].rpartition(".")[2], values["init_args"]
     load_state(network, _state(checkpoint), checkpoint)
     data.setup()

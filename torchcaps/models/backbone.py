@@ -39,9 +39,9 @@ class Features(nn.Module):
     Args:
         network: module with a method `forward_features`, as timm's have, or whose output are the features or has them
             as `last_hidden_state`, as in transformers.
-        example: a batch of inputs, which shows the layout: a map whose second and third sizes are equal has its
-            channels last.
-        skip_tokens: number of tokens to leave out, the first ones; None for those that precede a square of patches.
+        example: a batch of inputs, which shows the layout. Of a square image, a map whose second and third sizes alone
+            are equal has its channels last, and tokens in excess of a square of patches precede it.
+        skip_tokens: number of tokens to leave out, the first ones; None for those that precede the patches.
 
     Shape:
         - Output: maps `(batch, channels, height, width)`, also of tokens that are a square of patches; other tokens
@@ -52,37 +52,33 @@ class Features(nn.Module):
         super().__init__()
         self.network = network
         self.channels_last, self.skip_tokens, self.side = False, 0, 0
-        name = type(network).__name__
+        name, size = type(network).__name__, tuple(example.shape)
         try:
             with evaluating(network), torch.enable_grad():
-                found = self(example)
-                if isinstance(found, Tensor):
-                    self._drop_unused(found)
+                found = self._once(example)
         except NotImplementedError:
             raise  # from a parameter without values, on the device "meta"
         except Exception as error:
             raise ValueError(
-                f"{name} does not run on inputs of shape {tuple(example.shape)} ({one_line(error)[:200]}): give an "
-                "example, or a size, that it takes"
-            ) from error
+                f"{name} does not run on inputs of shape {size} ({one_line(error)[:200]}): give an example, or a size, "
+                "that it takes"
+            ) from None
         if not isinstance(found, Tensor) or found.dim() not in (2, 3, 4):
             shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
-                f"the features of {name} must be maps, tokens or vectors, got {shown}: choose another layer"
-            )
-        size = tuple(found.shape)
-        if len(size) == 4:
-            self.channels_last = size[1] == size[2] != size[3]
-        elif len(size) == 3:
-            square = math.isqrt(size[1])
-            others = size[1] - square**2
-            if skip_tokens is None:
-                skip_tokens = others if others <= MOST_OTHER_TOKENS else 0
-            if skip_tokens >= size[1]:
-                raise ValueError(f"skip_tokens must be less than the {size[1]} tokens of {name}, got {skip_tokens}")
-            self.skip_tokens, side = skip_tokens, math.isqrt(size[1] - skip_tokens)
-            self.side = side if side**2 == size[1] - skip_tokens else 0
-        self.channels = size[-1] if self.channels_last or len(size) < 4 else size[1]
+            expected = "maps, tokens or vectors"
+            raise ValueError(f"the features of {name} must be {expected}, got {shown}: choose another layer")
+        of_square = len(size) == 4 and size[2] == size[3]
+        if found.dim() == 4:
+            a, b, c = found.shape[1:]
+            self.channels_last = getattr(network, "output_fmt", "") == "NHWC" or (of_square and a == b != c)
+        elif found.dim() == 3:
+            tokens = found.shape[1]
+            self.skip_tokens = _other_tokens(network, size, tokens) if skip_tokens is None else skip_tokens
+            if self.skip_tokens >= tokens:
+                raise ValueError(f"skip_tokens must be less than the {tokens} tokens of {name}, got {skip_tokens}")
+            side = math.isqrt(tokens - self.skip_tokens)
+            self.side = side if of_square and side**2 == tokens - self.skip_tokens else 0
+        self.channels = found.shape[-1] if self.channels_last or found.dim() < 4 else found.shape[1]
 
     def forward(self, inputs: Tensor) -> Tensor:
         found = getattr(self.network, "forward_features", self.network)(inputs)
@@ -93,18 +89,39 @@ class Features(nn.Module):
             features = features[:, self.skip_tokens :]
         return features.transpose(1, 2).unflatten(2, (self.side, self.side)) if self.side else features
 
-    def _drop_unused(self, features: Tensor) -> None:
-        """Drop the parts of the network that the features do not depend on, such as its classifier, and freeze other
-        parameters of which this is true: of several processes, each would wait for their gradients."""
+    def _once(self, example: Tensor) -> Any:
+        """Return the features of an example. Drop the parts of the network that do not run, such as its classifier, and
+        freeze other parameters without a gradient: of several processes, each would wait for their gradients."""
+        ran: set[nn.Module] = set()
+        hooks = [x.register_forward_hook(lambda x, *_: ran.add(x)) for x in self.network.modules()]
+        try:
+            found = self(example)
+        finally:
+            for hook in hooks:
+                hook.remove()
         parameters = [p for p in self.network.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True) if parameters else ()
-        unused = {p for p, gradient in zip(parameters, gradients, strict=True) if gradient is None}
-        for name, part in list(self.network.named_children()):
-            own = set(part.parameters())
-            if own and own <= unused:
-                setattr(self.network, name, nn.Identity())
-        for parameter in unused:
-            parameter.requires_grad_(False)
+        if isinstance(found, Tensor) and found.requires_grad:
+            gradients = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+            unused = {p for p, gradient in zip(parameters, gradients, strict=True) if gradient is None}
+            for name, part in list(self.network.named_children()):
+                own = set(part.parameters())
+                if own and own <= unused and ran.isdisjoint(part.modules()):
+                    setattr(self.network, name, nn.Identity())
+            for parameter in unused:
+                parameter.requires_grad_(False)
+        return found
+
+
+def _other_tokens(network: nn.Module, size: tuple[int, ...], tokens: int) -> int:
+    """Return how many tokens, such as class and register tokens, precede the patches of an image of this size."""
+    known = getattr(network, "num_prefix_tokens", None)  # of timm
+    if known is not None or len(size) != 4:
+        return known or 0
+    patch = getattr(getattr(network, "config", None), "patch_size", None)  # of transformers
+    if isinstance(patch, int) and 0 <= tokens - (size[2] // patch) * (size[3] // patch) <= MOST_OTHER_TOKENS:
+        return tokens - (size[2] // patch) * (size[3] // patch)
+    others = tokens - math.isqrt(tokens) ** 2
+    return others if size[2] == size[3] and others <= MOST_OTHER_TOKENS else 0
 
 
 @checked
@@ -137,7 +154,8 @@ def add_capsules(
             module, which takes what it took before, and should not be used for anything else afterwards.
         classes, routing, types, pose, parts: see :class:`CapsuleHead`.
         layer: name of the layer of a module whose output are the features, in `model.named_modules()`; None for
-            networks of the three libraries, and modules with a method `forward_features`, where it is known.
+            networks of the three libraries, and modules with a method `forward_features`, where it is known. The
+            modules that contain the layer are traced in evaluation mode, and ask for `self.training` no more.
         example: a batch of inputs of a module, to learn the layout of its features; None for an image of the size that
             a network of the libraries was made for.
         skip_tokens: number of first tokens to leave out; None for class and register tokens, which precede a square of

@@ -61,7 +61,7 @@ def named_network(name: str, pretrained: bool, size: int | None = None) -> Named
         if "unknown model" in str(error).lower():
             raise ValueError(f"{library} has no network {network!r}{nearest(network, _names(library))}") from None
         hint = "; pretrained=False builds it with random weights" if pretrained else ""
-        raise ValueError(f"{library} cannot build {network!r} ({one_line(error)[:200]}){hint}") from error
+        raise ValueError(f"{library} cannot build {network!r} ({one_line(error)[:200]}){hint}") from None
 
 
 def _names(library: str) -> list[str]:
@@ -72,19 +72,21 @@ def _names(library: str) -> list[str]:
 def _of_torchvision(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
     models: Any = importlib.import_module("torchvision.models")
     weights = models.get_model_weights(name).DEFAULT
+    images = weights.transforms()
+    side = size or images.crop_size[0]
     options: dict[str, Any] = {"weights": weights if pretrained else None}
     if not pretrained and name in ("googlenet", "inception_v3"):
-        options["init_weights"] = True  # otherwise a warning asks for it
-    if not pretrained and size is not None and name.startswith("vit_"):
-        options["image_size"] = size
-    images = weights.transforms()
-    return NamedNetwork(models.get_model(name, **options), images.mean, images.std, size or images.crop_size[0])
+        options |= {"init_weights": True, "transform_input": True}  # as with weights
+    if not pretrained and name.startswith("vit_"):
+        options["image_size"] = side
+    return NamedNetwork(models.get_model(name, **options), images.mean, images.std, side)
 
 
 def _of_timm(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
     timm: Any = importlib.import_module("timm")
     options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
-    if size is not None and timm.models.get_pretrained_cfg(name).fixed_input_size:
+    known = timm.models.get_pretrained_cfg(name)
+    if size is not None and known and known.fixed_input_size:
         options["img_size"] = size
     network = timm.create_model(name, **options)
     images = network.pretrained_cfg
@@ -94,7 +96,12 @@ def _of_timm(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
 def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
     transformers: Any = importlib.import_module("transformers")
     folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    values, _ = transformers.PretrainedConfig.get_config_dict(folder)
+    if _names_kernels(values):
+        raise ValueError("its config.json names a kernel of the Hub as attn_implementation, which is code: take it out")
     images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
+    if not {"image_mean", "image_std"} <= images.keys():
+        raise ValueError("its preprocessor_config.json has no image_mean and image_std")
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = getattr(config, "vision_config", config)
     if pretrained:
@@ -104,7 +111,15 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     side = size or images.get("crop_size") or images.get("size") or config.image_size
     if isinstance(side, dict):
         side = side.get("height") or side["shortest_edge"]
-    return NamedNetwork(network, images["image_mean"], images["image_std"], side)
+    return NamedNetwork(network.float(), images["image_mean"], images["image_std"], side)
+
+
+def _names_kernels(values: Any) -> bool:
+    """Return whether values of a configuration, nested ones too, name a kernel that would be fetched from the Hub."""
+    if not isinstance(values, dict):
+        return False
+    own = (str(value) for name, value in values.items() if name.endswith("attn_implementation"))
+    return any("/" in value for value in own) or any(_names_kernels(value) for value in values.values())
 
 
 def load_file(network: nn.Module, path: str, name: str) -> None:
@@ -118,18 +133,26 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
     if not file.is_file():
         raise ValueError(f"pretrained: there is no file {path}: give true, false or a file of weights of {name}")
     try:
-        state: Any = (
-            read_tensors(file)[0]
-            if file.suffix == ".safetensors"
-            else torch.load(file, map_location="cpu", weights_only=True)
-        )
+        safe = file.suffix == ".safetensors"
+        state: Any = read_tensors(file)[0] if safe else torch.load(file, map_location="cpu", weights_only=True)
         state = state.get("state_dict", state.get("model", state))
-        missing = network.load_state_dict(state, strict=False).missing_keys
+        known = network.state_dict()
+        for key in [key for key in known if key.endswith("num_batches_tracked")]:
+            state.setdefault(key, known[key])  # files of before PyTorch 0.4.1 have none
+        missing = [key for key in known if key not in state]
+        parts = {key.partition(".")[0] for key in known}
+        others = [key for key in state if key not in known and key.partition(".")[0] in parts]
     except ImportError:
         raise
-    except Exception as error:  # of a file that anybody wrote
-        raise ValueError(f"{path} does not have the weights of {name}: {one_line(error)[:200]}") from error
-    if missing:
-        raise ValueError(
-            f"{path} does not have the weights of {name}: {len(missing)} are missing, such as {missing[0]}"
-        )
+    except Exception:  # of a file that anybody wrote
+        raise ValueError(f"{path} is neither a safetensors file nor a state dict of torch.save") from None
+    if missing or others:
+        what = f"it has no {missing[0]}" if missing else f"it has also {others[0]}"
+        raise ValueError(f"{path} does not have the weights of {name}: {what}, the first of {len(missing + others)}")
+    for key, own in known.items():
+        if own.shape != state[key].shape:
+            raise ValueError(
+                f"{path} does not have the weights of {name}: {key} has shape {tuple(state[key].shape)}, expected "
+                f"{tuple(own.shape)}"
+            )
+    network.load_state_dict({key: state[key] for key in known})

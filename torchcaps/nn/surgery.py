@@ -3,7 +3,7 @@
 from torch import fx, nn
 
 from torchcaps.arguments import checked
-from torchcaps.checks import nearest, one_line
+from torchcaps.checks import one_line
 from torchcaps.nn.modes import evaluating
 from torchcaps.nn.pooling import RoutingPool2d
 
@@ -82,10 +82,9 @@ def up_to(model: nn.Module, layer: str) -> fx.GraphModule:
     Raises:
         ValueError: there is no such layer, the network does not run it, or a module that contains it cannot be traced.
     """
-    names = [name for name, _ in model.named_modules() if name]
-    if layer not in names:
-        hint = nearest(layer, names) or f"; it has {', '.join(name for name, _ in model.named_children())}"
-        raise ValueError(f"{type(model).__name__} has no layer {layer!r}{hint}")
+    if layer not in dict(model.named_modules()) or not layer:
+        children = ", ".join(name for name, _ in model.named_children())
+        raise ValueError(f"{type(model).__name__} has no layer {layer!r}; it has {children}")
 
     class Tracer(fx.Tracer):
         def is_leaf_module(self, module: nn.Module, name: str) -> bool:
@@ -97,8 +96,8 @@ def up_to(model: nn.Module, layer: str) -> fx.GraphModule:
     except Exception as error:  # whatever the forward of a network does with a proxy
         raise ValueError(
             f"{type(model).__name__} cannot be cut after its layer {layer!r}, because torch.fx cannot trace it "
-            f"({one_line(error)}): put a CapsuleHead into its forward"
-        ) from error
+            f"({one_line(error)[:200]}): put a CapsuleHead into its forward"
+        ) from None
     calls = [node for node in graph.nodes if node.op == "call_module" and node.target == layer]
     if not calls:
         raise ValueError(f"{type(model).__name__} does not run its layer {layer!r}: choose another one")

@@ -51,7 +51,8 @@ SMOKE = (
     "--trainer.log_every_n_steps=1",
 )
 
-FEATURES_LR = {True: 1e-4, False: 5e-4}  # of the features of a library's network, pretrained or not, if none is given
+# Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
+FEATURES_LR = {True: 0.1, False: 0.5}
 
 LEAST = {  # numbers of the trainer that Lightning does not check
     "accumulate_grad_batches": 1,
@@ -83,11 +84,13 @@ class Training(LightningCLI):
         smoke: take two steps of two samples, unless the overrides set these numbers; the folder is then `smoke_N`.
         signals: signals that ask the training to stop.
         allow_code: whether the recipe and the overrides may name classes and functions of any package.
+        from_checkpoint: whether the weights of a checkpoint will be loaded, so that no pretrained ones need be.
 
     Raises:
         ValueError: a value cannot be used; the message is one line for the user of the command.
 
     Attributes:
+        values: all values, as they stand in a run's `config.yaml`.
         run_folder: folder of this run, or None if it writes no logs and checkpoints.
     """
 
@@ -102,7 +105,9 @@ class Training(LightningCLI):
         smoke: bool = False,
         signals: StopSignals | None = None,
         allow_code: bool = False,
+        from_checkpoint: bool = False,
     ):
+        self.from_checkpoint = from_checkpoint
         self.recipe, self.folder, self.smoke, self.signals = recipe, folder, smoke, signals or StopSignals()
         self.run_folder: Path | None = None
         self.own_modules, self.allow_code = OwnModules(recipe, allow_code), allow_code
@@ -147,7 +152,12 @@ class Training(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             self._fit_to_data()
+            self.values = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            network = self.config.model.network
+            if self.from_checkpoint:
+                self.config.model.network = Namespace(untrained(network.as_dict()))
             super().instantiate_classes()
+            self.config.model.network = network
             self._check_classes()
             self._check_optimizer()
         except Exception as error:
@@ -188,8 +198,10 @@ class Training(LightningCLI):
             _set(values.init_args, {"channels": shape[0], "size": shape[1]})
         model = self.config.model
         model.classes = facts["classes"]
-        if model.features_lr is None and "pretrained" in arguments and arguments.get("trainable") == "all":
-            model.features_lr = FEATURES_LR[bool(arguments.pretrained)]
+        of_library = network.class_path == "torchcaps.models.library_network"
+        rate = model.optimizer.get("init_args", {}).get("lr")
+        if of_library and arguments.trainable == "all" and model.features_lr is None and isinstance(rate, float):
+            model.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
         if arguments.get("decoder") is True and not model.reconstruction_weight:
             arguments["decoder"] = False  # nothing would train it
         loss = model.loss.class_path
@@ -273,7 +285,7 @@ class Training(LightningCLI):
                 callback.describe(self.recipe.name, [*(["--small"] if self.recipe.is_small else []), *self.overrides])
         if self.run_folder is not None and wanted["enable_checkpointing"] is not False:
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
-            callbacks.append(KeepsValues(self.arguments()))
+            callbacks.append(KeepsValues(self.values))
         elif not any(isinstance(callback, Checkpoint) for callback in callbacks):
             kwargs["enable_checkpointing"] = False
         try:
@@ -307,10 +319,6 @@ class Training(LightningCLI):
                 f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
             )
         )
-
-    def arguments(self) -> dict[str, Any]:
-        """Return all values, as they stand in a run's `config.yaml`."""
-        return yaml.safe_load(self.parser.dump(self.config, skip_none=False))
 
     def report(self) -> Report | None:
         """Return the report on this training, if its recipe asks for one."""
