@@ -237,6 +237,17 @@ def test_on_the_cpu_weights_of_convolutions_have_their_channels_last():
     assert capsules.weight.is_contiguous()
 
 
+def test_weights_of_1x1_convolutions_stay_as_they_are():
+    """With channels last, PyTorch 2.13 writes beyond its memory in the backward pass of the second one."""
+    stem = nn.ModuleList([nn.Conv2d(3, 48, 3, 2, 1), nn.Conv2d(3, 48, 1, 2)])
+    before = stem[1].weight.stride()
+    classifier = Classifier(stem, MarginLoss(), classes=3)
+    classifier.trainer = Trainer(accelerator="cpu", logger=False)
+    classifier.setup("fit")
+    assert stem[1].weight.stride() == before
+    assert stem[0].weight.stride() == (27, 1, 9, 3)
+
+
 # Wrong batches, networks, losses and functions
 
 

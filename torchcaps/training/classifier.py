@@ -139,7 +139,11 @@ class Classifier(LightningModule):
     def setup(self, stage: str) -> None:
         if self.trainer.strategy.root_device.type == "cpu":
             # Only weights of convolutions. ResNets train a fifth faster, other networks as fast (docs/performance.md).
-            convert_conv2d_weight_memory_format(self.network, torch.channels_last)
+            # Not those of 1x1: PyTorch 2.13 and 2.14 write beyond their memory in the backward pass of
+            # nn.Conv2d(3, 48, 1, stride=2) with such weights, as RepVGG has it.
+            for module in self.network.modules():
+                if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
+                    convert_conv2d_weight_memory_format(module, torch.channels_last)
         if stage == "fit" and self.compiled:
             check_compiler(self.trainer.strategy.root_device)
             # One program for each batch size: the order in which sizes come, as after a resumption, changes no result.
