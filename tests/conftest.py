@@ -22,6 +22,8 @@ def _patch_the_language_once() -> None:
     function that the kernel calls, which is half the time of a test."""
     from triton.runtime import interpreter
 
+    if not hasattr(interpreter, "_LangPatchScope"):  # other versions than 3.6 to 3.8
+        return
     patch, done = interpreter._patch_lang, set()
 
     class Scope(interpreter._LangPatchScope):
@@ -42,6 +44,18 @@ def _patch_the_language_once() -> None:
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     _patch_the_language_once()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is promised for newer versions of PyTorch only, see docs/backends.md."""
+    if torch.__version__ < torch.torch_version.TorchVersion("2.7"):
+        skip = pytest.mark.skip(reason="PyTorch 2.6 cannot compile or export the layers")
+        old = pytest.mark.skip(reason="the interpreter of Triton 3.2 lacks a type of numbers")
+        for item in items:
+            if "compile" in item.name or "export" in item.name:
+                item.add_marker(skip)
+            if item.path.name == "test_kernels.py":
+                item.add_marker(old)
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,7 @@ def em_score(
     cost = (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * mass
     if cost_range is not None:
         # Costs that differ by rounding errors only must not be rescaled to the whole range.
-        least, most = cost.aminmax(dim=1, keepdim=True)
+        least, most = cost.amin(1, keepdim=True), cost.amax(1, keepdim=True)
         noise = 64 * torch.finfo(cost.dtype).eps * (mass + 2 * mass * log_sigma.abs().sum(-1)).amax(1, keepdim=True)
         spread = torch.where(most - least <= noise.clamp_min(1e-30), torch.inf, most - least)
         cost = cost_range * ((cost - least) / spread - 0.5)
