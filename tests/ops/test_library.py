@@ -163,6 +163,7 @@ def check_operators(operators: library.Operators, children, rest, utilities: tup
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of opcheck itself, in PyTorch 2.14
 @pytest.mark.parametrize("kind", UNSTORED)
 @each_call
 def test_operators_are_what_pytorch_takes_them_for(index, kind):
