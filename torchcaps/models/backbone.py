@@ -266,7 +266,7 @@ def _before_pool(network: nn.Module, layer: str | None) -> nn.Module:
         return up_to(network, layer)
     if hasattr(network, "forward_features"):
         return network
-    libraries = {kind.__module__.partition(".")[0] for kind in type(network).__mro__}
+    libraries = _libraries_of(network)
     if "transformers" in libraries:
         base: Any = network.base_model if "For" in type(network).__name__ else network  # ViTForImageClassification
         return getattr(base, "vision_model", base)  # of CLIP
@@ -281,6 +281,11 @@ def _before_pool(network: nn.Module, layer: str | None) -> nn.Module:
     return up_to(network, f"{known[0]}.{len(last) - 1}" if isinstance(last, nn.ModuleList) else known[0])
 
 
+def _libraries_of(network: nn.Module) -> set[str]:
+    """Return the names of the packages of a network's class and of its bases."""
+    return {kind.__module__.partition(".")[0] for kind in type(network).__mro__}
+
+
 def _image_shape(network: nn.Module) -> tuple[int, ...]:
     """Return the shape of the images that a network of a library was made for."""
     known: Any = getattr(network, "pretrained_cfg", None)  # of timm
@@ -289,7 +294,6 @@ def _image_shape(network: nn.Module) -> tuple[int, ...]:
     config: Any = getattr(network, "config", network)  # of transformers; networks of torchvision have image_size too
     side = getattr(config, "image_size", 224)
     side = side[-1] if isinstance(side, tuple | list) else side
-    libraries = {kind.__module__.partition(".")[0] for kind in type(network).__mro__}
-    if not libraries & {"torchvision", "transformers"}:
+    if not _libraries_of(network) & {"torchvision", "transformers"}:
         raise ValueError(f"give example, a batch of inputs of {type(network).__name__}")
     return getattr(config, "num_channels", 3), side, side

@@ -198,9 +198,11 @@ class Classifier(LightningModule):
         parameters = [p for p in trained.parameters() if p.requires_grad]
         if self.features_lr is None:
             return parameters
-        features = [p for p in self.network.features.parameters() if p.requires_grad]
-        others = [p for p in parameters if all(p is not other for other in features)]
-        return [{"params": others}, {"params": features, "lr": self.features_lr}]
+        features = set(self.network.features.parameters())
+        return [
+            {"params": [p for p in parameters if p not in features]},
+            {"params": [p for p in parameters if p in features], "lr": self.features_lr},
+        ]
 
     def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
         """Return the mean loss of a batch, its weight in the mean over the processes, and the scores."""
