@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchcaps import CapsuleBlock2d, create_model
 from torchcaps.bench.memory import peak_allocated
 from torchcaps.bench.script import script_parser
-from torchcaps.functional import squash
+from torchcaps.routing import squash
 from torchcaps.nn import encapsulated
 from torchcaps.nn.encapsulated import Coefficients, as_poses
 

@@ -166,7 +166,7 @@ def children_of(run: Run, own: Shares) -> Tensor:
     if run.last is None or own.groups:
         assert run.children is not None
         return run.children
-    votes: Any = run.last.votes
+    votes: Any = run.last.votes.votes
     if own.windows is None:
         return votes.poses
     down, across = own.windows[2]  # without the padding

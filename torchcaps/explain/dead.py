@@ -95,13 +95,13 @@ def _as_lists(run: Run, given: dict[nn.Module, Any]) -> tuple[Capsules | None, C
     layer = run.layer
     if isinstance(layer, CapsuleLayer):
         assert run.last is not None
-        votes, any_number = run.last.votes, layer.layer_shape.children is None and layer.layer_shape.groups == 1
+        votes, any_number = run.last.votes.votes, layer.layer_shape.children is None and layer.layer_shape.groups == 1
         parents = run.last.parents._replace(pose_dims=len(votes.pose)).flatten_grid()
         if any_number:
             return None, parents
         if layer not in given:  # a network that calls the votes and the routing itself
             votes_of: Any = votes
-            return Capsules(votes_of.poses.flatten(2, -3).flatten(1, 2), pose_dims=2), parents
+            return Capsules(votes_of.poses.flatten(1, -3), pose_dims=2), parents
         children = given[layer] if isinstance(given[layer], Capsules) else Capsules(given[layer])
         return children._replace(pose_dims=len(getattr(layer, "in_pose", votes.pose))).flatten_grid(), parents
     assert run.children is not None

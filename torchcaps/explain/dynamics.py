@@ -113,7 +113,7 @@ def _routed(network: nn.Module, layer: CapsuleLayer, name: str, images: Tensor) 
     last = next((run.last for run in runs if run.layer is layer), None)
     if last is None:
         raise ValueError(f"{type(network).__name__} did not run its layer {name!r} on these images")
-    return last.votes, last.parents
+    return last.votes.votes, last.parents
 
 
 def _places(votes: Votes, parents: Capsules, edges: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ class Shares(NamedTuple):
     r"""Shares of a layer's children in its parents.
 
     A parent is a sum of contributions. Let V be the votes and :math:`f_{ij}` their factors in the sum, which are gate
-    times coefficient in most algorithms (`Routing.factors`). Where the poses of the children are their votes, |V| is
+    times coefficient in most algorithms (`WeightedVotes.factors`). Where the poses of the children are their votes, |V| is
     the length of a pose. The share of child i in parent j is
 
     .. math:: S_{ij} = \frac{a_{ij}}{\sum_k a_{kj}}, \quad a_{ij} = |f_{ij}| \, |V_{ij}|
@@ -76,12 +76,12 @@ def shares_of(run: Run) -> Shares:
     if isinstance(run.layer, CapsuleFC):
         return _of_sums(run)
     assert run.last is not None
-    votes, agreement, parents, _ = run.last
-    routing = run.layer.routing
+    weighted, parents = run.last.votes, run.last.parents
+    votes = weighted.votes
     with torch.no_grad():
-        amounts = routing.factors(votes, agreement).abs()
+        amounts = weighted.factors().abs()
         present = torch.ones_like(amounts) if votes.gates is None else (votes.gates > 0).to(amounts).unsqueeze(-1)
-        if not routing.gives_scores:
+        if not run.layer.routing.gives_scores:
             amounts = amounts * votes.lengths()
         table, even = _normalized(amounts, present, bool(getattr(votes, "grid", ())))
     if isinstance(run.layer, RoutingPool2d):

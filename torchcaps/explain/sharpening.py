@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import checked
 from torchcaps.explain.recording import Inputs, routing_layers, run, watching
-from torchcaps.ops import Votes
+from torchcaps.ops import WeightedVotes
 from torchcaps.routing import Iteration
 
 
@@ -53,17 +53,17 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
     place: dict[str, int] = {}  # of the iteration in this batch
 
     def see(name: str, iteration: Iteration) -> None:
-        votes, routing = iteration.votes, layers[name].routing
-        coefficients = routing.coefficients(votes, iteration.agreement).float()
-        if routing.softmax == "children":
+        votes = iteration.votes
+        coefficients = votes.coefficients().float()
+        if votes.softmax == "children":
             coefficients = coefficients.transpose(1, 2)
         counts[name] = coefficients.shape[-1]
         largest = coefficients.amax(-1)
         spread = torch.special.entr(coefficients).sum(-1).exp()
         kept = torch.ones_like(largest, dtype=torch.bool)
-        if votes.gates is not None and routing.softmax == "parents":
+        if votes.gates is not None and votes.softmax == "parents":
             kept = votes.gates > 0
-        columns = largest[kept], spread[kept], _uniform(votes, routing, spread)[kept]
+        columns = largest[kept], spread[kept], _uniform(votes, spread)[kept]
         found = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
         index = 0 if iteration.t == 0 else place.get(name, 0)  # a network may run a layer several times
         place[name] = index + 1
@@ -85,11 +85,11 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
     return result
 
 
-def _uniform(votes: Votes, routing: Any, like: Tensor) -> Tensor:
+def _uniform(votes: WeightedVotes, like: Tensor) -> Tensor:
     """Return what uniform coefficients are spread over, in the shape of `like`."""
-    if routing.softmax == "parents":
-        each = 1 / (votes.parents + int(routing.leaky))
+    if votes.softmax == "parents":
+        each = 1 / (votes.parents + int(votes.leaky))
         return torch.full_like(like, math.exp(-votes.parents * each * math.log(each)))
-    gates = like.new_ones(votes.batch, votes.children) if votes.gates is None else votes.gates.to(like)
+    gates = like.new_ones(len(like), votes.children) if votes.gates is None else votes.gates.to(like)
     shares = gates / gates.sum(1, keepdim=True).clamp_min(1e-12)
     return torch.special.entr(shares).sum(1, keepdim=True).exp().expand_as(like)

@@ -1,5 +1,7 @@
 """Convolutions of capsules on a grid or in a sequence: each parent sees a window of children."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes, positions, windows
+from torchcaps.ops import Backend, LinearVotes, positions, windows
 from torchcaps.routing import LayerShape, Routing, presence
 
 # An int for all sides, or one for each.
@@ -54,11 +56,12 @@ class _CapsuleConv(CapsuleLayer):
         self.weight = nn.Parameter(torch.empty(*window, d, h, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(*window, rows, h, device=device, dtype=dtype)) if bias else None
         children = self.weight.shape[:-3].numel()
-        self.layer_shape = LayerShape(children, children, out_capsules, rows, d, h)
+        window_size = math.prod(self.kernel_size)
+        self.layer_shape = LayerShape(children, children, out_capsules, rows, d, h, window=window_size)
         self.routing = routing.for_layer(self.layer_shape, device, dtype)
         self.reset_parameters()
 
-    def votes(self, capsules: Capsules | Tensor) -> LazyVotes:
+    def votes(self, capsules: Capsules | Tensor) -> LinearVotes:
         """Return the votes of the children of each window for the parents at its position."""
         capsules = as_capsules(capsules, self.weight, takes_half=True)
         poses, scores = capsules.poses, capsules.scores
@@ -82,7 +85,7 @@ class _CapsuleConv(CapsuleLayer):
             margin = (across, across, down, down)
             poses, scores = F.pad(poses, (0, 0, 0, 0, *margin)), F.pad(scores, margin, value=-torch.inf)
         pairs = (stride[0], stride[1]), (dilation[0], dilation[1])
-        votes = LazyVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
+        votes = LinearVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
         votes.layout = shape
         return votes.gated(None if scores is None else presence(windows(scores, (kernel[0], kernel[1]), *pairs)))
 

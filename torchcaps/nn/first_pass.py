@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, LazyVotes, windows
+from torchcaps.ops import ComputedVotes, WeightedVotes, windows
 from torchcaps.private import in_dispatch_mode, is_compiled, is_traced
 from torchcaps.routing import Iteration, Routing
 
@@ -51,8 +51,7 @@ class Seen(NamedTuple):
 
     parents: Capsules
     lengths: Tensor
-    votes: LazyVotes | None
-    agreement: Agreement | None
+    votes: WeightedVotes | None
 
 
 def look_at(layers: Sequence["CapsuleLayer"], children: Capsules | Tensor, route: Callable[[], Capsules]) -> Capsules:
@@ -106,23 +105,23 @@ def _marked(parents: Capsules) -> Capsules:
 
 def _keep(last: "dict[CapsuleLayer, Seen]", layer: "CapsuleLayer", iteration: Iteration) -> None:
     """Keep what is looked at of an iteration that has values. Later iterations take the place of earlier ones."""
-    votes, agreement, parents = iteration.votes, iteration.agreement, iteration.parents
-    poses = parents.poses
+    weighted, parents = iteration.votes, iteration.parents
+    votes, agreement, poses = weighted.votes, weighted.agreement, parents.poses
     captured = poses.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if type(poses) is not Tensor or poses.device.type == "meta" or not poses.numel() or captured:
         return
     with torch.no_grad():
         lengths = vector_norm(poses.float(), dim=tuple(range(-len(votes.pose), 0)))
         some = None
-        if isinstance(votes, LazyVotes):
+        if isinstance(votes, ComputedVotes):
             per_map = votes.children * votes.parents * votes.batch // len(votes.poses)
-            some = votes.first_maps(max(1, min(IMAGES, COEFFICIENTS // per_map)))
-        if some is not None and agreement is not None:
-            of_samples = ("query", "parents", "mean", "precision", "prior")
-            values = {name: getattr(agreement, name, None) for name in of_samples}
-            taken = {name: x[: some.batch].clone() for name, x in values.items() if x is not None}
-            agreement = agreement._replace(**taken)
-    last[layer] = Seen(parents.detach(), lengths, some, agreement)
+            own = votes.first(max(1, min(IMAGES, COEFFICIENTS // per_map)))
+            if agreement is not None:
+                values = {name: getattr(agreement, name, None) for name in ("query", "mean", "precision", "prior")}
+                taken = {name: x[: own.batch].clone() for name, x in values.items() if x is not None}
+                agreement = agreement._replace(**taken)
+            some = WeightedVotes(own, agreement, weighted.softmax, weighted.leaky)
+    last[layer] = Seen(parents.detach(), lengths, some)
 
 
 def _caller() -> int:
@@ -163,7 +162,7 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
             f"starts saturated: the activations of its parents are {saturation}. Squash the children "
             "(torchcaps.squash, PrimaryCapsules, CapsuleHead), or set a smaller routing.gain"
         )
-    largest = _largest_coefficient(routing, seen)
+    largest = _largest_coefficient(seen)
     if largest > HARD:
         of = "child" if routing.softmax == "parents" else "parent"
         return (
@@ -201,9 +200,9 @@ def _saturation(activations: Tensor) -> str | None:
 def _size_of_children(seen: Seen) -> float | None:
     """Return the root mean square of the entries of a child, the median over the children that are present; 0 if all
     are zero, and None if nobody knows."""
-    votes = seen.votes
-    if votes is None:
+    if seen.votes is None:
         return None
+    votes: Any = seen.votes.votes
     sizes = votes.poses.float().square().mean((-2, -1)).sqrt()
     if votes.grid:
         sizes = windows(sizes, votes.kernel, votes.windows.stride, votes.windows.dilation)
@@ -212,15 +211,15 @@ def _size_of_children(seen: Seen) -> float | None:
     return sizes.median().item() if len(sizes) else 0.0
 
 
-def _largest_coefficient(routing: Routing, seen: Seen) -> float:
+def _largest_coefficient(seen: Seen) -> float:
     """Return the mean of the largest coefficient of a child that is present, or of a parent; 0 if there are no
     alternatives, or too many coefficients."""
     votes = seen.votes
-    if votes is None or votes.batch * votes.children * votes.parents > COEFFICIENTS:
+    if votes is None or votes.votes.batch * votes.children * votes.parents > COEFFICIENTS:
         return 0.0
-    coefficients = routing.coefficients(votes, seen.agreement).float()
+    coefficients = votes.coefficients().float()
     present = torch.ones_like(coefficients[..., 0], dtype=torch.bool) if votes.gates is None else votes.gates > 0
-    if routing.softmax == "parents":
+    if votes.softmax == "parents":
         largest = coefficients.amax(2)[present] if votes.parents > 1 else coefficients[:0, 0, 0]
     else:
         largest = coefficients.amax(1)[present.sum(1) > 1]

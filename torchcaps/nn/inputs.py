@@ -1,6 +1,7 @@
 """Checks of the tensors that layers and networks are given."""
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,8 +9,10 @@ from torch import Tensor
 from torchcaps.arguments import can_read, check_input, shown, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.nn.pose import matrix_shape
-from torchcaps.ops import LazyVotes
+from torchcaps.ops import ComputedVotes
 from torchcaps.routing import presence
+
+V = TypeVar("V", bound=ComputedVotes)
 
 
 def as_capsules(x: Capsules | Tensor, weight: Tensor | None, takes_half: bool = False) -> Capsules:
@@ -69,7 +72,7 @@ def flat_poses(capsules: Capsules, pose: tuple[int, ...]) -> Tensor:
     return poses.reshape(*poses.shape[:2], *matrix_shape(pose))
 
 
-def with_children(votes: LazyVotes, capsules: Capsules, pose: tuple[int, ...]) -> LazyVotes:
+def with_children(votes: V, capsules: Capsules, pose: tuple[int, ...]) -> V:
     """Return the votes of these children with their layout and their gates."""
     votes.layout = tuple(capsules.poses.shape[1 : -len(pose)])
     return votes.gated(presence(None if capsules.scores is None else capsules.scores.flatten(1)))

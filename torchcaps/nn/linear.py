@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes, evenly_spaced
+from torchcaps.ops import Backend, LinearVotes, evenly_spaced
 from torchcaps.routing import LayerShape, Routing
 
 
@@ -136,7 +136,7 @@ class CapsuleLinear(CapsuleLayer):
         return self.route(capsules, self.votes(capsules, out_capsules), return_coefficients)
 
     @checked
-    def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LazyVotes:
+    def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LinearVotes:
         """Return the votes of all children for all parents."""
         capsules = as_capsules(capsules, self.weight, takes_half=True)
         check_children(capsules, self.in_pose, self.in_capsules, self.share_positions, self.coordinates)
@@ -152,7 +152,7 @@ class CapsuleLinear(CapsuleLayer):
             raise ValueError(f"the layer was made with out_capsules={self.out_capsules}: forward cannot change it")
         if self.coordinates:
             bias = self._coordinates(capsules.poses.shape[2:-2], like=weight)
-        votes = LazyVotes(poses, weight, bias, self.out_pose, backend=self.backend)
+        votes = LinearVotes(poses, weight, bias, self.out_pose, backend=self.backend)
         return with_children(votes, capsules, self.in_pose)
 
     def _coordinates(self, grid: torch.Size, like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LazyVotes
+from torchcaps.ops import Backend, PoseVotes
 from torchcaps.routing import LayerShape, Routing
 
 
@@ -106,7 +106,7 @@ class CapsuleShared(CapsuleLayer):
         return self.route(capsules, self.votes(capsules, out_capsules), return_coefficients)
 
     @checked
-    def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> LazyVotes:
+    def votes(self, capsules: Capsules | Tensor, out_capsules: Count | None = None) -> PoseVotes:
         """Return the votes of all children for all parents."""
         if (out_capsules is None) == (self.out_capsules is None):
             raise ValueError(
@@ -117,8 +117,7 @@ class CapsuleShared(CapsuleLayer):
         capsules = as_capsules(capsules, next(self.parameters(), None), takes_half=True)
         check_children(capsules, self.in_pose, self.in_capsules)
         poses, parents = flat_poses(capsules, self.in_pose), self.out_capsules or out_capsules or 1
-        votes = LazyVotes(poses, parents, None, self.out_pose, backend=self.backend)
-        return with_children(votes, capsules, self.in_pose)
+        return with_children(PoseVotes(poses, parents, self.out_pose, self.backend), capsules, self.in_pose)
 
     def extra_repr(self) -> str:
         out_pose = "" if self.out_pose == self.in_pose else f", out_pose={show_pose(self.out_pose)}"

@@ -12,8 +12,8 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.first_pass import look_at
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
-from torchcaps.ops import Agreement, Votes
-from torchcaps.routing import Convergence, Equilibrium, Routing, check_equilibrium
+from torchcaps.ops import Votes
+from torchcaps.routing import Convergence, Equilibrium, Iteration, check_equilibrium
 from torchcaps.routing.equilibrium import largest
 
 Schedule = Literal["sequential", "concurrent"] | Equilibrium
@@ -109,7 +109,7 @@ class CapsuleStack(nn.Module):
                 parents = layer(parents)
             return last(parents, return_coefficients=return_coefficients)
         *_, routed = self._concurrent(parents) if self.schedule == "concurrent" else self._equilibrium(parents)
-        return routed.with_coefficients() if return_coefficients else routed.parents
+        return routed.last.with_coefficients() if return_coefficients else routed.last.parents
 
     @torch.no_grad()
     def trace(self, capsules: Capsules | Tensor) -> list[Trace]:
@@ -118,23 +118,23 @@ class CapsuleStack(nn.Module):
         children = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
         if self.schedule == "sequential":
             routed = self._sequential(children)
+        elif self.schedule == "concurrent":
+            routed = self._concurrent(children, trace=True)
         else:
-            routed = (
-                self._concurrent(children, trace=True) if self.schedule == "concurrent" else self._equilibrium(children)
-            )
-        return [Trace(x.with_coefficients(), x.changes) for x in routed]
+            routed = self._equilibrium(children)
+        return [Trace(x.last.with_coefficients(), x.changes) for x in routed]
 
     def _sequential(self, children: Capsules) -> list["_Routed"]:
-        """Run the sequential schedule and keep every layer's state."""
+        """Run the sequential schedule and keep every layer's last iteration."""
         routed: list[_Routed] = []
         for layer in self.layers:
             votes, poses = _votes(layer, children), []
-            agreement = layer.routing.first_agreement(votes)
+            state = layer.routing.first_state(votes)
             for t in range(layer.routing.steps):
-                before = agreement
-                children, agreement = layer.routing.advance(votes, before, t)
-                poses.append(children.poses)
-            routed.append(_Routed(layer.routing, votes, children, before, _changes(poses)))
+                last, state = layer.routing.advance(votes, state, t)
+                poses.append(last.parents.poses)
+            children = last.parents
+            routed.append(_Routed(votes, last, _changes(poses)))
         return routed
 
     def _equilibrium(self, children: Capsules) -> list["_Routed"]:
@@ -143,8 +143,9 @@ class CapsuleStack(nn.Module):
         convergence: list[Convergence] = []
         for layer in self.layers:
             votes = _votes(layer, children)
-            children, agreement, found = self.schedule.route(layer.routing, votes)
-            routed.append(_Routed(layer.routing, votes, children, agreement, found.forward))
+            last, found = self.schedule.route(layer.routing, votes)
+            children = last.parents
+            routed.append(_Routed(votes, last, found.forward))
             convergence.append(found)
         self.convergence = tuple(convergence)
         return routed
@@ -153,14 +154,14 @@ class CapsuleStack(nn.Module):
         layers = list(self.layers)
         iterations = layers[0].routing.steps
         routed: list[_Routed] = []
-        after: list[Agreement | None] = []  # agreement with the parents of the previous pass
+        states: list[Any] = []  # those after the previous pass
         poses: list[list[Tensor]] = []
         for layer in layers:  # Procedure 2, lines 5, 6
             votes = _votes(layer, children)
-            first = layer.routing.first_agreement(votes)
-            children, agreement = layer.routing.advance(votes, first, 0)
-            routed.append(_Routed(layer.routing, votes, children, first))
-            after.append(agreement)
+            last, state = layer.routing.advance(votes, layer.routing.first_state(votes), 0)
+            children = last.parents
+            routed.append(_Routed(votes, last))
+            states.append(state)
             poses.append([children.poses])
         for t in range(1, iterations):  # lines 7 to 9
             before = list(routed)
@@ -169,11 +170,10 @@ class CapsuleStack(nn.Module):
                 if t >= iterations - above and not trace:
                     continue  # too late to reach the last layer
                 # At t = 1 the votes of the first pass still hold: the parents of the layer below are the same.
-                votes = before[k].votes if t == 1 or k == 0 else _votes(layer, before[k - 1].parents)
-                parents, agreement = layer.routing.advance(votes, after[k], t)
-                routed[k] = _Routed(layer.routing, votes, parents, after[k])
-                after[k] = agreement
-                poses[k].append(parents.poses)
+                votes = before[k].votes if t == 1 or k == 0 else _votes(layer, before[k - 1].last.parents)
+                last, states[k] = layer.routing.advance(votes, states[k], t)
+                routed[k] = _Routed(votes, last)
+                poses[k].append(last.parents.poses)
         if trace:
             routed = [x._replace(changes=_changes(p)) for x, p in zip(routed, poses, strict=True)]
         return routed
@@ -183,22 +183,16 @@ class CapsuleStack(nn.Module):
 
 
 class _Routed(NamedTuple):
-    """Parents of a layer, and the votes and the agreement that they follow from."""
+    """Prepared votes of a layer and the last iteration on them."""
 
-    routing: Routing
     votes: Votes
-    parents: Capsules
-    agreement: Agreement | None
+    last: Iteration
     changes: Tensor = torch.empty(0)
-
-    def with_coefficients(self) -> Capsules:
-        coefficients = self.routing.coefficients(self.votes, self.agreement)
-        return self.votes.with_coefficients(self.parents, coefficients)
 
 
 def _votes(layer: CapsuleLayer, children: Capsules) -> Votes:
     """Return the prepared votes on which the layer's routing iterates."""
-    return layer.routing.prepared(layer.votes(children))
+    return layer.routing.prepare(layer.votes(children))
 
 
 def _changes(poses: list[Tensor]) -> Tensor:

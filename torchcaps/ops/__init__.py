@@ -1,27 +1,35 @@
 """Votes of children for parents, and the reductions over the children that every routing algorithm is built from."""
 
-from torchcaps.ops.agreement import Agreement, Dot, Gaussian
+from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.backend import Backend, backends, choose_backend, use_backend
-from torchcaps.ops.children import Pair, Softmax, positions
-from torchcaps.ops.lazy import LazyVotes
+from torchcaps.ops.children import Softmax
+from torchcaps.ops.computed import ComputedVotes
+from torchcaps.ops.grid import Pair, positions, windows
+from torchcaps.ops.linear import LinearVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, evenly_spaced, nonzero, normalize
-from torchcaps.ops.reference import StoredVotes, as_votes
-from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
-from torchcaps.ops.windows import windows
+from torchcaps.ops.poses import PoseVotes
+from torchcaps.ops.stored import StoredVotes, as_votes
+from torchcaps.ops.votes import Activation, Linear, Moments, Votes, WeightedVotes, per_child
 
 __all__ = [
     "Activation",
     "Agreement",
     "Backend",
+    "ComputedVotes",
     "Dot",
     "Gaussian",
-    "LazyVotes",
     "Linear",
+    "LinearVotes",
     "Moments",
     "Pair",
+    "PoseLogits",
+    "PoseVotes",
+    "SigmoidDot",
     "Softmax",
     "StoredVotes",
+    "UnitDot",
     "Votes",
+    "WeightedVotes",
     "as_votes",
     "at_least_float32",
     "autocast_off",

@@ -1,16 +1,15 @@
 """Arguments that all backends share: the children, their gradients, and the options of a reduction."""
 
-from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from torchcaps.arguments import HALF
+from torchcaps.ops.grid import Pair, positions
 
 Softmax = Literal["parents", "children"]
 SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
-Pair = tuple[int, int]
 
 BLOCK = 2**19  # entries of the votes that are computed at a time: a few tensors of this size fit the cache
 
@@ -77,11 +76,6 @@ class Options(NamedTuple):
     shared: bool = False
 
 
-def positions(size: int, kernel: int, stride: int, dilation: int) -> int:
-    """Return how many windows fit along one side of a map."""
-    return (size - dilation * (kernel - 1) - 1) // stride + 1
-
-
 def grid_of(children: Children, options: Options) -> Pair:
     """Return the number of window positions down and across the map."""
     height, width = children.poses.shape[2:4]
@@ -95,56 +89,67 @@ def count_samples(children: Children, options: Options) -> int:
     return children.poses.shape[0] * rows * columns
 
 
-# Tensors of a reduction whose first size is a number of groups.
-IN_GROUPS = ("bias", "offset", "betas", "slope", "use", "ignore", "activation_weight", "activation_bias")
-
-
-def check_tensors(children: Children, named: Iterable[tuple[str, Tensor | None]], options: Options) -> None:
-    """Check the shapes and the types of all tensors of a reduction: kernels read memory where the shapes say.
-
-    Args:
-        named: tensors of the parents by their names: query, target, precision, prior, offset and betas.
+def check_children(children: Children) -> None:
+    """Check that weights and biases fit the poses: kernels read memory where the shapes say.
 
     Raises:
         ValueError: a tensor has a shape that does not fit the others, or is on another device.
         TypeError: a tensor has another precision than the poses, and is not in half precision.
     """
-    poses, weight, bias, gates = children
-    _, types, *_, rows, d = poses.shape
-    groups, down, across, parents, depth, h = weight.shape
-    if depth != d or types % groups:
+    poses, weight, bias, _ = children
+    types, rows, d = poses.shape[1], *poses.shape[4:]
+    groups, *window, parents, depth, h = weight.shape
+    if depth != d or not groups or types % groups:
         raise ValueError(f"the weights of the votes, {tuple(weight.shape)}, do not fit poses {tuple(poses.shape)}")
-    samples, features = count_samples(children, options), rows * h
-    window = (down, across)
-    expected: dict[str, tuple[tuple[int, ...], ...]] = {
-        "gates": ((samples, types, *window),),
-        "query": ((samples, parents, features),),
-        "target": ((samples, parents, features),),
-        "precision": ((samples, parents, features),),
-        "prior": ((samples, parents),),
-        "bias": tuple((*window, n, rows, h) for n in (parents, 1)),
-        "offset": ((*window, parents),),
-        "betas": tuple((*window, n) for n in (parents, 1)),
-        "slope": ((*window, parents),),
-        "use": ((*window, parents),),
-        "ignore": ((*window, parents),),
-        "use_weight": ((parents, features),),
-        "ignore_weight": ((parents, features),),
-        "activation_weight": ((features,),),
-        "activation_bias": ((),),
-        "activation_scale": ((samples,),),
+    _check_like(poses, "weight", weight)
+    if bias is not None:
+        _check_rows("bias", bias, types, [(*window, n, rows, h) for n in (parents, 1)])
+        _check_like(poses, "bias", bias)
+
+
+def check_parents(children: Children, tensors: dict[str, Tensor | None], options: Options) -> None:
+    """Check the tensors of an agreement and of a net sum against the children, by their names in the operators.
+
+    Raises:
+        ValueError, TypeError: as of `check_children`.
+    """
+    poses, parents, window = children.poses, children.parents, children.kernel
+    samples, types = count_samples(children, options), poses.shape[1]
+    features = poses.shape[4] * children.weight.shape[5]
+    whole = {
+        "query": (samples, parents, features),
+        "target": (samples, parents, features),
+        "precision": (samples, parents, features),
+        "prior": (samples, parents),
+        "use_weight": (parents, features),
+        "ignore_weight": (parents, features),
+        "activation_scale": (samples,),
     }
-    for name, x in (("weight", weight), ("bias", bias), ("gates", gates), *named):
+    in_rows: dict[str, list[tuple[int, ...]]] = {
+        "betas": [(*window, parents), (*window, 1)],
+        "activation_weight": [(features,)],
+        "activation_bias": [()],
+    }
+    for name, x in tensors.items():
         if x is None:
             continue
-        if name != "weight":
-            in_groups = name in IN_GROUPS
-            shape = tuple(x.shape)
-            fits = (shape[1:] if in_groups else shape) in expected[name]
-            if not fits or (in_groups and (not shape[0] or types % shape[0])):
-                wanted = ("groups", *expected[name][0]) if in_groups else expected[name][0]
-                raise ValueError(f"expected {name} of shape {wanted} in a reduction over votes, got {shape}")
-        if x.device != poses.device:
-            raise ValueError(f"{name} is on {x.device} and the poses are on {poses.device}: move one of them")
-        if x.dtype != poses.dtype and not (x.dtype in HALF and poses.dtype == torch.float32):
-            raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")
+        if name not in whole:  # each group of children has a row
+            _check_rows(name, x, types, in_rows.get(name, [(*window, parents)]))
+        elif tuple(x.shape) != whole[name]:
+            raise ValueError(f"expected {name} of shape {whole[name]} in a reduction over votes, got {tuple(x.shape)}")
+        _check_like(poses, name, x)
+
+
+def _check_rows(name: str, x: Tensor, types: int, shapes: list[tuple[int, ...]]) -> None:
+    """Check the shape of `(groups, ...)`, of which each group of types has a row."""
+    if tuple(x.shape[1:]) not in shapes or not x.shape[0] or types % x.shape[0]:
+        wanted = ("groups", *shapes[0])
+        raise ValueError(f"expected {name} of shape {wanted} in a reduction over votes, got {tuple(x.shape)}")
+
+
+def _check_like(poses: Tensor, name: str, x: Tensor) -> None:
+    """Check the device and the precision of a tensor."""
+    if x.device != poses.device:
+        raise ValueError(f"{name} is on {x.device} and the poses are on {poses.device}: move one of them")
+    if x.dtype != poses.dtype and not (x.dtype in HALF and poses.dtype == torch.float32):
+        raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")

@@ -1,23 +1,27 @@
 """The interface between routing algorithms and votes.
 
-A routing algorithm never touches a vote. It asks for sums over the children, weighted by the coefficients of an
-agreement, and for the coefficients themselves only if the caller wants to see them. There are two implementations:
-`reference` stores the votes, and `lazy` computes them inside the reductions.
+A routing algorithm never touches a vote. In each iteration it gets :class:`WeightedVotes`, and asks them for sums over
+the children. Behind them are votes of three kinds: `StoredVotes` are a tensor, `LinearVotes` are computed from poses
+and weights inside the reductions, and `PoseVotes` are the poses of the children themselves.
 """
 
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from torchcaps.arguments import HALF
 from torchcaps.capsules import Capsules
-from torchcaps.ops.agreement import Agreement, Dot
+from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import Softmax
+from torchcaps.ops.numerics import at_least_float32, nonzero
+
+if TYPE_CHECKING:
+    from torchcaps.ops.poses import PoseVotes
 
 
 class Moments(NamedTuple):
@@ -77,6 +81,12 @@ class Votes(ABC):
     gates: Tensor | None
     layout: tuple[int, ...]
 
+    # ------------------------------------------------------------ reductions
+
+    @abstractmethod
+    def vote_sum(self) -> Tensor:
+        """Return `sum_i gate[i] V[i,j]`, `(batch, parents, features)`."""
+
     @abstractmethod
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
         """Return the sum of the votes for each parent, weighted by the coefficients, `(batch, parents, features)`:
@@ -111,58 +121,29 @@ class Votes(ABC):
             leaky: add a parent of logit 0 to a softmax over the parents, and drop its coefficient.
         """
 
-    @abstractmethod
-    def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
-        """Return the same votes with logits that depend on the children's poses: each logit gains
-        `sum_r pose[i,r] . weight[g(i),j,r] + offset[g(i),j]`. `None` as agreement then means these logits alone.
+    def uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
+        """Return the weighted sum with uniform coefficients."""
+        if softmax == "parents":
+            return self.vote_sum() / (self.parents + int(leaky))  # torch.jit.trace cannot add a bool
+        count = self.children if self.gates is None else nonzero(self.gates.sum(1))[:, None, None]
+        return self.vote_sum() / count
 
-        Args:
-            weight: `(groups, parents or 1, rows, d)`, with as many groups as the weights of the votes.
-            offset: `(groups, parents or 1)`, or None.
-        """
+    def of_poses(self) -> "PoseVotes":
+        """Return these votes if they are the poses of the children."""
+        raise ValueError("these votes are not the poses of the children: use this routing in a CapsuleShared")
 
-    def net_sum(
-        self,
-        agreement: Dot | None,
-        betas: tuple[Linear, Linear] | None = None,
-        activation: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the net sums of the votes for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
-        `sum_i phi[i,j]`, `(batch, parents)`, with
-
-            phi[i,j] = gate[i] activation[i] (use[i,j] c[i,j] - ignore[i,j] (1 - c[i,j]))
-
-        where use and ignore are the betas, with a softmax over the parents. Without betas phi is
-        `gate[i] activation[i] c[i,j]`. The votes must be the poses of the children.
-        """
-        raise ValueError("a net sum needs votes that are the poses of the children: use this routing in CapsuleShared")
-
-    def net_factors(
-        self,
-        agreement: Dot | None,
-        betas: tuple[Linear, Linear] | None = None,
-        activation: Activation | None = None,
-    ) -> Tensor:
-        """Return the phi of `net_sum`, `(batch, children, parents)`, for inspection."""
-        raise ValueError("a net sum needs votes that are the poses of the children: use this routing in CapsuleShared")
-
-    def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed. The
-        votes must be the poses of the children."""
-        raise ValueError("these votes are not the poses of the children: use this routing in CapsuleShared")
-
-    def without_logits(self) -> Self:
-        """Return the votes without the logits of `with_logits`."""
-        return self
+    # ------------------------------------------------------------ the votes themselves, for inspection
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Yield the votes themselves, for inspection, block by block: a slice of the samples, votes of some of their
-        children, `(samples, children, parents, features)`, and the gates of these, `(samples, children)` or None."""
+        """Yield the votes block by block: a slice of the samples, votes of some of their children, `(samples, children,
+        parents, features)`, and the gates of these, `(samples, children)` or None."""
 
     @abstractmethod
     def lengths(self) -> Tensor:
-        """Return the lengths of the votes, `(batch, children, parents)`, for inspection."""
+        """Return the lengths of the votes, `(batch, children, parents)`."""
+
+    # ------------------------------------------------------------ variants
 
     @abstractmethod
     def detach(self) -> Self:
@@ -177,6 +158,8 @@ class Votes(ABC):
         # In the precision of the sums, whatever the scores have: kernels add to all gradients in one precision.
         votes.gates = None if gates is None else gates.to(torch.float32 if self.dtype in HALF else self.dtype)
         return votes
+
+    # ------------------------------------------------------------ sizes and parents
 
     def count(self) -> Tensor:
         """Return how many children of each sample are present, the sum of their gates, `(batch,)`."""
@@ -199,6 +182,7 @@ class Votes(ABC):
             self._shaped(poses, self.pose),
             None if scores is None else self._shaped(scores, ()),
             None if variances is None else self._shaped(variances, self.pose),
+            pose_dims=len(self.pose) if len(self.pose) < 3 else None,
         )
 
     def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:
@@ -207,6 +191,96 @@ class Votes(ABC):
 
     def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
         return x.reshape(self.batch, self.parents, *pose).to(self.dtype)
+
+
+class WeightedVotes:
+    """Votes with the coefficients of one iteration: all that a routing algorithm may ask for in its `step`.
+
+    The coefficients are the softmax of an agreement's logits. The reductions know it, and a step only asks for them.
+
+    Args:
+        votes: the votes.
+        agreement: agreement of this iteration; None for uniform coefficients.
+        softmax, leaky: the routing's, see :class:`torchcaps.Routing`.
+    """
+
+    def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
+        self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
+        # What the step has asked for, for `factors`.
+        self._net: tuple[tuple[Linear, Linear] | None, Activation | None] | None = None
+        self._constants: Tensor | None = None
+
+    # ------------------------------------------------------------ reductions
+
+    def weighted_sum(self) -> Tensor:
+        """Return `sum_i share[i,j] V[i,j]`, `(batch, parents, features)`. A share is a coefficient times the child's
+        gate; over the children the coefficients contain the gates."""
+        return self.votes.weighted_sum(self.agreement, self.softmax, self.leaky)
+
+    def moments(self, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
+        """Return mass, mean and variance of the votes for each parent, see :meth:`Votes.moments`."""
+        if self.softmax == "children" or self.leaky:
+            raise ValueError("moments need a softmax over the parents without a leak: use weighted_sum")
+        return self.votes.moments(self.agreement, betas, eps)
+
+    def constant_sum(self, constants: Tensor) -> Tensor:
+        """Return `sum_i gate[i] constants[g(i),j] V[i,j]`, see :meth:`Votes.constant_sum`."""
+        self._constants = constants
+        return self.votes.constant_sum(constants)
+
+    def net_sum(
+        self, betas: tuple[Linear, Linear] | None = None, activation: Activation | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the net sums of votes that are the poses, see :meth:`PoseVotes.net_sum`."""
+        self._net = betas, activation
+        return self.votes.of_poses().net_sum(self.agreement, betas, activation)
+
+    def vote_sum(self) -> Tensor:
+        """Return `sum_i gate[i] V[i,j]`, `(batch, parents, features)`, without coefficients."""
+        return self.votes.vote_sum()
+
+    # ------------------------------------------------------------ sizes and parents, as of the votes
+
+    @property
+    def parents(self) -> int:
+        return self.votes.parents
+
+    @property
+    def children(self) -> int:
+        return self.votes.children
+
+    @property
+    def gates(self) -> Tensor | None:
+        return self.votes.gates
+
+    def count(self) -> Tensor:
+        return self.votes.count()
+
+    def parents_like(self) -> Tensor:
+        return self.votes.parents_like()
+
+    def capsules(self, poses: Tensor, scores: Tensor | None = None, variances: Tensor | None = None) -> Capsules:
+        return self.votes.capsules(poses, scores, variances)
+
+    # ------------------------------------------------------------ the coefficients, for inspection
+
+    def coefficients(self) -> Tensor:
+        """Return the coefficients, `(batch, children, parents)`."""
+        return self.votes.coefficients(self.agreement, self.softmax, self.leaky)
+
+    def shares(self) -> Tensor:
+        """Return the coefficients times the gates, `(batch, children, parents)`."""
+        coefficients = at_least_float32(self.coefficients())
+        return coefficients if self.softmax == "children" else self._gated(coefficients)
+
+    def factors(self) -> Tensor:
+        """Return the factor of each vote in the sums that the step has asked for, `(batch, children, parents)`: its
+        share, and what a net sum or a constant sum makes of it."""
+        own = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
+        return own if self._constants is None else own + self._gated(per_child(self._constants, self.children))
+
+    def _gated(self, x: Tensor) -> Tensor:
+        return x if self.gates is None else x * self.gates.unsqueeze(-1)
 
 
 def per_child(x: Tensor, children: int) -> Tensor:

@@ -1,15 +1,23 @@
 """Routing algorithms, one file per paper, and the parts from which a new one is built."""
 
-from torchcaps.ops import Agreement, Dot, Gaussian, Moments, Softmax, Votes
+from torchcaps.ops import (
+    Agreement,
+    Dot,
+    Gaussian,
+    Moments,
+    PoseLogits,
+    SigmoidDot,
+    Softmax,
+    UnitDot,
+    Votes,
+    WeightedVotes,
+)
 from torchcaps.routing.base import (
     Gradient,
     Init,
     Iteration,
-    LayerShape,
     Routing,
     Start,
-    Step,
-    iterate,
     list_routings,
     presence,
 )
@@ -22,6 +30,7 @@ from torchcaps.routing.heinsen_vector import HeinsenVectorRouting
 from torchcaps.routing.inverted_attention import InvertedAttentionRouting
 from torchcaps.routing.random_routing import RandomRouting
 from torchcaps.routing.self_routing import SelfRouting
+from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.slot_attention import SlotAttention
 from torchcaps.routing.squash import squash
 from torchcaps.routing.uniform_routing import UniformRouting
@@ -45,20 +54,22 @@ __all__ = [
     "Iteration",
     "LayerShape",
     "Moments",
+    "PoseLogits",
     "RandomRouting",
     "Routing",
     "SelfRouting",
+    "SigmoidDot",
     "SlotAttention",
     "Softmax",
     "Start",
-    "Step",
     "UniformRouting",
+    "UnitDot",
     "VBRouting",
     "VectorNormRouting",
     "Votes",
+    "WeightedVotes",
     "check_equilibrium",
     "exponential_squash",
-    "iterate",
     "list_routings",
     "presence",
     "squash",

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Softmax, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start
+from torchcaps.ops import Dot, Softmax, Votes, WeightedVotes
+from torchcaps.routing.base import Gradient, Init, Routing, Start
+from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
 
 
@@ -69,23 +70,25 @@ class DynamicRouting(Routing):
         self.averages = softmax == "children"
         self.gain, self.alike, self.apart = (1.2, 0.0, math.inf) if self.averages else (2.2, 0.98, 0.3)
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        values = {"bias": torch.full((shape.parents, shape.features), 0.1)} if self.learn_bias else {}
-        return values | ({"first_logits": torch.zeros(shape.groups, shape.parents)} if self.start == "learned" else {})
+    def build(self, shape: LayerShape) -> None:
+        if self.learn_bias:
+            self.bias = nn.Parameter(torch.full((shape.parents, shape.features), 0.1))
+        if self.start == "learned":
+            self.first_logits = nn.Parameter(torch.zeros(shape.groups, shape.parents))
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
         nn.init.trunc_normal_(weight, std=0.1, a=-0.2, b=0.2)
 
-    def first_agreement(self, votes: Votes) -> Agreement | None:
+    def first_state(self, votes: Votes) -> Dot | None:
         if self.start == "zero":
             return None
         zeros = votes.parents_like()
         if self.start == "learned":
-            return Dot(zeros, offset=self.first_logits.to(zeros.dtype).expand(-1, votes.parents))
+            return Dot(zeros, self.first_logits.to(zeros.dtype).expand(-1, votes.parents))
         groups = 1 if self.shape is None else self.shape.groups
-        return Dot(zeros, offset=torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
+        return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        s = votes.weighted_sum(agreement, self.softmax, self.leaky)  # lines 4, 5
+    def step(self, votes: WeightedVotes, b: Dot | None, t: float) -> tuple[Capsules, Dot]:
+        s = votes.weighted_sum()  # lines 4, 5
         v = squash(s + self.bias if self.learn_bias else s)  # line 6
-        return votes.capsules(v), Dot.add(agreement, v)  # line 7: b_ij = V_ij . (sum of the parents so far)
+        return votes.capsules(v), Dot.add(b, v)  # line 7: b_ij = V_ij . (sum of the parents so far)

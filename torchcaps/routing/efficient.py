@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import FloatTensor, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Votes, at_least_float32, nonzero, per_child
-from torchcaps.routing.base import Init, LayerShape, Routing
+from torchcaps.ops import Dot, Votes, WeightedVotes, at_least_float32, nonzero
+from torchcaps.routing.base import Init, Routing
+from torchcaps.routing.shape import LayerShape
 
 
 class EfficientRouting(Routing):
@@ -46,27 +47,23 @@ class EfficientRouting(Routing):
     def __init__(self, init: Init = "fan_in"):
         super().__init__(init=init)
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {"coefficient_bias": torch.zeros(shape.groups, shape.parents)}
+    def build(self, shape: LayerShape) -> None:
+        self.coefficient_bias = nn.Parameter(torch.zeros(shape.groups, shape.parents))
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
         children = shape.children or shape.groups
         std = (2 / (shape.in_features * shape.parents * children)) ** 0.5 / 0.8796  # which the cut makes smaller
         nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
-    def first_agreement(self, votes: Votes) -> Agreement:
-        return Dot(votes.weighted_sum(None) * votes.parents)
+    def first_state(self, votes: Votes) -> Tensor:
+        return votes.vote_sum()
 
-    def scale(self, features: int) -> float:
-        return features**-0.5
+    def agreement(self, total: Tensor) -> Dot:
+        return Dot(total * total.shape[-1] ** -0.5)
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
-        s = votes.weighted_sum(agreement) + votes.constant_sum(self.coefficient_bias)
-        return votes.capsules(exponential_squash(s)), agreement
-
-    def factors(self, votes: Votes, agreement: Agreement | None) -> Tensor:
-        added = per_child(self.coefficient_bias, votes.children)
-        return super().factors(votes, agreement) + (added if votes.gates is None else added * votes.gates.unsqueeze(-1))
+    def step(self, votes: WeightedVotes, total: Tensor, t: float) -> tuple[Capsules, Tensor]:
+        s = votes.weighted_sum() + votes.constant_sum(self.coefficient_bias)
+        return votes.capsules(exponential_squash(s)), total
 
 
 @checked

@@ -8,16 +8,25 @@ window compete for its children; in the paper the parents of all windows that sh
 the range of costs are from Li et al. (2018), appendix A.1, and their code.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.arguments import Count, Positive, Range, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Gaussian, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
+from torchcaps.ops import Gaussian, WeightedVotes
+from torchcaps.routing.base import Gradient, Init, Routing
+from torchcaps.routing.shape import LayerShape
+
+
+class Fit(NamedTuple):
+    """A Gaussian for each parent, and the logit of its activation. All values are valid."""
+
+    mean: Tensor
+    log_sigma: Tensor
+    score: Tensor
 
 
 class EMRouting(Routing):
@@ -74,18 +83,21 @@ class EMRouting(Routing):
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
         self.schedule, self.cost_range, self.comes_to_rest = schedule, cost_range, schedule == "saturating"
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {"beta_a": torch.zeros(shape.parents), "beta_u": torch.zeros(shape.parents)}
+    def build(self, shape: LayerShape) -> None:
+        self.beta_a, self.beta_u = (nn.Parameter(torch.zeros(shape.parents)) for _ in range(2))
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        m = votes.moments(agreement)  # M-step, lines 2 to 4
-        variance = m.variance.clamp_min(self.eps)
-        lambda_t = inverse_temperature(t, self.inverse_temperature, self.decay, self.schedule)
-        log_sigma = 0.5 * variance.log()
-        score = em_score(log_sigma, m.mass, self.beta_a, self.beta_u, lambda_t, self.cost_range)  # lines 5, 6
+    def agreement(self, fit: Fit) -> Gaussian:
         # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2) without constants, which cancel in the softmax over parents.
-        prior = F.logsigmoid(score) - log_sigma.sum(-1)
-        return votes.capsules(m.mean, score, variance), Gaussian(m.mean, variance.reciprocal(), prior)
+        prior = F.logsigmoid(fit.score) - fit.log_sigma.sum(-1)
+        return Gaussian(fit.mean, (-2 * fit.log_sigma).exp(), prior)
+
+    def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
+        m = votes.moments()  # M-step, lines 2 to 4
+        variance = m.variance.clamp_min(self.eps)
+        log_sigma = 0.5 * variance.log()
+        lambda_t = inverse_temperature(t, self.inverse_temperature, self.decay, self.schedule)
+        score = em_score(log_sigma, m.mass, self.beta_a, self.beta_u, lambda_t, self.cost_range)  # lines 5, 6
+        return votes.capsules(m.mean, score, variance), Fit(m.mean, log_sigma, score)
 
 
 def inverse_temperature(t: float, limit: float = 0.01, decay: float = 0.95, schedule: str = "saturating") -> float:

@@ -8,16 +8,15 @@ import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import Count, CountOrZero, Range, check_fields
-from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Votes
+from torchcaps.ops import Votes
 from torchcaps.private import is_exported, is_transformed
-from torchcaps.routing.base import Routing
+from torchcaps.routing.base import Iteration, Routing
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -26,11 +25,10 @@ RIDGE = 1e-8  # relative ridge of the normal equations: near the fixed point the
 
 @dataclass(frozen=True)
 class Equilibrium:
-    r"""Schedule of a :class:`torchcaps.CapsuleStack` that iterates each layer until its agreement no longer changes.
+    r"""Schedule of a :class:`torchcaps.CapsuleStack` that iterates each layer until its state no longer changes.
 
-    Let z be the state that a routing carries from one iteration to the next and f the routing's step. The state of a
-    dot agreement is its query, or its parents where the routing iterates these; that of a Gaussian one is its mean, log
-    precision and prior. The schedule finds :math:`z^* = f(z^*, \theta)` and differentiates at this point, independently
+    Let z be the state that a routing carries from one iteration to the next and f the routing's step: the parents, or
+    for EM and Heinsen routing the mean, the logarithm of sigma and the score. The schedule finds :math:`z^* = f(z^*, \theta)` and differentiates at this point, independently
     of the iterations that led to it:
 
     .. math:: \frac{\partial L}{\partial \theta} = g \frac{\partial f}{\partial \theta}, \quad
@@ -59,43 +57,31 @@ class Equilibrium:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def route(self, routing: Routing, votes: Votes) -> tuple[Capsules, Agreement | None, "Convergence"]:
-        """Return the parents at the fixed point, the agreement there, and how it was found.
-
-        Within `Routing.uniform` it is one step without an agreement.
-        """
+    def route(self, routing: Routing, votes: Votes) -> tuple[Iteration, "Convergence"]:
+        """Return the iteration at the fixed point of prepared votes, and how the point was found."""
         check_equilibrium(routing)
         if is_transformed() or is_exported():
             raise RuntimeError(
                 "an equilibrium stops when its numbers say so, which cannot be exported, traced or transformed: use "
                 "schedule='sequential'"
             )
-
-        if routing.is_uniform:  # nothing to find: uniform coefficients do not follow from the parents
-            parents, _ = routing.advance(votes, None, torch.inf)
-            return parents, None, Convergence(parents.poses.new_zeros(1))
-
-        with torch.no_grad():
-            _, like = routing.step(votes, routing.first_agreement(votes), torch.inf)
-            assert like is not None
-
         # Under torch.func.functional_call the module has other parameters by the time of the backward pass.
-        as_now = _with_own_tables(routing)
+        as_now = _with_own_tables(routing)  # which nobody watches
+        as_now.is_uniform = routing.is_uniform
+        with torch.no_grad():
+            _, like = as_now.advance(votes, as_now.first_state(votes), torch.inf)
 
         def state_after(votes: Votes, state: Tensor) -> Tensor:
-            _, agreement = as_now.step(votes, as_now.scaled(like.with_state(state)), torch.inf)
-            assert agreement is not None
-            return agreement.state()
+            return flatten(as_now.advance(votes, unflatten(state, like), torch.inf)[1])
 
         with torch.no_grad():
-            state, residuals = self.solve(lambda z: state_after(votes, z), like.state())
+            state, residuals = self.solve(lambda z: state_after(votes, z), flatten(like))
         convergence = Convergence(residuals)
         attached = state_after(votes, state)
         if attached.requires_grad:
             constants = votes.detach()
             attached.register_hook(self._implicit(lambda z: state_after(constants, z), state, convergence))
-        agreement = like.with_state(attached)
-        return routing.advance(votes, agreement, torch.inf)[0], agreement, convergence
+        return routing.advance(votes, unflatten(attached, like), torch.inf)[0], convergence
 
     def solve(
         self, function: Callable[[Tensor], Tensor], start: Tensor, scale: Tensor | None = None
@@ -149,9 +135,14 @@ class Equilibrium:
             with torch.enable_grad():
                 state = fixed.detach().requires_grad_()
                 value = state_after(state)
+            if not value.requires_grad:  # uniform coefficients do not depend on the state
+                return grad
 
             def function(g: Tensor) -> Tensor:
-                return grad + torch.autograd.grad(value, state, g, retain_graph=True)[0]
+                (own,) = torch.autograd.grad(
+                    value, state, g, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+                return grad + own
 
             # Relative to grad, not to g: if g diverges, its largest iterate would have the smallest relative residual.
             found, convergence.backward = self.solve(function, grad, grad.norm(dim=1))
@@ -191,6 +182,19 @@ def check_equilibrium(routing: Routing) -> None:
         raise ValueError(
             f"an equilibrium computes its gradients implicitly: it needs gradient='unrolled', got {routing.gradient!r}"
         )
+
+
+def flatten(state: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return a state as one tensor, `(batch, n)`."""
+    return torch.cat([x.flatten(1) for x in ((state,) if isinstance(state, Tensor) else state)], dim=1)
+
+
+def unflatten(flat: Tensor, like: Any) -> Any:
+    """Return a flattened state in the form of another."""
+    if isinstance(like, Tensor):
+        return flat.view(like.shape)
+    parts = flat.split([x.shape[1:].numel() for x in like], dim=1)
+    return type(like)(*(part.reshape(x.shape) for part, x in zip(parts, like, strict=True)))
 
 
 def _with_own_tables(module: M) -> M:

@@ -10,12 +10,14 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.arguments import Count, NotNegative, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Gaussian, Votes, at_least_float32, contract
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
+from torchcaps.ops import Gaussian, WeightedVotes, at_least_float32, contract
+from torchcaps.routing.base import Gradient, Init, Routing
+from torchcaps.routing.em import Fit
+from torchcaps.routing.shape import LayerShape
 
 Model = Literal["gaussian", "kmeans"]
 
@@ -70,26 +72,27 @@ class HeinsenRouting(Routing):
         super().__init__(iterations, gradient, init)
         self.single_beta, self.model, self.eps = single_beta, model, eps
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        names = ("beta_use",) if self.single_beta else ("beta_use", "beta_ignore")
-        return {name: torch.zeros(shape.groups, shape.parents) for name in names}
+    def build(self, shape: LayerShape) -> None:
+        for name in ("beta_use",) if self.single_beta else ("beta_use", "beta_ignore"):
+            setattr(self, name, nn.Parameter(torch.zeros(shape.groups, shape.parents)))
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
+    def agreement(self, fit: Fit) -> Gaussian:  # lines 7, 8
+        prior = F.logsigmoid(fit.score)
+        if self.model == "kmeans":
+            return Gaussian(fit.mean, torch.full_like(fit.mean, 2), prior)
+        return Gaussian(fit.mean, (-2 * fit.log_sigma).exp(), prior - fit.log_sigma.sum(-1))
+
+    def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
         beta_ignore = self.beta_use if self.single_beta else self.beta_ignore
         # Lines 13 and 16 together: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
-        m = votes.moments(agreement, self.beta_use + beta_ignore, self.eps)  # lines 12, 17, 18
+        m = votes.moments(self.beta_use + beta_ignore, self.eps)  # lines 12, 17, 18
         assert m.benefit is not None
         score = m.benefit - _cost_of_all(beta_ignore, votes)  # line 16
         variance = m.variance + self.eps
-        prior = F.logsigmoid(score)  # lines 7, 8 of the next iteration
-        if self.model == "gaussian":
-            prior, precision = prior - 0.5 * variance.log().sum(-1), variance.reciprocal()
-        else:
-            precision = torch.full_like(variance, 2)
-        return votes.capsules(m.mean, score, variance), Gaussian(m.mean, precision, prior)
+        return votes.capsules(m.mean, score, variance), Fit(m.mean, 0.5 * variance.log(), score)
 
 
-def _cost_of_all(beta_ignore: Tensor, votes: Votes) -> Tensor:
+def _cost_of_all(beta_ignore: Tensor, votes: WeightedVotes) -> Tensor:
     """Return the cost of ignoring all children, sum_i beta_ign[i,j] f(a_i), `(batch or 1, parents or 1)`."""
     each = votes.children // beta_ignore.shape[0]
     if votes.gates is None:

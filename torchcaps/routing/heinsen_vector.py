@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Activation, Agreement, Dot, Linear, Votes, at_least_float32, autocast_off, evenly_spaced
-from torchcaps.routing.base import Gradient, LayerShape, Routing
+from torchcaps.ops import Activation, Linear, SigmoidDot, WeightedVotes, at_least_float32, autocast_off, evenly_spaced
+from torchcaps.routing.base import Gradient, Routing
+from torchcaps.routing.shape import LayerShape
 
 
 class HeinsenVectorRouting(Routing):
@@ -60,58 +61,40 @@ class HeinsenVectorRouting(Routing):
         super().__init__(iterations, gradient)
         self.normalize = normalize
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor | nn.Module]:
+    def build(self, shape: LayerShape) -> None:
         groups, parents, d, h = shape.groups, shape.parents, shape.rows * shape.in_features, shape.features
 
-        def normal(*sizes: int, std: float = 1.0) -> Tensor:
-            return torch.randn(sizes) * std
+        def normal(*sizes: int, std: float = 1.0) -> nn.Parameter:
+            return nn.Parameter(torch.randn(sizes) * std)
 
-        values: dict[str, Tensor | nn.Module] = {
-            "activation_weight": normal(groups, d, std=2 * d**-0.5),
-            "activation_bias": torch.zeros(groups),
-            "vote_scale": normal(parents, d),
-            "vote_weight": normal(d, h, std=2 * d**-0.5),
-            "vote_bias": torch.zeros(parents, h),
-            "prediction_weight": normal(h, d, std=h**-0.5),
-            "prediction_scale": normal(parents, d),
-            "prediction_bias": torch.zeros(parents, d),
-            "similarity_weight": normal(groups, parents, std=d**-0.5),
-            "similarity_bias": torch.zeros(groups, parents),
-        }
+        def zeros(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(sizes))
+
+        self.activation_weight, self.activation_bias = normal(groups, d, std=2 * d**-0.5), zeros(groups)
+        self.vote_scale, self.vote_weight = normal(parents, d), normal(d, h, std=2 * d**-0.5)
+        self.vote_bias, self.prediction_weight = zeros(parents, h), normal(h, d, std=h**-0.5)
+        self.prediction_scale, self.prediction_bias = normal(parents, d), zeros(parents, d)
+        self.similarity_weight, self.similarity_bias = normal(groups, parents, std=d**-0.5), zeros(groups, parents)
         for name in ("beta_use", "beta_ignore"):
-            values[name] = nn.Linear(d, parents) if shape.children is None else normal(groups, parents)
-        return values | ({"symmetry_breaking": normal(h)} if shape.any_parents else {})
+            setattr(self, name, nn.Linear(d, parents) if shape.children is None else normal(groups, parents))
+        if shape.any_parents:
+            self.symmetry_breaking = normal(h)
 
-    def scaled(self, agreement: Agreement | None) -> Agreement | None:
-        if not isinstance(agreement, Dot) or agreement.parents is None:
-            return agreement
-        o = agreement.parents
+    def agreement(self, o: Tensor) -> SigmoidDot:
         with autocast_off(o.device.type):
             p = (o @ self.prediction_weight.to(o.dtype)) * self.prediction_scale + self.prediction_bias
         rows = self.similarity_weight, self.similarity_bias
-        slope, offset = (at_least_float32(x).expand(-1, o.shape[1]) for x in rows)
-        return agreement._replace(query=p.to(o.dtype), slope=slope, offset=offset)
+        return SigmoidDot(p.to(o.dtype), *(at_least_float32(x).expand(-1, o.shape[1]) for x in rows))
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        assert agreement is None or isinstance(agreement, Dot)
-        betas, activation = self._net(votes)
-        total, mass = votes.net_sum(agreement, betas, activation)
+    def step(self, votes: WeightedVotes, o: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+        scale = votes.count().clamp_min(1e-6).rsqrt()  # 1 / sqrt(n)
+        active = Activation(self.activation_weight, self.activation_bias, scale)  # f without the gates
+        total, mass = votes.net_sum((_betas(self.beta_use), _betas(self.beta_ignore)), active)
         with autocast_off(total.device.type):
-            moved = (total * activation.scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
+            moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
         o = moved + mass.unsqueeze(-1) * self._vote_bias(votes.parents)
         normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
-        return votes.capsules(normal if self.normalize else o), Dot(normal, parents=normal)
-
-    def factors(self, votes: Votes, agreement: Agreement | None) -> Tensor:
-        scaled = None if self.is_uniform else self.scaled(agreement)
-        assert scaled is None or isinstance(scaled, Dot)
-        return votes.net_factors(scaled, *self._net(votes))
-
-    def _net(self, votes: Votes) -> tuple[tuple[Linear, Linear], Activation]:
-        """Return the betas, and the activations f without the gates; their scale is 1 / sqrt(n)."""
-        scale = votes.count().clamp_min(1e-6).rsqrt()
-        activation = Activation(self.activation_weight, self.activation_bias, scale)
-        return (_betas(self.beta_use), _betas(self.beta_ignore)), activation
+        return votes.capsules(normal if self.normalize else o), normal
 
     def _vote_bias(self, parents: int) -> Tensor:
         """Return B, `(parents, features)`."""

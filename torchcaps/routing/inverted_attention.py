@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing, Start
+from torchcaps.ops import Dot, Votes, WeightedVotes
+from torchcaps.routing.base import Gradient, Init, Routing, Start
 from torchcaps.routing.em import em_score, inverse_temperature
+from torchcaps.routing.shape import LayerShape
 
 
 class InvertedAttentionRouting(Routing):
@@ -67,37 +68,35 @@ class InvertedAttentionRouting(Routing):
         self.gives_scores = self.measures_presence = activations
         self.apart = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
+    def build(self, shape: LayerShape) -> None:
         if self.layer_norm and shape.features > 1:
-            values |= {"weight": torch.ones(shape.features), "bias": torch.zeros(shape.features)}
+            self.weight = nn.Parameter(torch.ones(shape.features))
+            self.bias = nn.Parameter(torch.zeros(shape.features))
         if self.start == "learned":
-            values["first_poses"] = torch.zeros(1, shape.parents, shape.features)
+            self.first_poses = nn.Parameter(torch.zeros(1, shape.parents, shape.features))
         if self.activations:
-            values |= {"beta_a": torch.zeros(shape.parents), "beta_u": torch.zeros(shape.parents)}
-        return values
+            self.beta_a, self.beta_u = (nn.Parameter(torch.zeros(shape.parents)) for _ in range(2))
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
         nn.init.normal_(weight, std=(shape.parents / (shape.in_features * (shape.children or shape.groups))) ** 0.5)
 
-    def first_agreement(self, votes: Votes) -> Agreement | None:
+    def first_state(self, votes: Votes) -> Tensor | None:
         if self.start == "zero":
             return None
         zeros = votes.parents_like()
-        poses = torch.randn_like(zeros) if self.start == "random" else self.first_poses.to(zeros.dtype).expand_as(zeros)
-        return Dot(poses)
+        return torch.randn_like(zeros) if self.start == "random" else self.first_poses.to(zeros.dtype).expand_as(zeros)
 
-    def scale(self, features: int) -> float:
-        return features**-0.5
+    def agreement(self, p: Tensor) -> Dot:
+        return Dot(p * p.shape[-1] ** -0.5)  # line 3
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
+    def step(self, votes: WeightedVotes, p: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
         score = None
         if self.activations:
-            m = votes.moments(agreement)
+            m = votes.moments()
             p, variance = m.mean * m.mass.unsqueeze(-1), m.variance.clamp_min(1e-6)
             score = em_score(0.5 * variance.log(), m.mass, self.beta_a, self.beta_u, inverse_temperature(t))
         else:
-            p = votes.weighted_sum(agreement)  # lines 3 to 5
+            p = votes.weighted_sum()  # lines 4, 5
         if self.layer_norm and p.shape[-1] > 1:
             p = F.layer_norm(p, p.shape[-1:], self.weight.to(p.dtype), self.bias.to(p.dtype))  # line 6
-        return votes.capsules(p, score), Dot(p)
+        return votes.capsules(p, score), p

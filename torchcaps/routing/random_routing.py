@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.arguments import checked
-from torchcaps.ops import Agreement, Dot, Votes
-from torchcaps.routing.base import LayerShape
+from torchcaps.ops import Dot, Votes
+from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
 from torchcaps.routing.uniform_routing import UniformRouting
 
@@ -41,16 +41,15 @@ class RandomRouting(UniformRouting):
         self.fixed = fixed
         self.gain /= 1.6  # unequal coefficients make the sums longer
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        if not self.fixed:
-            return {}
-        if shape.any_parents:
+    def build(self, shape: LayerShape) -> None:
+        if self.fixed and shape.any_parents:
             raise ValueError("RandomRouting for any number of parents (out_capsules=None) needs fixed=False")
-        return {"logits": nn.Buffer(torch.randn(shape.groups, shape.parents))}
+        if self.fixed:
+            self.logits = nn.Buffer(torch.randn(shape.groups, shape.parents))
 
-    def first_agreement(self, votes: Votes) -> Agreement:
+    def first_state(self, votes: Votes) -> Dot:
         zeros = votes.parents_like()
         if self.fixed:
-            return Dot(zeros, offset=self.logits.to(zeros.dtype))
+            return Dot(zeros, self.logits.to(zeros.dtype))
         groups = 1 if self.shape is None else self.shape.groups
-        return Dot(zeros, offset=torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
+        return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))

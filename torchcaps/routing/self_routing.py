@@ -6,12 +6,13 @@ There are no iterations and no agreement: each child chooses its parents from it
 """
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Votes, autocast_off, nonzero
-from torchcaps.routing.base import LayerShape, Routing
+from torchcaps.ops import PoseLogits, Votes, WeightedVotes, nonzero
+from torchcaps.routing.base import Routing
+from torchcaps.routing.shape import LayerShape
 
 
 class SelfRouting(Routing):
@@ -43,20 +44,20 @@ class SelfRouting(Routing):
     def __init__(self) -> None:
         super().__init__()
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {
-            "route_weight": torch.zeros(shape.groups, shape.parents, shape.rows, shape.in_features),
-            "route_bias": torch.zeros(shape.groups, shape.parents),
-        }
+    def build(self, shape: LayerShape) -> None:
+        self.route_weight = nn.Parameter(torch.zeros(shape.groups, shape.parents, shape.rows, shape.in_features))
+        self.route_bias = nn.Parameter(torch.zeros(shape.groups, shape.parents))
 
-    def prepare(self, votes: Votes) -> Votes:
-        return votes.with_logits(self.route_weight, self.route_bias)
+    def first_state(self, votes: Votes) -> PoseLogits:
+        return PoseLogits(self.route_weight, self.route_bias)
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
-        m = votes.moments(agreement)
+    def step(self, votes: WeightedVotes, logits: PoseLogits, t: float) -> tuple[Capsules, PoseLogits]:
+        m = votes.moments()
         share = m.mass / nonzero(m.mass.sum(-1, keepdim=True))
-        # The logit of a share is log(share) - log(1 - share). Adding up the others keeps all digits of 1 - share.
-        with autocast_off(share.device.type):
-            others = share @ (1 - torch.eye(votes.parents, dtype=share.dtype, device=share.device))
+        # The logit of a share is log(share) - log(1 - share). At most one share is above one half; for this one the sum of
+        # the others keeps all digits of 1 - share.
+        total = share.sum(-1, keepdim=True)
+        most = share > total / 2
+        others = torch.where(most, torch.where(most, 0, share).sum(-1, keepdim=True), total - share)
         others = torch.where(share + others > 0, others, 1)  # without any child no parent is present
-        return votes.capsules(m.mean, share.clamp_min(1e-30).log() - others.clamp_min(1e-30).log()), agreement
+        return votes.capsules(m.mean, share.clamp_min(1e-30).log() - others.clamp_min(1e-30).log()), logits

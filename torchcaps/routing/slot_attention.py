@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, CountOrZero, Positive, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Votes, autocast_off, nonzero
-from torchcaps.routing.base import Gradient, LayerShape, Routing
+from torchcaps.ops import Dot, Votes, WeightedVotes, autocast_off, nonzero
+from torchcaps.routing.base import Gradient, Routing
+from torchcaps.routing.shape import LayerShape
 
 
 class SlotAttention(Routing):
@@ -67,51 +68,51 @@ class SlotAttention(Routing):
             raise ValueError("start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'")
         self.start, self.update, self.hidden, self.eps = start, update, hidden, eps
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor | nn.Module]:
+    def build(self, shape: LayerShape) -> None:
         if self.start == "learned" and shape.any_parents:
             raise ValueError("start='learned' needs a number of slots: give the layer out_capsules, or use 'random'")
         d = shape.features
         hidden = 2 * d if self.hidden is None else self.hidden
-        names = ("first_slots",) if self.start == "learned" else ("first_mean", "first_log_deviation")
-        slots = shape.parents if self.start == "learned" else 1
-        first = {name: nn.init.xavier_uniform_(torch.empty(slots, d)) for name in names}
-        norms = {f"norm_{name}": nn.LayerNorm(d) for name in ("children", "slots", *(("mlp",) if hidden else ()))}
-        maps = {name: nn.Linear(d, d, bias=False) for name in ("query", "key", "value")}
-        mlp = {"mlp": nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))} if hidden else {}
-        return {**first, **norms, **maps, **mlp, "gru": nn.GRUCell(d, d)}
+        if self.start == "learned":
+            self.first_slots = _xavier(shape.parents, d)
+        else:
+            self.first_mean, self.first_log_deviation = _xavier(1, d), _xavier(1, d)
+        self.norm_children, self.norm_slots = nn.LayerNorm(d), nn.LayerNorm(d)
+        if hidden:
+            self.norm_mlp = nn.LayerNorm(d)
+        self.query, self.key, self.value = (nn.Linear(d, d, bias=False) for _ in range(3))
+        if hidden:
+            self.mlp = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
+        self.gru = nn.GRUCell(d, d)
 
-    def prepare(self, votes: Votes) -> Votes:
+    def prepare(self, votes: Votes) -> Votes:  # line 2
         own = self.norm_children.weight.dtype
-        return votes.with_poses(lambda x: self.norm_children(x.flatten(-2).to(own)).to(x.dtype).view_as(x))
+        return votes.of_poses().with_poses(lambda x: self.norm_children(x.flatten(-2).to(own)).to(x.dtype).view_as(x))
 
-    def first_agreement(self, votes: Votes) -> Dot:
+    def first_state(self, votes: Votes) -> Tensor:  # line 1
         zeros = votes.parents_like()
         if self.start == "learned":
-            slots = zeros + self.first_slots
-        else:
-            slots = self.first_mean + self.first_log_deviation.exp() * torch.randn_like(zeros)
-        return Dot(zeros, parents=slots.to(zeros.dtype))
+            return (zeros + self.first_slots).to(zeros.dtype)
+        return (self.first_mean + self.first_log_deviation.exp() * torch.randn_like(zeros)).to(zeros.dtype)
 
-    def scaled(self, agreement: Agreement | None) -> Agreement | None:
-        if not isinstance(agreement, Dot) or agreement.parents is None:
-            return agreement
-        with autocast_off(agreement.query.device.type):
-            slots = self.norm_slots(agreement.parents.to(self.query.weight.dtype))
-            query = self.query(slots) @ self.key.weight * slots.shape[-1] ** -0.5
-        return agreement._replace(query=query.to(agreement.query.dtype))
+    def agreement(self, slots: Tensor) -> Dot:  # lines 5, 6: k(x) . q(s) / sqrt(D) = x . (W_k^T q(s)) / sqrt(D)
+        with autocast_off(slots.device.type):
+            query = self.query(self.norm_slots(slots.to(self.query.weight.dtype))) @ self.key.weight
+            return Dot((query * query.shape[-1] ** -0.5).to(slots.dtype))
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        asked = agreement if isinstance(agreement, Dot) else None  # None: uniform coefficients
-        before = (self.first_agreement(votes) if asked is None else asked).parents
-        assert before is not None
-        if self.update == "mean":
-            everything, count = votes.weighted_sum(None) * votes.parents, votes.count().unsqueeze(1)
-        total, mass = votes.net_sum(asked)
-        if self.update == "mean":
-            total = (total + self.eps * everything) / nonzero(mass + self.eps * count).unsqueeze(-1)
-        with autocast_off(before.device.type):
-            own = self.value.weight.dtype
-            slots = self.gru(self.value(total.to(own)).flatten(0, 1), before.flatten(0, 1).to(own)).view_as(before)
-            slots = slots + self.mlp(self.norm_mlp(slots)) if self.hidden != 0 else slots
-        slots = slots.to(before.dtype)
-        return votes.capsules(slots), Dot(slots, parents=slots)
+    def step(self, votes: WeightedVotes, slots: Tensor, t: float) -> tuple[Capsules, Tensor]:
+        total, mass = votes.net_sum()
+        if self.update == "mean":  # line 7
+            mass = mass + self.eps * votes.count().unsqueeze(1)
+            total = (total + self.eps * votes.vote_sum()) / nonzero(mass).unsqueeze(-1)
+        with autocast_off(slots.device.type):
+            own, dtype = self.value.weight.dtype, slots.dtype
+            update, slots = self.value(total.to(own)), slots.to(own)
+            slots = self.gru(update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)  # line 8
+            slots = slots + self.mlp(self.norm_mlp(slots)) if self.hidden != 0 else slots  # line 9
+        slots = slots.to(dtype)
+        return votes.capsules(slots), slots
+
+
+def _xavier(slots: int, features: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(slots, features)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.arguments import apply, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Votes
+from torchcaps.ops import Dot, WeightedVotes
 from torchcaps.routing.base import Routing
 from torchcaps.routing.squash import squash
 
@@ -40,5 +40,5 @@ class UniformRouting(Routing):
         self.measures_presence = activation is not None
         self.gain = 1.0 if activation is None else 2.2  # assumes that an activation squashes
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement | None]:
-        return votes.capsules(apply("activation", self.activation, votes.weighted_sum(agreement))), agreement
+    def step(self, votes: WeightedVotes, logits: Dot | None, t: float) -> tuple[Capsules, Dot | None]:
+        return votes.capsules(apply("activation", self.activation, votes.weighted_sum())), logits

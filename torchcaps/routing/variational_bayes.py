@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, Positive, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Gaussian, Votes
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
+from torchcaps.ops import Gaussian, WeightedVotes
+from torchcaps.routing.base import Gradient, Init, Routing
+from torchcaps.routing.shape import LayerShape
 
 
 class VBRouting(Routing):
@@ -70,17 +71,17 @@ class VBRouting(Routing):
         super().__init__(iterations, gradient, init)
         self.alpha0, self.kappa0, self.nu0 = alpha0, kappa0, nu0
 
-    def learned(self, shape: LayerShape) -> dict[str, nn.Module]:
+    def build(self, shape: LayerShape) -> None:
         if self.nu0 is not None and self.nu0 <= shape.features - 1:
             raise ValueError(f"poses of {shape.features} entries need nu0 above {shape.features - 1}, got {self.nu0:g}")
-        return {name: nn.BatchNorm1d(shape.parents, affine=False) for name in ("pose_norm", "score_norm")}
+        self.pose_norm, self.score_norm = (nn.BatchNorm1d(shape.parents, affine=False) for _ in range(2))
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
         fans = (shape.children or shape.groups) * shape.rows * shape.in_features + shape.parents * shape.features
         nn.init.uniform_(weight, -((6 / fans) ** 0.5), (6 / fans) ** 0.5)
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        r, mean, variance, _ = votes.moments(agreement)
+    def step(self, votes: WeightedVotes, logits: Gaussian | None, t: float) -> tuple[Capsules, Gaussian]:
+        r, mean, variance, _ = votes.moments()
         d = mean.shape[-1]
         alpha, kappa, nu = self.alpha0 + r, self.kappa0 + r, (d + 1 if self.nu0 is None else self.nu0) + r
         m = (r / kappa).unsqueeze(-1) * mean

@@ -9,13 +9,14 @@ section 3.1 describes them, and all later softmaxes run over the children too.
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.arguments import CountOrZero, NotNegative, apply, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Agreement, Dot, Softmax, Votes, normalize
-from torchcaps.routing.base import Gradient, Init, LayerShape, Routing
+from torchcaps.ops import Softmax, UnitDot, WeightedVotes, normalize
+from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.pool import pool_by_agreement
+from torchcaps.routing.shape import LayerShape
 
 
 class VectorNormRouting(Routing):
@@ -70,16 +71,21 @@ class VectorNormRouting(Routing):
     def steps(self) -> int:
         return self.iterations + 1
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {"learned_sharpness": torch.tensor(float(self.sharpness))} if self.learn_sharpness else {}
+    def build(self, shape: LayerShape) -> None:
+        if self.learn_sharpness:
+            self.learned_sharpness = nn.Parameter(torch.tensor(float(self.sharpness)))
 
-    def scale(self, features: int) -> float | Tensor:
-        return self.learned_sharpness if self.learn_sharpness else self.sharpness  # line 7's lambda
+    def agreement(self, total: Tensor) -> UnitDot:
+        return UnitDot(total * self._lambda())  # line 7
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        s = votes.weighted_sum(agreement, "children")  # line 5 (and 10)
-        after = Dot.add(agreement, normalize(s), unit=True)  # lines 6, 8
-        return votes.capsules(apply("activation", self.activation, s)), after  # line 11
+    def step(self, votes: WeightedVotes, total: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+        s = votes.weighted_sum()  # line 5 (and 10)
+        v = normalize(s)  # line 6
+        total = v if total is None else total + v  # line 8: b_ij = V_ij / |V_ij| . (sum of the parents so far)
+        return votes.capsules(apply("activation", self.activation, s)), total  # line 11
+
+    def _lambda(self) -> float | Tensor:
+        return self.learned_sharpness if self.learn_sharpness else self.sharpness
 
     def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
         """Route children to one parent with their own poses as votes: `forward` as one autograd function.
@@ -92,5 +98,5 @@ class VectorNormRouting(Routing):
         Returns:
             The parent's pose `(n, features)`.
         """
-        total = pool_by_agreement(poses, self.iterations, self.scale(1), present)
+        total = pool_by_agreement(poses, self.iterations, self._lambda(), present)
         return apply("activation", self.activation, total.unsqueeze(1)).squeeze(1)

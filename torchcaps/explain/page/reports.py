@@ -199,7 +199,7 @@ def _spelled(layout: tuple[int, ...], kinds: str) -> str:
 
 def _few(runs: Sequence[Run], samples: Samples) -> list[tuple[Any, Tensor]]:
     """Return samples for statistics: few of them, in small batches, if the network has many votes."""
-    votes = [run.last.votes for run in runs if run.last is not None]
+    votes = [run.last.votes.votes for run in runs if run.last is not None]
     pairs = max([x.batch * x.children * x.parents for x in votes], default=1)
     entries = sum(x.batch * x.children * x.parents * math.prod(x.pose) for x in votes)
     count = min(STATISTICS, max(8, VOTES // max(1, entries)))

@@ -1,7 +1,7 @@
 """Division of the work into blocks of children and samples, and access to their parts of the tensors.
 
 The votes of a block are computed from poses and weights, used, and dropped; the backward pass computes them again. So
-memory grows with poses, weights and parents, and not with children x parents. `lazy.py` uses
+memory grows with poses, weights and parents, and not with children x parents. `computed.py` uses
 these blocks too.
 """
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import BLOCK, Children, Options, Pair, count_samples, grid_of
+from torchcaps.ops.children import BLOCK, Children, Options, count_samples, grid_of
+from torchcaps.ops.grid import Pair
 from torchcaps.ops.numerics import at_least_float32
 
 SAMPLES = 64  # most samples in a block

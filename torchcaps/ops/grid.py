@@ -1,4 +1,4 @@
-"""Windows of a map as rows of a batch, for convolutional layers and pooling."""
+"""Windows on a grid: how many fit, and those of a map as rows of a batch."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Pair, positions
 from torchcaps.private import is_traced
+
+Pair = tuple[int, int]  # of a number down and a number across
+
+
+def positions(size: int, kernel: int, stride: int, dilation: int) -> int:
+    """Return how many windows fit along one side of a map."""
+    return (size - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stored votes: they define what every backend must compute, in any precision, with second derivatives."""
+"""Votes stored as a tensor: they define what every backend must compute, in any precision, with second derivatives."""
 
 import copy
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.checks import check_choice
-from torchcaps.ops.agreement import Agreement, Dot
+from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
-from torchcaps.ops.votes import Activation, Linear, Moments, Votes, per_child
+from torchcaps.ops.votes import Moments, Votes, per_child
 
 
 class StoredVotes(Votes):
-    """Votes stored as a tensor. The functions of :mod:`torchcaps.functional` route these.
+    """Votes stored as a tensor.
 
     Args:
         votes: `(batch, children, parents, *pose)`.
@@ -32,20 +32,20 @@ class StoredVotes(Votes):
         self.gates, self.layout = None, (self.children,)
         self.votes = at_least_float32(votes).flatten(3)
 
+    def vote_sum(self) -> Tensor:
+        return self._sum(self.votes.new_ones(()).expand(self.votes.shape[:3]))
+
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
-        shares = self.coefficients(agreement, softmax, leaky)
-        if self.gates is not None and softmax == "parents":
-            shares = shares * self.gates.unsqueeze(-1)
-        return contract("bij,bijk->bjk", shares, self.votes)
+        coefficients = self.coefficients(agreement, softmax, leaky)
+        if softmax == "children":  # the coefficients contain the gates
+            return contract("bij,bijk->bjk", coefficients, self.votes)
+        return self._sum(coefficients)
 
     def constant_sum(self, constants: Tensor) -> Tensor:
-        shares = per_child(constants, self.children).expand(self.batch, self.children, self.parents)
-        shares = shares if self.gates is None else shares * self.gates.unsqueeze(-1)
-        return contract("bij,bijk->bjk", shares.to(self.votes.dtype), self.votes)
+        return self._sum(per_child(constants, self.children).expand(self.votes.shape[:3]).to(self.votes.dtype))
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
-        shares = self.coefficients(agreement)
-        shares = shares if self.gates is None else shares * self.gates.unsqueeze(-1)
+        shares = self._gated(self.coefficients(agreement))
         mass = shares.sum(1)
         weights = shares / nonzero(mass + eps).unsqueeze(1)
         mean = contract("bij,bijk->bjk", weights, self.votes)
@@ -60,20 +60,19 @@ class StoredVotes(Votes):
     def logits(self, agreement: Agreement | None) -> Tensor:
         """Return the logits of an agreement, `(batch, children, parents)`."""
         if agreement is None:
-            return self.votes.new_zeros(self.batch, self.children, self.parents)
+            return self.votes.new_zeros(self.votes.shape[:3])
+        if isinstance(agreement, PoseLogits):
+            raise ValueError("stored votes do not know the poses of the children: use this routing in a capsule layer")
+        if isinstance(agreement, UnitDot):
+            return contract("bijk,bjk->bij", normalize(self.votes), agreement.query)
         if isinstance(agreement, Dot):
-            votes = normalize(self.votes) if agreement.unit else self.votes
-            logits = contract("bijk,bjk->bij", votes, agreement.scaled_query())
-            if agreement.slope is not None:
-                logits = logits * per_child(agreement.slope, self.children)
-            if agreement.offset is not None:
-                logits = logits + per_child(agreement.offset, self.children)
-            return logits if agreement.slope is None else F.logsigmoid(logits)
-        deviations = (self.votes - agreement.mean.unsqueeze(1)).square()
-        return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", deviations, agreement.precision)
-
-    def with_logits(self, weight: Tensor, offset: Tensor | None = None) -> Self:
-        raise ValueError("stored votes do not know the poses of the children: use this routing in a capsule layer")
+            logits = contract("bijk,bjk->bij", self.votes, agreement.query)
+            return logits if agreement.offset is None else logits + per_child(agreement.offset, self.children)
+        if isinstance(agreement, SigmoidDot):
+            slope, offset = (per_child(x, self.children) for x in (agreement.slope, agreement.offset))
+            return F.logsigmoid(contract("bijk,bjk->bij", self.votes, agreement.query) * slope + offset)
+        squares = (self.votes - agreement.mean.unsqueeze(1)).square()
+        return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", squares, agreement.precision)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         step = max(1, BLOCK // max(1, self.votes[:1].numel()))
@@ -90,29 +89,11 @@ class StoredVotes(Votes):
         votes.gates = None if self.gates is None else self.gates.detach()
         return votes
 
+    def _gated(self, x: Tensor) -> Tensor:
+        return x if self.gates is None else x * self.gates.unsqueeze(-1)
 
-def net_factors(
-    poses: Tensor,
-    coefficients: Tensor,
-    gates: Tensor | None,
-    betas: tuple[Linear, Linear] | None,
-    activation: Activation | None,
-) -> Tensor:
-    """Return the phi of :meth:`Votes.net_sum` for poses `(batch, children, features)`."""
-    children = poses.shape[1]
-
-    def rows(x: Linear) -> Tensor:
-        own = per_child(x.rows, children)
-        return own if x.weight is None else own + contract("bik,jk->bij", poses, x.weight.to(poses.dtype))
-
-    phi = coefficients
-    if betas is not None:
-        phi = rows(betas[0]) * phi - rows(betas[1]) * (1 - phi)
-    if activation is not None:
-        products = (poses * per_child(activation.weight, children)).sum(-1)
-        active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, children)
-        phi = phi * active.sigmoid().unsqueeze(-1)
-    return phi if gates is None else phi * gates.unsqueeze(-1)
+    def _sum(self, weights: Tensor) -> Tensor:
+        return contract("bij,bijk->bjk", self._gated(weights), self.votes)
 
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:

@@ -1,0 +1,144 @@
+"""Votes that are the poses of the children themselves, the same for all parents."""
+
+import copy
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot
+from torchcaps.ops.backend import Backend, choose_backend
+from torchcaps.ops.children import Children, Options
+from torchcaps.ops.computed import Cache, ComputedVotes
+from torchcaps.ops.numerics import at_least_float32, contract
+from torchcaps.ops.operators import TILED
+from torchcaps.ops.stored import StoredVotes
+from torchcaps.ops.votes import Activation, Linear, per_child
+
+
+class PoseVotes(ComputedVotes):
+    """Votes that are the poses, `V[b,i,j] = pose[b,i]`: those of a :class:`torchcaps.CapsuleShared`.
+
+    Without weights, all reductions are products of matrices, for which PyTorch calls the fastest library of each
+    device: all backends but "reference" are "tiled".
+
+    Args:
+        poses: `(batch, children, rows, d)`.
+        parents: number of parents.
+        pose: shape of a parent's pose.
+        backend: "auto", "reference", "tiled", "native" or "triton"; see :func:`torchcaps.use_backend`.
+    """
+
+    def __init__(self, poses: Tensor, parents: int, pose: tuple[int, ...], backend: Backend = "auto"):
+        self.poses, self.parents, self.pose = poses, parents, pose
+        self.batch, self.children, rows, d = poses.shape
+        self.device, self.dtype, self.gates, self.layout = poses.device, poses.dtype, None, (self.children,)
+        self.windows, self.cache = Options(shared=True), Cache()
+        self.backend = choose_backend(backend, poses.device, (rows, d, d))
+        self.operators = TILED
+
+    def of_poses(self) -> "PoseVotes":
+        return self
+
+    def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed."""
+        votes = copy.copy(self)
+        votes.poses, votes.cache = function(self.poses), Cache()
+        return votes
+
+    # ------------------------------------------------------------ reductions
+
+    def vote_sum(self) -> Tensor:
+        sums = self.flat.sum(1) if self.gates is None else contract("bi,bik->bk", self.gates, self.flat)
+        return sums.unsqueeze(1).expand(-1, self.parents, -1)
+
+    def constant_sum(self, constants: Tensor) -> Tensor:
+        groups, poses = len(constants), self.flat
+        if not groups or self.children % groups or constants.shape[1] not in (1, self.parents):
+            raise ValueError(f"expected constants of shape (groups, parents or 1), got {tuple(constants.shape)}")
+        poses = poses if self.gates is None else poses * self.gates.unsqueeze(2)
+        sums = poses.unflatten(1, (groups, -1)).sum(2)
+        return contract("bgk,gj->bjk", sums, at_least_float32(constants).expand(-1, self.parents))
+
+    def net_sum(
+        self,
+        agreement: Agreement | None,
+        betas: tuple[Linear, Linear] | None = None,
+        activation: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the net sums for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
+        `sum_i phi[i,j]`, `(batch, parents)`, with
+
+            phi[i,j] = gate[i] activation[i] (use[i,j] c[i,j] - ignore[i,j] (1 - c[i,j]))
+
+        where use and ignore are the betas, with a softmax over the parents. Without betas phi is
+        `gate[i] activation[i] c[i,j]`.
+        """
+        if self.backend == "reference":
+            phi = self.net_factors(agreement, betas, activation)
+            return contract("bij,bik->bjk", phi.to(self.flat.dtype), self.flat), phi.sum(1)
+        if isinstance(agreement, PoseLogits):
+            _, agreement = self.with_logits(agreement)
+        if not isinstance(agreement, (Dot, SigmoidDot, type(None))):
+            raise ValueError(f"a net sum cannot be weighted by a {type(agreement).__name__}: use Dot or SigmoidDot")
+        query, slope, offset = (
+            None if agreement is None else getattr(agreement, name, None) for name in ("query", "slope", "offset")
+        )
+        tensors: list[Tensor | None] = [query, self.by_place(slope), self.by_place(offset)]
+        for beta in betas or (None, None):
+            rows = None if beta is None else beta.rows.expand(-1, self.parents)
+            weight = None if beta is None or beta.weight is None else beta.weight.expand(self.parents, -1)
+            tensors += [self.by_place(rows), weight]
+        tensors += (None,) * 3 if activation is None else activation
+        sums, masses = self.reduce("net_sum", tuple(tensors), self.windows)
+        return sums, masses
+
+    def net_factors(
+        self,
+        agreement: Agreement | None,
+        betas: tuple[Linear, Linear] | None = None,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        """Return the phi of `net_sum`, `(batch, children, parents)`."""
+
+        def each(beta: Linear) -> Tensor:
+            own = per_child(beta.rows, self.children)
+            return (
+                own if beta.weight is None else own + contract("bik,jk->bij", self.flat, at_least_float32(beta.weight))
+            )
+
+        phi = self.coefficients(agreement)
+        if betas is not None:
+            use, ignore = betas
+            phi = each(use) * phi - each(ignore) * (1 - phi)
+        if activation is not None:
+            products = (self.flat * per_child(activation.weight, self.children)).sum(-1)
+            active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, self.children)
+            phi = phi * active.sigmoid().unsqueeze(-1)
+        return phi if self.gates is None else phi * self.gates.unsqueeze(-1)
+
+    # ------------------------------------------------------------ what the reductions compute from
+
+    @property
+    def flat(self) -> Tensor:
+        """The poses, `(batch, children, features)`, in float32 at least."""
+        return at_least_float32(self.poses).flatten(2)
+
+    def tensors(self, gates: Tensor | None) -> Children:
+        # Operators take the number of parents from weights. These take no memory and are never read.
+        d = self.poses.shape[-1]
+        no_weight = self.flat.new_zeros(()).expand(1, 1, 1, self.parents, d, d)
+        return Children(at_least_float32(self.poses)[:, :, None, None], no_weight, None, gates)
+
+    def stored(self, children: slice) -> StoredVotes:
+        return StoredVotes(self.poses[:, children].unsqueeze(2).expand(-1, -1, self.parents, -1, -1))
+
+    def with_logits(self, agreement: PoseLogits) -> tuple[Self, Dot]:
+        weight, offset = agreement
+        if len(weight) > 1:
+            raise ValueError(
+                "children whose poses are their votes must share the weights of their logits: use in_capsules=None"
+            )
+        query = weight.flatten(2).expand(self.batch, self.parents, -1).to(self.sum_dtype)
+        return self, Dot(query, None if offset is None else offset.expand(-1, self.parents))
