@@ -22,8 +22,8 @@ class Capsules(NamedTuple):
             capsule, False for padding.
         variances: variances of the votes for each pose, like `poses`, if the routing has a Gaussian model; else None.
         coefficients: routing coefficients between children and these capsules, if they were requested; else None.
-        pose_dims: number of dimensions of a pose, 1 or 2; None: 2 if `poses` has 4 or 6 dimensions, else 1. It must be
-            given on a line, where the shape alone is ambiguous.
+        pose_dims: number of dimensions of a pose, 1 or 2, which all layers give. None: 2 if `poses` has 6 dimensions, 1
+            if it has 3 or 5, and unknown if it has 4, which may be matrices or vectors on a line.
     """
 
     poses: Tensor
@@ -36,20 +36,21 @@ class Capsules(NamedTuple):
     def activations(self) -> Tensor:
         """How present each capsule is: `sigmoid(scores)`, or the length of its pose if there are no scores."""
         if self.scores is not None:
-            sizes = (self._pose_dims(),) if self.pose_dims else (1, 2)  # on a line, scores alone need no pose_dims
+            sizes = (self.known_pose_dims(),) if self.pose_dims else (1, 2)  # scores alone need no pose_dims
             if self.scores.shape not in [self.poses.shape[:-size] for size in sizes]:
                 raise ValueError(f"scores {tuple(self.scores.shape)} do not fit poses {tuple(self.poses.shape)}")
             return as_logits(self.scores, self.poses).sigmoid()
-        return vector_norm(self.poses, dim=(-2, -1) if self._pose_dims() == 2 else -1)
+        return vector_norm(self.poses, dim=(-2, -1) if self.known_pose_dims() == 2 else -1)
 
     def flatten_grid(self) -> Self:
         """Return the same capsules as one list, types before positions: poses `(batch, capsules, *pose)`. The
         coefficients are dropped."""
-        last = -1 - self._pose_dims()
+        dims = self.known_pose_dims()
         return type(self)(
-            self.poses.flatten(1, last),
+            self.poses.flatten(1, -1 - dims),
             None if self.scores is None else self.scores.flatten(1),
-            None if self.variances is None else self.variances.flatten(1, last),
+            None if self.variances is None else self.variances.flatten(1, -1 - dims),
+            pose_dims=dims,
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -63,12 +64,18 @@ class Capsules(NamedTuple):
         fields: Any = (x.detach() if isinstance(x, Tensor) else x for x in self)
         return type(self)(*fields)
 
-    def _pose_dims(self) -> int:
+    def known_pose_dims(self) -> int:
+        """Return the number of dimensions of a pose, or raise a ValueError if nothing says it."""
         if self.pose_dims not in (None, 1, 2):
             raise ValueError(f"pose_dims must be 1 (vectors), 2 (matrices) or None, got {shown(self.pose_dims)}")
         if not isinstance(self.poses, Tensor) or not self.poses.is_floating_point() or self.poses.dim() < 3:
             raise TypeError(f"poses must be a tensor (batch, capsules, *pose) of numbers, got {shown(self.poses)}")
-        return self.pose_dims or (2 if self.poses.dim() in (4, 6) else 1)
+        if self.pose_dims is None and self.poses.dim() == 4:
+            raise ValueError(
+                f"poses {tuple(self.poses.shape)} may be matrices (batch, capsules, rows, features) or vectors (batch, "
+                "types, length, features): give Capsules pose_dims=2 or pose_dims=1"
+            )
+        return self.pose_dims or (2 if self.poses.dim() == 6 else 1)
 
 
 class Prediction(NamedTuple):
@@ -104,7 +111,11 @@ def as_logits(scores: Tensor, like: Any) -> Tensor:
         return torch.where(scores, inf, -inf)
     if not scores.is_floating_point():
         raise TypeError(f"scores must be logits or a bool mask, got {scores.dtype}: use mask.bool() for a mask")
-    if scores.dim() and can_read(scores) and _is_mask(scores):
+    if not scores.dim() or not can_read(scores):
+        return scores
+    if scores.detach().isnan().any():
+        warnings.warn("some scores are NaN, and so are all parents: look for the layer that made them", stacklevel=2)
+    elif _is_mask(scores):
         warnings.warn(
             "the scores are all 0 or 1, as in a mask, but scores are logits: 0 stands for a capsule that is present "
             "with probability 0.5. Use mask.bool() for a mask",

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torchcaps import CapsuleBlock2d, create_model
 from torchcaps.bench.memory import peak_allocated
 from torchcaps.bench.script import script_parser
-from torchcaps.routing import squash
 from torchcaps.nn import encapsulated
 from torchcaps.nn.encapsulated import Coefficients, as_poses
+from torchcaps.routing import squash
 
 # (in_pose, out_pose, kernel_size, stride, size): EncapNet's third and fourth module, type I and type II.
 LAYERS = {

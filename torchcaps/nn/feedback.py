@@ -198,11 +198,12 @@ def _as_map(output: Any, name: str) -> tuple[Tensor, int | None]:
             f"layer {name!r} returns {got}; expected a map (batch, channels, height, width), features (batch, "
             "features) or capsules: name another layer"
         )
-    if x.pose_dims is not None:  # a line is a grid of height 1
-        x = Capsules(x.poses.unsqueeze(2))
-    if x.poses.dim() < 5:
-        return x.poses.flatten(1)[..., None, None], x.poses.shape[1]
-    return as_map(x.poses.flatten(4)), x.poses.shape[1]
+    poses, sides = x.poses, x.poses.dim() - 2 - x.known_pose_dims()
+    if sides == 0:
+        return poses.flatten(1)[..., None, None], poses.shape[1]
+    if sides == 1:  # a line is a grid of height 1
+        poses = poses.unsqueeze(2)
+    return as_map(poses.flatten(4)), poses.shape[1]
 
 
 def _parameter(model: nn.Module) -> Tensor | None:

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot

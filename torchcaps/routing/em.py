@@ -51,7 +51,8 @@ class EMRouting(Routing):
     Args:
         iterations: number of M-steps, at least 1.
         inverse_temperature, decay: limit of lambda, and how fast lambda approaches it; decay=0 keeps lambda constant.
-        eps: least variance.
+        eps: least variance, at least 1e-6: with less, the precision times the rounding of float32 votes that agree is
+            no longer small, and gradients are wrong.
         gradient: "unrolled" through all M-steps, or "last" through the last one only.
         schedule: schedule of lambda: "saturating" as above, or "linear" for `inverse_temperature * (t + 1)`.
         cost_range: r rescales the costs of each sample's parents to [-r/2, r/2]; None leaves them as they are.
@@ -73,7 +74,7 @@ class EMRouting(Routing):
         iterations: Count = 3,
         inverse_temperature: Positive = 0.01,
         decay: Annotated[float, Range(0, 1, open="most")] = 0.95,
-        eps: Annotated[float, Range(1e-30)] = 1e-6,
+        eps: Annotated[float, Range(1e-6)] = 1e-6,
         gradient: Gradient = "unrolled",
         schedule: Literal["saturating", "linear"] = "saturating",
         cost_range: Positive | None = None,

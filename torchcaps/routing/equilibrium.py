@@ -28,8 +28,8 @@ class Equilibrium:
     r"""Schedule of a :class:`torchcaps.CapsuleStack` that iterates each layer until its state no longer changes.
 
     Let z be the state that a routing carries from one iteration to the next and f the routing's step: the parents, or
-    for EM and Heinsen routing the mean, the logarithm of sigma and the score. The schedule finds :math:`z^* = f(z^*, \theta)` and differentiates at this point, independently
-    of the iterations that led to it:
+    for EM and Heinsen routing the mean, the logarithm of sigma and the score. The schedule finds
+    :math:`z^* = f(z^*, \theta)` and differentiates at this point, independently of the iterations that led to it:
 
     .. math:: \frac{\partial L}{\partial \theta} = g \frac{\partial f}{\partial \theta}, \quad
         g = \frac{\partial L}{\partial z^*} + g \frac{\partial f}{\partial z}

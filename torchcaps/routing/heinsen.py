@@ -6,13 +6,13 @@ Three points follow the author's code: `eps` is added to denominators and varian
 a soft k-means can replace the Gaussian.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, NotNegative, checked
+from torchcaps.arguments import Count, Range, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes, at_least_float32, contract
 from torchcaps.routing.base import Gradient, Init, Routing
@@ -44,8 +44,8 @@ class HeinsenRouting(Routing):
         iterations: number of iterations, at least 1.
         single_beta: use one beta for both the benefit and the cost.
         model: "gaussian", or "kmeans", where log N is minus the squared distance.
-        eps: number added to denominators and variances. 0 gives the paper's formulas exactly, with NaN where they
-            divide 0 by 0: for a sample of padding alone, and for votes that all agree.
+        eps: number added to denominators and variances, at least 1e-6. The paper has none, and divides 0 by 0 for a
+            sample of padding alone and for votes that all agree.
         gradient: "unrolled" through all iterations, or "last" through the last one only.
         init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the author's code does,
             normal with standard deviation 1 / in_features.
@@ -65,7 +65,7 @@ class HeinsenRouting(Routing):
         iterations: Count = 3,
         single_beta: bool = False,
         model: Model = "gaussian",
-        eps: NotNegative = 1e-5,
+        eps: Annotated[float, Range(1e-6)] = 1e-5,
         gradient: Gradient = "unrolled",
         init: Init = "fan_in",
     ):

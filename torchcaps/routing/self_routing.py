@@ -54,8 +54,8 @@ class SelfRouting(Routing):
     def step(self, votes: WeightedVotes, logits: PoseLogits, t: float) -> tuple[Capsules, PoseLogits]:
         m = votes.moments()
         share = m.mass / nonzero(m.mass.sum(-1, keepdim=True))
-        # The logit of a share is log(share) - log(1 - share). At most one share is above one half; for this one the sum of
-        # the others keeps all digits of 1 - share.
+        # The logit of a share is log(share) - log(1 - share). At most one share is above one half; for this one the sum
+        # of the others keeps all digits of 1 - share.
         total = share.sum(-1, keepdim=True)
         most = share > total / 2
         others = torch.where(most, torch.where(most, 0, share).sum(-1, keepdim=True), total - share)

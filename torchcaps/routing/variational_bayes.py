@@ -2,9 +2,11 @@
 
 De Sousa Ribeiro, Leontidis, Kollias: Capsule Routing via Variational Bayes (2020), Algorithm 1.
 
-Two points differ from the authors' code. It divides by the mass of a parent, which gives NaN if no child is left to it;
-here such a parent has its prior. In convolutions it normalizes the coefficients of a child over all windows that
-contain the child; here, as in all layers of this package, it is over the parents of one window.
+Three points differ from the authors' code. It divides by the mass of a parent, which gives NaN if no child is left to
+it; here such a parent has its prior. In convolutions it normalizes the coefficients of a child over all windows that
+contain the child; here, as in all layers of this package, it is over the parents of one window. It clamps the sum of a
+child's densities at 1e-11 before it divides by it, so that children far from all parents lose weight (1 % of them at 16
+entries and votes of standard deviation 0.5, 55 % at 1), and at last gives NaN; here the coefficients are a softmax.
 """
 
 import math
@@ -77,7 +79,8 @@ class VBRouting(Routing):
         self.pose_norm, self.score_norm = (nn.BatchNorm1d(shape.parents, affine=False) for _ in range(2))
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
-        fans = (shape.children or shape.groups) * shape.rows * shape.in_features + shape.parents * shape.features
+        # As of the weights of a convolution: those that shared positions share count once.
+        fans = shape.groups * shape.rows * shape.in_features + shape.window * shape.parents * shape.features
         nn.init.uniform_(weight, -((6 / fans) ** 0.5), (6 / fans) ** 0.5)
 
     def step(self, votes: WeightedVotes, logits: Gaussian | None, t: float) -> tuple[Capsules, Gaussian]:
