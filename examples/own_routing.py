@@ -6,11 +6,12 @@ CONTRIBUTING.md says what else a routing may define.
 """
 
 import torch
+from torch import Tensor
 
 from torchcaps import Capsules, MarginLoss, squash
 from torchcaps.data import Digits
 from torchcaps.models import CapsNet
-from torchcaps.ops import Agreement, Dot, Votes
+from torchcaps.ops import Dot, WeightedVotes
 from torchcaps.routing import Routing
 from torchcaps.testing import assert_routing_laws
 
@@ -24,10 +25,13 @@ class MomentumRouting(Routing):
         super().__init__(iterations)
         self.memory = memory
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        parents = squash(votes.weighted_sum(agreement))  # sum_i c_ij V_ij, with c the softmax of the agreement
-        earlier = agreement.query if isinstance(agreement, Dot) else parents
-        return votes.capsules(parents), Dot(self.memory * earlier + (1 - self.memory) * parents)
+    def agreement(self, average: Tensor) -> Dot:
+        return Dot(average)  # the logits are V_ij . average_j
+
+    def step(self, votes: WeightedVotes, average: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+        parents = squash(votes.weighted_sum())  # sum_i c_ij V_ij, with c the softmax of the logits
+        earlier = parents if average is None else average
+        return votes.capsules(parents), self.memory * earlier + (1 - self.memory) * parents
 
 
 def main(epochs: int = 8) -> float:

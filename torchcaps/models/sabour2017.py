@@ -167,13 +167,17 @@ def capsnet_affnist(iterations: Count = 3, decoder: bool = True, classes: Count 
 
 
 @register_model
-def capsnet_digits(iterations: Count = 3, decoder: bool = True, classes: Count = 10) -> CapsNet:
+def capsnet_digits(
+    iterations: Count = 3, decoder: bool = True, classes: Count = 10, routing: Routing | None = None
+) -> CapsNet:
     """A small CapsNet for the 8x8 UCI digits: 3x3 kernels, 16 types."""
+    if routing is not None and iterations != 3:
+        raise ValueError(f"iterations={iterations} is of the dynamic routing: give it to {type(routing).__name__}")
     return CapsNet(
         in_channels=1,
         image_size=8,
         classes=classes,
-        routing=DynamicRouting(iterations, init="paper"),
+        routing=DynamicRouting(iterations, init="paper") if routing is None else routing,
         channels=128,
         kernel_size=3,
         primary_types=16,
