@@ -45,7 +45,7 @@ class ComputedVotes(Votes):
         poses: poses of the children.
         backend: the backend that computes the reductions.
         operators: its operators, by the names of the reductions.
-        windows: stride and dilation of the windows, and whether the votes are the poses.
+        options: stride and dilation of the windows, and whether the votes are the poses.
         kernel: height and width of a window, 1 and 1 without a grid.
         grid: number of images, and rows and columns of their windows; empty without a grid.
     """
@@ -53,7 +53,7 @@ class ComputedVotes(Votes):
     poses: Tensor
     backend: str
     operators: dict[str, Operator]
-    windows: Options
+    options: Options
     kernel: Pair = (1, 1)
     grid: tuple[int, ...] = ()
     cache: Cache
@@ -123,7 +123,7 @@ class ComputedVotes(Votes):
         if isinstance(agreement, SigmoidDot):
             raise ValueError("a SigmoidDot weights net sums alone: use net_sum, or Dot")
         offset = agreement.offset if isinstance(agreement, Dot) else None
-        options = self.windows._replace(softmax=softmax, unit=isinstance(agreement, UnitDot), leaky=leaky)
+        options = self.options._replace(softmax=softmax, unit=isinstance(agreement, UnitDot), leaky=leaky)
         return self.reduce("weighted_sum", (agreement.query, self.by_place(offset)), options)[0]
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
@@ -142,7 +142,7 @@ class ComputedVotes(Votes):
         elif agreement is not None:
             target, precision, prior = agreement
         tensors = (target, precision, prior, self.by_place(offset), self.by_place(betas))
-        mass, mean, variance, benefit = self.reduce("moments", tensors, self.windows._replace(eps=eps))
+        mass, mean, variance, benefit = self.reduce("moments", tensors, self.options._replace(eps=eps))
         return Moments(mass, mean, variance, None if betas is None else benefit)
 
     def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
@@ -160,10 +160,10 @@ class ComputedVotes(Votes):
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         children = self._children()
-        layout = tiled.Layout(children, self.windows)
-        for block in tiled.vote_blocks(children, self.windows):
+        layout = tiled.Layout(children, self.options)
+        for block in tiled.vote_blocks(children, self.options):
             with autocast_off(self.device.type):
-                votes = layout.unpack_votes(tiled.vote_tile(block, layout, children, self.windows).votes())
+                votes = layout.unpack_votes(tiled.vote_tile(block, layout, children, self.options).votes())
             yield block.samples, votes, None if children.gates is None else block.read_gates(children.gates).T
 
     def lengths(self) -> Tensor:

@@ -57,11 +57,11 @@ class LinearVotes(ComputedVotes):
         if not on_grid:  # a map and a window of height and width 1
             poses, weight = poses[:, :, None, None], weight[:, None, None]
             bias = None if bias is None else bias[:, None, None]
-        children, self.windows = Children(poses, weight, bias, None), Options(stride=stride, dilation=dilation)
+        children, self.options = Children(poses, weight, bias, None), Options(stride=stride, dilation=dilation)
         check_children(children)
         self.poses, self.pose, self.line = poses, pose, line
-        self.batch, self.kernel = count_samples(children, self.windows), children.kernel
-        self.grid = (poses.shape[0], *grid_of(children, self.windows)) if on_grid else ()
+        self.batch, self.kernel = count_samples(children, self.options), children.kernel
+        self.grid = (poses.shape[0], *grid_of(children, self.options)) if on_grid else ()
         self.children, self.parents = poses.shape[1] * math.prod(self.kernel), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
         self.layout = tuple(poses.shape[1:4]) if on_grid else (self.children,)
@@ -84,7 +84,7 @@ class LinearVotes(ComputedVotes):
 
     def vote_sum(self) -> Tensor:
         if self.backend != "reference":
-            return self.reduce("vote_sum", (), self.windows)[0]
+            return self.reduce("vote_sum", (), self.options)[0]
         poses, weight, bias = self._in_windows()
         poses, weight = at_least_float32(poses), at_least_float32(weight)
         gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
@@ -161,7 +161,7 @@ class LinearVotes(ComputedVotes):
         weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
         if not self.grid:
             return self.poses.flatten(1, 3), weight, bias
-        return windows(self.poses, self.kernel, self.windows.stride, self.windows.dilation), weight, bias
+        return windows(self.poses, self.kernel, self.options.stride, self.options.dilation), weight, bias
 
     # ------------------------------------------------------------ shapes of the parents
 

@@ -33,7 +33,7 @@ class PoseVotes(ComputedVotes):
         self.poses, self.parents, self.pose = poses, parents, pose
         self.batch, self.children, rows, d = poses.shape
         self.device, self.dtype, self.gates, self.layout = poses.device, poses.dtype, None, (self.children,)
-        self.windows, self.cache = Options(shared=True), Cache()
+        self.options, self.cache = Options(shared=True), Cache()
         self.backend = choose_backend(backend, poses.device, (rows, d, d))
         self.operators = TILED
 
@@ -90,7 +90,7 @@ class PoseVotes(ComputedVotes):
             weight = None if beta is None or beta.weight is None else beta.weight.expand(self.parents, -1)
             tensors += [self.by_place(rows), weight]
         tensors += (None,) * 3 if activation is None else activation
-        sums, masses = self.reduce("net_sum", tuple(tensors), self.windows)
+        sums, masses = self.reduce("net_sum", tuple(tensors), self.options)
         return sums, masses
 
     def net_factors(
