@@ -15,6 +15,7 @@ from torchcaps.arguments import CountOrZero, check_input, checked, kinds_of, ref
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes, as_votes
 from torchcaps.routing.shape import LayerShape, fan_in_
+from torchcaps.routing.values import check_values
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
@@ -68,6 +69,7 @@ class Routing(nn.Module, ABC):
         transforms: whether the parents may have other poses than the votes.
         shape: shape of the layer that this routing belongs to, or None.
         is_uniform: whether the coefficients are uniform at the moment, see `uniform`.
+        given_values: tensors in place of learned parameters, see `with_values`.
     """
 
     softmax: Softmax = "parents"
@@ -94,7 +96,7 @@ class Routing(nn.Module, ABC):
         self.shape: LayerShape | None = None
         self.is_uniform = False
         self._watchers: list[Callable[[Iteration], None]] = []
-        self._values: dict[str, Tensor] = {}  # of `with_values`
+        self.given_values: dict[str, Tensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An option that is changed later is checked like the argument of its name.
@@ -180,34 +182,17 @@ class Routing(nn.Module, ABC):
         """Return a copy that uses the given tensors in place of learned parameters, to route votes without a layer:
         `EMRouting().with_values(beta_a=a, beta_u=u)(votes)`."""
         routing = copy.copy(self)
-        routing.__dict__.update(values, _values=values)
+        routing.__dict__.update(values, given_values=values)
         return routing
 
-    def _check_values(self, votes: Votes) -> None:
-        """Check the tensors of `with_values` against the parameters of a layer with votes of these sizes."""
-        name, features = type(self).__name__, math.prod(votes.pose)
-        shape = LayerShape(votes.children, votes.children, votes.parents, 1, features, features)
-        # On the meta device nothing is drawn, which would change the random numbers of what comes after.
-        needed = type(self)(**self._options()).for_layer(shape, "meta")
-        names = [*needed._parameters, *needed._buffers, *needed._modules]
-        missing = [x for x in names if not hasattr(self, x)]
-        if missing:
-            raise RuntimeError(
-                f"{name} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by with_values"
-            )
-        for key, x in self._values.items():
-            if key not in names:
-                raise ValueError(f"{name} with these options learns no {key!r}, but {', '.join(names) or 'nothing'}")
-            check_value(key, x, tuple(getattr(needed, key).shape), votes)
-
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Return the arguments of the constructor, by name."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def extra_repr(self) -> str:
         """Show the iterations, and the options that differ from their defaults."""
         defaults = {name: x.default for name, x in inspect.signature(type(self)).parameters.items()}
-        shown = [(k, x) for k, x in self._options().items() if k == "iterations" or x != defaults[k]]
+        shown = [(k, x) for k, x in self.options().items() if k == "iterations" or x != defaults[k]]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 
     # ------------------------------------------------------------ iterations
@@ -261,7 +246,7 @@ class Routing(nn.Module, ABC):
             check_input("votes", votes, next(self.parameters(), None))
         votes = as_votes(votes)
         if self.shape is None and not torch.compiler.is_compiling():  # compiled code cannot enter the meta device
-            self._check_values(votes)
+            check_values(self, votes)
         if self.shape is not None and isinstance(votes, StoredVotes):  # a layer's own votes fit
             self.shape.check_sizes(votes)
         if scores is not None:
@@ -301,24 +286,6 @@ class Routing(nn.Module, ABC):
             yield
         finally:
             self.is_uniform = before
-
-
-def check_value(name: str, x: Any, expected: tuple[int, ...], votes: Votes) -> None:
-    """Check a tensor that stands for a learned parameter of this shape: sizes of 1 are broadcast, and the first size
-    may be a number of groups of children."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} must be a tensor of floating-point numbers, got {shown_with_type(x)}")
-    if x.device != votes.device:
-        raise ValueError(f"{name} is on {x.device} and the votes are on {votes.device}: move one of them")
-    if torch.promote_types(x.dtype, votes.dtype) not in (votes.dtype, torch.float32):
-        raise TypeError(f"{name} is {x.dtype} and the votes are {votes.dtype}: convert one of them")
-    sizes = tuple(x.shape)
-    fits = len(sizes) == len(expected) and all(
-        n in (1, m) or (i == 0 and n and m == votes.children and m % n == 0)
-        for i, (n, m) in enumerate(zip(sizes, expected, strict=True))
-    )
-    if not fits:
-        raise ValueError(f"expected {name} of shape {expected}, got {sizes}")
 
 
 def list_routings() -> list[str]:
