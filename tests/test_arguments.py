@@ -25,7 +25,6 @@ from torchcaps import (
     PrimaryCapsules,
     RoutingPool2d,
     SpreadLoss,
-    VectorNormRouting,
     squash,
 )
 from torchcaps.arguments import (
@@ -40,24 +39,21 @@ from torchcaps.arguments import (
     checked,
     kind_of,
 )
-from torchcaps.functional import (
-    dynamic_routing,
-    em_routing,
-    feature_kl,
-    heinsen_routing,
-    inverted_attention_routing,
-    margin_loss,
-    sinkhorn_divergence,
-    spread_loss,
-    transport_cost,
-    vector_norm_routing,
-)
+from torchcaps.functional import feature_kl, margin_loss, sinkhorn_divergence, spread_loss, transport_cost
 from torchcaps.ops import Dot, backends
-from torchcaps.routing import DynamicRouting, EMRouting, HeinsenRouting, InvertedAttentionRouting, Routing, Softmax
+from torchcaps.routing import (
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    Routing,
+    Softmax,
+    VectorNormRouting,
+)
 
 PUBLIC = calls.public_callables(calls.MODULES + calls.EXTRAS)
 # Building blocks of new algorithms, called in every iteration by code of this library.
-BLOCKS = {"iterate", "presence", "check_equilibrium", "Convergence", "register_model"}
+BLOCKS = {"WeightedVotes", "presence", "check_equilibrium", "Convergence", "register_model"}
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLIC) - BLOCKS))
@@ -206,44 +202,38 @@ def test_scores_and_masks(name):
 
 def test_votes_and_their_scores():
     votes, mask = torch.rand(2, 3, 4, 5), torch.tensor([[True, True, False], [True, False, True]])
-    expected = dynamic_routing(votes, torch.where(mask, torch.inf, -torch.inf))
-    torch.testing.assert_close(dynamic_routing(votes, mask).poses, expected.poses)
-    betas = {"beta_a": torch.zeros(4), "beta_u": torch.zeros(4)}
+    expected = DynamicRouting()(votes, torch.where(mask, torch.inf, -torch.inf))
+    torch.testing.assert_close(DynamicRouting()(votes, mask).poses, expected.poses)
+    zeros = torch.zeros(4)
+
+    def run(routing: Routing, **values):
+        return lambda: routing.with_values(**values)(votes)
+
+    attention, bias = InvertedAttentionRouting(), DynamicRouting(learn_bias=True)
     for call in (
-        lambda: dynamic_routing(votes.long()),
-        lambda: dynamic_routing(votes[0, 0]),
-        lambda: dynamic_routing(votes[:, :0]),
-        lambda: dynamic_routing(votes, mask.long()),
-        lambda: dynamic_routing(votes, mask[:1]),
-        lambda: dynamic_routing(votes, torch.zeros(2, 3, device="meta")),
-        lambda: dynamic_routing(votes, bias=torch.zeros(3, 5)),
-        lambda: dynamic_routing(votes, bias=torch.zeros(4, 5, dtype=torch.long)),
-        lambda: dynamic_routing(votes, bias=torch.zeros(4, 5, device="meta")),
-        lambda: dynamic_routing(votes, first_logits=torch.zeros(2, 4)),
-        lambda: dynamic_routing(votes, iteration=3),
-        lambda: inverted_attention_routing(votes, weight=torch.ones(4)),
-        lambda: inverted_attention_routing(votes, bias=torch.ones(2, 5)),
-        lambda: inverted_attention_routing(votes, weight=torch.ones(5, device="meta")),
-        lambda: em_routing(votes, beta_a=torch.zeros(3), beta_u=torch.zeros(4)),
-        lambda: em_routing(votes, **{**betas, "beta_a": None}),
-        lambda: em_routing(votes, **{**betas, "beta_a": torch.zeros(4).bool()}),
-        lambda: em_routing(votes, **{**betas, "beta_u": torch.zeros(4, device="meta")}),
-        lambda: heinsen_routing(votes, beta_use=torch.zeros(2, 4)),
-        lambda: heinsen_routing(votes, beta_use=torch.zeros(4)),
-        lambda: vector_norm_routing(votes, sharpness=torch.ones(2)),
-        lambda: vector_norm_routing(votes, sharpness=torch.ones((), device="meta")),
-        lambda: em_routing(votes, 3, **betas),
-        lambda: em_routing(votes, beta_a=torch.zeros(4).double(), beta_u=torch.zeros(4)),
-        lambda: heinsen_routing(votes, beta_use=torch.zeros(1, 4).double()),
-        lambda: heinsen_routing(torch.rand(2, 6, 4, 5), beta_use=torch.zeros(2, 4), beta_ignore=torch.zeros(3, 4)),
-        lambda: heinsen_routing(votes, beta_use=torch.zeros(1, 4), single_beta=False),
-        lambda: dynamic_routing(votes, bias=torch.zeros(4, 5), learn_bias=False),
-        lambda: dynamic_routing(votes, learn_bias=True),
-        lambda: dynamic_routing(votes, first_logits=torch.zeros(1, 4), start="zero"),
-        lambda: inverted_attention_routing(votes, weight=torch.ones(5), layer_norm=False),
-        lambda: inverted_attention_routing(votes, **betas, activations=False),
-        lambda: inverted_attention_routing(votes, activations=True),
-        lambda: vector_norm_routing(votes, sharpness=torch.ones(1, 1, 1)),
+        lambda: DynamicRouting()(votes.long()),
+        lambda: DynamicRouting()(votes[0, 0]),
+        lambda: DynamicRouting()(votes[:, :0]),
+        lambda: DynamicRouting()(votes, mask.long()),
+        lambda: DynamicRouting()(votes, mask[:1]),
+        lambda: DynamicRouting()(votes, torch.zeros(2, 3, device="meta")),
+        run(bias, bias=torch.zeros(3, 5)),
+        run(bias, bias=torch.zeros(4, 5, dtype=torch.long)),
+        run(bias, bias=torch.zeros(4, 5, device="meta")),
+        run(bias, bias=torch.zeros(4, 5).double()),
+        run(DynamicRouting(), bias=torch.zeros(4, 5)),
+        run(DynamicRouting(start="learned"), first_logits=torch.zeros(2, 4)),
+        run(attention, weight=torch.ones(4), bias=torch.ones(5)),
+        run(attention, weight=torch.ones(5), bias=torch.ones(2, 5)),
+        run(attention, weight=torch.ones(5, device="meta"), bias=torch.ones(5)),
+        run(InvertedAttentionRouting(layer_norm=False), beta_a=zeros, beta_u=zeros),
+        run(EMRouting(), beta_a=torch.zeros(3), beta_u=zeros),
+        run(EMRouting(), beta_a=None, beta_u=zeros),
+        run(EMRouting(), beta_a=zeros.bool(), beta_u=zeros),
+        run(EMRouting(), beta_a=zeros, beta_u=zeros.to("meta")),
+        run(HeinsenRouting(single_beta=True), beta_use=torch.zeros(2, 4)),
+        run(HeinsenRouting(single_beta=True), beta_use=zeros),
+        run(VectorNormRouting(learn_sharpness=True), learned_sharpness=torch.ones(2)),
         lambda: transport_cost(votes[0, 0], votes[0, 0].to("meta")),
         lambda: transport_cost(votes[0, 0], votes[0, 0].double()),
         lambda: sinkhorn_divergence(votes, votes.double()),
@@ -257,6 +247,10 @@ def test_votes_and_their_scores():
     ):
         with pytest.raises((TypeError, ValueError)) as error:
             call()
+        calls.assert_our_error(error.value)
+    for routing in (EMRouting(), HeinsenRouting(), bias, InvertedAttentionRouting(activations=True)):
+        with pytest.raises(RuntimeError, match="set values by with_values") as error:
+            routing(votes)
         calls.assert_our_error(error.value)
 
 
@@ -379,9 +373,8 @@ def test_tensors_of_other_shapes_never_reach_a_kernel(backend):
             super().__init__(2)
             self.query = query
 
-        def step(self, votes, agreement, t):
-            v = votes.weighted_sum(agreement)
-            return votes.capsules(v), Dot(self.query)
+        def step(self, votes, state, t):
+            return votes.capsules(votes.weighted_sum()), Dot(self.query)
 
     for shape in ((1, 1, 1), (2, 3, 2), (3, 2, 2), (2, 2)):
         with pytest.raises(ValueError, match=r"expected query of shape \(2, 2, 2\)"):
@@ -391,14 +384,16 @@ def test_tensors_of_other_shapes_never_reach_a_kernel(backend):
 
 
 def test_steps_that_return_something_else():
-    for found in (None, Capsules(torch.rand(2, 2, 2)), (torch.rand(2, 2, 2), None), (Capsules(torch.rand(2, 2, 2)), 3)):
+    parents = Capsules(torch.rand(2, 2, 2))
+    for found in (None, parents, (torch.rand(2, 2, 2), None), (parents, 3)):
 
         class Wrong(Routing):
-            def step(self, votes, agreement, t, found=found):
+            def step(self, votes, state, t, found=found):
                 return found
 
-        with pytest.raises(TypeError, match=r"Wrong.step must return .*, got") as error:
-            CapsuleLinear(3, 2, 4, 2, Wrong())(torch.rand(2, 3, 4))
+        culprit = "agreement" if isinstance(found, tuple) and found[1] == 3 else "step"
+        with pytest.raises(TypeError, match=rf"Wrong.{culprit} must return .*, got") as error:
+            CapsuleLinear(3, 2, 4, 2, Wrong(2))(torch.rand(2, 3, 4))
         assert "\n" not in str(error.value)
 
 

@@ -5,11 +5,21 @@ import torch
 from torch.testing import assert_close
 from torch.utils._pytree import tree_map
 
-from torchcaps import Capsules, Prediction
+from torchcaps import (
+    CapsuleConv1d,
+    CapsuleConv2d,
+    CapsuleLinear,
+    Capsules,
+    CapsuleShared,
+    DynamicRouting,
+    EMRouting,
+    InvertedAttentionRouting,
+    Prediction,
+)
 
 SHAPES = {  # shape of the poses, given pose_dims, true dimensions of a pose
     "vectors": ((2, 3, 4), None, 1),
-    "matrices": ((2, 3, 4, 5), None, 2),
+    "matrices": ((2, 3, 4, 5), 2, 2),
     "vectors on a line": ((2, 3, 4, 5), 1, 1),
     "matrices on a line": ((2, 3, 4, 5, 6), 2, 2),
     "vectors on a grid": ((2, 3, 4, 5, 6), None, 1),
@@ -67,6 +77,35 @@ def test_to(shape, given, dims):
         assert moved.pose_dims == given
     assert_close(capsules.to(torch.float64).poses, capsules.poses.double(), rtol=0, atol=0)
     assert Capsules(capsules.poses).to(torch.float64)[1:] == (None,) * 4
+
+
+def test_four_dimensions_alone_say_nothing():
+    capsules = Capsules(torch.randn(2, 4, 100, 8))
+    for use in (lambda: capsules.activations, capsules.flatten_grid):
+        with pytest.raises(ValueError, match=r"\(2, 4, 100, 8\).* matrices .* vectors .* pose_dims=2 or pose_dims=1"):
+            use()
+    assert capsules._replace(scores=torch.zeros(2, 4, 100)).activations.shape == (2, 4, 100)
+
+
+@pytest.mark.parametrize("pose", [6, (2, 3)])
+def test_layers_say_what_a_pose_is(pose):
+    """The result has the activations of its capsules, on a line and on a grid, with and without scores."""
+    for routing in (InvertedAttentionRouting(), DynamicRouting(), EMRouting()):
+        for layer, children, shape in (
+            (CapsuleLinear(3, 2, pose, pose, routing), (3,), (2,)),
+            (CapsuleShared(3, 2, pose, routing), (3,), (2,)),
+            (CapsuleConv1d(3, 2, pose, pose, 2, routing), (3, 5), (2, 4)),
+            (CapsuleConv2d(3, 2, pose, pose, 2, routing), (3, 5, 4), (2, 4, 3)),
+        ):
+            parents = layer.eval()(torch.randn(2, *children, *layer.in_pose))
+            assert parents.activations.shape == (2, *shape)
+            assert parents.flatten_grid().activations.shape == (2, torch.Size(shape).numel())
+
+
+def test_scores_that_are_nan_warn():
+    scores = torch.tensor([[0.0, torch.nan]])
+    with pytest.warns(UserWarning, match="some scores are NaN"):
+        CapsuleLinear(2, 2, 3, 3, DynamicRouting())(Capsules(torch.randn(1, 2, 3), scores))
 
 
 def test_detach():

@@ -574,7 +574,7 @@ def in_threads(functions: list[Callable[[], object]]) -> list:
     return results
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "conv1d"])
+@names
 def test_data_parallel_on_two_devices(name, monkeypatch):
     module, x = make(name)
     x = torch.cat([x, x.flip(0)])
@@ -593,14 +593,6 @@ def test_data_parallel_scatters_capsules(monkeypatch):
     layer, poses = make("em")
     capsules = Capsules(poses, torch.randn(poses.shape[:2], dtype=poses.dtype))
     assert_close(tensors(OnTheCPU(monkeypatch).run(layer, capsules)), tensors(layer(capsules)))
-
-
-def test_data_parallel_gathers_no_capsules_of_a_sequence(monkeypatch):
-    """PyTorch gathers tensors and None, but not the number `pose_dims`."""
-    layer, x = make("conv1d")
-    with pytest.raises(TypeError, match="int"):
-        OnTheCPU(monkeypatch).run(layer, x)
-    assert_close(OnTheCPU(monkeypatch).run(Tensors(layer), x), Tensors(layer)(x))
 
 
 def test_threads_share_modules():

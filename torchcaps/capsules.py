@@ -22,8 +22,9 @@ class Capsules(NamedTuple):
             capsule, False for padding.
         variances: variances of the votes for each pose, like `poses`, if the routing has a Gaussian model; else None.
         coefficients: routing coefficients between children and these capsules, if they were requested; else None.
-        pose_dims: number of dimensions of a pose, 1 or 2, which all layers give. None: 2 if `poses` has 6 dimensions, 1
-            if it has 3 or 5, and unknown if it has 4, which may be matrices or vectors on a line.
+        pose_dims: number of dimensions of a pose, 1 or 2, which layers give where the shape of the poses does not say
+            it. None: 1 if `poses` has 3 or 5 dimensions, 2 if it has 6, and unknown if it has 4, which may be matrices
+            or vectors on a line.
     """
 
     poses: Tensor
@@ -50,7 +51,7 @@ class Capsules(NamedTuple):
             self.poses.flatten(1, -1 - dims),
             None if self.scores is None else self.scores.flatten(1),
             None if self.variances is None else self.variances.flatten(1, -1 - dims),
-            pose_dims=dims,
+            pose_dims=dims if dims == 2 else None,
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

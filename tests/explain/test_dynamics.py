@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from algorithms import Largest
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium
 from torchcaps.explain import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-from torchcaps.ops import LazyVotes, StoredVotes, reference
+from torchcaps.ops import LinearVotes, StoredVotes, computed, stored
 from torchcaps.ops.tiled import blocks as tiled
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
 
@@ -125,7 +124,7 @@ def test_layers_of_a_stack(schedule):
     with torch.no_grad():
         between, last = (trace.parents.poses for trace in stack.trace(children))
         if schedule == "concurrent":  # the second layer sees only the first iteration of the first layer
-            between = layers[0].routing.step(layers[0].votes(children), None, 0)[0].poses
+            between = layers[0].routing.advance(layers[0].votes(children), None, 0)[0].parents.poses
     votes = torch.einsum("bid,ijdh->bijh", between, layers[1].weight)
     pairs = [(last[b, j].tolist(), votes[b, i, j].tolist()) for b in range(4) for i in range(5) for j in range(3)]
     assert_same(dynamics_of(stack, Capsules(children), name="layer.layers.1"), counted(pairs, 20))
@@ -178,14 +177,6 @@ def test_cosines_on_an_edge_belong_to_the_bin_above():
 
 
 def test_votes_are_not_stored(monkeypatch):
-    class Largest(TorchDispatchMode):
-        numbers = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            self.numbers = max([self.numbers, *(x.numel() for x in tree_iter(result) if isinstance(x, Tensor))])
-            return result
-
     monkeypatch.setattr(tiled, "BLOCK", 2**14)
     layer = CapsuleLinear(None, 64, 4, 16, DynamicRouting(2))
     children = Capsules(torch.randn(4, 512, 4))
@@ -197,16 +188,16 @@ def test_votes_are_not_stored(monkeypatch):
 @pytest.mark.parametrize("parents", [2, 20])
 @pytest.mark.parametrize("gated", [False, True])
 def test_blocks_are_the_stored_votes(parents, gated, monkeypatch):
-    for module in (tiled, reference):
+    for module in (tiled, computed, stored):
         monkeypatch.setattr(module, "BLOCK", 200)
     torch.manual_seed(0)
     weight, bias = torch.randn(2, 1, 1, parents, 3, 2), torch.randn(2, 1, 1, 1, 2, 2)
-    lazy = LazyVotes(torch.randn(3, 4, 2, 3, 2, 3), weight, bias, (2, 2), backend="reference")
-    votes = lazy.gated(torch.rand(lazy.batch, lazy.children) if gated else None)
-    stored = torch.stack([votes._stored().votes[b] for b in range(votes.batch)])
+    linear = LinearVotes(torch.randn(3, 4, 2, 3, 2, 3), weight, bias, (2, 2), backend="reference")
+    votes = linear.gated(torch.rand(linear.batch, linear.children) if gated else None)
+    all_votes = votes.all_stored().votes
     gates = torch.ones(votes.batch, votes.children) if votes.gates is None else votes.gates
-    for kind in (votes, StoredVotes(stored).gated(votes.gates)):
-        total, mass, blocks = torch.zeros_like(stored[:, 0]), torch.zeros(votes.batch), 0
+    for kind in (votes, StoredVotes(all_votes).gated(votes.gates)):
+        total, mass, blocks = torch.zeros_like(all_votes[:, 0]), torch.zeros(votes.batch), 0
         for samples, block, block_gates in kind.blocks():
             block_gates = torch.ones(block.shape[:2]) if block_gates is None else block_gates
             # Gates differ, so that a vote with another vote's gate is found.
@@ -214,7 +205,7 @@ def test_blocks_are_the_stored_votes(parents, gated, monkeypatch):
             mass[samples] += block_gates.sum(1)
             blocks += 1
         assert blocks > 1
-        torch.testing.assert_close(total, (gates[..., None, None] * stored).sum(1))
+        torch.testing.assert_close(total, (gates[..., None, None] * all_votes).sum(1))
         torch.testing.assert_close(mass, gates.sum(1))
 
 

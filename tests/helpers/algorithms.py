@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import oracles
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from torchcaps import (
     CapsuleLinear,
+    Capsules,
     DynamicRouting,
     EfficientRouting,
     EMRouting,
@@ -28,6 +31,7 @@ from torchcaps import (
     VectorNormRouting,
     squash,
 )
+from torchcaps.ops import Votes
 
 
 class Numbers(NamedTuple):
@@ -179,6 +183,11 @@ def make(name: str, iterations: int | None = None, gradient: str = "unrolled") -
     return ALGORITHMS[name].make(**{key: value for key, value in options.items() if key in own})
 
 
+def route(routing: Routing, votes: Tensor | Votes, scores: Tensor | None = None, **values: Tensor) -> Capsules:
+    """Route votes without a layer, with these values in place of learned ones, and return the coefficients too."""
+    return routing.with_values(**values)(votes, scores, return_coefficients=True)
+
+
 def randomize(module: torch.nn.Module) -> torch.nn.Module:
     """Draw all parameters and buffers at random, as after some training, and put the module into evaluation mode.
 
@@ -200,7 +209,7 @@ def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor |
     )
     # Repeat the parameters of groups for each child. They are those whose shape changes with the number of groups.
     shape, children = layer.layer_shape, poses.shape[1]
-    other = layer.routing.first_values(shape._replace(groups=shape.groups + 1))
+    other = layer.routing.for_layer(shape._replace(groups=shape.groups + 1)).state_dict()
     learned = {
         key: value.repeat_interleave(children // shape.groups, 0) if other[key].shape != value.shape else value
         for key, value in layer.routing.state_dict().items()
@@ -215,3 +224,14 @@ def loss_of(results: Iterable[Tensor]) -> Tensor:
     return sum(
         (torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x) * (x + x.square())).sum() for x in results
     )
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of entries of the largest tensor that an operator returns within this context."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(x.numel() for x in tree_iter(result) if isinstance(x, Tensor))])
+        return result

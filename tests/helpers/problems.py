@@ -11,12 +11,27 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Agreement, Dot, Gaussian, LazyVotes, backends, lazy, reference
+from torchcaps.ops import (
+    Agreement,
+    Dot,
+    Gaussian,
+    LinearVotes,
+    PoseLogits,
+    PoseVotes,
+    SigmoidDot,
+    StoredVotes,
+    UnitDot,
+    Votes,
+    backends,
+    computed,
+    stored,
+)
 from torchcaps.ops.tiled import blocks, tiles
 
 # The backends that run on this machine's CPU. Triton's kernels have tests of their own.
 BACKENDS = [name for name in ("reference", "tiled", "native") if backends()[name] is None]
 UNSTORED = BACKENDS[1:]
+KINDS = ["stored", *BACKENDS]  # stored votes, and those of a layer in each backend
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 
@@ -54,6 +69,8 @@ SIZES = [(30, 2, 2), (300, 4, 99), (2**19, 64, 16)]
 BIASES = ["none", "each", "one"]  # none, one per parent, one for all parents
 SOFTMAX = ["parents", "leaky", "children"]
 ROWS = ["none", "shared", "groups", "each"]  # rows of a parameter of groups: none, one for all, some, one per child
+AGREEMENTS = ["uniform", "dot", "unit", "sigmoid", "gaussian", "poses"]
+WAYS = [*SOFTMAX, "moments", *(f"coefficients, {softmax}" for softmax in SOFTMAX)]  # a weighted sum has no name
 
 
 def covering(**parameters: Iterable[Any]) -> list[dict[str, Any]]:
@@ -105,7 +122,7 @@ def draw(*shape: int, low: float | None = None) -> Tensor:
 
 def set_sizes(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]) -> None:
     """Set the block sizes to an entry of SIZES."""
-    for module in (blocks, lazy, reference):
+    for module in (blocks, computed, stored):
         monkeypatch.setattr(module, "BLOCK", sizes[0])
     monkeypatch.setattr(blocks, "SAMPLES", sizes[1])
     monkeypatch.setattr(tiles, "LANES", sizes[2])
@@ -158,23 +175,45 @@ class Problem:
     def draw_rows(self, rows: str, parents: int | None = None) -> Tensor | None:
         return None if rows == "none" else self.draw(self.count(rows), parents or self.parents)
 
-    def dot(self, unit: bool = False, scale: str = "1", offset: str = "none") -> Dot:
-        factor = {"1": 1.0, "number": 0.6, "learned": None}[scale]
-        return Dot(
-            self.draw(self.samples, self.parents, self.features),
-            unit,
-            self.draw(1, low=0.5) if factor is None else factor,
-            self.draw_rows(offset),
-        )
+    def dot(self, offset: str = "none") -> Dot:
+        return Dot(self.draw(self.samples, self.parents, self.features), self.draw_rows(offset))
 
     def gaussian(self) -> Gaussian:
         shape = self.samples, self.parents, self.features
         return Gaussian(self.draw(*shape), self.draw(*shape, low=0.0), self.draw(*shape[:2]))
 
-    def lazy(self, backend: str, line: bool = False) -> LazyVotes:
+    def pose_logits(self, offset: str = "none") -> PoseLogits:
+        """Draw logits of the poses; parents share the offset if it is "shared", and the weight if it is "groups"."""
+        count = self.groups * math.prod(self.kernel)
+        weight = self.draw(count, 1 if offset == "groups" else self.parents, self.rows, self.d)
+        return PoseLogits(
+            weight, None if offset == "none" else self.draw(count, 1 if offset == "shared" else self.parents)
+        )
+
+    def agreement(self, kind: str, offset: str = "none") -> Agreement | None:
+        """Draw an agreement of one of the kinds in AGREEMENTS; only "dot", "sigmoid" and "poses" have offsets."""
+        if kind == "sigmoid":
+            query, offset_rows = self.dot("shared" if offset == "none" else offset)
+            return SigmoidDot(query, self.draw(*offset_rows.shape), offset_rows)
+        return {
+            "uniform": lambda: None,
+            "dot": lambda: self.dot(offset),
+            "unit": lambda: UnitDot(self.dot().query),
+            "gaussian": self.gaussian,
+            "poses": lambda: self.pose_logits(offset),
+        }[kind]()
+
+    def votes(self, kind: str, line: bool = False) -> Votes:
+        """Return the votes of a layer in a backend, or stored votes if the kind is "stored"."""
+        if kind == "stored":
+            return StoredVotes(self.all_votes.unflatten(3, (self.rows, self.h))).gated(self.gates)
+        return self.computed(kind, line).gated(self.gates)
+
+    def computed(self, backend: str, line: bool) -> LinearVotes | PoseVotes:
         _, _, _, stride, dilation = self.geometry
-        pose = (self.rows, self.h)
-        return LazyVotes(self.poses, self.weight, self.bias, pose, stride, dilation, line, backend).gated(self.gates)
+        return LinearVotes(
+            self.poses, self.weight, self.bias, (self.rows, self.h), stride, dilation, line, backend=backend
+        )
 
     # ------------------------------------------------------------ by definition
 
@@ -194,6 +233,10 @@ class Problem:
         """Expand `(groups, parents or 1)` to `(children, parents or 1)`."""
         return x.repeat_interleave(self.children // x.shape[0], 0)
 
+    def per_place(self, x: Tensor) -> Tensor:
+        """Expand `(groups * kernel * kernel, ...)`, as the votes' weights have, to `(children, ...)`."""
+        return self.per_child(x.unflatten(0, (-1, *self.kernel)))
+
     def _all_votes(self) -> Tensor:
         votes = torch.einsum("bird,ijdh->bijrh", self.child_poses(), self.per_child(self.weight))
         return (votes if self.bias is None else votes + self.per_child(self.bias)).flatten(3)
@@ -202,13 +245,20 @@ class Problem:
         votes = self.all_votes
         if agreement is None:
             return torch.zeros(votes.shape[:3], dtype=votes.dtype, device=self.device)
+        if isinstance(agreement, PoseLogits):
+            logits = torch.einsum("bird,ijrd->bij", self.child_poses(), self.per_place(agreement.weight))
+            logits = logits.expand(votes.shape[:3])
+            return logits if agreement.offset is None else logits + self.per_place(agreement.offset)
         if isinstance(agreement, Gaussian):
             squares = (votes - agreement.mean.unsqueeze(1)) ** 2 * agreement.precision.unsqueeze(1)
             return agreement.prior.unsqueeze(1) - squares.sum(-1) / 2
-        if agreement.unit:
+        if isinstance(agreement, UnitDot):
             votes = votes / votes.pow(2).sum(-1, keepdim=True).sqrt()
-        logits = agreement.scale * (votes * agreement.query.unsqueeze(1)).sum(-1)
-        return logits if agreement.offset is None else logits + self.per_row(agreement.offset)
+        logits = (votes * agreement.query.unsqueeze(1)).sum(-1)
+        if isinstance(agreement, SigmoidDot):
+            return (self.per_row(agreement.slope) * logits + self.per_row(agreement.offset)).sigmoid().log()
+        offset = getattr(agreement, "offset", None)
+        return logits if offset is None else logits + self.per_row(offset)
 
     def coefficients(self, logits: Tensor, softmax: str) -> Tensor:
         """Return the coefficients; `softmax` is an entry of SOFTMAX."""
@@ -220,21 +270,54 @@ class Problem:
         total = weights.sum(1, keepdim=True)
         return weights / torch.where(total == 0, 1, total)
 
+    def gated(self, x: Tensor) -> Tensor:
+        """Multiply `(samples, children, ...)` by the gates."""
+        return x if self.gates is None else x * self.gates[(..., *(None,) * (x.dim() - 2))]
+
     def weighted_sum(self, logits: Tensor, softmax: str) -> Tensor:
         shares = self.coefficients(logits, softmax)
-        if self.gates is not None and softmax != "children":
-            shares = shares * self.gates.unsqueeze(2)
-        return (shares.unsqueeze(3) * self.all_votes).sum(1)
+        return ((shares if softmax == "children" else self.gated(shares)).unsqueeze(3) * self.all_votes).sum(1)
 
     def moments(self, logits: Tensor, betas: Tensor | None, eps: float) -> list[Tensor]:
-        shares = self.coefficients(logits, "parents")
-        shares = (shares if self.gates is None else shares * self.gates.unsqueeze(2)).unsqueeze(3)
+        shares = self.gated(self.coefficients(logits, "parents")).unsqueeze(3)
         mass = shares.sum(1)
         divisor = torch.where(mass + eps == 0, 1, mass + eps)
         mean = (shares * self.all_votes).sum(1) / divisor
         variance = (shares * (self.all_votes - mean.unsqueeze(1)) ** 2).sum(1) / divisor
         benefit = [] if betas is None else [(shares.squeeze(3) * self.per_row(betas)).sum(1)]
         return [mass.squeeze(2), mean, variance, *benefit]
+
+    def reduced(
+        self, agreement: Agreement | None, way: str, betas: Tensor | None = None, eps: float = 0.0
+    ) -> list[Tensor]:
+        """Return the results of a reduction, an entry of WAYS."""
+        if agreement is None and way == "children" and self.gates is not None:  # here a gate of 0 has a gradient
+            count = self.gates.sum(1)
+            return [self.gated(self.all_votes).sum(1) / torch.where(count == 0, 1, count)[:, None, None]]
+        logits = self.logits(agreement)
+        if way == "moments":
+            return self.moments(logits, betas, eps)
+        what, _, softmax = way.rpartition(", ")
+        return [self.coefficients(logits, softmax) if what else self.weighted_sum(logits, softmax)]
+
+
+class PoseProblem(Problem):
+    """Random children whose poses are their votes.
+
+    Args:
+        poses: `(samples, children, rows, d)`.
+    """
+
+    def __init__(self, poses: tuple[int, ...], parents: int, groups: int = 1, gates: bool = False):
+        samples, children, rows, d = poses
+        geometry = Geometry((samples, children, 1, 1, rows, d), (1, 1, 1, parents, d, d), groups)
+        super().__init__(geometry, gates=gates)
+        self.leaves = [x for x in self.leaves if x is not self.weight]
+        self.weight = torch.eye(d, dtype=torch.float64).expand(geometry.weight)
+        self.all_votes = self._all_votes()
+
+    def computed(self, backend: str, line: bool = False) -> PoseVotes:
+        return PoseVotes(self.poses.flatten(1, 3), self.parents, (self.rows, self.d), backend)
 
 
 def options_of(softmax: str) -> dict[str, Any]:
@@ -264,43 +347,41 @@ def assert_same(expected: list[Tensor], actual: list[Tensor], leaves: Iterable[T
         assert_close(f / scale, w / scale, **tolerance)
 
 
-AGREEMENTS = ["none", "dot", "dot, scale, shared offset", "dot, offset each"]
-WAYS = [*SOFTMAX, "moments", "coefficients", "coefficients over children"]
-
-
-def agreement_of(p: Problem, kind: str) -> Dot | None:
-    """Return an agreement of one of the kinds in AGREEMENTS."""
-    return {
-        "none": lambda: None,
-        "dot": p.dot,
-        "dot, scale, shared offset": lambda: p.dot(scale="learned", offset="shared"),
-        "dot, offset each": lambda: p.dot(offset="each"),
-    }[kind]()
-
-
-def compare_with_logits(p: Problem, kinds: list[str], agreement: Dot | None, offset: bool, way: str, **tolerance):
-    """Compare votes with logits of the children's own poses (`with_logits`) with the definition, for each backend in
-    `kinds`."""
-    groups = p.groups * math.prod(p.kernel)
-    weight = p.draw(groups, p.parents, p.rows, p.d)
-    rows = p.draw(groups, p.parents) if offset else None
-    by_place = p.per_child(weight.unflatten(0, (p.groups, *p.kernel)))
-    logits = p.logits(agreement) + torch.einsum("bird,ijrd->bij", p.child_poses(), by_place)
-    if rows is not None:
-        logits = logits + p.per_child(rows.unflatten(0, (p.groups, *p.kernel)))
+def results_of(
+    votes: Votes, agreement: Agreement | None, way: str, betas: Tensor | None = None, eps: float = 0.0
+) -> list[Tensor]:
+    """Return the results of a reduction, an entry of WAYS, as `Problem.reduced` does."""
     if way == "moments":
-        betas = p.draw_rows("each")
-        expected = p.moments(logits, betas, 1e-2)
-    elif way.startswith("coefficients"):
-        expected = [p.coefficients(logits, "children" if way.endswith("children") else "parents")]
-    else:
-        expected = [p.weighted_sum(logits, way)]
+        found = votes.moments(agreement, betas, eps)
+        assert (found.benefit is None) == (betas is None)
+        return [x for x in found if x is not None]
+    what, _, softmax = way.rpartition(", ")
+    return [(votes.coefficients if what else votes.weighted_sum)(agreement, **options_of(softmax))]
+
+
+def is_refused(kind: str, agreement: Agreement | None, way: str) -> bool:
+    """Return whether votes of a kind in KINDS have no such reduction."""
+    if kind in ("stored", "reference"):
+        return kind == "stored" and isinstance(agreement, PoseLogits)
+    return (
+        (isinstance(agreement, Gaussian) and way in ("leaky", "children"))
+        or (isinstance(agreement, UnitDot) and way == "moments")
+        or (isinstance(agreement, SigmoidDot) and "coefficients" not in way)
+    )
+
+
+def compare(p: Problem, kinds: Iterable[str], agreement: Agreement | None, way: str, *options: Any, **tolerance: float):
+    """Compare a reduction, an entry of WAYS, with its definition, for votes of each kind. Where votes have none, check
+    that they say in one line what to use instead.
+
+    Args:
+        options: betas and eps of moments.
+    """
+    expected = p.reduced(agreement, way, *options)
     for kind in kinds:
-        votes = p.lazy(kind).with_logits(weight, rows)
-        if way == "moments":
-            found = list(votes.moments(agreement, betas, 1e-2))
-        elif way.startswith("coefficients"):
-            found = [votes.coefficients(agreement, "children" if way.endswith("children") else "parents")]
+        if is_refused(kind, agreement, way):
+            with pytest.raises(ValueError, match=r"^.*: use .*$") as refusal:
+                results_of(p.votes(kind), agreement, way, *options)
+            assert "\n" not in str(refusal.value)
         else:
-            found = [votes.weighted_sum(agreement, **options_of(way))]
-        assert_same(expected, found, p.leaves, **tolerance)
+            assert_same(expected, results_of(p.votes(kind), agreement, way, *options), p.leaves, **tolerance)

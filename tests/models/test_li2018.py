@@ -194,8 +194,7 @@ def children_per_class(least_variance: float | None) -> torch.Tensor:
     seen: list[Iteration] = []
     with torch.no_grad(), model.class_capsules.routing.watched(seen.append):
         model(torch.rand(16, 3, 32, 32))
-    votes, agreement = seen[-1].votes, seen[-1].agreement
-    shares = torch.cat([gates.unsqueeze(-1) for *_, gates in votes.blocks()]) * votes.coefficients(agreement)
+    shares = seen[-1].votes.shares()
     return 1 / (shares / shares.sum(1, keepdim=True)).square().sum(1)
 
 

@@ -120,7 +120,7 @@ def test_activations_of_vectors_and_matrices():
     vectors = torch.randn(2, 3, 4)
     torch.testing.assert_close(Capsules(vectors).activations, vectors.norm(dim=-1))
     matrices = vectors.unflatten(-1, (2, 2))
-    torch.testing.assert_close(Capsules(matrices).activations, vectors.norm(dim=-1))
+    torch.testing.assert_close(Capsules(matrices, pose_dims=2).activations, vectors.norm(dim=-1))
     grid = vectors.unflatten(1, (3, 1, 1))
     torch.testing.assert_close(Capsules(grid).activations, vectors.norm(dim=-1).unflatten(1, (3, 1, 1)))
     torch.testing.assert_close(Capsules(vectors, torch.zeros(2, 3)).activations, torch.full((2, 3), 0.5))

@@ -36,7 +36,7 @@ from torchcaps import (
 )
 from torchcaps.nn import first_pass
 from torchcaps.ops import as_votes
-from torchcaps.routing import Routing
+from torchcaps.routing import Routing, WeightedVotes
 
 
 def changed(routing: Routing, **attributes: float) -> Routing:
@@ -293,14 +293,14 @@ def test_padding_of_a_convolution_is_no_child():
 def test_few_samples_and_coefficients_are_looked_at(monkeypatch):
     routing = changed(InvertedAttentionRouting(), **LONG_VOTES)
     asked = []
-    coefficients = InvertedAttentionRouting.coefficients
+    coefficients = WeightedVotes.coefficients
 
-    def record(self, votes, agreement):
-        found = coefficients(self, votes, agreement)
+    def record(self):
+        found = coefficients(self)
         asked.append(tuple(found.shape))
         return found
 
-    monkeypatch.setattr(InvertedAttentionRouting, "coefficients", record)
+    monkeypatch.setattr(WeightedVotes, "coefficients", record)
     children = torch.randn(20, 128, 8)
     for most, shape in ((2**20, (8, 128, 10)), (2 * 1280, (2, 128, 10)), (1000, None)):
         monkeypatch.setattr(first_pass, "COEFFICIENTS", most)
@@ -320,9 +320,10 @@ def test_no_votes_are_kept_until_a_stack_ends(backend):
         patch.setattr(first_pass, "_keep", lambda last, *rest: (keep(last, *rest), kept.append(last)))
         CapsuleStack(*layers)(0.1 * torch.randn(64, 64, 8, requires_grad=True))
     for seen in kept[-1].values():
-        assert seen.votes.batch == 8
-        assert seen.votes.poses.numel() == 8 * 64 * 8 == seen.votes.poses.untyped_storage().size() // 4
-        assert not seen.votes.poses.requires_grad
+        votes = seen.votes.votes
+        assert votes.batch == 8
+        assert votes.poses.numel() == 8 * 64 * 8 == votes.poses.untyped_storage().size() // 4
+        assert not votes.poses.requires_grad
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "native"])

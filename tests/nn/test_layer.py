@@ -27,7 +27,7 @@ from torchcaps import (
     VectorNormRouting,
     squash,
 )
-from torchcaps.routing.base import CHILDREN
+from torchcaps.routing.shape import CHILDREN
 
 
 class ToCapsules(nn.Module):

@@ -14,7 +14,6 @@ from torchcaps import (
     RoutingPool2d,
     SelfRouting,
     VectorNormRouting,
-    functional,
     use_backend,
 )
 from torchcaps.functional import squash
@@ -199,7 +198,7 @@ def test_compile_and_export(window):
 def test_takes_other_routings_over_children():
     x = torch.randn(2, 4, 3, 3)
     out = RoutingPool2d(features=4, routing=DynamicRouting(softmax="children"))(x)
-    expected = functional.dynamic_routing(x.flatten(2).transpose(1, 2).unsqueeze(2), softmax="children")
+    expected = DynamicRouting(softmax="children")(x.flatten(2).transpose(1, 2).unsqueeze(2))
     assert_close(out.flatten(), expected.poses.flatten())
 
 
@@ -209,7 +208,7 @@ def test_gradient_of_the_last_iteration_only():
     out, unrolled = RoutingPool2d(4, routing=routing)(x), RoutingPool2d(4, 3.0, 2)(x)
     assert_close(out, unrolled)
     votes = x.flatten(2).transpose(1, 2).unsqueeze(2)
-    expected = functional.vector_norm_routing(votes, iterations=2, sharpness=3.0, gradient="last").poses
+    expected = routing(votes).poses
     pool_grad, function_grad, unrolled_grad = (
         torch.autograd.grad((y.flatten() * torch.arange(8)).sum(), x)[0] for y in (out, expected, unrolled)
     )
@@ -223,7 +222,7 @@ def test_learned_sharpness_through_the_last_iteration_only():
     pool = RoutingPool2d(4, routing=routing)
     assert_close(pool(x), RoutingPool2d(4, 3.0, 2)(x))
     votes, sharpness = x.flatten(2).transpose(1, 2).unsqueeze(2), torch.tensor(3.0, requires_grad=True)
-    expected = functional.vector_norm_routing(votes, sharpness=sharpness, iterations=2, gradient="last").poses
+    expected = routing.with_values(learned_sharpness=sharpness)(votes).poses
     (parameter,) = pool.parameters()
     weights = torch.arange(8)
     (pool_grad,) = torch.autograd.grad((pool(x).flatten() * weights).sum(), parameter)

@@ -11,7 +11,6 @@ import torch
 from problems import BACKENDS
 from torch import nn
 
-import torchcaps.functional as F
 from torchcaps import (
     CapsuleConv1d,
     CapsuleConv2d,
@@ -28,15 +27,16 @@ from torchcaps import (
     VectorNormRouting,
     squash,
 )
+from torchcaps.ops import as_votes
 from torchcaps.routing.equilibrium import _anderson
 
 # All features of a routing that a schedule must handle.
 ROUTINGS = {
-    "first agreement": lambda n: DynamicRouting(n, start="learned", learn_bias=True),
+    "first state": lambda n: DynamicRouting(n, start="learned", learn_bias=True),
     "over children": lambda n: VectorNormRouting(n - 1, sharpness=2.0, activation=squash),
-    "scores and first agreement": lambda n: InvertedAttentionRouting(n, activations=True, start="learned"),
+    "scores and first state": lambda n: InvertedAttentionRouting(n, activations=True, start="learned"),
     "temperature": lambda n: EMRouting(n, inverse_temperature=1.0),
-    "prepared votes": lambda n: SelfRouting(),
+    "one step": lambda n: SelfRouting(),
 }
 RESTING = {  # routings that can reach a fixed point, with the same step in every iteration
     "inverted_attention": InvertedAttentionRouting,
@@ -96,13 +96,19 @@ def test_with_one_iteration_both_are_the_same(name):
     assert_same(values_and_gradients(concurrent, x), values_and_gradients(sequential, x))
 
 
+def attention_step(votes, start, **learned):
+    """Run one iteration of inverted attention on stored votes, from these parents."""
+    routing = InvertedAttentionRouting().with_values(**learned)
+    return routing.advance(as_votes(votes), start, 0)[0].parents.poses
+
+
 def procedure_2(stack, x, iterations):
-    """Run Procedure 2 line by line on stored votes, with `torchcaps.functional` for one routing step."""
+    """Run Procedure 2 line by line on stored votes."""
 
     def route(layer, below, above):
         def attend(votes, start):
-            learned = {"weight": layer.routing.weight, "bias": layer.routing.bias, "first_poses": start}
-            return F.inverted_attention_routing(votes, **learned, iterations=1).poses
+            learned = {"weight": layer.routing.weight, "bias": layer.routing.bias}
+            return attention_step(votes, start, **learned)
 
         if isinstance(layer, CapsuleConv2d):
             rows, grid = [], [size - 1 for size in below.shape[2:4]]
@@ -151,21 +157,21 @@ def test_concurrent_passes_of_every_kind_of_routing(name):
     def votes_of(layer, below):
         return layer.routing.prepare(layer.votes(below))
 
-    parents, agreements, below = [], [], x
+    parents, states, below = [], [], x
     for layer in stack.layers:
         votes = votes_of(layer, below)
-        last_votes, last_agreement = votes, layer.routing.first_agreement(votes)
-        below, agreement = layer.routing.advance(votes, last_agreement, 0)
+        last, state = layer.routing.advance(votes, layer.routing.first_state(votes), 0)
+        below = last.parents
         parents.append(below)
-        agreements.append(agreement)
+        states.append(state)
     for t in range(1, stack.layers[0].routing.steps):
-        last_votes, last_agreement = votes_of(stack.layers[2], parents[1]), agreements[2]
         found = [
-            layer.routing.advance(votes_of(layer, below), agreement, t)
-            for layer, below, agreement in zip(stack.layers, [x, *parents], agreements, strict=False)
+            layer.routing.advance(votes_of(layer, below), state, t)
+            for layer, below, state in zip(stack.layers, [x, *parents], states, strict=False)
         ]
-        parents, agreements = [list(column) for column in zip(*found, strict=True)]
-    coefficients = stack.layers[2].routing.coefficients(last_votes, last_agreement)
+        last, states = found[-1][0], [state for _, state in found]
+        parents = [iteration.parents for iteration, _ in found]
+    coefficients = last.votes.coefficients()
     ours = stack(x, return_coefficients=True)
     assert_same(ours.coefficients, coefficients)
     assert_same(ours.poses, parents[2].poses)
@@ -180,16 +186,16 @@ def test_passes_that_come_too_late_are_left_out(iterations, passes, monkeypatch)
     counted = {id(layer.routing): 0 for layer in stack.layers}
     step = InvertedAttentionRouting.step
 
-    def counting(routing, votes, agreement, t):
+    def counting(routing, votes, state, t):
         counted[id(routing)] += 1
-        return step(routing, votes, agreement, t)
+        return step(routing, votes, state, t)
 
     monkeypatch.setattr(InvertedAttentionRouting, "step", counting)
     stack(children())
     assert list(counted.values()) == passes
 
 
-@pytest.mark.parametrize("name", ["temperature", "first agreement"])
+@pytest.mark.parametrize("name", ["temperature", "first state"])
 def test_gradients_of_a_concurrent_stack(name):
     routing = ROUTINGS[name](2)
     conv, linear = CapsuleConv2d(1, 2, 2, 2, 2, routing), CapsuleLinear(8, 2, 2, 2, routing)
@@ -255,7 +261,10 @@ def test_changes_are_those_of_the_poses():
     nn.init.normal_(stack.layers[0].weight)
     x = torch.randn(5, 4, 2)
     votes = stack.layers[0].votes(x)
-    poses = [F.inverted_attention_routing(votes, iterations=t).poses.flatten(1) for t in (1, 2, 3)]
+    routing = copy.deepcopy(stack.layers[0].routing)
+    poses = []
+    for routing.iterations in (1, 2, 3):
+        poses.append(routing(votes).poses.flatten(1))
     expected = [((b - a).norm(dim=1) / b.norm(dim=1)).max() for a, b in itertools.pairwise(poses)]
     assert_same(stack.trace(x)[0].changes, torch.stack(expected).detach())
 
@@ -293,7 +302,9 @@ def test_a_random_start_is_one():
     torch.manual_seed(3)
     ours = layer.routing(votes).poses
     torch.manual_seed(3)
-    assert_same(ours, F.inverted_attention_routing(votes, first_poses=torch.randn(2, 3, 2), iterations=2).poses)
+    learned = {"weight": torch.ones(2), "bias": torch.zeros(2)}
+    first = attention_step(votes, torch.randn(2, 3, 2), **learned)
+    assert_same(ours, attention_step(votes, first, **learned))
     torch.set_default_dtype(torch.float32)
     assert layer(torch.randn(2, 4, 2).double()).poses.dtype == torch.float64
 
@@ -304,7 +315,7 @@ def test_detached_votes_are_constants(backend):
     children = torch.randn(2, 4, 2, requires_grad=True)
     scores = torch.randn(2, 4, requires_grad=True)
     votes = layer.votes(Capsules(children, scores))
-    _, agreement = layer.routing.step(votes, None, 0)  # fills the caches
+    agreement = layer.routing.agreement(layer.routing.advance(votes, None, 0)[1])  # fills the caches
     constant = votes.detach()
     for result in constant.moments(None)[:3]:
         assert not result.requires_grad

@@ -1,27 +1,31 @@
-"""The reductions over stored and lazy votes against their definitions: values and all gradients."""
+"""The reductions over stored and linear votes against their definitions: values and all gradients."""
 
 import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
 from problems import (
-    AGREEMENTS,
     BACKENDS,
     BIASES,
     EXACT,
     GEOMETRIES,
+    KINDS,
     ROWS,
     SIZES,
     SOFTMAX,
-    WAYS,
+    UNSTORED,
+    PoseProblem,
     Problem,
-    agreement_of,
     assert_same,
-    compare_with_logits,
+    compare,
     covering,
     draw,
     label,
     options_of,
+    results_of,
     set_sizes,
 )
 from torch import Tensor
@@ -29,8 +33,21 @@ from torch.testing import assert_close
 
 import torchcaps
 from torchcaps import CapsuleConv2d, CapsuleLinear, use_backend
-from torchcaps.ops import Dot, Gaussian, LazyVotes, StoredVotes, as_votes, backend, windows
-from torchcaps.ops.children import Children, Options, count_samples
+from torchcaps.ops import (
+    Activation,
+    Dot,
+    Gaussian,
+    Linear,
+    LinearVotes,
+    PoseLogits,
+    StoredVotes,
+    UnitDot,
+    WeightedVotes,
+    as_votes,
+    backend,
+    windows,
+)
+from torchcaps.ops.children import Children, Options, check_parents, count_samples
 from torchcaps.ops.numerics import nonzero
 from torchcaps.ops.tiled.blocks import blocks
 
@@ -39,7 +56,7 @@ CHILDREN = {"geometry": GEOMETRIES, "bias": BIASES, "gates": [False, True], "siz
 
 def cases(**parameters):
     """Combinations in which any two values of two parameters occur together, those of the children included."""
-    return pytest.mark.parametrize("case", covering(**CHILDREN, **parameters), ids=label)
+    return pytest.mark.parametrize("case", covering(**CHILDREN | parameters), ids=label)
 
 
 def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> Problem:
@@ -50,84 +67,79 @@ def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> Problem:
 class TestReductions:
     @cases(softmax=SOFTMAX)
     def test_uniform_sum(self, case, monkeypatch):
-        p, softmax = problem_of(case, monkeypatch), case["softmax"]
-        if softmax == "children" and p.gates is not None:  # with uniform coefficients a gate of 0 has a gradient
-            total = (p.gates[..., None, None] * p.all_votes).sum(1)
-            expected = total / p.gates.sum(1).masked_fill(p.gates.sum(1) == 0, 1)[:, None, None]
-        else:
-            expected = p.weighted_sum(p.logits(None), softmax)
-        for kind in BACKENDS:
-            assert_same([expected], [p.lazy(kind).weighted_sum(None, **options_of(softmax))], p.leaves)
+        compare(problem_of(case, monkeypatch), BACKENDS, None, case["softmax"])
 
-    @cases(softmax=SOFTMAX, unit=[False, True], scale=["1", "number", "learned"], offset=ROWS)
-    def test_dot(self, case, monkeypatch):
-        p, softmax = problem_of(case, monkeypatch), case["softmax"]
-        agreement = p.dot(case["unit"], case["scale"], case["offset"])
-        expected = p.weighted_sum(p.logits(agreement), softmax)
-        for kind in BACKENDS:
-            assert_same([expected], [p.lazy(kind).weighted_sum(agreement, **options_of(softmax))], p.leaves)
+    @pytest.mark.parametrize("agreement", ["dot", "unit", "gaussian", "poses"])
+    @cases(softmax=SOFTMAX, offset=ROWS)
+    def test_weighted_sum(self, case, agreement, monkeypatch):
+        p = problem_of(case, monkeypatch)
+        compare(p, KINDS, p.agreement(agreement, case["offset"]), case["softmax"])
 
-    @pytest.mark.parametrize(
-        "case",
-        covering(
-            geometry=["per type", "shared by all"], gates=[False, True], sizes=SIZES, softmax=SOFTMAX, offset=ROWS
-        ),
-        ids=label,
-    )
-    def test_dot_of_children_that_share_weights(self, case, monkeypatch):
+    @cases(bias=["none"], geometry=["per type", "shared by all"], softmax=SOFTMAX, offset=ROWS)
+    def test_weighted_sum_of_children_that_share_weights(self, case, monkeypatch):
         """Without a bias, no votes are computed: the query is pulled through the weights instead."""
-        self.test_dot(case | {"bias": "none", "unit": False, "scale": "number"}, monkeypatch)
+        self.test_weighted_sum(case, "dot", monkeypatch)
 
     @cases(
-        kind=["uniform", "dot", "gaussian"],
+        agreement=["uniform", "dot", "unit", "gaussian", "poses"],
         eps=[0.0, 1e-2],
-        scale=["1", "number", "learned"],
         offset=ROWS,
         betas=[*ROWS, "one number", "one per child"],
     )
     def test_moments(self, case, monkeypatch):
-        p, eps, betas_kind = problem_of(case, monkeypatch), case["eps"], case["betas"]
-        agreement = None
-        if case["kind"] != "uniform":
-            agreement = p.gaussian() if case["kind"] == "gaussian" else p.dot(False, case["scale"], case["offset"])
-        if betas_kind.startswith("one"):
-            betas = p.draw_rows("shared" if betas_kind == "one number" else "each", 1)
+        p, betas = problem_of(case, monkeypatch), case["betas"]
+        if betas.startswith("one"):
+            betas = p.draw_rows("shared" if betas == "one number" else "each", 1)
         else:
-            betas = p.draw_rows(betas_kind)
-        expected = p.moments(p.logits(agreement), betas, eps)
-        for kind in BACKENDS:
-            found = p.lazy(kind).moments(agreement, betas, eps)
-            assert (found.benefit is None) == (betas is None)
-            assert_same(expected, [x for x in found if x is not None], p.leaves)
+            betas = p.draw_rows(betas)
+        compare(p, KINDS, p.agreement(case["agreement"], case["offset"]), "moments", betas, case["eps"])
+
+    @cases(softmax=SOFTMAX, agreement=["uniform", "dot", "unit", "sigmoid", "gaussian", "poses"], offset=ROWS)
+    def test_coefficients(self, case, monkeypatch):
+        p = problem_of(case, monkeypatch)
+        compare(p, KINDS, p.agreement(case["agreement"], case["offset"]), f"coefficients, {case['softmax']}")
+
+    @pytest.mark.parametrize("way", [*SOFTMAX, "moments"])
+    @pytest.mark.parametrize("agreement", ["sigmoid", "unit", "gaussian"])
+    def test_what_stored_votes_alone_have(self, agreement, way):
+        p = Problem("per type", "one", gates=True)
+        compare(p, KINDS, p.agreement(agreement, "groups"), way)
+
+    @cases(constants=["each", "one"])
+    def test_sums_without_coefficients(self, case, monkeypatch):
+        p = problem_of(case, monkeypatch)
+        constants = p.draw(p.weight.shape[:3].numel(), p.parents if case["constants"] == "each" else 1)
+        rows = p.per_place(constants)
+        expected = [x.sum(1) for x in (p.gated(p.all_votes), p.gated(rows.unsqueeze(2) * p.all_votes))]
+        for kind in KINDS:
+            votes = p.votes(kind)
+            found = [votes.vote_sum(), votes.constant_sum(rows if kind == "stored" else constants)]
+            assert_same(expected, found, p.leaves)
+
+    @pytest.mark.parametrize("parents", [1, 3])
+    def test_constants_of_groups(self, parents):
+        p = Problem("per type", gates=True)
+        constants = p.draw(2, parents)
+        expected = [p.gated(p.per_row(constants).unsqueeze(2) * p.all_votes).sum(1)]
+        for kind in KINDS:
+            assert_same(expected, [p.votes(kind).constant_sum(constants)], p.leaves)
+        for votes in map(p.votes, BACKENDS):
+            with pytest.raises(ValueError, match=r"constants of shape \(2, parents or 1\), got \(3, 1\)"):
+                votes.constant_sum(torch.ones(3, 1))
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_uniform_coefficients_need_no_votes(self, backend):
-        votes = LazyVotes(torch.randn(2, 3, 1, 4), torch.randn(3, 5, 4, 6), None, (6,), backend=backend)
+        votes = LinearVotes(torch.randn(2, 3, 1, 4), torch.randn(3, 5, 4, 6), None, (6,), backend=backend)
         assert_close(votes.coefficients(None), torch.full((2, 3, 5), 0.2))
         assert not votes.cache.stored
 
-    @cases(softmax=SOFTMAX, kind=["uniform", "dot", "unit", "gaussian"], scale=["1", "number"], offset=ROWS)
-    def test_coefficients(self, case, monkeypatch):
-        p, softmax, agreement = problem_of(case, monkeypatch), case["softmax"], None
-        if case["kind"] == "gaussian":
-            agreement = p.gaussian()
-        elif case["kind"] != "uniform":
-            agreement = p.dot(case["kind"] == "unit", case["scale"], case["offset"])
-        expected = p.coefficients(p.logits(agreement), softmax)
-        for kind in BACKENDS:
-            found = p.lazy(kind).coefficients(agreement, **options_of(softmax))
-            assert_same([expected], [found], p.leaves)
-
-    @pytest.mark.parametrize("kind", BACKENDS)
-    def test_rows_that_children_of_a_window_share(self, kind):
+    @pytest.mark.parametrize("way", ["parents", "moments", "coefficients, parents"])
+    @pytest.mark.parametrize("groups", [2, 4])
+    def test_rows_that_children_of_a_window_share(self, groups, way):
         """The children of a group are neighbors in the order of the weights: types before places."""
         p = Problem("overlapping")  # 2 types in kernels of 2 x 2
-        for groups in (2, 4):
-            agreement = p.dot()._replace(offset=p.draw(groups, p.parents))
-            logits, betas = p.logits(agreement), p.draw(groups, p.parents)
-            votes = p.lazy(kind)
-            assert_same([p.weighted_sum(logits, "parents")], [votes.weighted_sum(agreement)], p.leaves)
-            assert_same(p.moments(logits, betas, 0.0), list(votes.moments(agreement, betas)), p.leaves)
+        agreement = p.dot()._replace(offset=p.draw(groups, p.parents))
+        compare(p, KINDS, agreement, way, p.draw(groups, p.parents) if way == "moments" else None)
 
     @pytest.mark.parametrize("softmax", SOFTMAX)
     def test_logits_that_exp_cannot_take(self, softmax, monkeypatch):
@@ -136,7 +148,7 @@ class TestReductions:
         p = Problem("per child", gates=True)
         p.gates.data[:, 0] = 0.5
         agreement = Dot(1e4 * draw(5, 5, 4))
-        expected, *others = (p.lazy(kind).weighted_sum(agreement, **options_of(softmax)) for kind in BACKENDS)
+        expected, *others = (p.votes(kind).weighted_sum(agreement, **options_of(softmax)) for kind in BACKENDS)
         for found in others:
             assert_same([expected], [found], p.leaves, rtol=1e-7, atol=1e-7)
         axis = 1 if softmax == "children" else 2
@@ -152,9 +164,9 @@ class TestReductions:
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_votes_of_zero_point_nowhere(self, kind):
         poses = torch.zeros(2, 3, 1, 2, requires_grad=True)
-        votes = LazyVotes(poses, torch.randn(3, 4, 2, 2), None, (2,), backend=kind)
+        votes = LinearVotes(poses, torch.randn(3, 4, 2, 2), None, (2,), backend=kind)
         for softmax in ("parents", "children"):
-            votes.weighted_sum(Dot(torch.randn(2, 4, 2), unit=True), softmax).sum().backward(retain_graph=True)
+            votes.weighted_sum(UnitDot(torch.randn(2, 4, 2)), softmax).sum().backward(retain_graph=True)
         assert poses.grad.isfinite().all()
 
     @pytest.mark.parametrize("agreement", [None, Dot(torch.ones(3, 4, 2))], ids=["uniform", "dot"])
@@ -162,7 +174,7 @@ class TestReductions:
     def test_variance_of_votes_that_agree_far_from_zero(self, kind, agreement, monkeypatch):
         set_sizes(monkeypatch, (100, 64, 16))
         poses = 1000 + 0.1 * torch.randn(3, 50, 1, 2)
-        votes = LazyVotes(poses, torch.eye(2).view(1, 1, 2, 2).repeat(1, 4, 1, 1), None, (2,), backend=kind)
+        votes = LinearVotes(poses, torch.eye(2).view(1, 1, 2, 2).repeat(1, 4, 1, 1), None, (2,), backend=kind)
         expected = poses.double().flatten(2).var(1, correction=0).unsqueeze(1).expand(-1, 4, -1)
         assert_close(votes.moments(agreement).variance.double(), expected, rtol=1e-3, atol=0)
 
@@ -172,46 +184,122 @@ def test_a_divisor_whose_reciprocal_overflows_counts_as_zero():
     assert_close(nonzero(x), torch.tensor([1.0, 1.0, 1.0, 1e-20]), rtol=0, atol=0)
 
 
-class TestDot:
-    def test_what_is_added_keeps_scale_unit_and_offset(self):
-        query, offset = draw(2, 3, 4), draw(1, 3)
-        assert Dot.add(None, query, unit=True) == Dot(query, unit=True)
-        start = Dot(query, scale=0.5, offset=offset)
+class TestAdd:
+    """What is added to an agreement has the sum of the logits."""
+
+    @pytest.mark.parametrize("offset", ROWS)
+    def test_dot(self, offset):
+        p = Problem("per type")
+        start, query = p.dot(offset), p.dot().query
         after = Dot.add(start, query)
-        assert_close(after.query, 2 * query)
-        assert (after.scale, after.unit, after.offset) == (0.5, False, offset)
-        assert after.with_state(after.state()).offset is offset
+        assert after.offset is start.offset
+        assert_same([p.logits(start) + p.logits(Dot(query))], [p.logits(after)], p.leaves)
+        assert Dot.add(None, query) == Dot(query)
+
+    @pytest.mark.parametrize("zero", ["neither", "first", "second", "both"])
+    def test_gaussian(self, zero):
+        """Where both precisions are 0, there is no mean that could have the gradient."""
+        p = Problem("per type")
+        first, second = p.gaussian(), p.gaussian()
+        for name, x in (("first", first), ("second", second)):
+            if zero in (name, "both"):
+                x.precision.data[:, ::2] = 0
+        after = Gaussian.add(first, *second)
+        leaves = p.leaves if zero != "both" else [x for x in p.leaves if x not in {first.precision, second.precision}]
+        assert_same([p.logits(first) + p.logits(second)], [p.logits(after)], leaves)
+        gradients = torch.autograd.grad(p.logits(after).sum(), p.leaves)
+        assert all(x.isfinite().all() for x in gradients)
+        assert Gaussian.add(None, *second) == second
+
+    @pytest.mark.parametrize("softmax", SOFTMAX)
+    def test_one_of_three_in_a_reduction(self, softmax):
+        p = Problem("per type", "each", gates=True)
+        gaussians, queries = [p.gaussian() for _ in range(3)], [p.dot().query for _ in range(3)]
+        for cls, parts in ((Gaussian, gaussians), (Dot, [(x,) for x in queries])):
+            agreement = None
+            for part in parts:
+                agreement = cls.add(agreement, *part)
+            expected = p.weighted_sum(sum(p.logits(cls(*x)) for x in parts), softmax)
+            kinds = ["stored", "reference"] if cls is Gaussian and softmax != "parents" else KINDS
+            for kind in kinds:
+                assert_same([expected], results_of(p.votes(kind), agreement, softmax), p.leaves)
 
 
-class TestWithLogits:
-    @cases(agreement=AGREEMENTS, offset=[False, True], way=WAYS)
-    def test_against_logits_that_are_added(self, case, monkeypatch):
-        p = problem_of(case, monkeypatch)
-        compare_with_logits(p, BACKENDS, agreement_of(p, case["agreement"]), case["offset"], case["way"])
-
-    @pytest.mark.parametrize("kind", BACKENDS)
-    def test_blocks_are_the_votes_alone(self, kind):
-        p = Problem("windows", "each", gates=True)
-        votes = p.lazy(kind).with_logits(p.draw(18, p.parents, p.rows, p.d), p.draw(18, p.parents))
-        assert_same([p.all_votes], [collect(p, votes)[0]], [p.poses, p.weight, p.bias])
-
+class TestPoseLogits:
     def test_of_a_half_precision_map(self):
         """The logits are computed like the votes, and sums run in float32."""
         p = Problem("per child")
         poses, weight = (x.detach().to(torch.bfloat16) for x in (p.poses.flatten(1, 3), p.weight.flatten(0, 2)))
-        votes = LazyVotes(poses, weight, None, (2, 2), backend="tiled")
-        found = votes.with_logits(torch.randn(4, 5, 2, 3), torch.randn(4, 5)).weighted_sum(None)
+        votes = LinearVotes(poses, weight, None, (2, 2), backend="tiled")
+        found = votes.weighted_sum(PoseLogits(torch.randn(4, 5, 2, 3), torch.randn(4, 5)))
         assert found.shape == (5, 5, 4)
         assert found.dtype == torch.float32
 
-    def test_what_has_no_place_for_it(self):
+    @pytest.mark.parametrize("kind", BACKENDS)
+    def test_shapes_that_are_refused(self, kind):
         p = Problem("per child")
-        votes = p.lazy("tiled").with_logits(p.draw(4, 5, 2, 3))
-        for agreement in (p.dot(unit=True), p.gaussian()):
-            with pytest.raises(ValueError, match="logits of the children need a dot agreement"):
-                votes.moments(agreement)
-        with pytest.raises(ValueError, match="stored votes do not know the poses"):
-            StoredVotes(p.all_votes).with_logits(p.weight)
+        weight, offset = p.pose_logits("each")
+        for wrong, what in (
+            (PoseLogits(weight[:2]), r"weight of the logits of shape \(4, .*got \(2, 5, 2, 3\)"),
+            (PoseLogits(weight[..., :2]), r"weight of the logits .*, 2, 3\), got \(4, 5, 2, 2\)"),
+            (PoseLogits(weight, offset[:2]), r"offset of the logits of shape \(4, .*got \(2, 5\)"),
+        ):
+            with pytest.raises(ValueError, match=what):
+                p.votes(kind).weighted_sum(wrong)
+
+
+@pytest.mark.parametrize("over", ["parents", "leaky", "children"])
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+class TestWeightedVotes:
+    """What a routing step gets."""
+
+    def problem(self, kind: str, gates: bool, over: str) -> tuple[Problem, Dot, WeightedVotes]:
+        p = Problem("per type", "each", gates=gates)
+        agreement = p.dot("groups")
+        return p, agreement, WeightedVotes(p.votes(kind), agreement, **options_of(over))
+
+    def test_they_reduce_with_their_coefficients(self, kind, gates, over):
+        p, agreement, weighted = self.problem(kind, gates, over)
+        betas, constants = p.draw_rows("groups"), p.draw(2, p.parents)
+        expected = [p.reduced(agreement, f"coefficients, {over}")[0], *p.reduced(agreement, over)]
+        found = [weighted.coefficients(), weighted.weighted_sum()]
+        sums = [p.gated(x * p.all_votes).sum(1) for x in (1, p.per_row(constants).unsqueeze(2))]
+        assert_same([*expected, *sums], [*found, weighted.vote_sum(), weighted.constant_sum(constants)], p.leaves)
+        if over == "parents":
+            assert_same(p.reduced(agreement, "moments", betas, 0.1), list(weighted.moments(betas, 0.1)), p.leaves)
+        else:
+            with pytest.raises(ValueError, match="^moments need a softmax over the parents .*: use weighted_sum$"):
+                weighted.moments(betas)
+
+    def test_shares_and_factors(self, kind, gates, over):
+        """Sums of the votes with their factors are the sums that the step asked for."""
+        p, agreement, weighted = self.problem(kind, gates, over)
+        shares = p.coefficients(p.logits(agreement), over)
+        shares = shares if over == "children" else p.gated(shares)
+        assert_same([shares] * 2, [weighted.shares(), weighted.factors()], p.leaves)
+        parents = weighted.weighted_sum() + weighted.constant_sum(constants := p.draw(2, p.parents))
+        factors = weighted.factors()
+        assert_same([shares + p.gated(p.per_row(constants).expand_as(shares))], [factors], p.leaves)
+        assert_same([parents], [(factors.unsqueeze(3) * p.all_votes).sum(1)], p.leaves)
+
+    def test_they_are_freed_by_their_last_reference(self, kind, gates, over):
+        _, _, weighted = self.problem(kind, gates, over)
+        weighted.weighted_sum(), weighted.constant_sum(torch.ones(2, 1)), weighted.factors()
+        votes, weighted = weakref.ref(weighted.votes), weakref.ref(weighted)
+        assert weighted() is votes() is None
+
+
+def test_weighted_votes_have_the_sizes_of_their_votes():
+    p = Problem("windows", gates=True)
+    votes = p.votes("reference")
+    weighted = WeightedVotes(votes, None)
+    assert (weighted.parents, weighted.children, weighted.gates) == (votes.parents, votes.children, p.gates)
+    assert_close(weighted.count(), p.gates.sum(1))
+    assert weighted.parents_like().shape == (p.samples, p.parents, p.features)
+    assert weighted.capsules(weighted.vote_sum()).poses.shape == (2, 3, 2, 2, 2, 2)
+    with pytest.raises(ValueError, match="not the poses of the children: use this routing in a CapsuleShared"):
+        weighted.net_sum()
 
 
 def collect(p: Problem, votes) -> tuple[Tensor, Tensor]:
@@ -234,9 +322,9 @@ def test_blocks(case, monkeypatch):
     """Each vote is in one block, with its gate."""
     set_sizes(monkeypatch, case["sizes"])
     p = Problem(case["geometry"], case["bias"], gates=True)
-    for votes in (p.lazy("tiled"), p.lazy("reference"), StoredVotes(p.all_votes).gated(p.gates)):
+    for votes in (p.votes("tiled"), p.votes("reference"), StoredVotes(p.all_votes).gated(p.gates)):
         assert_same([p.all_votes, p.gates], list(collect(p, votes)), [])
-    assert all(gates is None for *_, gates in p.lazy("tiled").gated(None).blocks())
+    assert all(gates is None for *_, gates in p.votes("tiled").gated(None).blocks())
 
 
 def test_blocks_cover_every_pair_once():
@@ -267,7 +355,7 @@ class TestShapes:
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_grid(self, kind):
         p = Problem("windows")  # 2 images of 2 x 2 windows, 3 types in 3 x 2 kernels, 3 parents of 2 x 2
-        votes = p.lazy(kind)
+        votes = p.votes(kind)
         sums, agreement = votes.weighted_sum(None), p.dot()
         parents = votes.with_coefficients(votes.capsules(sums, sums[..., 0], sums), votes.coefficients(agreement))
         assert parents.poses.shape == parents.variances.shape == (2, 3, 2, 2, 2, 2)
@@ -281,7 +369,7 @@ class TestShapes:
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_line(self, kind):
         p = Problem("line")  # 2 sequences of 3 windows, 2 types in kernels of 3, 2 parents of 2 x 3
-        votes = p.lazy(kind, line=True)
+        votes = p.votes(kind, line=True)
         sums, agreement = votes.weighted_sum(None), p.dot()
         parents = votes.with_coefficients(votes.capsules(sums, sums[..., 0]), votes.coefficients(agreement))
         assert parents.poses.shape == (2, 2, 3, 2, 3)
@@ -294,14 +382,14 @@ class TestShapes:
 
     def test_no_grid(self):
         p = Problem("per type")
-        votes = LazyVotes(p.poses.flatten(1, 3), p.weight.flatten(0, 2), None, (2, 2), backend="tiled")
+        votes = LinearVotes(p.poses.flatten(1, 3), p.weight.flatten(0, 2), None, (2, 2), backend="tiled")
         sums = votes.weighted_sum(None)
         assert_same([p.weighted_sum(p.logits(None), "parents")], [sums], [p.poses, p.weight])
         assert votes.capsules(sums).poses.shape == (5, 3, 2, 2)
         assert votes.with_coefficients(votes.capsules(sums), votes.coefficients(None)).coefficients.shape == (5, 6, 3)
 
     def test_precision_of_the_parents_is_that_of_the_poses(self):
-        votes = LazyVotes(torch.randn(2, 3, 1, 2).half(), torch.randn(3, 4, 2, 2).half(), None, (2,), backend="tiled")
+        votes = LinearVotes(torch.randn(2, 3, 1, 2).half(), torch.randn(3, 4, 2, 2).half(), None, (2,), backend="tiled")
         assert votes.weighted_sum(None).dtype == votes.parents_like().dtype == torch.float32
         parents = votes.capsules(votes.weighted_sum(None))
         assert parents.poses.dtype == torch.float16
@@ -315,7 +403,7 @@ class TestCache:
     def test_other_gates(self, kind):
         p = Problem("windows", "each", gates=True)
         agreement, expected, found = p.dot(), [], []
-        votes, first = p.lazy(kind), p.gates
+        votes, first = p.votes(kind), p.gates
         for gates in (first, p.draw(p.samples, p.children, low=0.1), None, first):
             p.gates, votes = gates, votes.gated(gates)
             for softmax in ("parents", "children"):
@@ -325,30 +413,25 @@ class TestCache:
 
     def test_gates_do_not_make_stored_votes_anew(self):
         p = Problem("per child", gates=True)
-        votes = p.lazy("reference")
+        votes = p.votes("reference")
         votes.weighted_sum(p.dot())
         other = votes.gated(None)
         assert other.cache.stored is votes.cache.stored
-        assert votes._stored().votes is other._stored().votes
+        assert votes.all_stored().votes is other.all_stored().votes
 
+    @pytest.mark.parametrize("agreement", ["dot", "poses"])
     @pytest.mark.parametrize("kind", BACKENDS)
-    def test_constants(self, kind):
+    def test_constants(self, kind, agreement):
         p = Problem("per child", "each", gates=True)
-        agreement, (weight, rows) = p.dot(offset="each"), (p.draw(4, 5, 2, 3), p.draw(4, 5))
-        for votes in (p.lazy(kind), p.lazy(kind).with_logits(weight, rows)):
-            before = votes.weighted_sum(agreement)  # fills the cache
-            constants = votes.detach()
-            found = constants.weighted_sum(agreement)
-            assert_close(found, before, **EXACT)
-            query_grad, *child_grads = torch.autograd.grad(
-                found.sum(), [agreement.query, *p.leaves], materialize_grads=True
-            )
-            assert query_grad.abs().sum() > 0
-            about = {id(agreement.query), id(agreement.offset)}
-            for x, gradient in zip(p.leaves, child_grads, strict=True):
-                assert (gradient.abs().sum() > 0) == (id(x) in about)
-            assert not constants.weighted_sum(Dot(agreement.query.detach())).requires_grad
-            assert votes.weighted_sum(None).requires_grad  # as before
+        children, agreement, votes = len(p.leaves), p.agreement(agreement, "each"), p.votes(kind)
+        before = votes.weighted_sum(agreement)  # fills the cache
+        constants = votes.detach()
+        found = constants.weighted_sum(agreement)
+        assert_close(found, before, **EXACT)
+        gradients = torch.autograd.grad(found.sum(), p.leaves, materialize_grads=True)
+        assert [bool(x.any()) for x in gradients] == [i >= children for i in range(len(p.leaves))]
+        assert not constants.weighted_sum(type(agreement)(*(x.detach() for x in agreement))).requires_grad
+        assert votes.weighted_sum(None).requires_grad  # as before
 
     def test_stored_votes_as_constants(self):
         p = Problem("per child", gates=True)
@@ -360,7 +443,7 @@ class TestCache:
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_votes_made_without_gradients_serve_no_reduction_with_them(self, kind):
         p = Problem("per child", "each", gates=True)
-        votes, agreement = p.lazy(kind), p.dot()
+        votes, agreement = p.votes(kind), p.dot()
         with torch.no_grad():
             votes.weighted_sum(agreement)
             votes.coefficients(agreement)
@@ -372,10 +455,10 @@ class TestCache:
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_logits_of_the_children_leave_the_votes_as_they_were(self, kind):
         p = Problem("per child", "each", gates=True)
-        votes, agreement = p.lazy(kind), p.dot()
+        votes, agreement = p.votes(kind), p.dot()
         expected = [p.weighted_sum(p.logits(agreement), "parents")]
         before = votes.weighted_sum(agreement)
-        votes.with_logits(p.draw(4, 5, 2, 3), p.draw(4, 5)).weighted_sum(agreement)
+        votes.weighted_sum(p.pose_logits("each"))
         assert_same(expected * 2, [before, votes.weighted_sum(agreement)], p.leaves)
 
 
@@ -386,10 +469,10 @@ def test_autocast_does_not_reach_into_a_reduction():
     agreement = Dot(torch.randn(5, 5, 4), offset=torch.randn(1, 5))
 
     def results() -> list[Tensor]:
-        votes = p.lazy("tiled")
+        votes = p.votes("tiled")
         total = votes.weighted_sum(None), votes.weighted_sum(agreement), *votes.moments(agreement)[:3]
         (gradient,) = torch.autograd.grad(sum(x.sum() for x in total), p.poses)
-        return [*total, gradient, p.lazy("tiled").coefficients(agreement)]
+        return [*total, gradient, p.votes("tiled").coefficients(agreement)]
 
     expected = results()
     with torch.autocast("cpu", torch.bfloat16):
@@ -402,13 +485,13 @@ class TestBackends:
     def test_context_sets_what_auto_means(self):
         x, w = torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3)
         best = BACKENDS[-1]
-        assert LazyVotes(x, w, None, (3,)).backend == best
+        assert LinearVotes(x, w, None, (3,)).backend == best
         with use_backend("reference"):
-            assert LazyVotes(x, w, None, (3,)).backend == "reference"
-            assert LazyVotes(x, w, None, (3,), backend="tiled").backend == "tiled"
+            assert LinearVotes(x, w, None, (3,)).backend == "reference"
+            assert LinearVotes(x, w, None, (3,), backend="tiled").backend == "tiled"
             with use_backend("auto"):
-                assert LazyVotes(x, w, None, (3,)).backend == best
-        assert LazyVotes(x, w, None, (3,)).backend == best
+                assert LinearVotes(x, w, None, (3,)).backend == best
+        assert LinearVotes(x, w, None, (3,)).backend == best
 
     def test_auto_is_the_fastest_that_there_is(self, monkeypatch):
         for missing, expected in ((None, "native"), ("there is no compiler", "tiled")):
@@ -467,9 +550,9 @@ class TestBackends:
         with pytest.raises(ValueError, match="CPU, got cuda.*'auto'"):
             backend.choose_backend("native", torch.device("cuda"))
 
-    @pytest.mark.parametrize("kind", BACKENDS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_unknown_softmax(self, kind):
-        votes = Problem("per child").lazy(kind)
+        votes = Problem("per child").votes(kind)
         for reduction in (votes.weighted_sum, votes.coefficients):
             with pytest.raises(ValueError, match="softmax must be one of 'parents', 'children', got 'parent'"):
                 reduction(None, "parent")
@@ -480,7 +563,7 @@ class TestBackends:
         with pytest.raises(ValueError, match="backend must be one of .* got 'fast'"), use_backend("fast"):
             pass
         with pytest.raises(ValueError, match="backend must be one of .* got 'fast'"):
-            LazyVotes(torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3), None, (3,), backend="fast")
+            LinearVotes(torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3), None, (3,), backend="fast")
 
     def test_triton_needs_what_it_needs(self, monkeypatch):
         monkeypatch.setattr(backend, "HAS_TRITON", False)
@@ -495,21 +578,6 @@ class TestBackends:
         with pytest.raises(ValueError, match="CUDA device, got cpu.*'tiled'"):
             backend.choose_backend("triton", torch.device("cpu"))
 
-    def test_impossible_requests(self):
-        votes = LazyVotes(torch.randn(1, 2, 1, 3), torch.randn(2, 4, 3, 3), None, (3,), backend="tiled")
-        state = torch.ones(1, 4, 3)
-        with pytest.raises(ValueError, match="'tiled'.*Gaussian.*'reference'"):
-            votes.weighted_sum(Gaussian(state, state, state[..., 0]))
-        with pytest.raises(ValueError, match="'tiled'.*unit.*'reference'"):
-            votes.moments(Dot(state, unit=True))
-
-    def test_the_reference_has_all(self):
-        p = Problem("per type", "one", gates=True)
-        for agreement in (p.gaussian(), p.dot(unit=True)):
-            logits, votes = p.logits(agreement), p.lazy("reference")
-            assert_same([p.weighted_sum(logits, "parents")], [votes.weighted_sum(agreement)], p.leaves)
-            assert_same(p.moments(logits, None, 0.0), list(votes.moments(agreement)[:3]), p.leaves)
-
     def test_layers_say_their_backend(self):
         routing = torchcaps.DynamicRouting()
         assert "backend='tiled'" in repr(CapsuleLinear(2, 2, 2, 2, routing, backend="tiled"))
@@ -517,13 +585,86 @@ class TestBackends:
         assert "backend" not in repr(CapsuleLinear(2, 2, 2, 2, routing))
 
 
-class TestShapesThatAreRefused:
+class TestTensorsThatAreRefused:
+    """Kernels read memory where the shapes say."""
+
     def test_gates(self):
         p = Problem("windows")
-        for votes in (p.lazy("tiled"), StoredVotes(p.all_votes)):
+        for votes in map(p.votes, KINDS):
             with pytest.raises(ValueError, match=r"scores.*\(8, 18\), got \(8, 3\)"):
                 votes.gated(torch.ones(8, 3))
 
     def test_votes(self):
         with pytest.raises(ValueError, match=r"\(batch, children, parents, \*pose\), got \(2, 3, 4\)"):
             as_votes(torch.ones(2, 3, 4))
+
+    @pytest.mark.parametrize("name", ["weight", "bias"])
+    @pytest.mark.parametrize("geometry", ["per child", "windows"])
+    def test_weight_and_bias(self, geometry, name):
+        p = Problem(geometry, "each")
+        # A weight may have any kernel, number of parents and width: they are those of the votes.
+        dims, right = [0, 4] if name == "weight" else range(6), getattr(p, name).detach()
+        for x in [*wrong_tensors(right, dims), right[0], right.to("meta")]:
+            setattr(p, name, x)
+            with pytest.raises((ValueError, TypeError), match=f"{name}[^\n]*$"):
+                p.votes("tiled")
+
+    @pytest.mark.parametrize("backend", UNSTORED)
+    @pytest.mark.parametrize("geometry", ["per type", "windows"])
+    def test_agreements_and_betas(self, geometry, backend):
+        p = Problem(geometry)
+        votes, gaussian, (query, offset) = p.votes(backend), p.gaussian(), p.dot("groups")
+        for name, right, call in (
+            ("query", query, lambda x: votes.weighted_sum(Dot(x, offset))),
+            ("query", query, lambda x: votes.weighted_sum(UnitDot(x), "children")),
+            ("offset", offset, lambda x: votes.weighted_sum(Dot(query, x))),
+            ("offset", offset, lambda x: votes.moments(Dot(query, x))),
+            ("target", query, lambda x: votes.moments(Dot(x))),
+            ("target", query, lambda x: votes.weighted_sum(gaussian._replace(mean=x))),
+            ("precision", gaussian.precision, lambda x: votes.moments(gaussian._replace(precision=x))),
+            ("prior", gaussian.prior, lambda x: votes.moments(gaussian._replace(prior=x))),
+            ("betas", offset, lambda x: votes.moments(None, x)),
+        ):
+            check_refusals(name, wrong_tensors(right), call)
+
+    @pytest.mark.parametrize("backend", UNSTORED)
+    def test_tensors_of_net_sums(self, backend):
+        p = PoseProblem((5, 6, 2, 2), 3, 3)
+        net_sum, sigmoid = p.votes(backend).net_sum, p.agreement("sigmoid", "groups")
+        beta, active = Linear(p.draw(3, 3), p.draw(3, 4)), Activation(p.draw(3, 4), p.draw(3), p.draw(5))
+        for name, right, call in (
+            ("query", sigmoid.query, lambda x: net_sum(Dot(x))),
+            ("slope", sigmoid.slope, lambda x: net_sum(sigmoid._replace(slope=x))),
+            ("offset", sigmoid.offset, lambda x: net_sum(sigmoid._replace(offset=x))),
+            ("activation_weight", active.weight, lambda x: net_sum(None, None, active._replace(weight=x))),
+            ("activation_bias", active.bias, lambda x: net_sum(None, None, active._replace(bias=x))),
+            ("activation_scale", active.scale, lambda x: net_sum(None, None, active._replace(scale=x))),
+        ):
+            check_refusals(name, wrong_tensors(right), call)
+        for field, dim in (("rows", 0), ("weight", 1)):  # along the other one, expand refuses
+            wrong = wrong_tensors(getattr(beta, field), [dim])
+            suffix = "_weight" * dim
+            check_refusals(
+                f"use{suffix}", wrong, lambda x, field=field: net_sum(None, (beta._replace(**{field: x}), beta))
+            )
+            check_refusals(
+                f"ignore{suffix}", wrong, lambda x, field=field: net_sum(None, (beta, beta._replace(**{field: x})))
+            )
+
+    def test_another_device(self):
+        p = Problem("per type")
+        with pytest.raises(ValueError, match="query is on meta and the poses are on cpu: move one of them"):
+            check_parents(p.votes("tiled").tensors(None), {"query": p.dot().query.to("meta")}, Options())
+
+
+def wrong_tensors(x: Tensor, dims: Iterable[int] | None = None) -> list[Tensor]:
+    """Return tensors like x with one entry more along a dimension, one without any, and one of another precision."""
+    x, dims = x.detach(), range(x.dim()) if dims is None else dims
+    longer = [torch.cat([x, x.narrow(dim, 0, 1)], dim) for dim in dims]
+    return [*longer, x.narrow(dims[0], 0, 0), x.float()]
+
+
+def check_refusals(name: str, wrong: list[Tensor], call: Callable[[Tensor], Any]) -> None:
+    for x in wrong:
+        with pytest.raises((ValueError, TypeError), match=rf"^(expected )?{name} [^\n]*$"):
+            call(x)

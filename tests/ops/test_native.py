@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules
-from torchcaps.ops import Dot, Gaussian, LazyVotes, backends, native
+from torchcaps.ops import Dot, Gaussian, LinearVotes, backends, native
 from torchcaps.ops.backend import NATIVE_MISSING
 
 if NATIVE_MISSING is not None:
@@ -125,8 +125,8 @@ def problem(batch: int = 6, children: int = 50, parents: int = 20) -> tuple[Tens
     return poses.requires_grad_(), weight.requires_grad_(), Dot(torch.randn(batch, parents, 16))
 
 
-def votes_of(poses: Tensor, weight: Tensor) -> LazyVotes:
-    return LazyVotes(poses, weight, None, (4, 4), backend="native")
+def votes_of(poses: Tensor, weight: Tensor) -> LinearVotes:
+    return LinearVotes(poses, weight, None, (4, 4), backend="native")
 
 
 def sums_and_gradients(poses: Tensor, weight: Tensor, agreement: Dot) -> list[Tensor]:
@@ -290,7 +290,7 @@ def test_more_numbers_than_32_bits_count():
     children = 2**31 // 8 + 10
     poses = torch.zeros(1, children, 1, 8)
     poses[0, -1] = 1
-    votes = LazyVotes(poses, torch.ones(1, 1, 8, 1), None, (1,), backend="native")
+    votes = LinearVotes(poses, torch.ones(1, 1, 8, 1), None, (1,), backend="native")
     assert votes.weighted_sum(Dot(torch.ones(1, 1, 1)), "children").item() == pytest.approx(
         8 * 2980.958 / children, rel=1e-2
     )

@@ -6,10 +6,11 @@ from problems import GEOMETRIES, UNSTORED, Geometry, Problem, assert_same, set_s
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Dot, Gaussian, LazyVotes, library
+from torchcaps.ops import Dot, Gaussian, Votes, operators
 from torchcaps.ops.backend import HAS_TRITON
 from torchcaps.ops.children import Options
 from torchcaps.ops.numerics import accumulator
+from torchcaps.ops.operators import Operator
 
 
 class TestSharedGradients:
@@ -19,17 +20,17 @@ class TestSharedGradients:
     def set_backend(self, request):
         self.backend = request.param
 
-    def iterations(self, votes: LazyVotes, offset: Tensor) -> list[Tensor]:
+    def iterations(self, votes: Votes, offset: Tensor) -> list[Tensor]:
         first = votes.weighted_sum(None)
         second = votes.weighted_sum(Dot(first, offset=offset))
         third = votes.moments(Gaussian(second, torch.ones_like(second), torch.zeros_like(second[..., 0])))
-        fourth = votes.moments(Dot(third.mean, scale=0.5, offset=offset))
+        fourth = votes.moments(Dot(0.5 * third.mean, offset))
         return [first, second, third.mean, fourth.variance]
 
     def problem(self) -> tuple[Problem, list[Tensor], list[Tensor]]:
         p = Problem("per type", "each", gates=True)
         offset = p.draw_rows("groups")
-        return p, self.iterations(p.lazy("reference"), offset), self.iterations(p.lazy(self.backend), offset)
+        return p, self.iterations(p.votes("reference"), offset), self.iterations(p.votes(self.backend), offset)
 
     @pytest.mark.parametrize("used", [[0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2, 3]])
     def test_any_iterations_used(self, used):
@@ -45,7 +46,7 @@ class TestSharedGradients:
             return accumulator(x, *shape)
 
         _, _, found = self.problem()
-        monkeypatch.setattr(library, "accumulator", counted)
+        monkeypatch.setattr(operators, "accumulator", counted)
         found[-1].sum().backward()
         assert len(made) == 4  # of poses, weight, bias and gates
 
@@ -61,7 +62,7 @@ class TestSharedGradients:
         p = Problem("per child")
         agreement, branches = p.dot(), []
         for backend in ("reference", self.backend):
-            votes = p.lazy(backend)
+            votes = p.votes(backend)
             start = votes.weighted_sum(agreement)
             other = votes.gated(torch.full((votes.batch, votes.children), 0.5, dtype=torch.float64))
             branches.append([start, votes.weighted_sum(Dot(start)), other.weighted_sum(Dot(start))])
@@ -72,7 +73,7 @@ class TestSharedGradients:
         p = Problem("per child", "each", gates=True)
         agreement, losses = p.dot(), []
         for backend in ("reference", self.backend):
-            votes = p.lazy(backend)
+            votes = p.votes(backend)
             parents = votes.weighted_sum(Dot(votes.weighted_sum(agreement)))
             losses.append([parents, *(x.square() for x in p.leaves)])
         assert_same(*losses, p.leaves)
@@ -80,7 +81,7 @@ class TestSharedGradients:
     def test_frozen_parts_get_no_gradient(self):
         p = Problem("per child", "each")
         p.weight.requires_grad_(False)
-        votes = p.lazy(self.backend)
+        votes = p.votes(self.backend)
         out = votes.weighted_sum(Dot(votes.weighted_sum(None)))
         poses, weight, bias, gates = votes.cache.handed_on  # what the next reduction would take
         assert poses.requires_grad
@@ -95,7 +96,7 @@ class TestSharedGradients:
         p = Problem("per child")
         agreement, results = p.dot(), []
         for backend in ("reference", self.backend):
-            votes = p.lazy(backend)
+            votes = p.votes(backend)
             votes.weighted_sum(None)
             results.append([votes.weighted_sum(agreement)])
         assert_same(*results, p.leaves)
@@ -105,7 +106,7 @@ class TestSharedGradients:
         p = Problem("per child", "each")
         for x in p.leaves:
             x.data = x.data.to(dtype)
-        votes = p.lazy(self.backend)
+        votes = p.votes(self.backend)
         found = votes.weighted_sum(Dot(votes.weighted_sum(None)))
         assert {x.dtype for x in votes.cache.handed_on if x is not None} == {torch.float32}
         gradients = torch.autograd.grad(found.sum(), p.leaves)
@@ -146,18 +147,18 @@ NAMES = ["vote_sum", *["weighted_sum"] * 3, *["moments"] * 3]
 each_call = pytest.mark.parametrize("index", range(len(NAMES)), ids=[f"{name} {i}" for i, name in enumerate(NAMES)])
 
 
-def check_operators(operators: library.Operators, children, rest, utilities: tuple[str, ...]) -> None:
+def check_operators(operator: Operator, children, rest, utilities: tuple[str, ...]) -> None:
     arguments = (*children, *rest[:-1], *rest[-1])
-    torch.library.opcheck(operators.forward, arguments, test_utils=utilities)
-    reduction = operators.reduction
+    torch.library.opcheck(operator.forward, arguments, test_utils=utilities)
+    reduction = operator.reduction
     with torch.no_grad():
-        results = operators.forward(*arguments)
+        results = operator.forward(*arguments)
         results = [results] if isinstance(results, Tensor) else results
         grads = [torch.randn_like(x) for x in results[: reduction.differentiable]]
         into = [None if x is None else accumulator(x) for x in children]
         backward = (*grads, *results[: reduction.kept], *arguments, *into)
         detached = [x.detach() if isinstance(x, Tensor) else x for x in backward]
-        torch.library.opcheck(operators.backward, detached, test_utils=utilities[:3])
+        torch.library.opcheck(operator.backward, detached, test_utils=utilities[:3])
 
 
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
@@ -168,7 +169,7 @@ UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "te
 @each_call
 def test_operators_are_what_pytorch_takes_them_for(index, kind):
     name, children, *rest = calls(Problem("overlapping", "each", gates=True))[index]
-    check_operators(library.BACKENDS[kind][name], children, rest, UTILITIES)
+    check_operators(operators.BACKENDS[kind][name], children, rest, UTILITIES)
 
 
 @pytest.mark.parametrize("kind", UNSTORED)
@@ -176,7 +177,7 @@ def test_operators_are_what_pytorch_takes_them_for(index, kind):
 def test_gradients_by_differences(index, kind, monkeypatch):
     set_sizes(monkeypatch, (30, 2, 2))
     name, children, *rest = calls(Problem("dilated", "each", gates=True))[index]
-    forward = library.BACKENDS[kind][name].forward
+    forward = operators.BACKENDS[kind][name].forward
     inputs = [x if x is None else x.detach().requires_grad_() for x in (*children, *rest[:-1])]
     if name != "vote_sum" and index != 5 and inputs[3] is not None:
         inputs[3].data.clamp_(min=0.1)  # at 0 the function is not differentiable
@@ -199,7 +200,7 @@ def test_operators_of_triton(index):
         device,
     )
     name, children, *rest = calls(p)[index]
-    check_operators(library.TRITON[name], children, rest, UTILITIES[:3])
+    check_operators(operators.TRITON[name], children, rest, UTILITIES[:3])
 
 
 @pytest.mark.parametrize("backend", [*UNSTORED, *(["triton"] if HAS_TRITON else [])])
@@ -210,4 +211,4 @@ def test_what_is_told_of_the_parents_in_any_order_of_memory(backend, index):
     p = Problem(Geometry((2, 2, 1, 1, 1, 2), (1, 1, 1, 3, 2, 2), 1), "each", True, device)
     name, children, *about, options = calls(p)[index]
     permuted = [x.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(x, Tensor) else x for x in about]
-    check_operators(library.BACKENDS[backend][name], children, [*permuted, options], UTILITIES[:3])
+    check_operators(operators.BACKENDS[backend][name], children, [*permuted, options], UTILITIES[:3])

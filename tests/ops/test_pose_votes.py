@@ -1,102 +1,134 @@
-"""Reductions over votes that are the poses of the children, against stored votes; values and all gradients."""
+"""The reductions over votes that are the poses of the children, against their definitions; values and all gradients."""
 
 import itertools
 
 import pytest
 import torch
-from problems import BACKENDS
+from problems import (
+    AGREEMENTS,
+    BACKENDS,
+    KINDS,
+    ROWS,
+    SIZES,
+    WAYS,
+    PoseProblem,
+    assert_same,
+    compare,
+    covering,
+    label,
+    set_sizes,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Activation, Dot, Gaussian, LazyVotes, Linear, StoredVotes
-from torchcaps.ops.tiled import blocks
+from torchcaps.ops import (
+    Activation,
+    Gaussian,
+    Linear,
+    PoseLogits,
+    PoseVotes,
+    SigmoidDot,
+    UnitDot,
+    WeightedVotes,
+)
 
-# (batch, children, parents, rows, features of a row): parents innermost in memory or samples innermost
-SIZES = [(2, 5, 3, 1, 4), (3, 7, 20, 2, 3), (1, 40, 17, 1, 5), (20, 4, 2, 1, 3), (2, 1, 1, 1, 2)]
-
-
-@pytest.fixture(autouse=True)
-def _float64(monkeypatch):
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    monkeypatch.setattr(blocks, "BLOCK", 40)  # several blocks
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def with_gradients(results: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
-    loss = sum((x * torch.linspace(0.5, 1.5, x.numel()).view_as(x) + x * x).sum() for x in results)
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    return [*results, *grads]
-
-
-def draw(*sizes: int) -> Tensor:
-    return torch.randn(sizes, requires_grad=True)
+# Poses (samples, children, rows, features of a row), parents, and groups of rows: parents innermost in memory or
+# samples innermost.
+SHAPES = [
+    ((2, 6, 1, 4), 3, 3),
+    ((3, 8, 2, 3), 20, 2),
+    ((1, 40, 1, 5), 17, 4),
+    ((20, 4, 1, 3), 2, 2),
+    ((2, 1, 1, 2), 1, 1),
+]
+CHILDREN = {"shape": SHAPES, "gates": [False, True], "sizes": [SIZES[0], (40, 64, 16)]}
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_against_stored_votes(sizes, gated):
-    batch, children, parents, rows, d = sizes
-    poses, gates = draw(batch, children, rows, d), (0.1 + torch.rand(batch, children)).requires_grad_()
-    query, mean, offset = draw(batch, parents, rows * d), draw(batch, parents, rows * d), draw(children, parents)
-    precision = (0.1 + torch.rand(batch, parents, rows * d)).requires_grad_()
-    prior, betas = draw(batch, parents), draw(children, parents)
-    leaves = [poses, gates, query, mean, offset, precision, prior, betas]
+def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> PoseProblem:
+    set_sizes(monkeypatch, case["sizes"])
+    return PoseProblem(*case["shape"], case["gates"])
 
-    def run(votes) -> list[Tensor]:
-        votes = votes.gated(gates) if gated else votes
-        gaussian = Gaussian(mean, precision, prior)
-        results = [votes.weighted_sum(None), votes.weighted_sum(None, "children"), votes.constant_sum(betas)]
-        results += [votes.constant_sum(betas[:1]), votes.lengths(), votes.weighted_sum(Dot(query), leaky=True)]
-        for softmax, unit in itertools.product(("parents", "children"), (False, True)):
-            results.append(votes.weighted_sum(Dot(query, unit, 1.3, offset), softmax))
-            results.append(votes.coefficients(Dot(query, unit, 1.3, offset), softmax))
-        for agreement in (None, Dot(query, offset=offset), gaussian):
-            results += votes.moments(agreement, betas, 1e-3)
-        return with_gradients([*results, votes.coefficients(gaussian)], leaves)
 
-    expected = run(StoredVotes(poses.unsqueeze(2).expand(-1, -1, parents, -1, -1)))
+@pytest.mark.parametrize("case", covering(**CHILDREN, agreement=AGREEMENTS, way=WAYS, offset=ROWS), ids=label)
+def test_with_an_agreement(case, monkeypatch):
+    p, way = problem_of(case, monkeypatch), case["way"]
+    options = (p.draw_rows(case["offset"]), 1e-3) if way == "moments" else ()
+    agreement = p.agreement(case["agreement"], case["offset"])
+    # Where all votes are alike, stored votes give a gate of 0 no gradient.
+    compare(p, BACKENDS if agreement is None else KINDS, agreement, way, *options)
+
+
+@pytest.mark.parametrize("case", covering(**CHILDREN, constants=ROWS[1:]), ids=label)
+def test_without_coefficients(case, monkeypatch):
+    p = problem_of(case, monkeypatch)
+    constants = p.draw_rows(case["constants"])
+    expected = [p.gated(p.all_votes).sum(1), p.gated(p.per_row(constants).unsqueeze(2) * p.all_votes).sum(1)]
+    expected.append(p.all_votes.pow(2).sum(3).sqrt())
+    for votes in map(p.votes, KINDS):
+        assert_same(expected, [votes.vote_sum(), votes.constant_sum(constants), votes.lengths()], p.leaves)
+
+
+def parts_of_net_sums(p: PoseProblem, rows: str) -> tuple[list, tuple[Linear, Linear], Activation]:
+    """Return agreements, betas and an activation, with or without weights of the poses."""
+    count = p.count(rows)
+    agreements = [None, p.dot(rows), p.agreement("sigmoid", rows), PoseLogits(p.draw(1, p.parents, p.rows, p.d))]
+    use, ignore = (
+        Linear(
+            p.draw_rows(rows, 1 if rows == "groups" else None), p.draw(p.parents, p.features) if count == 1 else None
+        )
+        for _ in range(2)
+    )
+    return agreements, (use, ignore), Activation(p.draw(count, p.features), p.draw(count), p.draw(p.samples))
+
+
+def net_factors(p: PoseProblem, agreement, betas, activation) -> Tensor:
+    """Return the factors of a net sum by definition, `(samples, children, parents)`."""
+    phi, poses = p.coefficients(p.logits(agreement), "parents"), p.all_votes[:, :, 0]
+    if betas is not None:
+        use, ignore = (
+            p.per_row(x.rows) + (0 if x.weight is None else torch.einsum("bik,jk->bij", poses, x.weight)) for x in betas
+        )
+        phi = use * phi - ignore * (1 - phi)
+    if activation is not None:
+        weight, bias = p.per_row(activation.weight), p.per_row(activation.bias)
+        phi = phi * ((poses * weight).sum(2) * activation.scale.unsqueeze(1) + bias).sigmoid().unsqueeze(2)
+    return p.gated(phi)
+
+
+@pytest.mark.parametrize("case", covering(**CHILDREN, rows=ROWS[1:]), ids=label)
+def test_net_sums(case, monkeypatch):
+    p = problem_of(case, monkeypatch)
+    agreements, betas, activation = parts_of_net_sums(p, case["rows"])
+    expected, asked = [], list(itertools.product(agreements, (None, betas), (None, activation)))
+    for parts in asked:
+        phi = net_factors(p, *parts)
+        expected += [(phi.unsqueeze(3) * p.all_votes).sum(1), phi.sum(1), phi]
     for backend in BACKENDS:
-        found = run(LazyVotes(poses, parents, None, (rows, d), backend=backend))
-        for x, y in zip(found, expected, strict=True):
-            assert_close(x, y, rtol=1e-10, atol=1e-10)
+        votes, found = p.votes(backend), []
+        for agreement, *parts in asked:
+            weighted = WeightedVotes(votes, agreement)
+            found += [*weighted.net_sum(*parts), weighted.factors()]
+        assert_same(expected, found, p.leaves)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["one row for all", "a row for each child"])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_net_sums(sizes, gated, own):
-    batch, children, parents, rows, d = sizes
-    groups, features = children if own else 1, rows * d
-    poses, gates = draw(batch, children, rows, d), torch.rand(batch, children).requires_grad_()
-    query, slope, offset = draw(batch, parents, features), draw(groups, parents), draw(groups, parents)
-    use, ignore = (Linear(draw(groups, parents), None if own else draw(parents, features)) for _ in range(2))
-    activation = Activation(draw(groups, features), draw(groups), draw(batch))
-    leaves = [poses, gates, query, slope, offset, *(x for x in (*use, *ignore, *activation) if x is not None)]
-
-    def run(backend) -> list[Tensor]:
-        votes = LazyVotes(poses, parents, None, (rows, d), backend=backend)
-        votes = votes.gated(gates) if gated else votes
-        results: list[Tensor] = []
-        for agreement in (None, Dot(query, scale=0.7, offset=offset), Dot(query, slope=slope, offset=offset)):
-            for betas, own_activation in itertools.product((None, (use, ignore)), (None, activation)):
-                results += votes.net_sum(agreement, betas, own_activation)
-        results += votes.net_sum(Dot(results[-2].tanh(), slope=slope), (use, ignore), activation)  # a second iteration
-        return with_gradients(results, leaves)
-
-    expected = run("reference")
-    for backend in BACKENDS:
-        for x, y in zip(run(backend), expected, strict=True):
-            assert_close(x, y, rtol=1e-10, atol=1e-10)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_iterations_of_net_sums(backend):
+    """An iteration hands the gradients of the children to the one before it."""
+    p = PoseProblem((3, 6, 1, 4), 3, 3, gates=True)
+    agreements, *parts = parts_of_net_sums(p, "groups")
+    results = []
+    for votes in map(p.votes, ("reference", backend)):
+        first, _ = votes.net_sum(agreements[2], *parts)
+        results.append(votes.net_sum(agreements[2]._replace(query=first.tanh()), *parts))
+    assert_same(*results, p.leaves)
 
 
 def test_a_net_sum_in_plain_loops():
     poses, gates = torch.randn(1, 4, 1, 2), torch.rand(1, 4)
     query, slope, offset = torch.randn(1, 3, 2), torch.randn(4, 3), torch.randn(4, 3)
     use, ignore = torch.randn(4, 3), torch.randn(4, 3)
-    votes = LazyVotes(poses, 3, None, (2,)).gated(gates)
-    sums, masses = votes.net_sum(Dot(query, slope=slope, offset=offset), (Linear(use), Linear(ignore)))
+    votes = PoseVotes(poses, 3, (2,)).gated(gates)
+    sums, masses = votes.net_sum(SigmoidDot(query, slope, offset), (Linear(use), Linear(ignore)))
     expected, total = torch.zeros(3, 2), torch.zeros(3)
     for i in range(4):
         x = poses[0, i, 0]
@@ -110,26 +142,29 @@ def test_a_net_sum_in_plain_loops():
     assert_close(masses[0], total)
 
 
-def test_logits_of_the_children():
-    poses, weight, offset = torch.randn(2, 5, 2, 3), torch.randn(1, 4, 2, 3), torch.randn(1, 4)
-    query = torch.randn(2, 4, 6)
-    votes = LazyVotes(poses, 4, None, (2, 3))
-    found = votes.with_logits(weight, offset).coefficients(Dot(query, scale=0.5))
-    logits = poses.flatten(2) @ (0.5 * query + weight.flatten(2)).transpose(1, 2) + offset
-    assert_close(found, logits.softmax(2))
-    with pytest.raises(ValueError, match="must share the weights of their logits"):
-        votes.with_logits(torch.randn(5, 4, 2, 3))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_changed_poses(backend):
+    p = PoseProblem((3, 6, 2, 2), 4, gates=True)
+    votes, agreement = p.votes(backend), p.dot()
+    expected, found = p.reduced(agreement, "parents"), [votes.weighted_sum(agreement)]
+    p.all_votes = p.all_votes.tanh()
+    expected += p.reduced(agreement, "parents")
+    found += [votes.with_poses(torch.tanh).weighted_sum(agreement)]
+    assert_same([*expected, expected[0]], [*found, votes.weighted_sum(agreement)], p.leaves)
 
 
 def test_what_cannot_be():
-    votes = LazyVotes(torch.randn(2, 5, 1, 3), torch.randn(1, 4, 3, 3), None, (3,))
-    for call in (lambda: votes.net_sum(None), lambda: votes.with_poses(torch.tanh)):
+    p = PoseProblem((2, 5, 1, 3), 4)
+    for votes in (super(PoseProblem, p).computed("tiled", False), p.votes("stored")):
         with pytest.raises(ValueError, match="CapsuleShared"):
-            call()
-    shared = LazyVotes(torch.randn(2, 5, 1, 3), 4, None, (3,), backend="tiled")
-    agreement = Dot(torch.randn(2, 4, 3), slope=torch.randn(1, 4))
-    for reduction in (shared.weighted_sum, shared.moments):
-        with pytest.raises(ValueError, match="slope.*backend='reference'"):
-            reduction(agreement)
-    with pytest.raises(ValueError, match="unit votes"):
-        shared.net_sum(Dot(torch.randn(2, 4, 3), unit=True))
+            votes.of_poses()
+    votes, query = p.votes("tiled"), p.dot().query
+    assert votes.of_poses() is votes
+    for agreement in (UnitDot(query), Gaussian(query, query, query[..., 0])):
+        with pytest.raises(ValueError, match="net sum cannot be weighted by a .*: use Dot or SigmoidDot"):
+            votes.net_sum(agreement)
+    for reduction in (votes.weighted_sum, votes.moments):
+        with pytest.raises(ValueError, match="must share the weights of their logits"):
+            reduction(PoseLogits(torch.randn(5, 4, 1, 3)))
+    with pytest.raises(ValueError, match=r"\(groups, parents or 1\), got \(2, 4\)"):
+        votes.constant_sum(torch.ones(2, 4))

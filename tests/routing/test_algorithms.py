@@ -319,15 +319,18 @@ def test_an_empty_batch(name):
 
 @names
 def test_first_values_and_state(name):
-    """Learned parameters are reset to their initial values, copied with the layer, and loaded from another one."""
+    """Parameters and buffers are reset to their initial values, copied with the layer, and loaded from another one."""
     layer = CapsuleLinear(6, 3, 4, 5, make(name))
-    first = {key: value.clone() for key, value in layer.routing.named_parameters()}
+    torch.manual_seed(0)  # of those that are drawn
+    layer.reset_parameters()
+    first = {key: value.clone() for key, value in layer.state_dict().items()}
     randomize(layer)
     twin = copy.deepcopy(layer)
     x = torch.randn(2, 6, 4)
     close(twin(x).poses, layer(x).poses)
+    torch.manual_seed(0)
     layer.reset_parameters()
-    for key, value in layer.routing.named_parameters():
+    for key, value in layer.state_dict().items():
         close(value, first[key])
     assert not torch.allclose(layer.weight, twin.weight)
     layer.load_state_dict(twin.state_dict())

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from torchcaps import (
     VectorNormRouting,
     list_routings,
 )
-from torchcaps.routing import Agreement, Dot, Iteration, LayerShape, Routing, Votes, iterate
+from torchcaps.routing import Dot, Gaussian, Iteration, LayerShape, Routing, WeightedVotes
+from torchcaps.routing.equilibrium import flatten, unflatten
 
 
 class ScaledAttention(Routing):
@@ -35,15 +37,15 @@ class ScaledAttention(Routing):
         super().__init__(iterations)
         self.temperature = temperature
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return {"log_temperature": torch.full((shape.parents,), math.log(self.temperature))}
+    def build(self, shape: LayerShape) -> None:
+        self.log_temperature = nn.Parameter(torch.full((shape.parents,), math.log(self.temperature)))
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        p = votes.weighted_sum(agreement)
-        return votes.capsules(p), Dot(p)
+    def agreement(self, p: Tensor) -> Dot:
+        return Dot(p * (-self.log_temperature).exp().unsqueeze(-1))
 
-    def scale(self, features: int) -> Tensor:
-        return (-self.log_temperature).exp().unsqueeze(-1)
+    def step(self, votes: WeightedVotes, p: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+        p = votes.weighted_sum()
+        return votes.capsules(p), p
 
 
 class WithParts(Routing):
@@ -52,13 +54,13 @@ class WithParts(Routing):
     def __init__(self, iterations: int = 2):
         super().__init__(iterations)
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor | nn.Module]:
-        mix = nn.Linear(shape.features, shape.features)
-        return {"factor": torch.ones(shape.parents, 1), "shift": nn.Buffer(torch.randn(shape.parents, 1)), "mix": mix}
+    def build(self, shape: LayerShape) -> None:
+        self.factor, self.shift = nn.Parameter(torch.ones(shape.parents, 1)), nn.Buffer(torch.randn(shape.parents, 1))
+        self.mix = nn.Linear(shape.features, shape.features)
 
-    def step(self, votes: Votes, agreement: Agreement | None, t: float) -> tuple[Capsules, Agreement]:
-        p = self.mix(votes.weighted_sum(agreement) * self.factor + self.shift).tanh()
-        return votes.capsules(p), Dot(p, scale=0.1)
+    def step(self, votes: WeightedVotes, dot: Dot | None, t: float) -> tuple[Capsules, Dot]:
+        p = self.mix(votes.weighted_sum() * self.factor + self.shift).tanh()
+        return votes.capsules(p), Dot(0.1 * p)
 
 
 def shape_of(**sizes: int | None) -> LayerShape:
@@ -76,7 +78,7 @@ def test_a_layer_tells_its_routing_its_shape():
     assert CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True).layer_shape.children is None
     shared = CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True, expected_children=72)
     assert (shared.layer_shape.groups, shared.layer_shape.children) == (2, 72)
-    assert CapsuleConv2d(2, 3, 4, 5, (2, 3), DynamicRouting()).layer_shape == LayerShape(12, 12, 3, 1, 4, 5)
+    assert CapsuleConv2d(2, 3, 4, 5, (2, 3), DynamicRouting()).layer_shape == LayerShape(12, 12, 3, 1, 4, 5, window=6)
 
 
 def test_what_is_learned_is_declared_once():
@@ -98,7 +100,7 @@ def test_buffers_and_modules_are_declared_like_parameters():
     routing = WithParts(2)
     layers = [CapsuleLinear(6, 3, 4, 5, routing) for _ in range(2)]
     names = {"factor", "shift", "mix.weight", "mix.bias"}
-    assert set(layers[0].routing.state_dict()) == set(routing.first_values(shape_of())) == names
+    assert set(layers[0].routing.state_dict()) == set(routing.for_layer(shape_of()).state_dict()) == names
     assert {name for name, _ in layers[0].routing.named_parameters()} == names - {"shift"}
     assert [name for name, _ in layers[0].routing.named_buffers()] == ["shift"]
     assert not routing.state_dict()
@@ -128,7 +130,7 @@ def test_the_routing_of_a_layer_takes_votes_of_its_sizes_only():
     own = CapsuleLinear(6, 3, 4, 5, VBRouting()).routing.eval()
     assert own(torch.randn(2, 6, 3, 5)).poses.shape == (2, 3, 5)
     for children, parents in ((6, 6), (6, 7), (4, 3), (12, 3), (5, 2)):
-        with pytest.raises(ValueError, match=f"VBRouting.* 6 children and 3 parents, got .*{children} .*{parents} "):
+        with pytest.raises(ValueError, match=f" 6 children and 3 parents, got .* {children} .* {parents} "):
             own(torch.randn(2, children, parents, 5))
     types = CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True, expected_children=72).routing
     assert types(torch.randn(2, 8, 3, 5)).poses.shape == (2, 3, 5)
@@ -169,7 +171,7 @@ def test_buffers_and_modules_on_another_device_and_in_another_precision(make):
     assert values
     assert all(x.is_meta and x.dtype in (torch.float64, torch.int64) for x in values.values())
     layer.to_empty(device="cpu").reset_parameters()
-    fresh = make().first_values(layer.layer_shape)
+    fresh = make().for_layer(layer.layer_shape).state_dict()
     for name, value in layer.routing.state_dict().items():
         assert value.shape == fresh[name].shape
         assert value.isfinite().all()
@@ -196,35 +198,111 @@ def test_an_equilibrium_of_a_routing_with_modules():
 
 
 class Wrong(Routing):
-    """A routing whose `learned` returns the given value."""
+    """A routing whose `build` sets the given values."""
 
-    def __init__(self, **values):
+    def __init__(self, values: dict):
         super().__init__()
         self.values = values
 
-    def learned(self, shape: LayerShape) -> dict[str, Tensor]:
-        return self.values
+    def build(self, shape: LayerShape) -> None:
+        for name, value in self.values.items():
+            setattr(self, name, value)
 
     step = ScaledAttention.step
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"count": torch.ones(2, dtype=torch.int64)}, "floating-point values or modules.*'count'"),
-        ({"count": nn.Buffer(torch.ones(2, dtype=torch.int64))}, "floating-point values or modules.*'count'"),
-        ({"gradient": torch.ones(2)}, "not yet attributes.*'gradient'"),
-        ({"scale": nn.Linear(1, 1)}, "not yet attributes.*'scale'"),
-        ({"training": torch.ones(2)}, "not yet attributes.*'training'"),
-    ],
-)
-def test_values_that_cannot_be_learned(values, message):
-    with pytest.raises(ValueError, match=message) as error:
-        CapsuleLinear(6, 3, 4, 5, Wrong(**values))
+@pytest.mark.parametrize("name", ["gain", "steps", "step", "softmax"])
+def test_build_sets_no_attribute_of_the_class(name):
+    with pytest.raises(ValueError, match=f"Wrong.build sets '{name}', an attribute of routings: rename it") as error:
+        CapsuleLinear(6, 3, 4, 5, Wrong({name: nn.Linear(1, 1)}))
     assert "\n" not in str(error.value)
+    CapsuleLinear(6, 3, 4, 5, Wrong({f"{name}_": nn.Linear(1, 1)}))
 
 
-def test_a_scale_is_a_scale():
+def test_what_step_and_agreement_may_return(monkeypatch):
+    layer, x = CapsuleLinear(6, 3, 4, 5, ScaledAttention()), torch.randn(2, 6, 4)
+    parents = layer(x)
+    for found in (None, parents, (parents.poses, None), [parents, None], (parents, None, 0), (parents,)):
+        monkeypatch.setattr(ScaledAttention, "step", lambda *rest, found=found: found)
+        with pytest.raises(
+            TypeError, match="ScaledAttention.step must return two items, Capsules and .*, got"
+        ) as error:
+            layer(x)
+        assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    for found in (0, parents.poses, (parents.poses, None), parents):
+        monkeypatch.setattr(ScaledAttention, "agreement", lambda *rest, found=found: found)
+        with pytest.raises(TypeError, match="ScaledAttention.agreement must return an agreement, .*, got") as error:
+            layer(x)
+        assert "\n" not in str(error.value)
+
+
+class Fit(NamedTuple):
+    """A state of two tensors."""
+
+    mean: Tensor
+    score: Tensor
+
+
+class OfAnyState(Routing):
+    """A routing whose state is a tensor, a NamedTuple, an agreement or, with uniform coefficients, None."""
+
+    def __init__(self, state: str, iterations: int = 3):
+        super().__init__(iterations)
+        self.state = state
+
+    def agreement(self, state: Tensor | Fit | Gaussian) -> Gaussian:
+        if isinstance(state, Gaussian):
+            return state
+        mean, score = (state[..., :-1], state[..., -1]) if isinstance(state, Tensor) else state
+        return Gaussian(mean, torch.ones_like(mean), score)
+
+    def step(self, votes: WeightedVotes, state: Any, t: float) -> tuple[Capsules, Any]:
+        mass, mean, *_ = votes.moments()
+        after = {
+            "tensor": lambda: torch.cat([mean, mass.unsqueeze(-1)], -1),
+            "tuple": lambda: Fit(mean, mass),
+            "agreement": lambda: Gaussian(mean, torch.ones_like(mean), mass),
+            "none": lambda: None,
+        }
+        return votes.capsules(mean, mass), after[self.state]()
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(1e-12, 300)], ids=str)
+def test_states_of_any_kind(schedule):
+    torch.manual_seed(0)
+    layers = [CapsuleLinear(n, 3, 4, 4, OfAnyState("tensor", 100)).double() for n in (6, 3)]
+    x, results = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True), []
+    for state in ("tensor", "tuple", "agreement"):
+        for layer in layers:
+            layer.routing.state = state
+        out = CapsuleStack(*layers, schedule=schedule)(x)
+        loss = out.poses.pow(3).sum() + out.scores.square().sum()
+        results.append([out.poses, out.scores, *torch.autograd.grad(loss, [x, layers[0].weight])])
+    for found in results[1:]:
+        assert_close(found, results[0], rtol=1e-6, atol=1e-8)
+
+
+def test_without_a_state_all_iterations_are_uniform():
+    layer, x = CapsuleLinear(6, 3, 4, 4, OfAnyState("none")), torch.randn(2, 6, 4)
+    out = layer(x, return_coefficients=True)
+    assert_close(out.coefficients, torch.full((2, 6, 3), 1 / 3))
+    with layer.routing.uniform():
+        assert_close(layer(x).poses, out.poses)
+
+
+def test_states_are_flattened_for_an_equilibrium():
+    mean, score = torch.randn(2, 3, 4), torch.randn(2, 3)
+    for state, size in ((mean, 12), (Fit(mean, score), 15), (Gaussian(mean, mean.exp(), score), 27), (Dot(mean), 12)):
+        flat = flatten(state)
+        back = unflatten(flat, state)
+        assert flat.shape == (2, size)
+        assert type(back) is type(state)
+        for found, expected in zip(back, state, strict=True):
+            assert found is expected is None or found.equal(expected)
+
+
+def test_a_temperature_is_a_temperature():
     votes = torch.randn(2, 5, 3, 4)
     hot = ScaledAttention(2).with_values(log_temperature=torch.zeros(3))(votes, return_coefficients=True)
     expected = ((votes * votes.sum(1, keepdim=True) / 3).sum(-1)).softmax(2)
@@ -268,7 +346,9 @@ def test_a_routing_without_a_layer_says_what_it_misses(routing, missing):
         (lambda: VectorNormRouting(sharpness=-1.0), "sharpness.*-1"),
         (lambda: VectorNormRouting(0, learn_sharpness=True), "learn_sharpness.*iterations=0"),
         (
-            lambda: SelfRouting().with_values(route_weight=0, route_bias=0)(torch.randn(1, 2, 2, 2)),
+            lambda: SelfRouting().with_values(route_weight=torch.zeros(2, 2, 1, 2), route_bias=torch.zeros(2, 2))(
+                torch.randn(1, 2, 2, 2)
+            ),
             "poses.*capsule layer",
         ),
     ],
@@ -288,18 +368,24 @@ def test_iterations_without_meaning_are_no_arguments():
     assert repr(VectorNormRouting(activation=nn.functional.relu)) == "VectorNormRouting(iterations=3, activation=relu)"
 
 
-def test_iterate_returns_the_agreement_that_the_parents_follow_from():
-    seen: list[tuple[int | None, float, bool]] = []
+@pytest.mark.parametrize("gradient", ["unrolled", "last"])
+def test_iterations_hand_on_their_state(gradient, monkeypatch):
+    layer, x = CapsuleLinear(4, 3, 3, 3, DynamicRouting(3, gradient=gradient)), torch.randn(2, 4, 3)
+    seen: list[tuple[Any, Any, float, bool]] = []
+    step = DynamicRouting.step
 
-    def step(agreement, t):
-        seen.append((agreement, t, torch.is_grad_enabled()))
-        return f"parents {t}", t
+    def record(self, votes, state, t):
+        parents, after = step(self, votes, state, t)
+        seen.append((state, after, t, torch.is_grad_enabled()))
+        return parents, after
 
-    assert iterate(step, 3, agreement="first") == ("parents 2", 1)
-    assert seen == [("first", 0, True), (0, 1, True), (1, 2, True)]
-    seen.clear()
-    assert iterate(step, 3, "last") == ("parents 2", 1)
-    assert seen == [(None, 0, False), (0, 1, False), (1, 2, True)]
+    monkeypatch.setattr(DynamicRouting, "step", record)
+    layer(x)
+    assert [t for *_, t, _ in seen] == [0, 1, 2]
+    assert [grad for *_, grad in seen] == [gradient == "unrolled"] * 2 + [True]
+    assert seen[0][0] is None
+    assert seen[1][0] is seen[0][1]
+    assert seen[2][0] is seen[1][1]
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)])
@@ -386,7 +472,7 @@ def test_the_authors_dynamic_weights():
     ids=str,
 )
 def test_first_values(routing, first):
-    found = routing.learned(shape_of())
+    found = routing.for_layer(shape_of()).state_dict()
     assert found.keys() == first.keys()
     for name, value in found.items():
         assert_close(value, torch.full_like(value, first[name]))
@@ -409,7 +495,7 @@ def test_random_coefficients():
     assert not torch.allclose(anew(x, return_coefficients=True).coefficients, drawn)
     torch.manual_seed(1)
     assert_close(drawn[0], torch.randn(6, 3).softmax(-1))
-    logits = torch.cat([RandomRouting().learned(shape_of())["logits"].flatten() for _ in range(100)])
+    logits = torch.cat([RandomRouting().for_layer(shape_of()).logits.flatten() for _ in range(100)])
     assert abs(logits.mean()) < 0.1
     assert logits.std().item() == pytest.approx(1, rel=0.1)
 

@@ -1,13 +1,28 @@
-"""Routings and losses on cases that are small enough to work out on paper."""
+"""Routings on cases that are small enough to work out on paper."""
 
 import math
 
 import pytest
 import torch
+from algorithms import Largest, route
+from torch.testing import assert_close
 
-import torchcaps.functional as F
-from torchcaps import CapsuleLinear, Capsules, EfficientRouting, RandomRouting, SelfRouting, UniformRouting, VBRouting
-from torchcaps.routing import Dot, exponential_squash
+from torchcaps import (
+    CapsuleLinear,
+    Capsules,
+    DynamicRouting,
+    EfficientRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    RandomRouting,
+    SelfRouting,
+    UniformRouting,
+    VBRouting,
+    VectorNormRouting,
+    squash,
+)
+from torchcaps.routing import Iteration, exponential_squash
 
 
 def tensor(values):
@@ -23,9 +38,9 @@ def test_dynamic_routing_once():
     # c = 1/2 everywhere: s_0 = (1/2, 1), s_1 = (0, 1/2). |s_0|^2 = 5/4, |s_1|^2 = 1/4.
     # v_0 = (5/4)/(9/4) s_0/|s_0| = 5/9 (1/2, 1)/(sqrt 5 / 2), v_1 = (1/4)/(5/4) (0, 1) = (0, 1/5).
     root5 = math.sqrt(5)
-    out = F.dynamic_routing(VOTES, iterations=1)
-    torch.testing.assert_close(out.poses, tensor([[[5 / 9 / root5, 10 / 9 / root5], [0, 0.2]]]))
-    torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64))
+    out = route(DynamicRouting(1), VOTES)
+    assert_close(out.poses, tensor([[[5 / 9 / root5, 10 / 9 / root5], [0, 0.2]]]))
+    assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64))
 
 
 def test_dynamic_routing_twice():
@@ -33,13 +48,13 @@ def test_dynamic_routing_twice():
     root5 = math.sqrt(5)
     c00 = 1 / (1 + math.exp(-5 / 9 / root5))
     c10 = 1 / (1 + math.exp(0.2 - 20 / 9 / root5))
-    out = F.dynamic_routing(VOTES, iterations=2)
-    torch.testing.assert_close(out.coefficients, tensor([[[c00, 1 - c00], [c10, 1 - c10]]]))
+    out = route(DynamicRouting(2), VOTES)
+    assert_close(out.coefficients, tensor([[[c00, 1 - c00], [c10, 1 - c10]]]))
     # s_0 = (c00, 2 c10), s_1 = (0, c11).
     length = math.hypot(c00, 2 * c10)
     scale = length / (1 + length**2)
     c11 = 1 - c10
-    torch.testing.assert_close(out.poses, tensor([[[scale * c00, scale * 2 * c10], [0, c11**2 / (1 + c11**2)]]]))
+    assert_close(out.poses, tensor([[[scale * c00, scale * 2 * c10], [0, c11**2 / (1 + c11**2)]]]))
 
 
 def test_dynamic_routing_over_children():
@@ -48,62 +63,58 @@ def test_dynamic_routing_over_children():
     # Over children the first pass is s_0 = (1/2, 1), s_1 = (0, 1/2) too: there are as many children as parents.
     c00 = 1 / (1 + math.exp(15 / 9 / root5))
     c01 = 1 / (1 + math.exp(0.2))
-    out = F.dynamic_routing(VOTES, iterations=2, softmax="children")
-    torch.testing.assert_close(out.coefficients, tensor([[[c00, c01], [1 - c00, 1 - c01]]]))
+    out = route(DynamicRouting(2, softmax="children"), VOTES)
+    assert_close(out.coefficients, tensor([[[c00, c01], [1 - c00, 1 - c01]]]))
 
 
 def test_leaky_routing_starts_at_one_of_three():
-    out = F.dynamic_routing(VOTES, iterations=1, leaky=True)
-    torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 1 / 3, dtype=torch.float64))
+    out = route(DynamicRouting(1, leaky=True), VOTES)
+    assert_close(out.coefficients, torch.full((1, 2, 2), 1 / 3, dtype=torch.float64))
     # s_1 = (0, 1/3): v_1 = (1/9)/(10/9) = 1/10.
-    torch.testing.assert_close(out.poses[0, 1], tensor([0, 0.1]))
+    assert_close(out.poses[0, 1], tensor([0, 0.1]))
 
 
 def test_vector_norm_routing():
     # One parent, children (3, 0) and (0, 4). Mean (1.5, 2), unit (0.6, 0.8): b = (0.6, 0.8).
     votes = tensor([[[[3, 0]], [[0, 4]]]])
     c0 = 1 / (1 + math.exp(0.2 * 5))
-    out = F.vector_norm_routing(votes, iterations=1, sharpness=5.0)
-    torch.testing.assert_close(out.coefficients, tensor([[[c0], [1 - c0]]]))
-    torch.testing.assert_close(out.poses, tensor([[[3 * c0, 4 * (1 - c0)]]]))
+    out = route(VectorNormRouting(1, sharpness=5.0), votes)
+    assert_close(out.coefficients, tensor([[[c0], [1 - c0]]]))
+    assert_close(out.poses, tensor([[[3 * c0, 4 * (1 - c0)]]]))
 
 
 def test_inverted_attention_routing():
     # First pass p_0 = (1/2, 1), p_1 = (0, 1/2); LayerNorm of two entries gives (-1, 1) up to its eps, both times.
-    out = F.inverted_attention_routing(VOTES, iterations=2)
+    out = route(InvertedAttentionRouting(2), VOTES, weight=torch.ones(2), bias=torch.zeros(2))
     # a_00 = -1/sqrt 2, a_01 = 0; a_10 = 2/sqrt 2, a_11 = 1/sqrt 2.
     r00 = 1 / (1 + math.exp(1 / math.sqrt(2)))
     r10 = 1 / (1 + math.exp(-1 / math.sqrt(2)))
     close = {"rtol": 0, "atol": 5e-4}
-    torch.testing.assert_close(out.coefficients, tensor([[[r00, 1 - r00], [r10, 1 - r10]]]), **close)
+    assert_close(out.coefficients, tensor([[[r00, 1 - r00], [r10, 1 - r10]]]), **close)
     # Sums (r00, 2 r10) and (0, 1 - r10): both second entries are larger.
-    torch.testing.assert_close(out.poses, tensor([[[-1, 1], [-1, 1]]]), **close)
+    assert_close(out.poses, tensor([[[-1, 1], [-1, 1]]]), **close)
 
 
 def test_em_routing_once():
     # One entry per pose. Parent 0 gets the votes 1 and 3, parent 1 gets 0 and 4. Both gates are 1/2, so R = 1/4.
     votes = tensor([[[[1], [0]], [[3], [4]]]])
     activations = tensor([[0.5, 0.5]])
-    out = F.em_routing(
-        votes, torch.logit(activations), beta_a=tensor([1.0, 1.0]), beta_u=tensor([0.5, 0.5]), iterations=1
-    )
-    torch.testing.assert_close(out.poses, tensor([[[2], [2]]]))
-    torch.testing.assert_close(out.variances, tensor([[[1], [4]]]))
+    out = route(EMRouting(1), votes, torch.logit(activations), beta_a=tensor([1.0, 1.0]), beta_u=tensor([0.5, 0.5]))
+    assert_close(out.poses, tensor([[[2], [2]]]))
+    assert_close(out.variances, tensor([[[1], [4]]]))
     # cost_0 = (0.5 + log 1) / 2, cost_1 = (0.5 + log 2) / 2; lambda = 0.01 (1 - 0.95).
     rate = 0.01 * 0.05
-    torch.testing.assert_close(out.scores, tensor([[rate * 0.75, rate * (0.75 - math.log(2) / 2)]]))
+    assert_close(out.scores, tensor([[rate * 0.75, rate * (0.75 - math.log(2) / 2)]]))
 
 
 def test_em_routing_twice():
     votes = tensor([[[[1], [0]], [[3], [4]]]])
-    out = F.em_routing(
-        votes, beta_a=tensor([0.0, 0.0]), beta_u=tensor([0.0, 0.0]), iterations=2, inverse_temperature=1.0, decay=0.0
-    )
+    out = route(EMRouting(2, 1.0, decay=0.0), votes, beta_a=torch.zeros(2), beta_u=torch.zeros(2))
     # After the first M-step: mu = (2, 2), sigma^2 = (1, 4), cost = (0, log 2), a = (1/2, 1/3).
     # Each vote lies one sigma off: N(V; 0) : N(V; 1) = 1 : 1/2, so R_i0 = (1/2)/(1/2 + 1/6) = 3/4.
-    torch.testing.assert_close(out.coefficients, tensor([[[0.75, 0.25], [0.75, 0.25]]]))
+    assert_close(out.coefficients, tensor([[[0.75, 0.25], [0.75, 0.25]]]))
     # Means and variances stay; masses are 3/2 and 1/2: scores are -3/2 log 1 and -1/2 log 2.
-    torch.testing.assert_close(out.scores, tensor([[0, -math.log(2) / 2]]))
+    assert_close(out.scores, tensor([[0, -math.log(2) / 2]]))
 
 
 def test_heinsen_routing_once():
@@ -111,12 +122,12 @@ def test_heinsen_routing_once():
     votes = tensor([[[[1], [0]], [[4], [3]]]])
     scores = tensor([[math.inf, 0.0]])
     use, ignore = tensor([[1, 2], [4, 0]]), tensor([[0, 1], [8, 4]])
-    out = F.heinsen_routing(votes, scores, beta_use=use, beta_ignore=ignore, iterations=1, eps=0.0)
+    out = route(HeinsenRouting(1, eps=1e-6), votes, scores, beta_use=use, beta_ignore=ignore)
     # a_0 = 1/2 + 4/4 - 0 - 8/4 = -1/2; a_1 = 2/2 + 0 - 1/2 - 4/4 = -1/2.
-    torch.testing.assert_close(out.scores, tensor([[-0.5, -0.5]]))
+    assert_close(out.scores, tensor([[-0.5, -0.5]]))
     # mu_0 = (1/2 + 4/4)/(3/4) = 2, mu_1 = (0 + 3/4)/(3/4) = 1; variances (1/2 + 4/4)/(3/4) = 2 and 2.
-    torch.testing.assert_close(out.poses, tensor([[[2], [1]]]))
-    torch.testing.assert_close(out.variances, tensor([[[2], [2]]]))
+    assert_close(out.poses, tensor([[[2], [1]]]), rtol=0, atol=1e-5)  # but for eps
+    assert_close(out.variances, tensor([[[2], [2]]]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", ["gaussian", "kmeans"])
@@ -125,28 +136,18 @@ def test_heinsen_routing_twice(model):
     votes = tensor([[[[1], [0]], [[4], [3]]]])
     scores = tensor([[math.inf, 0.0]])
     use, ignore = tensor([[1, 2], [4, 0]]), tensor([[0, 1], [8, 4]])
-    out = F.heinsen_routing(votes, scores, beta_use=use, beta_ignore=ignore, iterations=2, model=model, eps=0.0)
-    torch.testing.assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64))
+    out = route(HeinsenRouting(2, model=model, eps=1e-6), votes, scores, beta_use=use, beta_ignore=ignore)
+    assert_close(out.coefficients, torch.full((1, 2, 2), 0.5, dtype=torch.float64), rtol=0, atol=1e-5)
     # Move child 0's vote for parent 1 away from the mean, so that the child prefers parent 0.
     votes = tensor([[[[1], [-1]], [[4], [3.5]]]])  # mu_1 = (-1/2 + 3.5/4)/(3/4) = 1/2
-    out = F.heinsen_routing(votes, scores, beta_use=use, beta_ignore=ignore, iterations=2, model=model, eps=0.0)
+    out = route(HeinsenRouting(2, model=model, eps=1e-6), votes, scores, beta_use=use, beta_ignore=ignore)
     variance = ((1.5**2) / 2 + 3**2 / 4) / 0.75  # of parent 1
     if model == "gaussian":
         logits = (-1 / 4 - math.log(2) / 2, -(1.5**2) / (2 * variance) - math.log(variance) / 2)
     else:
         logits = (-1.0, -(1.5**2))
     expected = 1 / (1 + math.exp(logits[1] - logits[0]))
-    assert out.coefficients[0, 0, 0].item() == pytest.approx(expected)
-
-
-def test_margin_loss():
-    # Present: (0.9 - 0.5)^2 = 0.16. Absent: 0.5 (0.3 - 0.1)^2 = 0.02, and 0 below 0.1.
-    assert F.margin_loss(tensor([[0.5, 0.3, 0.05]]), torch.tensor([0])).item() == pytest.approx(0.18)
-
-
-def test_spread_loss():
-    # Margin 0.5: wrong classes trail by 0.2 and 0.6, so only the first costs (0.5 - 0.2)^2.
-    assert F.spread_loss(tensor([[0.7, 0.5, 0.1]]), torch.tensor([0]), margin=0.5).item() == pytest.approx(0.09)
+    assert out.coefficients[0, 0, 0].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_self_routing_of_a_parent_that_hardly_any_child_chooses():
@@ -154,9 +155,43 @@ def test_self_routing_of_a_parent_that_hardly_any_child_chooses():
     layer = CapsuleLinear(1, 2, 1, 1, SelfRouting()).double()
     layer.routing.route_bias.data = tensor([[0, -40]])
     scores = layer(tensor([[[1]]])).scores
-    torch.testing.assert_close(scores, tensor([[40, -40]]))
+    assert_close(scores, tensor([[40, -40]]))
     (-torch.nn.functional.logsigmoid(scores[0, 1])).backward()
-    torch.testing.assert_close(layer.routing.route_bias.grad, tensor([[1, -1]]))
+    assert_close(layer.routing.route_bias.grad, tensor([[1, -1]]))
+
+
+def test_self_routing_of_nobody():
+    """A sample of padding alone has no parent that is present."""
+    layer = CapsuleLinear(3, 4, 2, 2, SelfRouting())
+    out = layer(Capsules(torch.randn(2, 3, 2), torch.tensor([[-math.inf] * 3, [0.0, -math.inf, 1.0]])))
+    assert out.activations[0].max() < 1e-20
+    assert_close(out.activations[1].sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("parents", [1, 2, 3, 500])
+def test_scores_of_self_routing_are_the_logits_of_the_shares(parents):
+    layer = CapsuleLinear(None, parents, 1, 1, SelfRouting()).double()
+    layer.routing.route_bias.data = 5 * torch.randn(1, parents, dtype=torch.float64)  # one parent may have nearly all
+    share = layer.routing.route_bias.softmax(-1)
+    scores = layer(torch.zeros(1, 7, 1, dtype=torch.float64)).scores
+    expected = torch.logit(share) if parents > 1 else tensor([[math.log(1e30)]])
+    assert_close(scores, expected, rtol=1e-10, atol=1e-10)
+    assert_close(scores.sigmoid().sum(-1), tensor([1]))
+
+
+def test_self_routing_to_many_parents_takes_little_memory():
+    """A matrix of parents x parents would have 1.6 GB."""
+    layer, kept = CapsuleLinear(1, 20_000, 1, 1, SelfRouting()), list[int]()
+    children = torch.randn(2, 1, 1)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x),
+        Largest() as most,
+    ):
+        scores = layer(children).scores
+        scores.logsumexp(-1).sum().backward()
+    assert scores.shape == (2, 20_000)
+    assert max(*kept, most.numbers) <= 10 * 20_000
+    assert_close(scores.sigmoid().sum(-1), torch.ones(2), rtol=1e-4, atol=0)
 
 
 def test_self_routing():
@@ -167,10 +202,10 @@ def test_self_routing():
     children = Capsules(tensor([[[1], [2]]]), torch.logit(tensor([[0.5, 1.0]])))
     out = layer(children, return_coefficients=True)
     # Child 0: 2 : 1; child 1: 4 : 1.
-    torch.testing.assert_close(out.coefficients, tensor([[[2 / 3, 1 / 3], [4 / 5, 1 / 5]]]))
+    assert_close(out.coefficients, tensor([[[2 / 3, 1 / 3], [4 / 5, 1 / 5]]]))
     # Shares 1/3, 1/6 and 4/5, 1/5: masses 17/15 and 11/30 of 3/2. Votes 1, 3 and 2, 2.
-    torch.testing.assert_close(out.activations, tensor([[17 / 15 / 1.5, 11 / 30 / 1.5]]))
-    torch.testing.assert_close(out.poses, tensor([[[(1 / 3 + 8 / 5) / (17 / 15)], [(3 / 6 + 2 / 5) / (11 / 30)]]]))
+    assert_close(out.activations, tensor([[17 / 15 / 1.5, 11 / 30 / 1.5]]))
+    assert_close(out.poses, tensor([[[(1 / 3 + 8 / 5) / (17 / 15)], [(3 / 6 + 2 / 5) / (11 / 30)]]]))
 
 
 def test_efficient_routing():
@@ -178,40 +213,48 @@ def test_efficient_routing():
     layer = CapsuleLinear(2, 2, 1, 1, EfficientRouting()).double()
     layer.weight.data = tensor([[[[1]], [[math.log(3) - 1]]], [[[2]], [[1]]]])
     layer.routing.coefficient_bias.data = tensor([[0.5, 0], [0, -1]])
-    out = layer(tensor([[[1], [1]]]), return_coefficients=True)
+    seen: list[Iteration] = []
+    with layer.routing.watched(seen.append):
+        out = layer(tensor([[[1], [1]]]), return_coefficients=True)
     # Logits 3 and (ln 3 - 1) ln 3 of child 0; 6 and ln 3 of child 1.
     c0 = 1 / (1 + math.exp((math.log(3) - 1) * math.log(3) - 3))
     c1 = 1 / (1 + 3 * math.exp(-6))
-    torch.testing.assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
+    assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
     s0, s1 = c0 + 0.5 + 2 * c1, (1 - c0) * (math.log(3) - 1) + (1 - c1 - 1)
     assert s1 < 0
-    factors = layer.routing.factors(layer.votes(tensor([[[1], [1]]])), Dot(tensor([[[3], [math.log(3)]]])))
-    torch.testing.assert_close(factors, tensor([[[c0 + 0.5, 1 - c0], [c1, -c1]]]))
-    torch.testing.assert_close(out.poses, tensor([[[1 - math.exp(-s0)], [math.exp(s1) - 1]]]))
+    assert_close(seen[0].votes.factors(), tensor([[[c0 + 0.5, 1 - c0], [c1, -c1]]]))
+    assert_close(out.poses, tensor([[[1 - math.exp(-s0)], [math.exp(s1) - 1]]]))
 
 
 def test_exponential_squash():
     s = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-30, 0.0]], dtype=torch.float64, requires_grad=True)
     v = exponential_squash(s)
-    torch.testing.assert_close(v[0], (1 - math.exp(-5)) * torch.tensor([0.6, 0.8], dtype=torch.float64))
-    torch.testing.assert_close(v[1:], s[1:])
+    assert_close(v[0], (1 - math.exp(-5)) * torch.tensor([0.6, 0.8], dtype=torch.float64))
+    assert_close(v[1:], s[1:])
     v.sum().backward()
-    torch.testing.assert_close(s.grad[1:], torch.ones(2, 2, dtype=torch.float64))
+    assert_close(s.grad[1:], torch.ones(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_squash_in_half_precision(dtype):
+    """Only the result is rounded: 300 squared overflows in float16."""
+    s = torch.tensor([300.0, 400.0, 0.0], dtype=dtype)
+    assert_close(squash(s), squash(s.double()).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
 
 
 def test_uniform_routing():
     # Gates 1 and 1/2, c = 1/2: s_0 = (1/2, 1/2), s_1 = (0, 1/4). |s_0|^2 = 1/2, |s_1| = 1/4.
     out = UniformRouting()(VOTES, torch.tensor([[math.inf, 0.0]], dtype=torch.float64))
     v0, v1 = 1 / 3 / math.sqrt(2), (1 / 16) / (17 / 16)
-    torch.testing.assert_close(out.poses, tensor([[[v0, v0], [0, v1]]]))
+    assert_close(out.poses, tensor([[[v0, v0], [0, v1]]]))
 
 
 def test_random_routing():
     # Logits ln 3, 0 and 0, 0: c = 3/4, 1/4 and 1/2, 1/2.
     routing = RandomRouting(activation=None).with_values(logits=tensor([[math.log(3), 0], [0, 0]]))
     out = routing(VOTES, return_coefficients=True)
-    torch.testing.assert_close(out.coefficients, tensor([[[0.75, 0.25], [0.5, 0.5]]]))
-    torch.testing.assert_close(out.poses, tensor([[[0.75, 1], [0, 0.5]]]))
+    assert_close(out.coefficients, tensor([[[0.75, 0.25], [0.5, 0.5]]]))
+    assert_close(out.poses, tensor([[[0.75, 1], [0, 0.5]]]))
 
 
 def vb_layer(iterations: int) -> CapsuleLinear:
@@ -226,11 +269,11 @@ def test_variational_bayes_routing_once():
     # P_0 = 1 + (1 + 1)/2 + 4/2 = 4, P_1 = 1 + (4 + 4)/2 + 4/2 = 7.
     out = vb_layer(1)(tensor([[[1], [1]]]))
     bn = 1 / math.sqrt(1 + 1e-5)  # running mean 0 and variance 1
-    torch.testing.assert_close(out.poses, tensor([[[bn], [bn]]]))
+    assert_close(out.poses, tensor([[[bn], [bn]]]))
     # E ln pi = psi(2) - psi(4) = -1/2 - 1/3; psi(3/2) = 2 - gamma - 2 ln 2, so E ln|L| = 2 - gamma - ln 2 - ln P.
     gamma = 0.5772156649015329
     entropies = [(math.log(2 * math.pi * math.e) - 2 + gamma + math.log(2 * p)) / 2 for p in (4, 7)]
-    torch.testing.assert_close(out.scores, tensor([[-math.exp(-5 / 6) * h * bn for h in entropies]]))
+    assert_close(out.scores, tensor([[-math.exp(-5 / 6) * h * bn for h in entropies]]))
 
 
 def test_variational_bayes_routing_twice():
@@ -239,7 +282,7 @@ def test_variational_bayes_routing_twice():
     c0 = 1 / (1 + math.sqrt(4 / 7) * math.exp(-3 / 14))
     c1 = 1 / (1 + math.sqrt(4 / 7) * math.exp(3 / 2 - 27 / 14))
     out = vb_layer(2)(tensor([[[1], [1]]]), return_coefficients=True)
-    torch.testing.assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
+    assert_close(out.coefficients, tensor([[[c0, 1 - c0], [c1, 1 - c1]]]))
     # m = sum of the shares times the votes, divided by 1 + R_j.
     m = (c0 + 3 * c1) / (1 + c0 + c1), 4 * (1 - c1) / (3 - c0 - c1)
-    torch.testing.assert_close(out.poses, tensor([[[x / math.sqrt(1 + 1e-5)] for x in m]]))
+    assert_close(out.poses, tensor([[[x / math.sqrt(1 + 1e-5)] for x in m]]))

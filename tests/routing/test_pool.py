@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from algorithms import route
 from torch import Tensor
 from torch.testing import assert_close
 
 from torchcaps import VectorNormRouting
-from torchcaps.functional import squash, vector_norm_routing
+from torchcaps.functional import squash
 from torchcaps.ops import StoredVotes
 from torchcaps.routing.pool import pool_by_agreement
 
@@ -37,9 +38,9 @@ def test_values_and_gradients(shape, iterations, learned, masked):
         present[:, 0] = True
     scores = None if present is None else torch.where(present, torch.inf, -torch.inf)
     total = pool_by_agreement(poses, iterations, sharpness, present)
-    expected = vector_norm_routing(
-        stored(poses), scores, sharpness=sharpness, iterations=iterations, return_coefficients=False
-    ).poses
+    routing = VectorNormRouting(iterations, 3.0, learn_sharpness=len(leaves) > 1)
+    given = {"learned_sharpness": sharpness} if routing.learn_sharpness else {}
+    expected = route(routing, stored(poses), scores, **given).poses
     weights = torch.linspace(-1, 2, total.numel(), dtype=torch.float64).view_as(total)
     assert_close(total, expected.squeeze(1), rtol=1e-10, atol=1e-12)
     found, expected = (
@@ -61,11 +62,11 @@ def test_in_a_larger_graph():
     """The backward pass adds to gradients in place, which must not change gradients of other operators."""
     poses = make_poses(3, 4, 5)
     results = []
-    for route in (
+    for run in (
         lambda u, t: pool_by_agreement(u, t, 2.0, None),
         lambda u, t: VectorNormRouting(t, 2.0)(stored(u)).poses,
     ):
-        loss = route(poses, 2).square().sum() + poses.pow(3).sum() + route(2 * poses, 1).sum()
+        loss = run(poses, 2).square().sum() + poses.pow(3).sum() + run(2 * poses, 1).sum()
         once = torch.autograd.grad(loss, poses, retain_graph=True)[0]
         assert_close(torch.autograd.grad(loss, poses)[0], once, rtol=0, atol=0)
         results.append(once)

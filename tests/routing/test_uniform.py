@@ -27,7 +27,7 @@ from torchcaps import (
     SelfRouting,
     VectorNormRouting,
 )
-from torchcaps.routing import Iteration, Routing
+from torchcaps.routing import Iteration, Routing, WeightedVotes
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,12 @@ def children_of(layer: CapsuleLinear, batch: int = 2) -> Capsules:
     return Capsules(torch.randn(batch, layer.in_capsules, *layer.in_pose), scores)
 
 
+def uniform_step(layer: CapsuleLinear | CapsuleConv2d, children: Capsules | Tensor, t: float) -> Capsules:
+    """Return the parents of the algorithm's own step without an agreement."""
+    votes = WeightedVotes(layer.votes(children), None, layer.routing.softmax, layer.routing.leaky)
+    return layer.routing.step(votes, None, t)[0]
+
+
 def same(found: Capsules, expected: Capsules) -> None:
     for a, b in zip(found, expected, strict=True):
         assert (a is None) == (b is None)
@@ -65,7 +71,7 @@ def test_every_algorithm_takes_its_own_step_from_uniform_coefficients(name):
         before = layer(children, return_coefficients=True)
         with routing.uniform():
             found = layer(children, return_coefficients=True)
-        expected, _ = routing.step(layer.votes(children), None, routing.steps - 1)
+        expected = uniform_step(layer, children, routing.steps - 1)
         same(found._replace(coefficients=None), expected)
         assert found.poses.allclose(before.poses, rtol=1e-3) == name.startswith("uniform")
 
@@ -80,7 +86,7 @@ def test_every_iteration_is_uniform_and_watched():
     children, seen = children_of(layer), []
     with layer.routing.uniform(), layer.routing.watched(seen.append):
         parents = layer(children)
-    assert [(x.agreement, x.t) for x in seen] == [(None, 0), (None, 1), (None, 2)]
+    assert [(x.votes.agreement, x.t) for x in seen] == [(None, 0), (None, 1), (None, 2)]
     same(seen[-1].parents, parents)
 
 
@@ -161,7 +167,7 @@ def test_convolutions(name):
     children = torch.randn(2, 2, 5, 5, 4)
     with layer.routing.uniform():
         found = layer(children, return_coefficients=True)
-    expected, _ = layer.routing.step(layer.votes(children), None, layer.routing.steps - 1)
+    expected = uniform_step(layer, children, layer.routing.steps - 1)
     same(found._replace(coefficients=None), expected)
     assert_close(found.coefficients, torch.full_like(found.coefficients, 1 / 3))
 
@@ -194,8 +200,8 @@ def test_an_equilibrium_takes_one_step(name):
     with layer.routing.uniform(), layer.routing.watched(seen.append):
         found = stack(children, return_coefficients=True)
         assert stack.trace(children)[0].changes.tolist() == [0]
-    assert [(x.agreement, x.t) for x in seen] == [(None, math.inf)] * 2
-    expected, _ = layer.routing.step(layer.votes(children), None, math.inf)
+    assert [(x.votes.agreement, x.t) for x in seen] == [(None, math.inf)] * 2
+    expected = uniform_step(layer, children, math.inf)
     same(found._replace(coefficients=None), expected)
     assert_close(found.coefficients, torch.full_like(found.coefficients, 1 / 3))
     same(stack(children), before)
@@ -252,6 +258,5 @@ def test_gradients_are_those_of_the_step():
     children = torch.randn(2, 5, 4, requires_grad=True)
     with layer.routing.uniform():
         (found,) = torch.autograd.grad(layer(children).poses.square().sum(), children)
-    step, _ = layer.routing.step(layer.votes(children), None, 2)
-    (expected,) = torch.autograd.grad(step.poses.square().sum(), children)
+    (expected,) = torch.autograd.grad(uniform_step(layer, children, 2).poses.square().sum(), children)
     assert_close(found, expected)

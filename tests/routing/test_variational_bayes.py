@@ -76,7 +76,7 @@ def test_running_values_change_once_per_pass_by_the_last_iteration(gradient):
     with layer.routing.watched(seen.append):
         stack(capsules)
     assert len(seen) == 3
-    moments = layer.votes(capsules).moments(seen[-1].agreement)
+    moments = seen[-1].votes.moments()
     m = (moments.mass / (1 + moments.mass)).unsqueeze(-1) * moments.mean
     norm = layer.routing.pose_norm
     close(norm.running_mean, 0.1 * m.mean((0, 2)))

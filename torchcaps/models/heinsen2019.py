@@ -114,7 +114,7 @@ class StereoCapsNet(PartsCapsNet):
         check_images(images, (self.in_channels, None, None), next(self.parameters(), None), LEAST)
         features = self.features(with_coordinates(images))
         poses = self.poses(features).unflatten(1, (-1, 4, 4)).movedim((2, 3), (-2, -1))
-        return Capsules(poses, self.scores(features), pose_dims=2)
+        return Capsules(poses, self.scores(features))
 
 
 def stereo_convolutions(in_channels: int, channels: int) -> nn.Sequential:
@@ -231,7 +231,7 @@ class EmbeddingCapsNet(PartsCapsNet):
         mask."""
         check_embeddings(embeddings, mask, self.depth)
         embeddings, scores = without_padding(embeddings.to(self.depth.dtype), mask)
-        return Capsules(self._detect(embeddings).flatten(1, 2), scores, pose_dims=1)
+        return Capsules(self._detect(embeddings).flatten(1, 2), scores)
 
     def _detect(self, embeddings: Tensor) -> Tensor:
         linear = cast(nn.Linear, self.detector[0])

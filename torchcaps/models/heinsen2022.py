@@ -94,7 +94,7 @@ class VectorRoutingHead(nn.Module):
         check_embeddings(embeddings, mask, self.depth_scale)
         embeddings, scores = without_padding(embeddings.to(self.depth_scale.dtype), mask)
         normal = F.layer_norm(embeddings, embeddings.shape[-1:])
-        return Capsules((normal * self.depth_scale + self.depth_offset).flatten(1, 2), scores, pose_dims=1)
+        return Capsules((normal * self.depth_scale + self.depth_offset).flatten(1, 2), scores)
 
 
 @register_model

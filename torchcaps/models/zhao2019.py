@@ -125,7 +125,7 @@ class ResNetCapsNet(ReconstructingCapsNet):
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         self.check_images(images)
-        return Capsules(self.features(images).unflatten(1, (-1, self.primary_pose)).movedim(2, -1), pose_dims=1)
+        return Capsules(self.features(images).unflatten(1, (-1, self.primary_pose)).movedim(2, -1))
 
 
 @register_model

@@ -135,7 +135,7 @@ class CapsuleBlock2d(nn.Module):
                 expected = (y.shape[0], self.capsules, *y.shape[2:], self.out_pose)
                 raise ValueError(f"expected a shortcut of shape {expected}, as the output, got {tuple(skipped.shape)}")
             y = y + added
-        return Capsules(as_poses(self.activation(y), self.out_pose), pose_dims=1)
+        return Capsules(as_poses(self.activation(y), self.out_pose))
 
     def _mixed(self, master: Tensor, aide: Tensor) -> Tensor:
         """Return c master + c' aide."""
@@ -245,7 +245,7 @@ class CapsuleFC(nn.Module):
                 f"expected poses of shape (batch, {self.in_capsules}, {self.pose}), or as many capsules on a grid, "
                 f"got {tuple(poses.shape)}"
             )
-        return Capsules(squash(torch.einsum("bih,hij->bjh", children, self.weight)), pose_dims=1)
+        return Capsules(squash(torch.einsum("bih,hij->bjh", children, self.weight)))
 
     def extra_repr(self) -> str:
         return f"{self.in_capsules}, {self.out_capsules}, pose={self.pose}"

@@ -59,7 +59,14 @@ class CapsuleLayer(nn.Module, ABC):
     def route(self, capsules: Capsules | Tensor, votes: Votes, return_coefficients: bool) -> Capsules:
         """Route these votes of the children. The first pass in training mode warns if the layer cannot learn from its
         first weights."""
-        return look_at([self], capsules, partial(self.routing, votes, return_coefficients=return_coefficients))
+        route = partial(self.routing, votes, return_coefficients=return_coefficients)
+        return gatherable(self, look_at([self], capsules, route))
+
+
+def gatherable(module: nn.Module, parents: Capsules) -> Capsules:
+    """Return parents as nn.DataParallel can gather them from the replicas of a module: it takes tensors and None, but
+    no number, such as `pose_dims`."""
+    return parents._replace(pose_dims=None) if getattr(module, "_is_replica", False) else parents
 
 
 def _has_weights(layer: CapsuleLayer, incompatible_keys: Any) -> None:

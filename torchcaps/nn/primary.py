@@ -80,7 +80,7 @@ class PrimaryCapsules(nn.Module):
         poses = self.pose_conv(features).unflatten(1, (self.out_capsules, self.features)).movedim(2, -1)
         poses = apply("normalization", self.normalization, poses)
         scores = None if self.score_conv is None else self.score_conv(features)
-        return Capsules(poses.unflatten(-1, self.out_pose), scores, pose_dims=len(self.out_pose))
+        return Capsules(poses.unflatten(-1, self.out_pose), scores)
 
     def extra_repr(self) -> str:
         normalization = getattr(self.normalization, "__name__", self.normalization)

@@ -11,7 +11,7 @@ from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.first_pass import look_at
 from torchcaps.nn.inputs import as_capsules
-from torchcaps.nn.layer import CapsuleLayer
+from torchcaps.nn.layer import CapsuleLayer, gatherable
 from torchcaps.ops import Votes
 from torchcaps.routing import Convergence, Equilibrium, Iteration, check_equilibrium
 from torchcaps.routing.equilibrium import largest
@@ -100,7 +100,8 @@ class CapsuleStack(nn.Module):
         """
         self._check()
         parents = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
-        return look_at(list(self.layers), capsules, partial(self._route, parents, return_coefficients))
+        routed = look_at(list(self.layers), capsules, partial(self._route, parents, return_coefficients))
+        return gatherable(self, routed)
 
     def _route(self, parents: Capsules, return_coefficients: bool) -> Capsules:
         if self.schedule == "sequential":

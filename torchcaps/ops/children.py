@@ -97,10 +97,11 @@ def check_children(children: Children) -> None:
         TypeError: a tensor has another precision than the poses, and is not in half precision.
     """
     poses, weight, bias, _ = children
-    types, rows, d = poses.shape[1], *poses.shape[4:]
-    groups, *window, parents, depth, h = weight.shape
-    if depth != d or not groups or types % groups:
+    fits = poses.dim() == weight.dim() == 6 and poses.shape[5] == weight.shape[4]
+    if not fits or not weight.shape[0] or poses.shape[1] % weight.shape[0]:
         raise ValueError(f"the weights of the votes, {tuple(weight.shape)}, do not fit poses {tuple(poses.shape)}")
+    types, rows = poses.shape[1], poses.shape[4]
+    _, *window, parents, _, h = weight.shape
     _check_like(poses, "weight", weight)
     if bias is not None:
         _check_rows("bias", bias, types, [(*window, n, rows, h) for n in (parents, 1)])
@@ -151,5 +152,6 @@ def _check_like(poses: Tensor, name: str, x: Tensor) -> None:
     """Check the device and the precision of a tensor."""
     if x.device != poses.device:
         raise ValueError(f"{name} is on {x.device} and the poses are on {poses.device}: move one of them")
-    if x.dtype != poses.dtype and not (x.dtype in HALF and poses.dtype == torch.float32):
+    sums = torch.float32 if poses.dtype in HALF else poses.dtype
+    if x.dtype != sums and not (x.dtype in HALF and sums == torch.float32):
         raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")

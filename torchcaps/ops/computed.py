@@ -189,8 +189,8 @@ class ComputedVotes(Votes):
         """Return rows that groups of children share, `(groups, parents or 1)`, as `(groups, kernel, kernel, ...)`."""
         if rows is None:
             return None
-        if self.kernel == (1, 1):
-            return rows[:, None, None]
+        if self.kernel == (1, 1) or rows.dim() != 2 or not len(rows) or self.children % len(rows):
+            return rows[:, None, None]  # the operators refuse what does not fit
         if rows.shape[0] == 1:
             return rows[:, None, None].expand(-1, *self.kernel, -1)
         return per_child(rows, self.children).unflatten(0, (-1, *self.kernel))  # a group may be part of a window

@@ -102,7 +102,7 @@ class LinearVotes(ComputedVotes):
         rows = constants.expand(-1, self.parents).to(self.weight.dtype).unflatten(0, self.weight.shape[:3])
         bias = self.bias
         if bias is not None:
-            types = max(len(rows), len(bias))
+            types = math.lcm(len(rows), len(bias))
             bias = per_child(bias, types) * per_child(rows, types)[..., None, None]
         votes = copy.copy(self)
         votes._with_weights(self.weight * rows[..., None, None], bias)

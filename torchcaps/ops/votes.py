@@ -178,11 +178,12 @@ class Votes(ABC):
 
     def capsules(self, poses: Tensor, scores: Tensor | None = None, variances: Tensor | None = None) -> Capsules:
         """Return parents as capsules, in the layer's output shape and in the precision of the votes."""
+        shaped, dims = self._shaped(poses, self.pose), len(self.pose)
         return Capsules(
-            self._shaped(poses, self.pose),
+            shaped,
             None if scores is None else self._shaped(scores, ()),
             None if variances is None else self._shaped(variances, self.pose),
-            pose_dims=len(self.pose) if len(self.pose) < 3 else None,
+            pose_dims=dims if shaped.dim() == 4 or (shaped.dim() == 5 and dims == 2) else None,
         )
 
     def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:

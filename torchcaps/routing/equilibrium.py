@@ -184,17 +184,18 @@ def check_equilibrium(routing: Routing) -> None:
         )
 
 
-def flatten(state: Tensor | tuple[Tensor, ...]) -> Tensor:
+def flatten(state: Tensor | tuple[Tensor | None, ...]) -> Tensor:
     """Return a state as one tensor, `(batch, n)`."""
-    return torch.cat([x.flatten(1) for x in ((state,) if isinstance(state, Tensor) else state)], dim=1)
+    parts = (state,) if isinstance(state, Tensor) else state
+    return torch.cat([x.flatten(1) for x in parts if x is not None], dim=1)
 
 
 def unflatten(flat: Tensor, like: Any) -> Any:
     """Return a flattened state in the form of another."""
     if isinstance(like, Tensor):
         return flat.view(like.shape)
-    parts = flat.split([x.shape[1:].numel() for x in like], dim=1)
-    return type(like)(*(part.reshape(x.shape) for part, x in zip(parts, like, strict=True)))
+    parts = flat.split([0 if x is None else x.shape[1:].numel() for x in like], dim=1)
+    return type(like)(*(None if x is None else part.reshape(x.shape) for part, x in zip(parts, like, strict=True)))
 
 
 def _with_own_tables(module: M) -> M:

@@ -1,0 +1,189 @@
+"""Routing of stored votes, without a layer: it equals that of a layer, and bad values raise errors."""
+
+import math
+
+import pytest
+import torch
+from algorithms import route
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsuleLinear,
+    Capsules,
+    DynamicRouting,
+    EfficientRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    RandomRouting,
+    Routing,
+    VectorNormRouting,
+    squash,
+)
+from torchcaps.ops import StoredVotes, WeightedVotes
+from torchcaps.testing import assert_coefficients_sum_to_one
+
+BIAS, START = DynamicRouting(learn_bias=True), DynamicRouting(start="learned")
+ROUTINGS = {
+    "dynamic": DynamicRouting(2, leaky=True, learn_bias=True, start="learned"),
+    "vector norm": VectorNormRouting(2, learn_sharpness=True),
+    "inverted attention": InvertedAttentionRouting(2, activations=True, start="learned"),
+    "em": EMRouting(2, schedule="linear"),
+    "heinsen": HeinsenRouting(2, model="kmeans"),
+    "heinsen, one beta": HeinsenRouting(2, single_beta=True),
+    "efficient": EfficientRouting(),
+    "random": RandomRouting(),
+}
+names = pytest.mark.parametrize("name", ROUTINGS)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def layer_of(name: str, children: int, pose: int | tuple[int, int] = (2, 2)) -> tuple[CapsuleLinear, dict[str, Tensor]]:
+    """Return a layer with random parameters, and the values that its routing has learned."""
+    layer = CapsuleLinear(children, 3, pose, pose, ROUTINGS[name]).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer, layer.routing.state_dict()
+
+
+@names
+def test_stored_votes_are_routed_as_in_a_layer(name):
+    layer, learned = layer_of(name, 5)
+    poses, scores = randn(2, 5, 2, 2), randn(2, 5, seed=1)
+    votes = torch.einsum("bird,ijdh->bijrh", poses, layer.weight)
+    for given in (scores, None):
+        expected = layer(Capsules(poses, given), return_coefficients=True)
+        found = route(ROUTINGS[name], votes, given, **learned)
+        for x, y in zip(found[:4], expected[:4], strict=True):
+            assert (x is None) == (y is None)
+            if x is not None:
+                assert_close(x, y)
+    assert ROUTINGS[name].with_values(**learned)(votes).coefficients is None
+
+
+@names
+def test_gates_that_votes_have_count_without_scores(name):
+    votes, scores = randn(2, 5, 3, 4), randn(2, 5, seed=1)
+    learned = layer_of(name, 5)[1]
+    found = route(ROUTINGS[name], StoredVotes(votes).gated(scores.sigmoid()), **learned)
+    assert_close(found.poses, route(ROUTINGS[name], votes, scores, **learned).poses)
+
+
+@names
+def test_padding(name):
+    votes, padding = randn(2, 4, 3, 4), 1e4 * randn(2, 2, 3, 4, seed=3)
+    scores, nobody = randn(2, 4, seed=1), torch.full((2, 2), -math.inf, dtype=torch.float64)
+    padded = layer_of(name, 6)[1]
+    alone = {key: x[:4] if len(x.shape) and len(x) == 6 else x for key, x in padded.items()}
+    expected = route(ROUTINGS[name], votes, scores, **alone)
+    found = route(ROUTINGS[name], torch.cat([votes, padding], 1), torch.cat([scores, nobody], 1), **padded)
+    assert_close(found.poses, expected.poses)
+    assert_close(found.coefficients[:, :4], expected.coefficients)
+
+
+def test_gradients_of_what_is_learned():
+    v, scores = randn(2, 4, 3, 2), randn(2, 4, seed=1)
+    row, table = randn(3, seed=2).requires_grad_(), randn(4, 3, seed=3).requires_grad_()
+    pose, entry = randn(3, 2, seed=4).requires_grad_(), randn(2, seed=5).requires_grad_()
+    sharpness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    dynamic = DynamicRouting(learn_bias=True, start="learned")
+    assert gradcheck(lambda b, s: route(dynamic, v, bias=b, first_logits=s).poses, (pose, table))
+    normed = VectorNormRouting(learn_sharpness=True)
+    assert gradcheck(lambda s: route(normed, v, learned_sharpness=s).poses, sharpness)
+    assert gradcheck(lambda w, b: route(InvertedAttentionRouting(), v, weight=w, bias=b).poses, (entry, entry))
+    for em in (EMRouting(inverse_temperature=1.0), EMRouting(schedule="linear", cost_range=10.0)):
+        assert gradcheck(lambda a, u, em=em: route(em, v, scores, beta_a=a, beta_u=u)[:3], (row, row))
+    heinsen = HeinsenRouting()
+    assert gradcheck(lambda u, i: route(heinsen, v, scores, beta_use=u, beta_ignore=i)[:3], (table, table))
+
+
+@pytest.mark.parametrize(
+    ("routing", "name", "shape"),
+    [
+        (HeinsenRouting(single_beta=True), "beta_use", (4, 3)),
+        (START, "first_logits", (4, 3)),
+        (BIAS, "bias", (3, 2)),
+        (RandomRouting(), "logits", (4, 3)),
+        (EfficientRouting(), "coefficient_bias", (4, 3)),
+    ],
+    ids=str,
+)
+def test_sizes_of_1_are_shared(routing, name, shape):
+    votes = randn(2, 4, 3, 2)
+    for narrow in {(1, shape[1]), (shape[0], 1), (1, 1)}:
+        value = randn(*narrow)
+        found, expected = (route(routing, votes, **{name: x}) for x in (value, value.expand(shape)))
+        for x, y in zip(found[:4], expected[:4], strict=True):
+            assert x is y or torch.allclose(x, y)
+
+
+def test_pooling_limits():
+    v = randn(2, 6, 1, 4)
+    assert_close(route(VectorNormRouting(sharpness=0.0), v).poses, v.mean(1))
+    assert_close(route(VectorNormRouting(0), v).poses, v.mean(1))
+    selected = route(VectorNormRouting(sharpness=1e4), v)
+    assert (selected.coefficients.amax(1) > 0.999).all()
+    chosen = selected.coefficients.squeeze(-1).argmax(1)
+    assert_close(selected.poses.squeeze(1), v[torch.arange(2), chosen, 0])
+
+
+def test_the_gradient_of_the_last_iteration_is_that_of_given_coefficients():
+    v = randn(2, 5, 3, 2).requires_grad_()
+    (actual,) = torch.autograd.grad(DynamicRouting(2, gradient="last")(v).poses.square().sum(), v)
+    first = squash(v.detach().mean(1) * 5 / 3)
+    parents = squash(((v * first.unsqueeze(1)).sum(-1).softmax(2).unsqueeze(-1) * v).sum(1))
+    assert_close(actual, torch.autograd.grad(parents.square().sum(), v)[0])
+
+
+def test_random_starts_are_the_same_for_all_samples():
+    votes, drawn = randn(1, 5, 3, 2).expand(4, -1, -1, -1), []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(DynamicRouting(start="random")(votes).poses)
+        assert_close(drawn[-1], drawn[-1][:1].expand(4, -1, -1))
+    assert_close(drawn[1], drawn[0])
+    assert not torch.allclose(drawn[2], drawn[0])
+
+
+def test_a_softmax_over_the_wrong_axis_breaks_a_law(monkeypatch):
+    monkeypatch.setattr(WeightedVotes, "coefficients", lambda self: self.votes.coefficients(self.agreement, "children"))
+    with pytest.raises(AssertionError, match="sum to one over the parents"):
+        assert_coefficients_sum_to_one(DynamicRouting())
+
+
+@pytest.mark.parametrize(
+    ("routing", "values", "message"),
+    [
+        (BIAS, {"bias": randn(2, 5)}, r"bias.*\(3, 5\).*\(2, 5\)"),
+        (START, {"first_logits": randn(3, 3)}, r"first_logits.*\(4, 3\).*\(3, 3\)"),
+        (START, {"first_logits": randn(0, 3)}, r"first_logits.*\(4, 3\).*\(0, 3\)"),
+        (EMRouting(), {"beta_a": randn(2, 1), "beta_u": randn(3)}, r"beta_a.*\(3,\).*\(2, 1\)"),
+        (HeinsenRouting(single_beta=True), {"beta_use": randn(4, 2)}, r"beta_use.*\(4, 3\).*\(4, 2\)"),
+        (HeinsenRouting(single_beta=True), {"beta": randn(4, 3)}, "has no beta_use yet"),
+        (DynamicRouting(), {"bias": randn(3, 5)}, "learns no 'bias', but nothing"),
+        (BIAS, {"bias": randn(3, 5), "bias_": randn(3, 5)}, "learns no 'bias_', but bias"),
+        (
+            InvertedAttentionRouting(layer_norm=False, start="learned"),
+            {"first_poses": randn(2, 3, 4)},
+            r"first_poses.*\(1, 3, 5\).*\(2, 3, 4\)",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_values(routing: Routing, values, message):
+    with pytest.raises((ValueError, RuntimeError), match=message) as error:
+        routing.with_values(**values)(randn(2, 4, 3, 5))
+    assert "\n" not in str(error.value)
+
+
+def test_bad_votes():
+    v = randn(2, 4, 3, 5)
+    with pytest.raises(ValueError, match=r"votes.*\(batch, children, parents, \*pose\)"):
+        DynamicRouting()(v[0])
+    with pytest.raises(ValueError, match=r"scores.*\(2, 4\).*\(2, 1\)"):
+        DynamicRouting()(v, v[:, :1, 0, 0])
