@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from torchcaps.ops import triton as reductions
 from torchcaps.ops.children import Children, Gradients, Options
-from torchcaps.ops.triton import launch
+from torchcaps.ops.triton import problem
 
 # By compute capability: the multiprocessors of an A100, an RTX 3090 and an H100.
 MULTIPROCESSORS = {80: 108, 86: 84, 90: 132}
@@ -113,10 +114,13 @@ def reduce(case: Case) -> None:
 def launches(case: Case, capability: int) -> list[tuple[Any, tuple[int, ...], dict[str, Any]]]:
     """Record what the case would start on a device of this capability: kernel, grid and arguments."""
     found: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = []
-    with mock.patch.multiple(
-        launch,
-        run=lambda device, kernel, grid, **arguments: found.append((kernel, grid, arguments)),
-        multiprocessors=lambda device: MULTIPROCESSORS[capability],
+
+    def note(kernel: Any, grid: tuple[int, ...]) -> Any:
+        return lambda **arguments: found.append((kernel, grid, arguments))
+
+    with (
+        mock.patch.object(triton.JITFunction, "__getitem__", note),
+        mock.patch.object(problem, "multiprocessors", return_value=MULTIPROCESSORS[capability]),
     ):
         reduce(case)
     return found

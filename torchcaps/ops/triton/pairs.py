@@ -8,7 +8,7 @@ from torchcaps.ops.triton.tiles import nonzero, number_range
 
 
 @triton.jit
-def _pairs(pairs, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
+def _pairs(pairs, parents, width, block, block_f):
     """Return the pairs of a program and their features: numbers, addresses, and masks of those that exist."""
     pair = (tl.program_id(0).to(tl.int64) * block + tl.arange(0, block))[:, None]
     f = tl.arange(0, block_f)[None, :]
@@ -16,7 +16,7 @@ def _pairs(pairs, parents: tl.constexpr, width: tl.constexpr, block: tl.constexp
 
 
 @triton.jit
-def _optional(pointer, at, inside, dtype: tl.constexpr):
+def _optional(pointer, at, inside, dtype):
     if pointer is None:
         x = None
     else:
@@ -136,6 +136,6 @@ def merge(
 
 
 @triton.jit
-def _part(parts, split, pairs, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
+def _part(parts, split, pairs, width, at, inside, other, dtype):
     # The distance between two parts may need 64 bits.
     return tl.load(parts + tl.cast(split, tl.int64) * pairs * width + at, mask=inside, other=other).to(dtype)
