@@ -16,15 +16,14 @@ Where a loop would leave the device idle, it is split among programs, and their 
 Results are the same to the last digit each time on one device: in each launch, at most one program adds to a number of
 a gradient, and blocks and splits depend on sizes alone.
 
-The kernels share most of their parameters, in groups. `Problem` has the values:
+The kernels share most of their parameters, in groups. `Problem` has the values; `pairs.pack` explains what a backward
+kernel knows of the parents.
 
-- the parents, in a backward pass: `pack` holds all that is known of a parent, `size` rows of it, and `k_target` to
-  `k_lse` say in which row a part begins (-1: there is none); `pairs.pack` explains the parts.
 - the children: tensors, those with parents have them innermost; the numbers of samples and of children of a sample.
 - the windows of the launch: how to find sample and first pose from one of its `n_samples` numbers; then the distances
   on the map between types and between places of a window.
 - the rows that children share: how many types share a row of weights, biases, betas and offsets.
-- the layer: sizes of poses and votes, which tensors are shared, by what the softmax is, and the precision.
+- the layer: sizes of poses and votes, which tensors are shared, what is reduced, and the precision.
 - the tile: rows, columns, depth, samples and parents of a block, and parents in a lane. Weights that are one block deep
   stay in registers from the votes to their gradients.
 """
@@ -82,13 +81,13 @@ def sums(
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     # the tile
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Sum over one split of the children. Softmax over the children: votes weighted by exp(logit - peak), and these
-    weights. Softmax over the parents: votes weighted by shares; or with `squares` the shares, the mean relative to an
+    weights. Softmax over the parents: votes weighted by shares; or for moments the shares, the mean relative to an
     origin (a Gaussian's mean, or the votes of the first child) and the squared deviations from the mean, updated child
     by child (Welford, 1962). That expands no square and sums no large numbers: votes that agree keep their digits."""
     sample, corner, r, h, j, present, real = find_tile(
@@ -101,7 +100,7 @@ def sums(
     prior_ = load_scores(prior, sample, j, parents, dtype)
     if agreement == "gaussian":
         origin_ = target_
-    elif squares is not None:
+    elif moments:
         origin_matrix = load_matrix(weight, 0, 0, h, sample, j, parents, depth, width, block_d, dtype)
         origin_ = make_votes(
             poses, weight, bias, origin_matrix, corner, 0, 0, sample, r, h, j,
@@ -141,9 +140,7 @@ def sums(
                 logit, norms, i, sample, real, samples, children, leaky, one_block, dtype
             )  # fmt: skip
             share = gate * coefficient
-            if squares is None:
-                total += share * v
-            else:
+            if moments:
                 mass += share
                 deviation = v - origin_
                 change = deviation - total
@@ -152,6 +149,8 @@ def sums(
                 if betas is not None:
                     beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
                     benefit += beta * share
+            else:
+                total += share * v
 
     score = (tl.program_id(2).to(tl.int64) * samples + sample) * parents + j
     at, inside = score * (rows * width) + r * width + h, present & real & (r < rows) & (h < width)
@@ -172,10 +171,6 @@ def sums(
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def normalize(
     norms, with_grads: tl.constexpr, pack, per_split,
-    # the parents
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
     # the children
     poses, weight, bias, gates, betas, offset, samples, children,
     # the windows
@@ -187,7 +182,7 @@ def normalize(
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     # the tile
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
@@ -206,8 +201,8 @@ def normalize(
             rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
         target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, _lse = load_parents(
-            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
-            size, rows, width, parents, agreement, dtype,
+            pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, betas is not None,
+            with_grads, dtype,
         )  # fmt: skip
         own = norms + parent // block_j % 2 * 3 * stride
         other = norms + (parent // block_j + 1) % 2 * 3 * stride
@@ -231,7 +226,7 @@ def normalize(
             if with_grads:
                 beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
                 grad_share = share_gradient(
-                    v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                    v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
                 )  # fmt: skip
                 grad_gate = sum_parents(part * grad_share)
                 grad_gate += kept * tl.load(other + 2 * stride + at, mask=before, other=0.0)
@@ -242,10 +237,6 @@ def normalize(
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def grads(
     grad_poses, grad_gates, norms, parts, pack, one_block: tl.constexpr, per_split,
-    # the parents
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
     # the children
     poses, weight, bias, gates, betas, offset, samples, children,
     # the windows
@@ -257,7 +248,7 @@ def grads(
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     # the tile
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
@@ -276,8 +267,8 @@ def grads(
             rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
         target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, lse_ = load_parents(
-            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
-            size, rows, width, parents, agreement, dtype,
+            pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, betas is not None,
+            True, dtype,
         )  # fmt: skip
         grad_target = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
         grad_precision = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
@@ -294,7 +285,7 @@ def grads(
             gate = load_gate(gates, sample, i, children, present, dtype)
             beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
             grad_share = share_gradient(
-                v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
             )  # fmt: skip
             at = sample * children + i
             if agreement == "uniform" or over_children:
@@ -324,7 +315,7 @@ def grads(
             share = gate * coefficient
             grad_logit = share * grad_share
             grad_vote = vote_gradient(
-                v, share, grad_logit, slope_, curve_, center_, target_, precision_, k_curve, agreement
+                v, share, grad_logit, slope_, curve_, center_, target_, precision_, moments, agreement
             )  # fmt: skip
 
             if agreement == "dot":
@@ -368,10 +359,6 @@ def weight_grads(
     grad_weight, grad_bias, grad_betas, grad_offset, add: tl.constexpr, norms, pack,
     whole_d: tl.constexpr, by_row: tl.constexpr, own_weight: tl.constexpr, one_child: tl.constexpr,
     per_group, per_split,
-    # the parents
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
     # the children
     poses, weight, bias, gates, betas, offset, samples, children,
     # the windows
@@ -383,7 +370,7 @@ def weight_grads(
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
     # the tile
     block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
@@ -409,8 +396,8 @@ def weight_grads(
             rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
         target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, lse_ = load_parents(
-            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
-            size, rows, width, parents, agreement, dtype,
+            pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, betas is not None,
+            True, dtype,
         )  # fmt: skip
         block_start = block_of_samples * per_group.to(tl.int64)
         for m in number_range(
@@ -434,7 +421,7 @@ def weight_grads(
             gate = load_gate(gates, sample, i, children, present, dtype)
             beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
             grad_share = share_gradient(
-                v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
             )  # fmt: skip
             if agreement == "uniform":
                 coefficient = tl.where(real, 1.0, 0.0).to(dtype)
@@ -447,7 +434,7 @@ def weight_grads(
                 grad_share -= tl.load(norms + 2 * stride + sample * children + i)
             share = gate * coefficient
             grad_vote = vote_gradient(
-                v, share, share * grad_share, slope_, curve_, center_, target_, precision_, k_curve, agreement
+                v, share, share * grad_share, slope_, curve_, center_, target_, precision_, moments, agreement
             )  # fmt: skip
 
             if grad_weight is not None:

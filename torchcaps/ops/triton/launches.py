@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +9,6 @@ from torch import Tensor
 from torchcaps.ops.children import Gradients
 from torchcaps.ops.triton.problem import Problem, contiguous, view_parents_last
 from torchcaps.ops.triton.sizes import ceil_div, power_of_2
-
-# Row of a part in the packed tensor of the parents; -1: it has no such part.
-NO_PACK = dict.fromkeys(
-    ("k_target", "k_precision", "k_prior", "k_slope", "k_curve", "k_center", "k_base", "k_benefit", "k_lse"), -1
-)
 
 # ---------------------------------------------------------------- forward
 
@@ -62,7 +56,7 @@ def merge(p: Problem, parts: dict[str, Tensor | None], center: Tensor | None = N
     p.launch_pairs("merge", splits=len(totals), center=center, **parts, **(nothing | results))
 
 
-def normalize(p: Problem, packed: dict[str, Any], with_grads: bool) -> Tensor:
+def normalize(p: Problem, packed: Tensor, with_grads: bool) -> Tensor:
     """Return peak, mass and gate gradient of each child's softmax over the parents, `(3, samples, children)`."""
     tile = p.tile("normalize")
     sizes = p.sizes(tile, p.samples)
@@ -71,7 +65,7 @@ def normalize(p: Problem, packed: dict[str, Any], with_grads: bool) -> Tensor:
     norms = p.new(2, 3, p.samples, p.children)
     p.launch(
         "normalize", (blocks, splits), norms=norms, with_grads=with_grads, per_split=per_split,
-        **packed, **p.windows(), **sizes,
+        pack=packed, **p.windows(), **sizes,
     )  # fmt: skip
     return norms[(ceil_div(p.parents, tile.parents) - 1) % 2]  # the copy that the last block wrote
 
@@ -101,22 +95,12 @@ def pack(
     grad_variance: Tensor | None = None,
     grad_benefit: Tensor | None = None,
     **results: Tensor | None,
-) -> dict[str, Any]:
-    """Return what a kernel must know of each parent: one tensor `(samples, size, parents)`, and the rows in it."""
+) -> Tensor:
+    """Return what a kernel must know of each parent, in one tensor `(samples, size, parents)`."""
     target, precision, prior = p.agreement_tensors
-    wide = {
-        "k_target": target, "k_precision": precision, "k_slope": grad, "k_curve": grad_variance,
-        "k_center": grad_variance if precision is None else None,
-    }  # fmt: skip
-    narrow = {
-        "k_prior": prior, "k_benefit": grad_benefit, "k_lse": lse,
-        "k_base": grad if p.over_children or p.moments else None,
-    }  # fmt: skip
-    places, size = dict(NO_PACK), 0
-    for names, width in ((wide, p.features), (narrow, 1)):
-        for name, x in names.items():
-            if x is not None:
-                places[name], size = size, size + width
+    wide = target, precision, grad, grad_variance, grad_variance if precision is None else None
+    narrow = prior, grad_benefit, lse, grad if p.over_children or p.moments else None
+    size = sum(p.features for x in wide if x is not None) + sum(1 for x in narrow if x is not None)
     packed = p.new(p.samples, size, p.parents)
     inputs = {
         "target": target, "precision": precision, "prior": prior, "lse": lse, "grad": grad,
@@ -124,11 +108,11 @@ def pack(
         "sums": None, "mass": None, "variance": None,
     } | results  # fmt: skip
     inputs = {name: contiguous(x) for name, x in inputs.items()}
-    p.launch_pairs("pack", packed=packed, size=size, **places, **inputs)
-    return {"pack": packed, "size": size, **places}
+    p.launch_pairs("pack", packed=packed, size=size, **inputs)
+    return packed
 
 
-def grads(p: Problem, packed: dict[str, Any], into: Gradients) -> tuple[Tensor | None, Tensor | None]:
+def grads(p: Problem, packed: Tensor, into: Gradients) -> tuple[Tensor | None, Tensor | None]:
     """Add the gradients of poses and gates. Return peak, mass and gate gradient of each child, which the softmax over
     the parents needs again, and the gradients of the agreement's tensors, a row for each split."""
     tile, launches = p.tile("grads"), p.windows_apart()
@@ -146,7 +130,7 @@ def grads(p: Problem, packed: dict[str, Any], into: Gradients) -> tuple[Tensor |
             p.launch(
                 "grads", (ceil_div(windows["n_samples"], sizes["block_n"]), splits), grad_poses=grad_poses,
                 grad_gates=grad_gates, norms=norms, parts=parts, one_block=one_block, per_split=per_split,
-                **packed, **windows, **sizes,
+                pack=packed, **windows, **sizes,
             )  # fmt: skip
     return norms, parts
 
@@ -164,7 +148,7 @@ def _split_parts(p: Problem, parts: Tensor | None) -> Iterator[Tensor | None]:
 
 
 def weight_grads(
-    p: Problem, packed: dict[str, Any], into: Gradients, norms: Tensor | None
+    p: Problem, packed: Tensor, into: Gradients, norms: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Add the gradients of weight and bias; return those of offset and betas. One launch per number of groups."""
     tile = p.tile("weight_grads")
@@ -200,7 +184,7 @@ def weight_grads(
             "weight_grads", (rows, j_blocks, splits), add=add, norms=norms, whole_d=whole_d,
             by_row=whole_d * sizes["block_n"] <= tile.loads, own_weight=groups == p.groups,
             one_child=per_group == 1, per_group=per_group, per_split=per_split,
-            **(dict.fromkeys(views) | parts), **packed, **p.windows(), **sizes,
+            **(dict.fromkeys(views) | parts), pack=packed, **p.windows(), **sizes,
         )  # fmt: skip
         for name, x in own.items():
             if parts[name] is not x:

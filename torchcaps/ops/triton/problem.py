@@ -64,7 +64,8 @@ class Problem:
         self.kernel, self.grid = children.kernel, grid_of(children, options)
         self.features, self.places = self.rows * self.width, math.prod(self.kernel)
         self.samples, self.children = self.images * math.prod(self.grid), self.types * self.places
-        self.moments, self.over_children = moments, options.softmax == "children"
+        self.moments = moments
+        self.over_children = options.softmax == "children" and target is not None  # a sum of votes has no softmax
         if target is None:
             self.agreement = "none"
         elif precision is not None:
@@ -104,6 +105,7 @@ class Problem:
             "shared_bias": self.shared_bias,
             "shared_betas": self.shared_betas,
             "agreement": "uniform" if self.uniform else self.agreement,
+            "moments": moments,
             "over_children": self.over_children,
             "leaky": options.leaky,
             "dtype": self.dtype,

@@ -112,44 +112,61 @@ def load_scores(pointer, sample, j, parents, dtype):
 
 
 @triton.jit
-def load_packed_features(pack, k, sample, r, h, j, size, rows, width, parents, dtype):
-    """Load the features from row k on of `(samples, size, parents)`. If k < 0 return a zero, which is not used."""
-    if k < 0:
-        x = tl.zeros([1, 1, 1, 1, 1], dtype)
-    else:
+def load_packed_features(pack, there, k, size, sample, r, h, j, rows, width, parents, dtype):
+    """Load the features from row k on of `(samples, size, parents)`, or return a zero, which is not used."""
+    if there:
         at = (sample * size + k + r * width + h) * parents + j
         x = read(pack + at, (r < rows) & (h < width), r.shape[2] != rows or h.shape[3] != width, dtype)
+    else:
+        x = tl.zeros([1, 1, 1, 1, 1], dtype)
     return x
 
 
 @triton.jit
-def load_packed_scores(pack, k, sample, j, size, parents, dtype):
-    """Load row k of `(samples, size, parents)`. If k < 0 return a zero, which is not used."""
-    if k < 0:
-        x = tl.zeros([1, 1, 1, 1, 1], dtype)
-    else:
+def load_packed_scores(pack, there, k, size, sample, j, parents, dtype):
+    """Load row k of `(samples, size, parents)`, or return a zero, which is not used."""
+    if there:
         x = tl.load(pack + (sample * size + k) * parents + j).to(dtype)
+    else:
+        x = tl.zeros([1, 1, 1, 1, 1], dtype)
     return x
 
 
 @triton.jit
 def load_parents(
-    pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse, size,
-    rows, width, parents, agreement, dtype,
-):  # fmt: skip
-    """Load what `pairs.pack` has written about the tile's parents."""
-    target = load_packed_features(pack, k_target, sample, r, h, j, size, rows, width, parents, dtype)
-    precision = load_packed_features(pack, k_precision, sample, r, h, j, size, rows, width, parents, dtype)
-    slope = load_packed_features(pack, k_slope, sample, r, h, j, size, rows, width, parents, dtype)
-    curve = load_packed_features(pack, k_curve, sample, r, h, j, size, rows, width, parents, dtype)
-    if agreement == "gaussian":
+    pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, with_betas, with_grads, dtype
+):
+    """Load what `pairs.pack` has written about the tile's parents, forward or `with_grads`."""
+    features: tl.constexpr = rows * width
+    # Which parts there are, and their first rows, in the order of `pairs.pack`.
+    has_target: tl.constexpr = agreement != "uniform" and agreement != "none"
+    gaussian: tl.constexpr = agreement == "gaussian"
+    has_curve: tl.constexpr = moments and with_grads
+    has_center: tl.constexpr = has_curve and not gaussian
+    has_benefit: tl.constexpr = with_betas and with_grads
+    has_lse: tl.constexpr = over_children and with_grads
+    has_base: tl.constexpr = has_curve or has_lse
+    k_precision: tl.constexpr = features if has_target else 0
+    k_slope: tl.constexpr = k_precision + (features if gaussian else 0)
+    k_curve: tl.constexpr = k_slope + (features if with_grads else 0)
+    k_center: tl.constexpr = k_curve + (features if has_curve else 0)
+    k_prior: tl.constexpr = k_center + (features if has_center else 0)
+    k_benefit: tl.constexpr = k_prior + (1 if gaussian else 0)
+    k_lse: tl.constexpr = k_benefit + (1 if has_benefit else 0)
+    k_base: tl.constexpr = k_lse + (1 if has_lse else 0)
+    size: tl.constexpr = k_base + (1 if has_base else 0)
+    target = load_packed_features(pack, has_target, 0, size, sample, r, h, j, rows, width, parents, dtype)
+    precision = load_packed_features(pack, gaussian, k_precision, size, sample, r, h, j, rows, width, parents, dtype)
+    slope = load_packed_features(pack, with_grads, k_slope, size, sample, r, h, j, rows, width, parents, dtype)
+    curve = load_packed_features(pack, has_curve, k_curve, size, sample, r, h, j, rows, width, parents, dtype)
+    if gaussian:
         center = target
     else:
-        center = load_packed_features(pack, k_center, sample, r, h, j, size, rows, width, parents, dtype)
-    prior = load_packed_scores(pack, k_prior, sample, j, size, parents, dtype)
-    base = load_packed_scores(pack, k_base, sample, j, size, parents, dtype)
-    grad_benefit = load_packed_scores(pack, k_benefit, sample, j, size, parents, dtype)
-    lse = load_packed_scores(pack, k_lse, sample, j, size, parents, dtype)
+        center = load_packed_features(pack, has_center, k_center, size, sample, r, h, j, rows, width, parents, dtype)
+    prior = load_packed_scores(pack, gaussian, k_prior, size, sample, j, parents, dtype)
+    base = load_packed_scores(pack, has_base, k_base, size, sample, j, parents, dtype)
+    grad_benefit = load_packed_scores(pack, has_benefit, k_benefit, size, sample, j, parents, dtype)
+    lse = load_packed_scores(pack, has_lse, k_lse, size, sample, j, parents, dtype)
     return target, precision, prior, slope, curve, center, base, grad_benefit, lse
 
 
@@ -362,13 +379,13 @@ def coefficients_over_children(logit, gate, lse, real):
 
 
 @triton.jit
-def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve, k_base):
+def share_gradient(v, slope, curve, center, base, beta, grad_benefit, moments, over_children):
     """Return the gradient of a share, which is gate times coefficient; see `pairs.pack`."""
-    if k_curve < 0:
-        grad = sum_features(slope * v)
-    else:
+    if moments:
         grad = sum_features((slope + curve * (v - center)) * (v - center))
-    if k_base >= 0:
+    else:
+        grad = sum_features(slope * v)
+    if moments or over_children:
         grad += base
     if beta is not None:
         grad += beta * grad_benefit
@@ -376,12 +393,12 @@ def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve, k
 
 
 @triton.jit
-def vote_gradient(v, share, grad_logit, slope, curve, center, target, precision, k_curve, agreement):
+def vote_gradient(v, share, grad_logit, slope, curve, center, target, precision, moments, agreement):
     """Return the gradient of a vote: as a term of the sums, and through its logit."""
-    if k_curve < 0:
-        grad = share * slope
-    else:
+    if moments:
         grad = share * (slope + 2.0 * curve * (v - center))
+    else:
+        grad = share * slope
     if agreement == "dot":
         grad += grad_logit * target
     elif agreement == "unit":
