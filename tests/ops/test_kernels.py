@@ -20,7 +20,7 @@ from problems import (
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Dot, Gaussian, LazyVotes, StoredVotes
+from torchcaps.ops import Dot, Gaussian, LazyVotes, StoredVotes, triton
 from torchcaps.ops.children import Children, Gradients, Options
 
 if torch.cuda.is_available():
@@ -29,8 +29,6 @@ pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or Triton's interpreter", allow_module_level=True)
-
-from torchcaps.ops.triton import launch  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 MANY = 5 if INTERPRETED else 131  # parents, more than a block holds
@@ -131,8 +129,8 @@ def flat_row(x: Tensor | None) -> Tensor | None:
 def kernel_weighted_sums(inputs, grad, options) -> list[Tensor | None]:
     children, query, offset = on_map(inputs)
     into, offset = zeros_into(children), _rows(offset)
-    results = launch.weighted_sum(children, query, offset, options)
-    found = launch.weighted_sum_backward((grad,), results, children, query, offset, options, into)
+    results = triton.weighted_sum(children, query, offset, options)
+    found = triton.weighted_sum_backward((grad,), results, children, query, offset, options, into)
     return [results[0], *off_map(into, found[0], flat_row(found[1]))]
 
 
@@ -149,9 +147,9 @@ def all_moments(inputs, grads, eps) -> list[Tensor | None]:
 def kernel_moments(inputs, grads, eps) -> list[Tensor | None]:
     children, *about, offset, betas = on_map(inputs)
     about, options, into = (*about, _rows(offset), _rows(betas)), Options(eps=eps), zeros_into(children)
-    values = launch.moments(children, *about, options)
+    values = triton.moments(children, *about, options)
     sent = [*grads[:3], None if betas is None else grads[3]]
-    *found, grad_offset, grad_betas = launch.moments_backward(sent, values[:3], children, *about, options, into)
+    *found, grad_offset, grad_betas = triton.moments_backward(sent, values[:3], children, *about, options, into)
     benefit = None if betas is None else values[3]
     return [*values[:3], benefit, *off_map(into, *found, flat_row(grad_offset), flat_row(grad_betas))]
 
@@ -232,7 +230,7 @@ def test_every_weighted_sum(layout, unit, softmax, offset):
 
 def test_normalizer_over_the_children():
     *inputs, offset = make_dot(LAYOUTS["per child"], "each")
-    _, lse = launch.weighted_sum(*on_map(inputs), _rows(offset), Options("children"))
+    _, lse = triton.weighted_sum(*on_map(inputs), _rows(offset), Options("children"))
     logits = stored(*inputs[:4]).logits(Dot(inputs[4], offset=offset))
     expected = (logits + inputs[3].log().unsqueeze(-1)).logsumexp(1)
     expected[-1] = torch.inf  # no child is present
@@ -439,7 +437,7 @@ def test_variance_of_votes_that_agree_far_from_the_origin(agreement, origin, err
     if agreement == "gaussian":
         rest = [torch.full_like(target, 1e-9), torch.zeros_like(target[..., 0])]
     children = on_map([poses, weight, bias, None, target])
-    _, mean, variance, _ = launch.moments(*children, *rest, None, None, Options())
+    _, mean, variance, _ = triton.moments(*children, *rest, None, None, Options())
     votes = (poses.double() / 1024 + 1000).flatten()
     assert_close(variance.double().squeeze(), votes.var(correction=0), rtol=error, atol=0)
     assert_close(mean.double().squeeze(), votes.mean(), rtol=1e-6, atol=0)
@@ -457,7 +455,7 @@ def test_refuses_other_dtypes():
     inputs = make_dot(LAYOUTS["shared"])
     inputs[1] = inputs[1].to(torch.int32)
     with pytest.raises(ValueError, match=r"got torch\.int32"):
-        launch.weighted_sum(*on_map(inputs), Options())
+        triton.weighted_sum(*on_map(inputs), Options())
 
 
 # Windows that overlap, that are dilated, and that do not overlap; children that share weights; parents in two blocks.

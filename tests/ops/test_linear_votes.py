@@ -498,6 +498,7 @@ class TestBackends:
             monkeypatch.setattr(backend, "NATIVE_MISSING", missing)
             assert backend.choose_backend("auto", torch.device("cpu")) == expected
         monkeypatch.setattr(backend, "HAS_TRITON", True)
+        monkeypatch.setattr(backend, "CHECKED", {(8, 0)})
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
         assert backend.choose_backend("auto", torch.device("cuda"), (4, 4, 4)) == "triton"
         assert backend.choose_backend("auto", torch.device("meta")) == "tiled"

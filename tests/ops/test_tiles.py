@@ -1,19 +1,13 @@
 """Division of the work among the Triton kernels: windows of a launch, tiles and splits."""
 
 import itertools
-import json
 
 import pytest
 import torch
 
-from torchcaps.ops.backend import HAS_TRITON
 from torchcaps.ops.children import Children, Options
-
-if not HAS_TRITON:
-    pytest.skip("needs the package triton", allow_module_level=True)
-
-from torchcaps.ops.triton import launch, sizes
-from torchcaps.ops.triton.sizes import Layer, Tile, choose_tile, read_table, tile_by_rule, try_tiles
+from torchcaps.ops.triton.problem import MOST_PARTS, Problem, _step_apart
+from torchcaps.ops.triton.sizes import Layer, Tile, tile_by_rule
 
 SIDES = [(5, 1, 1, 1), (5, 3, 1, 1), (6, 3, 2, 1), (7, 3, 3, 1), (9, 3, 1, 2), (9, 2, 2, 3), (8, 5, 2, 1), (4, 4, 1, 1)]
 
@@ -24,9 +18,9 @@ def test_windows_of_one_launch_have_no_pose_in_common(down, across):
     (height, *of_rows), (width, *of_columns) = down, across
     kernel, stride, dilation = zip(of_rows, of_columns, strict=True)
     poses, weight = torch.zeros(2, 3, height, width, 1, 1), torch.zeros(3, *kernel, 2, 1, 1)
-    problem = launch.Problem(Children(poses, weight, None, None), Options(stride=stride, dilation=dilation), None)
+    problem = Problem(Children(poses, weight, None, None), Options(stride=stride, dilation=dilation))
     seen = []
-    for windows in problem.windows(apart=True):
+    for windows in problem.windows_apart():
         poses_seen = []
         for n in range(windows["n_samples"]):  # as `find_windows` counts
             image, of_image = divmod(n, windows["windows_down"] * windows["windows_across"])
@@ -40,7 +34,7 @@ def test_windows_of_one_launch_have_no_pose_in_common(down, across):
         assert len(poses_seen) == len(set(poses_seen))
         assert max(poses_seen) < height * width + windows["pose_image"]
     assert sorted(seen) == list(range(problem.samples))
-    assert len(problem.windows(apart=False)) == 1
+    assert problem.windows()["n_samples"] == problem.samples
 
 
 @pytest.mark.parametrize(
@@ -48,7 +42,7 @@ def test_windows_of_one_launch_have_no_pose_in_common(down, across):
     [(3, 1, 1, 3), (3, 2, 1, 2), (3, 1, 2, 3), (1, 1, 1, 1), (2, 2, 1, 1), (3, 3, 1, 1)],
 )
 def test_no_more_launches_than_windows_overlap(kernel, stride, dilation, steps):
-    assert launch._step_apart(kernel, stride, dilation) == steps
+    assert _step_apart(kernel, stride, dilation) == steps
 
 
 LAYERS = [
@@ -60,7 +54,7 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.key} {layer.over_children}")
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_a_tile_is_one_that_triton_takes(layer):
     tile = tile_by_rule(layer)
     assert all(x == 1 << (x.bit_length() - 1) for x in (tile.parents, tile.per_lane, tile.samples, tile.warps))
@@ -70,37 +64,11 @@ def test_a_tile_is_one_that_triton_takes(layer):
         assert tile.warps == 1  # sums across warps would need barriers
 
 
-class TestTable:
-    LAYER = Layer("sums", "dot", False, False, 32, 4, 4, 4)
-
-    def test_what_was_measured_comes_before_the_rule(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(sizes, "INTERPRETED", False)
-        file = tmp_path / "sizes.json"
-        file.write_text(json.dumps({"sm_90": {self.LAYER.key: [64, 4, 1, 2, 30, 64]}}))
-        monkeypatch.setattr(sizes, "own_table", lambda: read_table(file))
-        assert choose_tile(self.LAYER, "sm_90") == Tile(64, 4, 1, 2, 30, 64)
-        assert choose_tile(self.LAYER, "sm_80") == tile_by_rule(self.LAYER)
-
-    def test_what_is_tried_comes_before_all(self):
-        tile = Tile(32, 1, 1, 1, 1, 64)
-        before = choose_tile(self.LAYER, "sm_90")
-        with try_tiles({self.LAYER: tile}):
-            assert choose_tile(self.LAYER, "sm_90") == tile
-        assert choose_tile(self.LAYER, "sm_90") == before
-
-    def test_the_table_of_the_package_can_be_read(self):
-        for of in read_table(sizes.TABLE).values():
-            assert all(isinstance(tile, Tile) for tile in of.values())
-
-    def test_other_layers_have_other_names(self):
-        assert len({layer.key for layer in LAYERS}) == len(LAYERS)
-
-
 def test_parts_are_bounded():
     """Partial results stay below a limit, even if more splits would be needed to fill the device."""
     children = Children(torch.zeros(4, 2048, 1, 1, 1, 8), torch.zeros(32, 1, 1, 512, 8, 16), None, None)
-    problem = launch.Problem(children, Options("children"), torch.zeros(4, 512, 16))
+    problem = Problem(children, Options("children"), torch.zeros(4, 512, 16))
     part = 4 * 512 * 16
     splits, per_split = problem.split(2048, 1, Tile(1, 1, 1, 1, 10**6, 64), part)
-    assert splits * part <= launch.MOST_PARTS
+    assert splits * part <= MOST_PARTS
     assert splits * per_split >= 2048

@@ -10,8 +10,6 @@ operations and bytes are counted.
 
 Scripts, started by `python -m torchcaps.bench.NAME`:
 
-- `gpu`: are the Triton kernels right on a GPU, and how fast are they?
-- `compiled`: what do the Triton kernels become on a GPU? Needs none.
 - `encapsulated`: encapsulated layers beside their convolutions.
 - `pooling`: routing in the place of average pooling.
 - `sequences`: memory on longer and longer sequences.

@@ -1,10 +1,9 @@
 """Cases: what `torchcaps bench` measures, be it a layer or a whole network, and the least work it takes."""
 
-import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -60,12 +59,10 @@ class Case(ABC):
         inputs: its inputs by name.
         results: names of its results; a module may give only the first of them.
         differentiated: names of the inputs that have gradients, beside the parameters.
-        autocast: precision of torch.autocast, or None to leave it off.
     """
 
     module: Any
     inputs: dict[str, Tensor]
-    autocast: torch.dtype | None = field(default=None, kw_only=True)
 
     results: ClassVar[tuple[str, ...]]
     differentiated: ClassVar[tuple[str, ...]] = ()
@@ -116,22 +113,10 @@ class Case(ABC):
     def bytes_needed(self, baseline: bool) -> int:
         """Estimate the bytes that the baseline, or our reference, needs at once for votes, forward and backward."""
 
-    def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which to compute the results: torch.autocast if it is on."""
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(next(iter(self.inputs.values())).device.type, self.autocast)
-
-    def mixed(self, dtype: torch.dtype) -> Self:
-        """Return the case under autocast: inputs in `dtype`, as a convolution gives them, and parameters in float32."""
-        return replace(
-            self.to(next(self.module.parameters()).device, dtype), module=self.module.float(), autocast=dtype
-        )
-
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Self:
         """Return the case on a device, all in one precision."""
         module = copy.deepcopy(self.module).to(device, dtype)
-        return replace(self, module=module, inputs=tensors_to(self.inputs, device, dtype), autocast=None)
+        return replace(self, module=module, inputs=tensors_to(self.inputs, device, dtype))
 
 
 def tensors_to(tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:

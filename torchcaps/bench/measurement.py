@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from torchcaps.bench.cases import Case
 from torchcaps.bench.memory import free_bytes, measure_peak, peak_bytes
 from torchcaps.bench.passes import (
-    GRAPH,
     STORES_VOTES,
     NoNumber,
     by_samples,
@@ -134,25 +132,7 @@ def seconds_of(run: Callable[[], object], device: str) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def kernel_times(run: Callable[[], object], device: str) -> list[tuple[str, int, float]]:
-    """Profile a pass: name, count and total microseconds of each kernel; on the CPU, of each operator."""
-    on_cuda = device == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    run()  # the warm-up
-    with profile(activities=activities) as profiled:
-        run()
-        if on_cuda:
-            torch.cuda.synchronize()
-    wanted = torch.autograd.DeviceType.CUDA if on_cuda else torch.autograd.DeviceType.CPU
-    own = "Activity Buffer Request"  # made by the profiler itself
-    events = [event for event in profiled.key_averages() if event.device_type == wanted and event.key != own]
-    found = [(e.key, e.count, e.self_device_time_total if on_cuda else e.self_cpu_time_total) for e in events]
-    return sorted(found, key=lambda row: -row[2])
-
-
-def measure(
-    request: Request, ways: Sequence[str], rounds: int, rates: Rates, progress: Progress, here: bool = False
-) -> list[Row]:
+def measure(request: Request, ways: Sequence[str], rounds: int, rates: Rates, progress: Progress) -> list[Row]:
     """Measure a layer or network; return a row per way and pass.
 
     A way has numbers only if its values and gradients agree with the reference in float64: for these children or,
@@ -164,10 +144,10 @@ def measure(
         rounds: number of timed runs of each.
         rates: rates of the machine, for the bound.
         progress: function that is given a line of progress.
-        here: whether to measure memory in this process and not in fresh ones. That is precise enough for CUDA, and
-            saves compiling everything twice. A replayed graph allocates nothing, and gets no bytes.
     """
     torch.compiler.reset()
+    # On CUDA, PyTorch counts the memory of a pass in this process. On the CPU fresh processes measure it.
+    here = request.device == "cuda"
     case = request.build()
     works = [case.work(backward) for backward in (False, True)]
     bounds = [max(w.flops / rates.matrix, w.bytes / rates.copy) for w in works]
@@ -185,7 +165,7 @@ def measure(
         rows += new
         try:
             _check_fits(way, case, request.device)
-            peaks: list[int | None] = []
+            peaks: list[int] = []
             for backward, name in enumerate(() if here else PASSES):
                 progress(f"{title}: {way}, {name}: memory")
                 # Memory first: if there is too little, a fresh process is killed and not this one.
@@ -199,10 +179,9 @@ def measure(
                     row.note = f"values checked for {checked.children} children"
                 row.errors = relative_errors(found, truth)
             errors = {name: e for row in new for name, e in row.errors.items()}
-            ours = way.removesuffix(GRAPH) in OURS
-            check_values(errors, {name: e if ours else SLACK * e for name, e in allowed.items()})
+            check_values(errors, {name: e if way in OURS else SLACK * e for name, e in allowed.items()})
             if here:
-                peaks = [None if way.endswith(GRAPH) else peak_bytes(run, request.device) for run in prepared]
+                peaks = [peak_bytes(run, request.device) for run in prepared]
         except Exception as error:  # whatever it is, the other ways are measured
             for row in new:
                 row.note = str(error) if isinstance(error, NoNumber) else first_line(error)

@@ -51,11 +51,6 @@ def peak_allocated(run: Callable[[], object]) -> int:
     """Return the most bytes that PyTorch's CPU allocator holds at once during a run, beyond those held before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
-    return peak_of(profiled)
-
-
-def peak_of(profiled: Any) -> int:
-    """Return the peak of a profile with `profile_memory`, as :func:`peak_allocated`."""
     events = [
         event
         for event in profiled.profiler.kineto_results.events()

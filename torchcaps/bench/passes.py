@@ -2,15 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcaps.bench.cases import Case
 from torchcaps.ops import use_backend
-
-T = TypeVar("T")
 
 # By way: the backend of our layer. The baseline is not our layer and uses none.
 WAYS = {
@@ -21,16 +18,12 @@ WAYS = {
     "native": "native",
     "triton": "triton",
 }
-GRAPH = "-graph"  # suffix of a way: its pass as a replayed CUDA graph
 STORES_VOTES = ("baseline", "reference", "compiled-reference")
-WARM_UP = 3  # runs before a graph is captured
 FLOOR = 4  # roundings that are always allowed, see `tolerances`
 
 
 def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tensor]]:
     """Return a pass to run many times. It returns results by name and, backward, gradients of inputs and parameters."""
-    if way.endswith(GRAPH):
-        return capture(prepare(way.removesuffix(GRAPH), case, backward))
     module, optimizer = case.start()
     compiled = case.compile(module) if way == "compiled-reference" else module
     inputs = {
@@ -40,8 +33,7 @@ def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tens
 
     def run() -> dict[str, Tensor]:
         with use_backend(WAYS[way]), torch.set_grad_enabled(backward):  # type: ignore[arg-type]
-            with case.precision():
-                outputs = case.compute(compiled, inputs, way == "baseline")
+            outputs = case.compute(compiled, inputs, way == "baseline")
             results = {name: x.detach() for name, x in zip(case.results, outputs, strict=False)}
             if backward:
                 gradients = case.gradients(outputs, list(leaves.values()))
@@ -53,31 +45,6 @@ def prepare(way: str, case: Case, backward: bool) -> Callable[[], dict[str, Tens
             return results
 
     return run
-
-
-def capture(run: Callable[[], T]) -> Callable[[], T]:
-    """Capture a run as a CUDA graph, after WARM_UP runs.
-
-    A replay reads and writes the same memory each time: it overwrites what the replay before has returned.
-    """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # makes what is made once: kernels, workspaces
-        for _ in range(WARM_UP):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            results = run()
-    except RuntimeError as error:
-        raise error.__context__ or error from None  # the end of a broken capture raises too, and hides the cause
-
-    def replay() -> T:
-        graph.replay()
-        return results
-
-    return replay
 
 
 def by_samples(case: Case) -> dict[str, Tensor]:

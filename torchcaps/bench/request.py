@@ -23,7 +23,6 @@ class Request:
         smoke: whether to take small sizes.
         device: "cpu" or "cuda".
         dtype: precision, the name of a torch.dtype.
-        autocast: whether to use that precision under autocast, with parameters in float32.
     """
 
     layer: str
@@ -33,12 +32,10 @@ class Request:
     smoke: bool = False
     device: str = "cpu"
     dtype: str = "float32"
-    autocast: bool = False
 
     def build(self) -> Case:
         """Build module and inputs, with the same numbers at each call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             case = MEASURED[self.layer].build(self.factor, self.batch, self.iterations, self.smoke)
-        dtype = getattr(torch, self.dtype)
-        return case.to(self.device, torch.float32).mixed(dtype) if self.autocast else case.to(self.device, dtype)
+        return case.to(self.device, getattr(torch, self.dtype))

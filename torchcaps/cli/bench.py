@@ -42,13 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--smoke", action="store_true", help="measure tiny layers and networks, as a check")
     parser.add_argument(
-        "--tune",
-        type=Path,
-        metavar="FILE",
-        help="measure nothing, but write the fastest tiles of the Triton kernels on this device; they take effect when "
-        "the file is torchcaps/ops/triton/sizes.json",
-    )
-    parser.add_argument(
         "--out",
         metavar="FOLDER",
         help="folder for bench.json and, with several --children or --iterations, figures",
@@ -56,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
-    """Measure every layer in every way, or tune the tiles, and print a table."""
-    from torchcaps.bench import NETWORKS, Request
+    """Measure every layer in every way, and print a table."""
+    from torchcaps.bench import Request
 
     with needs("train"):  # said now, and not after everything has been measured
         import rich.table  # noqa: F401
@@ -67,14 +60,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     requests = [
         Request(layer, factor, options.batch, iterations, options.smoke, device, options.dtype)
         for layer, factor, iterations in itertools.product(layers, sorted(set(options.children)), counts)
-        if not options.tune or layer not in NETWORKS
     ]
-    if options.tune:
-        from torchcaps.bench.tune import tune
-
-        print(f"new tiles in {options.tune}: {tune(requests, options.tune, options.rounds, _progress)}")
-    else:
-        _measure(options, requests, ways, device)
+    _measure(options, requests, ways, device)
 
 
 def _check(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
@@ -108,11 +95,7 @@ def _check(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
     for name in options.layer or ():
         if name in NETWORKS and set(options.children) != {1}:
             raise BadInput(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
-        if name in NETWORKS and options.tune:
-            raise BadInput(f"--tune is for layers, and {name} is a network: give its layers")
     missing = {name: reason for name, reason in backends().items() if reason is not None}
-    if options.tune and "triton" in missing:
-        raise BadInput(f"--tune tries the tiles of the Triton kernels, and they cannot run here: {missing['triton']}")
     if device != "cpu":
         missing["native"] = "it is for the CPU"
     for name, reason in missing.items():

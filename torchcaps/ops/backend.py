@@ -22,7 +22,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Evaluated at import, because torch.compile cannot trace the loading of a library.
 NATIVE_MISSING = native.why_not()
 
-OLDEST = (8, 0)  # lowest compute capability that the kernels are compiled and tuned for
+OLDEST = (8, 0)  # lowest compute capability that the Triton kernels are compiled for
+# Compute capabilities, such as (9, 0), for which a device has passed the whole of benchmarks/first_device.py. On a CUDA
+# device of another capability "auto" is "tiled".
+CHECKED: frozenset[tuple[int, int]] = frozenset()
 # Most numbers of a vote, and most weights from a child to one parent. Larger kernels run out of registers and take
 # minutes to compile.
 MOST_FEATURES, MOST_WEIGHTS = 64, 512
@@ -45,9 +48,10 @@ def use_backend(backend: Backend) -> Iterator[None]:
     - "reference" stores the votes and uses ordinary PyTorch operators; it defines what the others must compute.
     - "tiled" computes the votes block by block, again in the backward pass, and stores none. It runs on any device.
     - "native" does the same in C++ on the CPU, if it was built; see :func:`torchcaps.ops.backends`.
-    - "triton" does the same in kernels for CUDA devices.
-    - "auto" is "triton" on a CUDA device and "native" on the CPU, or "tiled" where these cannot run; on a CUDA device a
-      warning says why.
+    - "triton" does the same in kernels for CUDA devices. They have not run on a device yet.
+    - "auto" is "native" on the CPU if it was built, "triton" on a CUDA device for whose compute capability the kernels
+      have passed their check on a device, which is none yet, and "tiled" everywhere else. On a CUDA device a warning
+      says why it is "tiled". `use_backend("triton")` asks for the kernels all the same.
 
     A layer whose own `backend` is not "auto" keeps it. Where contexts of several threads overlap, the one that was
     entered last counts.
@@ -65,7 +69,10 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def backends() -> dict[str, str | None]:
-    """Return for each backend why it cannot be used on this machine, or None if it can."""
+    """Return for each backend why it cannot be used on this machine, or None if it can.
+
+    A backend that can be used is not always one that "auto" stands for: see :func:`torchcaps.use_backend`.
+    """
     there_is = torch.cuda.is_available()
     triton = why_no_triton(torch.device("cuda" if there_is else "cpu"))
     if HAS_TRITON and not there_is and not INTERPRETED:
@@ -104,6 +111,15 @@ def too_large(rows: int, depth: int, width: int) -> str | None:
 
 
 @constant_when_compiled
+def _why_not_checked(device: torch.device) -> str | None:
+    """Return why "auto" avoids the Triton kernels on a CUDA device that can run them, or None if it takes them."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability in CHECKED:
+        return None
+    return "the Triton kernels have not passed their check on a device of compute capability {}.{}".format(*capability)
+
+
+@constant_when_compiled
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
@@ -136,10 +152,14 @@ def choose_backend(
             return "native"
         if device.type != "cuda":
             return "tiled"
-        reason = why_no_triton(device, sizes)
-        if reason is None:
+        cannot = why_no_triton(device, sizes)
+        unchecked = None if cannot else _why_not_checked(device)
+        if cannot:
+            _warn_once(f"{cannot}: backend='auto' uses 'tiled'")
+        elif unchecked:
+            _warn_once(f"{unchecked}: backend='auto' uses 'tiled', and use_backend('triton') asks for the kernels")
+        else:
             return "triton"
-        _warn_once(f"{reason}: backend='auto' uses 'tiled'")
         return "tiled"
     if backend == "triton":
         reason = why_no_triton(device, sizes)

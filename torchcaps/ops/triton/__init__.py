@@ -1,45 +1,15 @@
-"""The "triton" backend: the reductions as kernels for CUDA devices. `library.py` makes operators of these functions."""
+"""The "triton" backend: the reductions as kernels for CUDA devices. Operators call these functions.
 
-from typing import Any
+- `vote_sum.py`, `weighted_sum.py`, `moments.py`: a reduction each, forward and backward, as a sequence of launches.
+- `launches.py`: the launch of each kernel. `problem.py` and `sizes.py`: what it takes as arguments, and how the work is
+  divided.
+- `kernels.py` and `pairs.py`: the kernels. `tiles.py`: what they are built from.
 
-from torch import Tensor
+Triton itself is imported at the first launch, because it may not be installed.
+"""
 
-Tensors = tuple[Tensor, ...]
+from torchcaps.ops.triton.moments import moments, moments_backward
+from torchcaps.ops.triton.vote_sum import vote_sum, vote_sum_backward
+from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
 
-# The kernels are imported at the first call, because Triton may not be installed.
-
-
-def vote_sum(*arguments: Any) -> Tensors:
-    from torchcaps.ops.triton import uniform
-
-    return uniform.vote_sum(*arguments)
-
-
-def vote_sum_backward(*arguments: Any) -> tuple[()]:
-    from torchcaps.ops.triton import uniform
-
-    return uniform.vote_sum_backward(*arguments)
-
-
-def weighted_sum(*arguments: Any) -> Tensors:
-    from torchcaps.ops.triton import launch
-
-    return launch.weighted_sum(*arguments)
-
-
-def weighted_sum_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    from torchcaps.ops.triton import launch
-
-    return launch.weighted_sum_backward(*arguments)
-
-
-def moments(*arguments: Any) -> Tensors:
-    from torchcaps.ops.triton import launch
-
-    return launch.moments(*arguments)
-
-
-def moments_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    from torchcaps.ops.triton import launch
-
-    return launch.moments_backward(*arguments)
+__all__ = ["moments", "moments_backward", "vote_sum", "vote_sum_backward", "weighted_sum", "weighted_sum_backward"]

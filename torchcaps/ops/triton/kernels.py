@@ -15,6 +15,17 @@ A program sums in registers along the axis of its loop, so there are two kinds o
 Where a loop would leave the device idle, it is split among programs, and their partial results are summed afterwards.
 Results are the same to the last digit each time on one device: in each launch, at most one program adds to a number of
 a gradient, and blocks and splits depend on sizes alone.
+
+The kernels share most of their parameters, in groups. `Problem` has the values; `pairs.pack` explains what a backward
+kernel knows of the parents.
+
+- the children: tensors, those with parents have them innermost; the numbers of samples and of children of a sample.
+- the windows of the launch: how to find sample and first pose from one of its `n_samples` numbers; then the distances
+  on the map between types and between places of a window.
+- the rows that children share: how many types share a row of weights, biases, betas and offsets.
+- the layer: sizes of poses and votes, which tensors are shared, what is reduced, and the precision.
+- the tile: rows, columns, depth, samples and parents of a block, and parents in a lane. Weights that are one block deep
+  stay in registers from the votes to their gradients.
 """
 
 import triton
@@ -23,7 +34,7 @@ import triton.language as tl
 from torchcaps.ops.triton.tiles import (
     coefficients_over_children,
     find_child,
-    find_windows,
+    find_tile,
     first_matrix,
     load_features,
     load_gate,
@@ -59,39 +70,41 @@ SIZES = [
 def sums(
     totals, masses, squares, benefits, peaks, origins, norms, target, precision, prior,
     one_block: tl.constexpr, per_split,
+    # the children
     poses, weight, bias, gates, betas, offset, samples, children,
+    # the windows
     n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
     pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    # the rows that children share
     per_weight, per_bias, per_beta, per_offset,
+    # the layer
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    # the tile
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Sum over one split of the children. Softmax over the children: votes weighted by exp(logit - peak), and these
-    weights. Softmax over the parents: votes weighted by shares; or with `squares` the shares, the mean relative to an
+    weights. Softmax over the parents: votes weighted by shares; or for moments the shares, the mean relative to an
     origin (a Gaussian's mean, or the votes of the first child) and the squared deviations from the mean, updated child
     by child (Welford, 1962). That expands no square and sums no large numbers: votes that agree keep their digits."""
-    n, r, h, j, present, real = tile_axes(
-        tl.program_id(0) * block_n, tl.program_id(1) * block_j, n_samples, parents,
-        block_r, block_h, block_n, block_j, per_lane,
-    )  # fmt: skip
-    sample, corner = find_windows(
-        n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
-        pose_0, pose_down, pose_across, pose_image, rows * depth,
+    sample, corner, r, h, j, present, real = find_tile(
+        tl.program_id(0) * block_n, tl.program_id(1) * block_j, n_samples, windows_down, windows_across,
+        sample_0, sample_down, sample_across, sample_image, pose_0, pose_down, pose_across, pose_image, on_grid,
+        rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
     )  # fmt: skip
     target_ = load_features(target, sample, r, h, j, rows * width, rows, width, parents, dtype)
     precision_ = load_features(precision, sample, r, h, j, rows * width, rows, width, parents, dtype)
     prior_ = load_scores(prior, sample, j, parents, dtype)
     if agreement == "gaussian":
         origin_ = target_
-    elif squares is not None:
+    elif moments:
         origin_matrix = load_matrix(weight, 0, 0, h, sample, j, parents, depth, width, block_d, dtype)
         origin_ = make_votes(
             poses, weight, bias, origin_matrix, corner, 0, 0, sample, r, h, j,
-            parents, rows, depth, width, shared_bias, block_d, held, dtype,
+            parents, rows, depth, width, shared_bias, block_d, dtype,
         )  # fmt: skip
 
     total = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
@@ -102,13 +115,13 @@ def sums(
     first = tl.program_id(2) * per_split
     last = tl.minimum(first + per_split, children)
     matrix = first_matrix(
-        weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, held, dtype
+        weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, dtype
     )  # fmt: skip
     for c in number_range(first, last):
         kind, place, i, _group, _pose, matrix, v, logit = next_child(
             c, matrix, poses, weight, bias, offset, target_, precision_, prior_, corner, sample, r, h, j,
             per_weight, per_bias, per_offset, map_size, place_down, place_across, parents, rows, depth, width,
-            places, kernel_across, shared_weight, shared_bias, agreement, block_d, held, dtype,
+            places, kernel_across, shared_weight, shared_bias, agreement, block_d, dtype,
         )  # fmt: skip
         gate = load_gate(gates, sample, i, children, present, dtype)
         if agreement == "uniform":
@@ -127,9 +140,7 @@ def sums(
                 logit, norms, i, sample, real, samples, children, leaky, one_block, dtype
             )  # fmt: skip
             share = gate * coefficient
-            if squares is None:
-                total += share * v
-            else:
+            if moments:
                 mass += share
                 deviation = v - origin_
                 change = deviation - total
@@ -138,6 +149,8 @@ def sums(
                 if betas is not None:
                     beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
                     benefit += beta * share
+            else:
+                total += share * v
 
     score = (tl.program_id(2).to(tl.int64) * samples + sample) * parents + j
     at, inside = score * (rows * width) + r * width + h, present & real & (r < rows) & (h < width)
@@ -158,18 +171,20 @@ def sums(
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def normalize(
     norms, with_grads: tl.constexpr, pack, per_split,
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
+    # the children
     poses, weight, bias, gates, betas, offset, samples, children,
+    # the windows
     n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
     pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    # the rows that children share
     per_weight, per_bias, per_beta, per_offset,
+    # the layer
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    # the tile
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Compute peak and mass of each child's softmax over the parents, for one split of the children, looping over
@@ -180,27 +195,25 @@ def normalize(
     last = tl.minimum(first + per_split, children)
     stride = samples.to(tl.int64) * children
     for parent in range(0, parents, block_j):
-        n, r, h, j, present, real = tile_axes(
-            tl.program_id(0) * block_n, parent, n_samples, parents, block_r, block_h, block_n, block_j, per_lane
-        )  # fmt: skip
-        sample, corner = find_windows(
-            n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
-            pose_0, pose_down, pose_across, pose_image, rows * depth,
+        sample, corner, r, h, j, present, real = find_tile(
+            tl.program_id(0) * block_n, parent, n_samples, windows_down, windows_across,
+            sample_0, sample_down, sample_across, sample_image, pose_0, pose_down, pose_across, pose_image, on_grid,
+            rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
         target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, _lse = load_parents(
-            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
-            size, rows, width, parents, agreement, dtype,
+            pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, betas is not None,
+            with_grads, dtype,
         )  # fmt: skip
         own = norms + parent // block_j % 2 * 3 * stride
         other = norms + (parent // block_j + 1) % 2 * 3 * stride
         matrix = first_matrix(
-            weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, held, dtype
+            weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, dtype
         )  # fmt: skip
         for c in number_range(first, last):
             kind, place, i, _group, _pose, matrix, v, logit = next_child(
                 c, matrix, poses, weight, bias, offset, target_, precision_, prior_, corner, sample, r, h, j,
                 per_weight, per_bias, per_offset, map_size, place_down, place_across, parents, rows, depth, width,
-                places, kernel_across, shared_weight, shared_bias, agreement, block_d, held, dtype,
+                places, kernel_across, shared_weight, shared_bias, agreement, block_d, dtype,
             )  # fmt: skip
             at = sample * children + i
             before = (sample >= 0) & (parent > 0)
@@ -213,7 +226,7 @@ def normalize(
             if with_grads:
                 beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
                 grad_share = share_gradient(
-                    v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                    v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
                 )  # fmt: skip
                 grad_gate = sum_parents(part * grad_share)
                 grad_gate += kept * tl.load(other + 2 * stride + at, mask=before, other=0.0)
@@ -224,18 +237,20 @@ def normalize(
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["norms"])
 def grads(
     grad_poses, grad_gates, norms, parts, pack, one_block: tl.constexpr, per_split,
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
+    # the children
     poses, weight, bias, gates, betas, offset, samples, children,
+    # the windows
     n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
     pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    # the rows that children share
     per_weight, per_bias, per_beta, per_offset,
+    # the layer
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    # the tile
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of poses and gates for one split of the children, and write the gradients of the agreement's
@@ -246,33 +261,31 @@ def grads(
     last = tl.minimum(first + per_split, children)
     stride = samples.to(tl.int64) * children
     for parent in range(0, parents, block_j):
-        n, r, h, j, present, real = tile_axes(
-            tl.program_id(0) * block_n, parent, n_samples, parents, block_r, block_h, block_n, block_j, per_lane
-        )  # fmt: skip
-        sample, corner = find_windows(
-            n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
-            pose_0, pose_down, pose_across, pose_image, rows * depth,
+        sample, corner, r, h, j, present, real = find_tile(
+            tl.program_id(0) * block_n, parent, n_samples, windows_down, windows_across,
+            sample_0, sample_down, sample_across, sample_image, pose_0, pose_down, pose_across, pose_image, on_grid,
+            rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
         target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, lse_ = load_parents(
-            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
-            size, rows, width, parents, agreement, dtype,
+            pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, betas is not None,
+            True, dtype,
         )  # fmt: skip
         grad_target = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
         grad_precision = tl.zeros([block_n, 1, block_r, block_h, block_j], dtype)
         grad_prior = tl.zeros([block_n, 1, 1, 1, block_j], dtype)
         matrix = first_matrix(
-            weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, held, dtype
+            weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, dtype
         )  # fmt: skip
         for c in number_range(first, last):
             kind, place, i, group, pose, matrix, v, logit = next_child(
                 c, matrix, poses, weight, bias, offset, target_, precision_, prior_, corner, sample, r, h, j,
                 per_weight, per_bias, per_offset, map_size, place_down, place_across, parents, rows, depth, width,
-                places, kernel_across, shared_weight, shared_bias, agreement, block_d, held, dtype,
+                places, kernel_across, shared_weight, shared_bias, agreement, block_d, dtype,
             )  # fmt: skip
             gate = load_gate(gates, sample, i, children, present, dtype)
             beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
             grad_share = share_gradient(
-                v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
             )  # fmt: skip
             at = sample * children + i
             if agreement == "uniform" or over_children:
@@ -302,7 +315,7 @@ def grads(
             share = gate * coefficient
             grad_logit = share * grad_share
             grad_vote = vote_gradient(
-                v, share, grad_logit, slope_, curve_, center_, target_, precision_, k_curve, agreement
+                v, share, grad_logit, slope_, curve_, center_, target_, precision_, moments, agreement
             )  # fmt: skip
 
             if agreement == "dot":
@@ -316,7 +329,7 @@ def grads(
 
             if grad_poses is not None:
                 for first_d in tl.static_range(0, depth, block_d):
-                    if held:
+                    if depth <= block_d:
                         w = matrix
                     else:
                         w = load_matrix(weight, group, first_d, h, sample, j, parents, depth, width, block_d, dtype)
@@ -346,18 +359,20 @@ def weight_grads(
     grad_weight, grad_bias, grad_betas, grad_offset, add: tl.constexpr, norms, pack,
     whole_d: tl.constexpr, by_row: tl.constexpr, own_weight: tl.constexpr, one_child: tl.constexpr,
     per_group, per_split,
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
+    # the children
     poses, weight, bias, gates, betas, offset, samples, children,
+    # the windows
     n_samples, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
     pose_0, pose_down, pose_across, pose_image, map_size, place_down, place_across,
+    # the rows that children share
     per_weight, per_bias, per_beta, per_offset,
+    # the layer
     parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
     on_grid: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr,
     shared_weight: tl.constexpr, shared_bias: tl.constexpr, shared_betas: tl.constexpr, agreement: tl.constexpr,
-    over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
-    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr,
+    moments: tl.constexpr, over_children: tl.constexpr, leaky: tl.constexpr, dtype: tl.constexpr,
+    # the tile
+    block_r: tl.constexpr, block_h: tl.constexpr, block_d: tl.constexpr,
     block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of weight, bias, betas and offset for a group, over one split of its children and the
@@ -375,17 +390,14 @@ def weight_grads(
         (first if one_child else first // per_group).to(tl.int32),
         (last if one_child else tl.cdiv(last, per_group)).to(tl.int32),
     ):
-        n, r, h, j, present, real = tile_axes(
-            block_of_samples * block_n, block * block_j, n_samples, parents,
-            block_r, block_h, block_n, block_j, per_lane,
-        )  # fmt: skip
-        sample, corner = find_windows(
-            n, on_grid, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
-            pose_0, pose_down, pose_across, pose_image, rows * depth,
+        sample, corner, r, h, j, present, real = find_tile(
+            block_of_samples * block_n, block * block_j, n_samples, windows_down, windows_across,
+            sample_0, sample_down, sample_across, sample_image, pose_0, pose_down, pose_across, pose_image, on_grid,
+            rows * depth, parents, block_r, block_h, block_n, block_j, per_lane,
         )  # fmt: skip
         target_, precision_, prior_, slope_, curve_, center_, base_, grad_benefit_, lse_ = load_parents(
-            pack, sample, r, h, j, k_target, k_precision, k_prior, k_slope, k_curve, k_center, k_base, k_benefit, k_lse,
-            size, rows, width, parents, agreement, dtype,
+            pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, betas is not None,
+            True, dtype,
         )  # fmt: skip
         block_start = block_of_samples * per_group.to(tl.int64)
         for m in number_range(
@@ -398,18 +410,18 @@ def weight_grads(
             )  # fmt: skip
             group = row if own_weight else kind // per_weight * places + place
             matrix = None
-            if held:
+            if depth <= block_d:
                 matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
             v = make_votes(
                 poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
-                parents, rows, depth, width, shared_bias, block_d, held, dtype,
+                parents, rows, depth, width, shared_bias, block_d, dtype,
             )  # fmt: skip
             offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
             logit = make_logits(v, target_, precision_, prior_, offset_, agreement)
             gate = load_gate(gates, sample, i, children, present, dtype)
             beta = load_row(betas, kind // per_beta * places + place, sample, j, parents, shared_betas, dtype)
             grad_share = share_gradient(
-                v, slope_, curve_, center_, base_, beta, grad_benefit_, k_curve, k_base
+                v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
             )  # fmt: skip
             if agreement == "uniform":
                 coefficient = tl.where(real, 1.0, 0.0).to(dtype)
@@ -422,7 +434,7 @@ def weight_grads(
                 grad_share -= tl.load(norms + 2 * stride + sample * children + i)
             share = gate * coefficient
             grad_vote = vote_gradient(
-                v, share, share * grad_share, slope_, curve_, center_, target_, precision_, k_curve, agreement
+                v, share, share * grad_share, slope_, curve_, center_, target_, precision_, moments, agreement
             )  # fmt: skip
 
             if grad_weight is not None:
@@ -464,7 +476,7 @@ def weight_grads(
 
 
 @triton.jit
-def _give(here, x, inside, add: tl.constexpr):
+def _give(here, x, inside, add):
     """Store numbers, or add them to memory; no other program writes there."""
     if add:
         tl.atomic_add(here, x, mask=inside, sem="relaxed")

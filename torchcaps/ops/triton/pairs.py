@@ -8,7 +8,7 @@ from torchcaps.ops.triton.tiles import nonzero, number_range
 
 
 @triton.jit
-def _pairs(pairs, parents: tl.constexpr, width: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr):
+def _pairs(pairs, parents, width, block, block_f):
     """Return the pairs of a program and their features: numbers, addresses, and masks of those that exist."""
     pair = (tl.program_id(0).to(tl.int64) * block + tl.arange(0, block))[:, None]
     f = tl.arange(0, block_f)[None, :]
@@ -16,7 +16,7 @@ def _pairs(pairs, parents: tl.constexpr, width: tl.constexpr, block: tl.constexp
 
 
 @triton.jit
-def _optional(pointer, at, inside, dtype: tl.constexpr):
+def _optional(pointer, at, inside, dtype):
     if pointer is None:
         x = None
     else:
@@ -28,13 +28,13 @@ def _optional(pointer, at, inside, dtype: tl.constexpr):
 def pack(
     packed, target, precision, prior, grad, grad_mass, grad_variance, grad_benefit, sums, lse, mass, variance,
     eps: tl.constexpr, pairs,
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
     size: tl.constexpr,
     parents: tl.constexpr, features: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """Write what the backward kernels need about each parent as `(samples, size, parents)`, so that neighboring lanes
-    read neighboring numbers. `sums` are the weighted sums or the means, `grad` is their gradient.
+    read neighboring numbers. The parts are target, precision, slope, curve, center, prior, gradient of the benefit,
+    lse and base, in this order; `tiles.load_parents` reads them. `sums` are the weighted sums or the means, `grad` is
+    their gradient.
 
     For a weighted sum the gradient of a share is `e = grad . V`, and that of a logit is `share (e - mean of e)`, where
     the mean is under the softmax. Over the parents this mean is the gradient of the child's gate; over the children it
@@ -46,28 +46,38 @@ def pack(
     the Gaussian's mean, and slope and base are changed so that the values stay the same: the kernels then need one
     deviation and not two."""
     pair, f, at, is_pair, inside = _pairs(pairs, parents, features, block, block_f)
+    moments: tl.constexpr = grad_variance is not None
+    # The first row of each part; a part that is not there takes none.
+    k_precision: tl.constexpr = 0 if target is None else features
+    k_slope: tl.constexpr = k_precision + (0 if precision is None else features)
+    k_curve: tl.constexpr = k_slope + (0 if grad is None else features)
+    k_center: tl.constexpr = k_curve + (features if moments else 0)
+    k_prior: tl.constexpr = k_center + (features if moments and precision is None else 0)
+    k_benefit: tl.constexpr = k_prior + (0 if prior is None else 1)
+    k_lse: tl.constexpr = k_benefit + (0 if grad_benefit is None else 1)
+    k_base: tl.constexpr = k_lse + (0 if lse is None else 1)
     to = pair // parents * (size * parents) + pair % parents
     to_feature = to + f * parents
-    if k_target >= 0:
-        tl.store(packed + k_target * parents + to_feature, _optional(target, at, inside, dtype), mask=inside)
-    if k_precision >= 0:
+    if target is not None:
+        tl.store(packed + to_feature, _optional(target, at, inside, dtype), mask=inside)
+    if precision is not None:
         tl.store(packed + k_precision * parents + to_feature, _optional(precision, at, inside, dtype), mask=inside)
-    if k_prior >= 0:
+    if prior is not None:
         tl.store(packed + k_prior * parents + to, _optional(prior, pair, is_pair, dtype), mask=is_pair)
-    if k_lse >= 0:
+    if lse is not None:
         tl.store(packed + k_lse * parents + to, _optional(lse, pair, is_pair, dtype), mask=is_pair)
-    if k_benefit >= 0:
+    if grad_benefit is not None:
         tl.store(packed + k_benefit * parents + to, _optional(grad_benefit, pair, is_pair, dtype), mask=is_pair)
-    if k_slope >= 0:
+    if grad is not None:
         slope = _optional(grad, at, inside, dtype)
-        if k_curve >= 0:
+        if moments:
             mean = _optional(sums, at, inside, dtype)
             q = 1.0 / nonzero(_optional(mass, pair, is_pair, dtype) + eps)
             curve = q * _optional(grad_variance, at, inside, dtype)
             slope = q * (slope - 2.0 * eps * mean * curve)
             variance_term = tl.sum(curve * _optional(variance, at, inside, dtype), 1, keep_dims=True)
             base = _optional(grad_mass, pair, is_pair, dtype) - variance_term
-            if k_precision >= 0:  # a Gaussian: deviations from its mean
+            if precision is not None:  # a Gaussian: deviations from its mean
                 off = mean - _optional(target, at, inside, dtype)
                 base += tl.sum((curve * off - slope) * off, 1, keep_dims=True)
                 slope -= 2.0 * curve * off
@@ -75,7 +85,7 @@ def pack(
                 tl.store(packed + k_center * parents + to_feature, mean, mask=inside)
             tl.store(packed + k_curve * parents + to_feature, curve, mask=inside)
             tl.store(packed + k_base * parents + to, base, mask=is_pair)
-        elif k_base >= 0:
+        elif lse is not None:
             base = -tl.sum(slope * _optional(sums, at, inside, dtype), 1, keep_dims=True)
             tl.store(packed + k_base * parents + to, base, mask=is_pair)
         tl.store(packed + k_slope * parents + to_feature, slope, mask=inside)
@@ -136,6 +146,6 @@ def merge(
 
 
 @triton.jit
-def _part(parts, split, pairs, width: tl.constexpr, at, inside, other: tl.constexpr, dtype: tl.constexpr):
+def _part(parts, split, pairs, width, at, inside, other, dtype):
     # The distance between two parts may need 64 bits.
     return tl.load(parts + tl.cast(split, tl.int64) * pairs * width + at, mask=inside, other=other).to(dtype)

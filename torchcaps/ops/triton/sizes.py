@@ -1,15 +1,10 @@
-"""Sizes of the tiles of the Triton kernels: from a table measured on devices, or by a rule."""
+"""Sizes of the tiles of the Triton kernels, by a rule: nothing has been measured on a device yet."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps.ops.backend import INTERPRETED
 
-TABLE = Path(__file__).with_name("sizes.json")
 LANES = 32  # lanes of a warp
 REGISTERS = 2**16  # registers of a multiprocessor
 MOST_REGISTERS = 196  # most of a lane's 255 registers that the numbers of a tile may take
@@ -35,12 +30,6 @@ class Layer(NamedTuple):
     rows: int
     depth: int
     width: int
-
-    @property
-    def key(self) -> str:
-        """Name of the layer in the table."""
-        what = "moments" if self.moments else "sum over children" if self.over_children else "sum"
-        return f"{self.kernel} {self.agreement} {what} {self.rows}x{self.depth}x{self.width} {self.parents}"
 
 
 class Tile(NamedTuple):
@@ -70,49 +59,11 @@ class Tile(NamedTuple):
         return LANES * self.warps // 2
 
 
-class Trial(NamedTuple):
-    """Tiles to try, and the layers whose tiles were asked for meanwhile, in order."""
-
-    tiles: dict[Layer, Tile]
-    asked: dict[Layer, None]
-
-
-_trials: list[Trial] = []
-
-
-@contextmanager
-def try_tiles(tiles: dict[Layer, Tile]) -> Iterator[Trial]:
-    """Use these tiles within this context, before those of the table."""
-    _trials.append(Trial(tiles, {}))
-    try:
-        yield _trials[-1]
-    finally:
-        _trials.pop()
-
-
-def choose_tile(layer: Layer, architecture: str) -> Tile:
-    """Return the fastest tile measured on this architecture, or that of the rule."""
-    for trial in _trials:
-        trial.asked[layer] = None
-        if layer in trial.tiles:
-            return trial.tiles[layer]
+def choose_tile(layer: Layer) -> Tile:
+    """Return the tile of a kernel by the rule; in the interpreter a small one, so that tests have many blocks."""
     if INTERPRETED:
         return Tile(4, 2 if layer.parents % 2 == 0 else 1, 2, 1, 1, 64)
-    return own_table().get(architecture, {}).get(layer.key) or tile_by_rule(layer)
-
-
-@cache
-def own_table() -> dict[str, dict[str, Tile]]:
-    """Return the table of the package."""
-    return read_table(TABLE)
-
-
-def read_table(path: Path) -> dict[str, dict[str, Tile]]:
-    """Read tiles by architecture ("sm_90") and layer; an empty table if the file does not exist."""
-    if not path.exists():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return {device: {layer: Tile(*sizes) for layer, sizes in of.items()} for device, of in found.items()}
+    return tile_by_rule(layer)
 
 
 @cache
@@ -125,24 +76,24 @@ def tile_by_rule(layer: Layer) -> Tile:
     """
     per_lane = 2 if layer.parents % 2 == 0 and _registers(layer, 2) <= MOST_REGISTERS else 1
     registers = _registers(layer, per_lane)
-    sharing = _power_of_2(-(-registers // MOST_REGISTERS))  # lanes that share a vote's features
-    lanes = _power_of_2(-(-layer.parents // per_lane))
+    sharing = power_of_2(ceil_div(registers, MOST_REGISTERS))  # lanes that share a vote's features
+    lanes = power_of_2(ceil_div(layer.parents, per_lane))
     warps = 1
     if layer.kernel == "sums" and not layer.over_children:
         warps = min(4, max(1, lanes * sharing // LANES))
     lanes = min(lanes, max(1, LANES * warps // sharing))
     samples = max(1, LANES * warps // (lanes * sharing))
-    resident = REGISTERS // (LANES * warps * min(255, 40 + -(-registers // sharing)))
+    resident = REGISTERS // (LANES * warps * min(255, 40 + ceil_div(registers, sharing)))
     weights = 128 if layer.kernel == "sums" else 64
     return Tile(per_lane * lanes, per_lane, samples, warps, max(1, 2 * resident), weights)
 
 
 def _registers(layer: Layer, per_lane: int) -> int:
     """Estimate the registers of a lane that has all features of its votes."""
-    features = _power_of_2(layer.rows) * _power_of_2(layer.width)
+    features = power_of_2(layer.rows) * power_of_2(layer.width)
     gaussian = layer.agreement == "gaussian"
     agreement = {"none": 0, "dot": 1, "unit": 1, "gaussian": 2}[layer.agreement]  # target, precision
-    matrix = _power_of_2(layer.depth) * _power_of_2(layer.width)
+    matrix = power_of_2(layer.depth) * power_of_2(layer.width)
     if layer.kernel == "sums":  # votes, sums, squares, origin
         tiles = agreement + 2 + layer.moments * (2 - gaussian)
     else:  # votes, their gradients, slope, curve, mean
@@ -153,6 +104,11 @@ def _registers(layer: Layer, per_lane: int) -> int:
     return per_lane * (tiles * features + weights)
 
 
-def _power_of_2(n: int) -> int:
+def ceil_div(n: int, by: int) -> int:
+    """Return n / by, rounded up."""
+    return -(-n // by)
+
+
+def power_of_2(n: int) -> int:
     """Return the least power of 2 that is not less than n."""
     return 1 << (n - 1).bit_length()

@@ -4,6 +4,9 @@
 A tile is `(samples, depth, rows, columns, parents)`. Triton distributes the parents over the lanes of a warp first,
 `per_lane` neighbors to each lane, and then the samples. So a lane has all features of its votes: sums over features
 stay in a thread, and sums over the parents take few steps between lanes.
+
+What is known when a kernel is compiled stays known in the functions that it calls, without an annotation there.
+`kernels.py` explains the names.
 """
 
 import triton
@@ -25,10 +28,7 @@ else:
 
 
 @triton.jit
-def tile_axes(
-    sample, parent, samples, parents: tl.constexpr, block_r: tl.constexpr, block_h: tl.constexpr,
-    block_n: tl.constexpr, block_j: tl.constexpr, per_lane: tl.constexpr,
-):  # fmt: skip
+def tile_axes(sample, parent, samples, parents, block_r, block_h, block_n, block_j, per_lane):
     """Return the tile's samples, rows, columns and parents, and masks of the samples and parents that exist. Those that
     do not are replaced by the last ones that do, so that loads are always valid and need no mask."""
     n = (sample + tl.arange(0, block_n)).to(tl.int64)[:, None, None, None, None]
@@ -48,11 +48,16 @@ def tile_axes(
 
 
 @triton.jit
-def find_windows(
-    n, on_grid: tl.constexpr, windows_down, windows_across, sample_0, sample_down, sample_across, sample_image,
-    pose_0, pose_down, pose_across, pose_image, pose_size: tl.constexpr,
+def find_tile(
+    first_sample, first_parent, n_samples, windows_down, windows_across, sample_0, sample_down, sample_across,
+    sample_image, pose_0, pose_down, pose_across, pose_image, on_grid, pose_size, parents,
+    block_r, block_h, block_n, block_j, per_lane,
 ):  # fmt: skip
-    """Return the samples with the launch's numbers n, and the addresses of the first poses of their windows."""
+    """Return the axes of the tile that begins at a number of the launch's samples and at a parent, with the samples'
+    numbers in the whole batch, and the addresses of the first poses of their windows."""
+    n, r, h, j, present, real = tile_axes(
+        first_sample, first_parent, n_samples, parents, block_r, block_h, block_n, block_j, per_lane
+    )  # fmt: skip
     if on_grid:
         n = n.to(tl.uint32)  # 64-bit and signed divisions are far slower
         image = n // (windows_down * windows_across).to(tl.uint32)
@@ -64,14 +69,11 @@ def find_windows(
         corner = image * pose_image + (pose_0 + down * pose_down + across * pose_across)
     else:
         sample, corner = n, n * pose_image
-    return sample, corner * pose_size
+    return sample, corner * pose_size, r, h, j, present, real
 
 
 @triton.jit
-def find_child(
-    c, per_row, shared: tl.constexpr, places: tl.constexpr, kernel_across: tl.constexpr, map_size, place_down,
-    place_across, pose_size: tl.constexpr,
-):  # fmt: skip
+def find_child(c, per_row, shared, places, kernel_across, map_size, place_down, place_across, pose_size):
     """Find child c of a loop in which children that share a row (of weights, for example) follow each other. Return its
     type, its place, its number in the order of types and places, its row, and the address of its pose relative to the
     first pose of the window."""
@@ -89,10 +91,7 @@ def find_child(
 
 
 @triton.jit
-def load_features(
-    pointer, sample, r, h, j, features: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-    parents: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
+def load_features(pointer, sample, r, h, j, features, rows, width, parents, dtype):
     """Load the tile of `(samples, parents, features)`, with zeros for padded features. None stays None."""
     if pointer is None:
         x = None
@@ -103,7 +102,7 @@ def load_features(
 
 
 @triton.jit
-def load_scores(pointer, sample, j, parents: tl.constexpr, dtype: tl.constexpr):
+def load_scores(pointer, sample, j, parents, dtype):
     """Load the tile of `(samples, parents)`. None stays None."""
     if pointer is None:
         x = None
@@ -113,57 +112,66 @@ def load_scores(pointer, sample, j, parents: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_packed_features(
-    pack, k: tl.constexpr, sample, r, h, j, size: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-    parents: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Load the features from row k on of `(samples, size, parents)`. If k < 0 return a zero, which is not used."""
-    if k < 0:
-        x = tl.zeros([1, 1, 1, 1, 1], dtype)
-    else:
+def load_packed_features(pack, there, k, size, sample, r, h, j, rows, width, parents, dtype):
+    """Load the features from row k on of `(samples, size, parents)`, or return a zero, which is not used."""
+    if there:
         at = (sample * size + k + r * width + h) * parents + j
         x = read(pack + at, (r < rows) & (h < width), r.shape[2] != rows or h.shape[3] != width, dtype)
+    else:
+        x = tl.zeros([1, 1, 1, 1, 1], dtype)
     return x
 
 
 @triton.jit
-def load_packed_scores(
-    pack, k: tl.constexpr, sample, j, size: tl.constexpr, parents: tl.constexpr, dtype: tl.constexpr
-):
-    """Load row k of `(samples, size, parents)`. If k < 0 return a zero, which is not used."""
-    if k < 0:
-        x = tl.zeros([1, 1, 1, 1, 1], dtype)
-    else:
+def load_packed_scores(pack, there, k, size, sample, j, parents, dtype):
+    """Load row k of `(samples, size, parents)`, or return a zero, which is not used."""
+    if there:
         x = tl.load(pack + (sample * size + k) * parents + j).to(dtype)
+    else:
+        x = tl.zeros([1, 1, 1, 1, 1], dtype)
     return x
 
 
 @triton.jit
 def load_parents(
-    pack, sample, r, h, j,
-    k_target: tl.constexpr, k_precision: tl.constexpr, k_prior: tl.constexpr, k_slope: tl.constexpr,
-    k_curve: tl.constexpr, k_center: tl.constexpr, k_base: tl.constexpr, k_benefit: tl.constexpr, k_lse: tl.constexpr,
-    size: tl.constexpr,
-    rows: tl.constexpr, width: tl.constexpr, parents: tl.constexpr, agreement: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Load what `pairs.pack` has written about the tile's parents."""
-    target = load_packed_features(pack, k_target, sample, r, h, j, size, rows, width, parents, dtype)
-    precision = load_packed_features(pack, k_precision, sample, r, h, j, size, rows, width, parents, dtype)
-    slope = load_packed_features(pack, k_slope, sample, r, h, j, size, rows, width, parents, dtype)
-    curve = load_packed_features(pack, k_curve, sample, r, h, j, size, rows, width, parents, dtype)
-    if agreement == "gaussian":
+    pack, sample, r, h, j, rows, width, parents, agreement, moments, over_children, with_betas, with_grads, dtype
+):
+    """Load what `pairs.pack` has written about the tile's parents, forward or `with_grads`."""
+    features: tl.constexpr = rows * width
+    # Which parts there are, and their first rows, in the order of `pairs.pack`.
+    has_target: tl.constexpr = agreement != "uniform" and agreement != "none"
+    gaussian: tl.constexpr = agreement == "gaussian"
+    has_curve: tl.constexpr = moments and with_grads
+    has_center: tl.constexpr = has_curve and not gaussian
+    has_benefit: tl.constexpr = with_betas and with_grads
+    has_lse: tl.constexpr = over_children and with_grads
+    has_base: tl.constexpr = has_curve or has_lse
+    k_precision: tl.constexpr = features if has_target else 0
+    k_slope: tl.constexpr = k_precision + (features if gaussian else 0)
+    k_curve: tl.constexpr = k_slope + (features if with_grads else 0)
+    k_center: tl.constexpr = k_curve + (features if has_curve else 0)
+    k_prior: tl.constexpr = k_center + (features if has_center else 0)
+    k_benefit: tl.constexpr = k_prior + (1 if gaussian else 0)
+    k_lse: tl.constexpr = k_benefit + (1 if has_benefit else 0)
+    k_base: tl.constexpr = k_lse + (1 if has_lse else 0)
+    size: tl.constexpr = k_base + (1 if has_base else 0)
+    target = load_packed_features(pack, has_target, 0, size, sample, r, h, j, rows, width, parents, dtype)
+    precision = load_packed_features(pack, gaussian, k_precision, size, sample, r, h, j, rows, width, parents, dtype)
+    slope = load_packed_features(pack, with_grads, k_slope, size, sample, r, h, j, rows, width, parents, dtype)
+    curve = load_packed_features(pack, has_curve, k_curve, size, sample, r, h, j, rows, width, parents, dtype)
+    if gaussian:
         center = target
     else:
-        center = load_packed_features(pack, k_center, sample, r, h, j, size, rows, width, parents, dtype)
-    prior = load_packed_scores(pack, k_prior, sample, j, size, parents, dtype)
-    base = load_packed_scores(pack, k_base, sample, j, size, parents, dtype)
-    grad_benefit = load_packed_scores(pack, k_benefit, sample, j, size, parents, dtype)
-    lse = load_packed_scores(pack, k_lse, sample, j, size, parents, dtype)
+        center = load_packed_features(pack, has_center, k_center, size, sample, r, h, j, rows, width, parents, dtype)
+    prior = load_packed_scores(pack, gaussian, k_prior, size, sample, j, parents, dtype)
+    base = load_packed_scores(pack, has_base, k_base, size, sample, j, parents, dtype)
+    grad_benefit = load_packed_scores(pack, has_benefit, k_benefit, size, sample, j, parents, dtype)
+    lse = load_packed_scores(pack, has_lse, k_lse, size, sample, j, parents, dtype)
     return target, precision, prior, slope, curve, center, base, grad_benefit, lse
 
 
 @triton.jit
-def read(pointer, inside, padded: tl.constexpr, dtype: tl.constexpr):
+def read(pointer, inside, padded, dtype):
     """Load numbers, with a mask only if there is padding."""
     if padded:
         x = tl.load(pointer, mask=inside, other=0.0).to(dtype)
@@ -198,10 +206,7 @@ def norm_of(v):
 
 
 @triton.jit
-def load_poses(
-    poses, pose, first: tl.constexpr, r,
-    rows: tl.constexpr, depth: tl.constexpr, block_d: tl.constexpr, by_row: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
+def load_poses(poses, pose, first, r, rows, depth, block_d, by_row, dtype):
     """Load `block_d` numbers of each row of poses, row by row or column by column. In loads that are smaller
     than a warp each lane reads what it needs; Triton would distribute larger ones among the lanes and exchange them."""
     d = tl.arange(0, block_d)[None, :, None, None, None]
@@ -220,10 +225,7 @@ def load_poses(
 
 
 @triton.jit
-def load_matrix(
-    weight, group, first: tl.constexpr, h, sample, j, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    block_d: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
+def load_matrix(weight, group, first, h, sample, j, parents, depth, width, block_d, dtype):
     """Load `block_d` rows of a group's weights. They are the same for all samples, but every lane loads its own copy,
     so that lanes need not exchange them."""
     d = first + tl.arange(0, block_d)[None, :, None, None, None]
@@ -234,7 +236,7 @@ def load_matrix(
 
 
 @triton.jit
-def load_row(rows, row, sample, j, parents: tl.constexpr, shared: tl.constexpr, dtype: tl.constexpr):
+def load_row(rows, row, sample, j, parents, shared, dtype):
     """Load a child's row of `(rows, parents)`, or of `(rows, 1)` if the parents share it. None stays None."""
     if rows is None:
         x = None
@@ -247,14 +249,14 @@ def load_row(rows, row, sample, j, parents: tl.constexpr, shared: tl.constexpr, 
 
 @triton.jit
 def make_votes(
-    poses, weight, bias, matrix, pose, group, bias_row, sample, r, h, j,
-    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, shared_bias: tl.constexpr,
-    block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
+    poses, weight, bias, matrix, pose, group, bias_row, sample, r, h, j, parents, rows, depth, width, shared_bias,
+    block_d, dtype,
 ):  # fmt: skip
-    """Compute the votes of the child at `pose`. `matrix` holds its weights if they are `held` in registers."""
+    """Compute the votes of the child at `pose`. If its weights are one block deep, `matrix` has them already: they stay
+    in registers from the votes to their gradients."""
     for first in tl.static_range(0, depth, block_d):
         p = load_poses(poses, pose, first, r, rows, depth, block_d, True, dtype)
-        if held:
+        if depth <= block_d:
             w = matrix
         else:
             w = load_matrix(weight, group, first, h, sample, j, parents, depth, width, block_d, dtype)
@@ -270,7 +272,7 @@ def make_votes(
 
 
 @triton.jit
-def make_logits(v, target, precision, prior, offset, agreement: tl.constexpr):
+def make_logits(v, target, precision, prior, offset, agreement):
     """Compute the logits of votes. `target` is the query of a dot agreement or the mean of a Gaussian."""
     if agreement == "dot":
         logit = sum_features(v * target)
@@ -286,15 +288,12 @@ def make_logits(v, target, precision, prior, offset, agreement: tl.constexpr):
 
 
 @triton.jit
-def first_matrix(
-    weight, first, per_weight, h, sample, j, parents: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    shared_weight: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
+def first_matrix(weight, first, per_weight, h, sample, j, parents, depth, width, shared_weight, block_d, dtype):
     """Return the weights with which a loop over the children begins: those of the first child, which may not be the
-    first of its group; or zeros if each child loads its own."""
-    if held and shared_weight:
+    first of its group; or zeros if each child loads its own, or loads them block by block."""
+    if depth <= block_d and shared_weight:
         matrix = load_matrix(weight, first // per_weight, 0, h, sample, j, parents, depth, width, block_d, dtype)
-    elif held:
+    elif depth <= block_d:
         matrix = tl.zeros([sample.shape[0], block_d, 1, h.shape[3], j.shape[4]], dtype)
     else:
         matrix = tl.zeros([1, 1, 1, 1, 1], dtype)
@@ -303,32 +302,30 @@ def first_matrix(
 
 @triton.jit
 def next_child(
-    c, matrix, poses, weight, bias, offset, target, precision, prior, corner, sample, r, h, j,
-    per_weight, per_bias, per_offset, map_size, place_down, place_across,
-    parents: tl.constexpr, rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr,
-    places: tl.constexpr, kernel_across: tl.constexpr, shared_weight: tl.constexpr, shared_bias: tl.constexpr,
-    agreement: tl.constexpr, block_d: tl.constexpr, held: tl.constexpr, dtype: tl.constexpr,
+    c, matrix, poses, weight, bias, offset, target, precision, prior, corner, sample, r, h, j, per_weight, per_bias,
+    per_offset, map_size, place_down, place_across, parents, rows, depth, width, places, kernel_across, shared_weight,
+    shared_bias, agreement, block_d, dtype,
 ):  # fmt: skip
     """Return child c of a loop (see `find_child`), its weights, its votes and their logits. Children that share weights
     load them once: `matrix` holds those of the child before."""
     kind, place, i, group, pose = find_child(
         c, per_weight, shared_weight, places, kernel_across, map_size, place_down, place_across, rows * depth
     )  # fmt: skip
-    if held and shared_weight:
+    if depth <= block_d and shared_weight:
         if c % per_weight == 0:
             matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
-    elif held:
+    elif depth <= block_d:
         matrix = load_matrix(weight, group, 0, h, sample, j, parents, depth, width, block_d, dtype)
     v = make_votes(
         poses, weight, bias, matrix, corner + pose, group, kind // per_bias * places + place, sample, r, h, j,
-        parents, rows, depth, width, shared_bias, block_d, held, dtype,
+        parents, rows, depth, width, shared_bias, block_d, dtype,
     )  # fmt: skip
     offset_ = load_row(offset, kind // per_offset * places + place, sample, j, parents, False, dtype)
     return kind, place, i, group, pose, matrix, v, make_logits(v, target, precision, prior, offset_, agreement)
 
 
 @triton.jit
-def load_gate(gates, sample, i, children, present, dtype: tl.constexpr):
+def load_gate(gates, sample, i, children, present, dtype):
     """Load the gate of child i; it is 0 for samples that do not exist."""
     if gates is None:
         gate = tl.where(present, 1.0, 0.0).to(dtype)
@@ -341,7 +338,7 @@ def load_gate(gates, sample, i, children, present, dtype: tl.constexpr):
 
 
 @triton.jit
-def no_parents(sample, leaky: tl.constexpr, dtype: tl.constexpr):
+def no_parents(sample, leaky, dtype):
     """Return peak (largest logit) and mass (sum relative to the peak) of a softmax over no parents but the leak."""
     peak = tl.full([sample.shape[0], 1, 1, 1, 1], 0.0 if leaky else float("-inf"), dtype)
     mass = tl.full([sample.shape[0], 1, 1, 1, 1], 1.0 if leaky else 0.0, dtype)
@@ -361,9 +358,7 @@ def softmax_step(logit, real, peak, mass):
 
 
 @triton.jit
-def over_parents(
-    logit, norms, i, sample, real, samples, children, leaky: tl.constexpr, one_block: tl.constexpr, dtype: tl.constexpr
-):
+def over_parents(logit, norms, i, sample, real, samples, children, leaky, one_block, dtype):
     """Return coefficients, peak and mass of the softmax over the parents: from the tile, or from `norms`."""
     if one_block:
         peak, mass = no_parents(sample, leaky, dtype)
@@ -384,13 +379,13 @@ def coefficients_over_children(logit, gate, lse, real):
 
 
 @triton.jit
-def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve: tl.constexpr, k_base: tl.constexpr):
+def share_gradient(v, slope, curve, center, base, beta, grad_benefit, moments, over_children):
     """Return the gradient of a share, which is gate times coefficient; see `pairs.pack`."""
-    if k_curve < 0:
-        grad = sum_features(slope * v)
-    else:
+    if moments:
         grad = sum_features((slope + curve * (v - center)) * (v - center))
-    if k_base >= 0:
+    else:
+        grad = sum_features(slope * v)
+    if moments or over_children:
         grad += base
     if beta is not None:
         grad += beta * grad_benefit
@@ -398,14 +393,12 @@ def share_gradient(v, slope, curve, center, base, beta, grad_benefit, k_curve: t
 
 
 @triton.jit
-def vote_gradient(
-    v, share, grad_logit, slope, curve, center, target, precision, k_curve: tl.constexpr, agreement: tl.constexpr
-):
+def vote_gradient(v, share, grad_logit, slope, curve, center, target, precision, moments, agreement):
     """Return the gradient of a vote: as a term of the sums, and through its logit."""
-    if k_curve < 0:
-        grad = share * slope
-    else:
+    if moments:
         grad = share * (slope + 2.0 * curve * (v - center))
+    else:
+        grad = share * slope
     if agreement == "dot":
         grad += grad_logit * target
     elif agreement == "unit":

@@ -5,12 +5,14 @@ from torch import Tensor
 
 from torchcaps.ops.children import Children, Gradients, Options
 from torchcaps.ops.numerics import at_least_float32
-from torchcaps.ops.triton.launch import Problem
+from torchcaps.ops.triton import launches
+from torchcaps.ops.triton.problem import Problem
+from torchcaps.ops.triton.weighted_sum import sum_of
 
 
 def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
     if not _is_product(children):
-        return (Problem(children, options, None).weighted_sum()[0],)
+        return (sum_of(Problem(children, options))[0],)
     samples, rows = children.poses.shape[0], children.poses.shape[4]
     parents, width = children.parents, children.weight.shape[5]
     total = _group_sums(children) @ _matrix(children.weight)  # (samples * rows, h * parents)
@@ -25,7 +27,7 @@ def vote_sum_backward(
     grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
 ) -> tuple[()]:
     if not _is_product(children):
-        Problem(children, options, None).grads(into, grad=grads[0])
+        launches.backward(Problem(children, options), into, grad=grads[0])
         return ()
     (samples, types, *_, rows, d), groups = children.poses.shape, children.weight.shape[0]
     parent_grads = at_least_float32(grads[0]).unflatten(

@@ -1,0 +1,150 @@
+"""Compile the Triton kernels for a device that need not be there: `python compiled_kernels.py few|all CAPABILITY`.
+
+Triton compiles for the device that its driver names. The launches of each kind of reduction, forward and backward, are
+recorded and compiled. It must be a process without Triton's interpreter.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from torchcaps.ops import triton as reductions
+from torchcaps.ops.children import Children, Gradients, Options
+from torchcaps.ops.triton import problem
+
+# By compute capability: the multiprocessors of an A100, an RTX 3090 and an H100.
+MULTIPROCESSORS = {80: 108, 86: 84, 90: 132}
+# (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
+POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6": (6, 6, 6), "8x8": (8, 8, 8),
+         "64 -> 2": (1, 64, 2), "1 -> 1": (1, 1, 1), "3x2 -> 3x5": (3, 2, 5)}  # fmt: skip
+WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children", "uniform",
+        "moments none", "moments dot", "moments gaussian"]  # fmt: skip
+# For four types of children: the number of groups that share weights, whether there are gates, whether windows.
+LAYOUTS = {"each": (4, False, False), "groups": (2, True, False), "one": (1, True, False), "windows": (4, True, True)}
+PARENTS = [10, 32, 1, 131]
+
+
+class Driver:
+    """A driver without a device: the answers that Triton needs in order to compile."""
+
+    def __init__(self, capability: int):
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class Case(NamedTuple):
+    """One reduction and its backward pass."""
+
+    way: str
+    pose: str
+    layout: str
+    parents: int
+    dtype: torch.dtype
+
+
+def cases(which: str, capability: int) -> Iterator[Case]:
+    """Yield the cases for a capability: "all" ways, poses and layouts with the other values in turns, or three ways."""
+    dtypes, number = [torch.float32, torch.float64], list(MULTIPROCESSORS).index(capability)
+    if which == "all":
+        for i, (way, pose, layout) in enumerate(itertools.product(WAYS, POSES, LAYOUTS)):
+            yield Case(way, pose, layout, PARENTS[(i + i // 4) % 4], dtypes[i % 7 == 6])
+        return
+    for i in range(number, len(WAYS), 3):
+        pose, layout = list(POSES)[i % len(POSES)], list(LAYOUTS)[i % 4]
+        yield Case(WAYS[i], pose, layout, PARENTS[(i + i // 4) % 4], dtypes[i % 5 == 4])
+
+
+def reduce(case: Case) -> None:
+    """Compute a reduction and its gradients, with the biases, offsets and betas that it takes, of tensors without
+    numbers."""
+    (rows, d, h), (groups, gated, on_grid) = POSES[case.pose], LAYOUTS[case.layout]
+    kernel, grid = ((2, 2), (5, 5)) if on_grid else ((1, 1), (1, 1))
+    images, types, parents = 3, 4, case.parents
+    samples = images * (16 if on_grid else 1)
+    kind, _, over = case.way.partition(" ")
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=case.dtype, device="meta")
+
+    weight = new(groups, *kernel, d, h, parents).movedim(-1, 3)
+    bias = None if case.layout == "one" else new(groups, *kernel, 1 if groups == 2 else parents, rows, h)
+    gates = new(samples, types, *kernel) if gated or kind == "uniform" else None  # without gates there is no kernel
+    children = Children(new(images, types, *grid, rows, d), weight, bias, gates)
+    into = Gradients(*(None if x is None else torch.zeros_like(x) for x in children))
+    state, score, offset = new(samples, parents, rows * h), new(samples, parents), new(groups, *kernel, parents)
+    if kind == "uniform":
+        reductions.vote_sum(children, Options())
+        reductions.vote_sum_backward((state,), (), children, Options(), into)
+    elif kind == "moments":
+        of_agreement = {
+            "none": (None, None, None, None),
+            "dot": (state, None, None, offset),
+            "gaussian": (state, state, score, None),
+        }
+        betas = None if case.layout == "each" else new(groups, *kernel, 1 if groups == 2 else parents)
+        arguments = (children, *of_agreement[over], betas, Options(eps=0.1))
+        results = reductions.moments(*arguments)
+        reductions.moments_backward((score, state, state, score), results[:3], *arguments, into)
+    else:
+        options = Options("children" if over == "children" else "parents", kind == "unit", over == "leaky")
+        arguments = children, state, offset if case.layout in ("each", "groups") else None, options
+        results = reductions.weighted_sum(*arguments)
+        reductions.weighted_sum_backward((state,), results, *arguments, into)
+
+
+def launches(case: Case, capability: int) -> list[tuple[Any, tuple[int, ...], dict[str, Any]]]:
+    """Record what the case would start on a device of this capability: kernel, grid and arguments."""
+    found: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = []
+
+    def note(kernel: Any, grid: tuple[int, ...]) -> Any:
+        return lambda **arguments: found.append((kernel, grid, arguments))
+
+    with (
+        mock.patch.object(triton.JITFunction, "__getitem__", note),
+        mock.patch.object(problem, "multiprocessors", return_value=MULTIPROCESSORS[capability]),
+    ):
+        reduce(case)
+    return found
+
+
+def main() -> None:
+    which, capability = sys.argv[1], int(sys.argv[2])
+    driver.set_active(Driver(capability))
+    compiled, failed = set(), 0
+    for case in cases(which, capability):
+        for kernel, grid, arguments in launches(case, capability):
+            constants = (str(x) for x in arguments.values() if not isinstance(x, Tensor))
+            key = kernel.__name__, case.dtype, *constants
+            if key in compiled:
+                continue
+            compiled.add(key)
+            try:
+                kernel.run(grid=grid, warmup=True, **arguments)
+            except Exception as error:  # whatever it is, the other kernels are compiled
+                failed += 1
+                print(f"{kernel.__name__} of {case}: {str(error.__cause__ or error).strip().splitlines()[-1]}")
+    print(f"{len(compiled)} kernels for sm_{capability}, {failed} do not compile")
+    sys.exit(1 if failed or not compiled else 0)
+
+
+if __name__ == "__main__":
+    main()
