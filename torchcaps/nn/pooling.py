@@ -112,7 +112,7 @@ class RoutingPool2d(nn.Module):
         groups = channels // self.features
         rows, columns, window = 1, 1, (height, width)
         if self.kernel_size is None:
-            poses, present = x.reshape(batch * groups, self.features, height * width), None
+            poses, present = x.reshape(batch, groups, self.features, height * width), None  # not copied, in any layout
         else:
             rows, columns = (
                 (size + 2 * self.padding - self.kernel_size) // self.stride + 1 for size in (height, width)
@@ -123,9 +123,9 @@ class RoutingPool2d(nn.Module):
             poses, present = self._windows(x.reshape(batch * groups, self.features, height, width))
         coefficients = None
         if not return_coefficients and self._routes_in_one_operator(x.device):
-            pooled = self.routing.pool(poses, present)
+            pooled = self.routing.pool(poses, present, choose_backend(self.backend, x.device))
         else:
-            votes = StoredVotes(poses.transpose(1, 2).unsqueeze(2))
+            votes = StoredVotes(poses.flatten(0, -3).transpose(1, 2).unsqueeze(2))
             gates = None if present is None else present.to(votes.votes.dtype)
             parents = self.routing(votes.gated(gates), None, return_coefficients)
             pooled, coefficients = parents.poses, parents.coefficients

@@ -81,16 +81,18 @@ class VectorNormRouting(Routing):
         after = Dot.add(agreement, normalize(s), unit=True)  # lines 6, 8
         return votes.capsules(apply("activation", self.activation, s)), after  # line 11
 
-    def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
+    def pool(self, poses: Tensor, present: Tensor | None = None, backend: str = "tiled") -> Tensor:
         """Route children to one parent with their own poses as votes: `forward` as one autograd function.
 
         Args:
-            poses: poses of the children, `(n, features, children)`.
+            poses: poses of the children, `(n, features, children)` or `(batch, groups, features, children)`, where n is
+                batch * groups.
             present: whether each child takes part, `(n, children)` bool with at least one child in each row; None for
                 all.
+            backend: "native" runs the C++ kernel where it takes the poses; others run PyTorch's operators.
 
         Returns:
             The parent's pose `(n, features)`.
         """
-        total = pool_by_agreement(poses, self.iterations, self.scale(1), present)
+        total = pool_by_agreement(poses, self.iterations, self.scale(1), present, backend)
         return apply("activation", self.activation, total.unsqueeze(1)).squeeze(1)
