@@ -46,7 +46,7 @@ class RoutingPool {
 
   explicit RoutingPool(const PoolProblem& a)
       : a(a), steps(a.iterations), blocks((a.children + L - 1) / L), columns((a.features + TILE - 1) / TILE * TILE),
-        stride(columns + 1) {  // not a multiple of 4096 bytes, which the nearest cache cannot hold
+        stride(columns + 1) {  // blocks a multiple of 4096 bytes apart would share few places of the nearest cache
     u = arena.get<V>(blocks * stride);
     for (V** x : {&present, &shrink, &dots}) *x = arena.get<V>(blocks);
     coefficients = arena.get<V>((steps + 1) * blocks);
@@ -105,6 +105,7 @@ class RoutingPool {
  private:
   // Computes all iterations, with or without the last sum.
   void iterate(int64_t sample, bool last_sum) {
+    for (int64_t f = 0; f < columns; f++) u[(blocks - 1) * stride + f] = V{};  // lanes beyond the children
     copy(static_cast<const X*>(a.poses), sample, a.strides);
     if (a.present || number == 0) {
       number = 0;
@@ -171,52 +172,57 @@ class RoutingPool {
     }
   }
 
-  template <int N, class Y>
-  INLINE static void move(Y* x, Vec<T, N>& v) {
-    if constexpr (std::is_const_v<Y>) {
-      v = widen<T, N>(x);
-    } else {
-      round_to<T, N>(x, v);
-    }
-  }
-  // Copies the poses of a sample to `u`, with zeros for the lanes beyond the children; or from `u`, if Y is not const.
+  // Copies the poses of a sample to `u`; or from `u`, if Y is not const.
   template <class Y>
   void copy(Y* x, int64_t sample, const int64_t* strides) {
     x += sample / a.groups * strides[0] + sample % a.groups * strides[1];
-    if (strides[3] != 1) return strides[2] == 1 ? turn<L>(x, 0, strides) : turn<1>(x, 0, strides);
-    for (int64_t f = 0; f < a.features; f++, x += strides[2]) {
-      int64_t b = 0;
-      for (; (b + 1) * L <= a.children; b++) move<L>(x + b * L, u[b * stride + f]);
-      V rest = b < blocks && !std::is_const_v<Y> ? u[b * stride + f] : V{};
-      for (int64_t i = b * L; i < a.children; i++) {
-        Vec<T, 1> one = {rest[i % L]};
-        move<1>(x + i, one);
-        rest[i % L] = one[0];
-      }
-      if (b < blocks) u[b * stride + f] = rest;
-    }
+    if (strides[3] == 1) return rows<L>(x, 0, strides);
+    strides[2] == 1 ? squares<L>(x, 0, strides) : squares<1>(x, 0, strides);
   }
-  // The same where the features are innermost in memory, from feature f on: N features of N children at a time.
+  // Children are innermost in memory: from child i on, N at a time.
   template <int N, class Y>
-  void turn(Y* x, int64_t f, const int64_t* strides) {
-    for (; f + N <= a.features; f += N)
-      for (int64_t i = 0; i < blocks * L; i += N) {
-        T* own = reinterpret_cast<T*>(u + i / L * stride + f) + i % L;
-        Vec<T, N> rows[N] = {};
-#pragma GCC unroll 16
-        for (int k = 0; !std::is_const_v<Y> && k < N; k++) rows[k] = read<T, N>(own + k * L);
-        if (!std::is_const_v<Y>) transpose<T, N>(rows);
-#pragma GCC unroll 16
-        for (int k = 0; k < N; k++)
-          if (i + k < a.children) move<N>(x + (i + k) * strides[3] + f * strides[2], rows[k]);
-        if (std::is_const_v<Y>) transpose<T, N>(rows);
-#pragma GCC unroll 16
-        for (int k = 0; std::is_const_v<Y> && k < N; k++) write<T, N>(own + k * L, rows[k]);
+  void rows(Y* x, int64_t i, const int64_t* strides) {
+    const int64_t end = i + (a.children - i) / N * N;
+    for (int64_t f = 0; f < a.features; f++)
+      for (int64_t k = i; k < end; k += N) {
+        if constexpr (std::is_const_v<Y>) {
+          write<T, N>(lane(k, f), widen<T, N>(x + f * strides[2] + k));
+        } else {
+          round_to<T, N>(x + f * strides[2] + k, read<T, N>(lane(k, f)));
+        }
       }
     if constexpr (N > 1) {
-      if (f < a.features) turn<N / 2>(x, f, strides);
+      if (end < a.children) rows<N / 2>(x, end, strides);
     }
   }
+  // Features are innermost in memory: from feature f on, N features of N children at a time.
+  template <int N, class Y>
+  void squares(Y* x, int64_t f, const int64_t* strides) {
+    for (; f + N <= a.features; f += N)
+      for (int64_t i = 0; i < a.children; i += N) {
+        Y* at = x + i * strides[3] + f * strides[2];
+        Vec<T, N> v[N] = {};
+        if constexpr (std::is_const_v<Y>) {
+#pragma GCC unroll 16
+          for (int k = 0; k < N; k++)
+            if (i + k < a.children) v[k] = widen<T, N>(at + k * strides[3]);
+          transpose<T, N>(v);
+#pragma GCC unroll 16
+          for (int k = 0; k < N; k++) write<T, N>(lane(i, f + k), v[k]);
+        } else {
+#pragma GCC unroll 16
+          for (int k = 0; k < N; k++) v[k] = read<T, N>(lane(i, f + k));
+          transpose<T, N>(v);
+#pragma GCC unroll 16
+          for (int k = 0; k < N; k++)
+            if (i + k < a.children) round_to<T, N>(at + k * strides[3], v[k]);
+        }
+      }
+    if constexpr (N > 1) {
+      if (f < a.features) squares<N / 2>(x, f, strides);
+    }
+  }
+  INLINE T* lane(int64_t i, int64_t f) const { return reinterpret_cast<T*>(u + i / L * stride + f) + i % L; }
 
   const PoolProblem& a;
   const int64_t steps, blocks, columns, stride;
