@@ -303,9 +303,10 @@ def test_pool_gives_the_same_bits_with_any_number_of_threads(monkeypatch):
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_pool_keeps_nan_to_its_sample(layout, number):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pool_keeps_nan_to_its_sample(layout, number, dtype):
     """Nothing of a sample is left for the next one, nor in the lanes that fill up a vector."""
-    poses = torch.randn(3, 2, 5, 7)
+    poses = torch.randn(3, 2, 5, 7).to(dtype)
     expected = pooled(laid_out(poses, layout), 3.0, 2, None, "native")
     poses[1, 0, 2, 3] = number
     total, grad, _ = pooled(laid_out(poses, layout), 3.0, 2, None, "native")
