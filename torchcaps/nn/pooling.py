@@ -45,7 +45,8 @@ class RoutingPool2d(nn.Module):
         activation: function of the pooled capsules `(batch, 1, features)`, e.g. `squash`; None for the identity.
         routing: another algorithm in place of `VectorNormRouting` with the arguments above. Its softmax must run over
             the children, because a group has one parent.
-        backend: "reference" uses PyTorch's own operators alone, see :func:`torchcaps.use_backend`.
+        backend: "native" runs a C++ kernel on maps and windows in float32, float64 and bfloat16. "reference" uses
+            PyTorch's own functions alone and has second derivatives. See :func:`torchcaps.use_backend`.
         device, dtype: device and dtype of the learned parameters.
 
     Shape:
