@@ -98,7 +98,7 @@ def all_steps(out: Path) -> dict[str, Step]:
     return {
         "kernels": tests("test_kernels.py", "-m", ""),  # the slow ones, too
         "layers": tests("test_layers.py", "-m", "", "-k", "triton"),
-        "library": tests("test_library.py", "-k", "triton"),
+        "operators": tests("test_operators.py", "-k", "triton"),
         "bench": bench(out),
     }
 

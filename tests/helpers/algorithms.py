@@ -168,7 +168,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "self-routing": Algorithm(SelfRouting, self_routing),
     "efficient": Algorithm(EfficientRouting, efficient),
     "vb": Algorithm(VBRouting, variational_bayes),
-    "vb, other priors": Algorithm(lambda **kw: VBRouting(alpha0=0.5, kappa0=2.0, nu0=40.0, **kw), variational_bayes),
+    "vb, other priors": Algorithm(lambda **kw: VBRouting(alpha0=0.5, kappa0=2.0, nu0=20.0, **kw), variational_bayes),
     "uniform": Algorithm(UniformRouting, uniform),
     "uniform, no activation": Algorithm(lambda: UniformRouting(activation=None), uniform),
     "random": Algorithm(RandomRouting, uniform),

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -13,12 +14,14 @@ import torch
 from algorithms import ALGORITHMS, make
 from problems import every, label
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules
+from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, RoutingPool2d, use_backend
 from torchcaps.ops import Dot, Gaussian, LinearVotes, backends, native
 from torchcaps.ops.backend import NATIVE_MISSING
+from torchcaps.routing.pool import pool_by_agreement
 
 if NATIVE_MISSING is not None:
     pytest.skip(f"needs the native kernels: {NATIVE_MISSING}", allow_module_level=True)
@@ -213,6 +216,10 @@ class Interruption(Exception):
     pass
 
 
+def interrupt(*_: object) -> None:
+    raise Interruption
+
+
 def test_a_signal_during_a_long_call():
     """The handler of the signal runs during the call, not after it."""
     poses, weight, agreement = problem(batch=500, children=1000)
@@ -228,10 +235,7 @@ def test_a_signal_during_a_long_call():
     votes = votes_of(poses.detach().repeat(times, 1, 1, 1), weight.detach())
     agreement = Dot(agreement.query.repeat(times, 1, 1))
 
-    def handle(*_: object) -> None:
-        raise Interruption
-
-    before = signal.signal(signal.SIGALRM, handle)
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         start = time.monotonic()
@@ -242,6 +246,117 @@ def test_a_signal_during_a_long_call():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert votes.weighted_sum(agreement).isfinite().all()
+
+
+def laid_out(poses: Tensor, layout: str) -> Tensor:
+    """Return poses `(batch, groups, features, children)` in memory as in a map that is contiguous, one with channels
+    last, or one of which every second column is taken."""
+    if layout == "channels last":
+        return poses.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    return torch.stack([poses, poses], -1)[..., 0] if layout == "strided" else poses
+
+
+def pooled(poses: Tensor, sharpness: float, iterations: int, present: Tensor | None, backend: str) -> list[Tensor]:
+    leaves = [poses.detach(), torch.tensor(sharpness, dtype=torch.promote_types(poses.dtype, torch.float32))]
+    leaves = [leaf.requires_grad_() for leaf in leaves[: 2 if iterations else 1]]
+    total = pool_by_agreement(leaves[0], iterations, leaves[1] if iterations else sharpness, present, backend)
+    weights = torch.linspace(-1, 2, total.numel(), dtype=torch.float64).view_as(total).to(total.dtype)
+    return [total, *torch.autograd.grad((total * weights).sum(), leaves)]
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+# Features and children: whole vectors, parts of vectors of every size, one.
+@pytest.mark.parametrize("sizes", [(2, 3, 16, 49), (1, 1, 64, 144), (3, 2, 5, 7), (2, 2, 3, 17), (0, 2, 4, 5)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "strided"])
+def test_pool_of_every_size(sizes, layout, instructions):
+    """It is at most twice as far from float64 as PyTorch's operators in the same precision."""
+    for dtype, iterations, masked in itertools.product(DTYPES, range(4), (False, True)):
+        poses = torch.randn(*sizes, dtype=torch.float64)
+        poses[:1, :, :, 0] = 0
+        poses = laid_out(poses.to(dtype), layout)
+        present = None
+        if masked:
+            present = torch.rand(sizes[0] * sizes[1], sizes[3]) < 0.6
+            present[:, -1] = True
+        arguments = 3.0, iterations, present
+        exact = pooled(poses.double(), *arguments, "tiled")
+        found, eager = (pooled(poses, *arguments, backend) for backend in ("native", "tiled"))
+        if layout != "strided":
+            assert found[1].stride() == poses.stride()
+        for i, (x, y, z) in enumerate(zip(found, eager, exact, strict=True)):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            scale = z.norm().clamp(min=1e-3)
+            rounding = 1e-12 if dtype == torch.float64 else 1e-6 if i < 2 else 1e-4  # the last is one number
+            assert (x.double() - z).norm() / scale <= 2 * (y.double() - z).norm() / scale + rounding
+
+
+def test_pool_gives_the_same_bits_with_any_number_of_threads(monkeypatch):
+    poses = torch.randn(13, 4, 16, 200)
+    expected = pooled(poses, 3.0, 2, None, "native")
+    for count in (2, 3, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        for x, y in zip(pooled(poses, 3.0, 2, None, "native"), expected, strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pool_keeps_nan_to_its_sample(layout, number, dtype):
+    """Nothing of a sample is left for the next one, nor in the lanes that fill up a vector."""
+    poses = torch.randn(3, 2, 5, 7).to(dtype)
+    expected = pooled(laid_out(poses, layout), 3.0, 2, None, "native")
+    poses[1, 0, 2, 3] = number
+    total, grad, _ = pooled(laid_out(poses, layout), 3.0, 2, None, "native")
+    for spoiled in (total[2], grad[1, 0]):
+        assert spoiled.isnan().all()
+    rest = [0, 1, 3, 4, 5]
+    assert torch.equal(total[rest], expected[0][rest])
+    assert torch.equal(grad.flatten(0, 1)[rest], expected[1].flatten(0, 1)[rest])
+
+
+def test_a_signal_during_a_long_pool():
+    poses = torch.randn(20, 100, 16, 100)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        start = time.monotonic()
+        with pytest.raises(Interruption):
+            native.routing_pool(poses, 10000, 1.0, None)
+        assert time.monotonic() - start < 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_pool_of_a_map_is_not_copied(format):
+    x = torch.randn(2, 8, 5, 5).to(memory_format=format).requires_grad_()
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda y: saved.append(y) or y, lambda y: y):
+        out = RoutingPool2d(4, 2.0, backend="native")(x)
+    assert [y.data_ptr() for y in saved] == [x.data_ptr()]
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert grad.is_contiguous(memory_format=format)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_pool_has_batched_gradients(learned):
+    pool, x = RoutingPool2d(2, 2.0, learn_sharpness=learned), torch.randn(2, 4, 3, 3, requires_grad=True)
+    leaves, results = [x, *pool.parameters()], []
+    for backend in ("native", "tiled"):
+        with use_backend(backend):
+            out = pool(x)
+        rows = torch.eye(out.numel()).view(-1, *out.shape)
+        results.append(torch.autograd.grad(out, leaves, rows, is_grads_batched=True))
+    assert_close(*results)
+
+
+def test_pool_of_tensors_without_memory():
+    pool, x = RoutingPool2d(2, backend="native"), torch.randn(2, 4, 3, 3)
+    assert_close(make_fx(pool, tracing_mode="fake")(x)(x), pool(x))
 
 
 def test_poses_in_another_order_in_memory():

@@ -1,4 +1,7 @@
-"""Pooling by agreement as one autograd function, against vector-normed routing of stored votes."""
+"""Pooling by agreement as one autograd function, in PyTorch and C++, against vector-normed routing of stored votes."""
+
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +12,17 @@ from torch.testing import assert_close
 from torchcaps import VectorNormRouting
 from torchcaps.functional import squash
 from torchcaps.ops import StoredVotes
+from torchcaps.ops.backend import NATIVE_MISSING
 from torchcaps.routing.pool import pool_by_agreement
+
+Pool = Callable[..., Tensor]
+
+
+@pytest.fixture(params=["tiled", "native"])
+def pool(request) -> Pool:
+    if request.param == "native" and NATIVE_MISSING is not None:
+        pytest.skip(f"needs the native kernels: {NATIVE_MISSING}")
+    return functools.partial(pool_by_agreement, backend=request.param)
 
 
 def stored(poses: Tensor) -> StoredVotes:
@@ -27,7 +40,7 @@ def make_poses(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("iterations", [0, 1, 2, 5])
 @pytest.mark.parametrize("shape", [(5, 4, 7), (2, 4, 1), (3, 1, 6)], ids=str)
-def test_values_and_gradients(shape, iterations, learned, masked):
+def test_values_and_gradients(pool, shape, iterations, learned, masked):
     poses, sharpness, present = make_poses(*shape), 3.0, None
     leaves = [poses]
     if learned and iterations:
@@ -37,7 +50,7 @@ def test_values_and_gradients(shape, iterations, learned, masked):
         present = torch.rand(shape[0], shape[2]) < 0.6
         present[:, 0] = True
     scores = None if present is None else torch.where(present, torch.inf, -torch.inf)
-    total = pool_by_agreement(poses, iterations, sharpness, present)
+    total = pool(poses, iterations, sharpness, present)
     routing = VectorNormRouting(iterations, 3.0, learn_sharpness=len(leaves) > 1)
     given = {"learned_sharpness": sharpness} if routing.learn_sharpness else {}
     expected = route(routing, stored(poses), scores, **given).poses
@@ -51,19 +64,19 @@ def test_values_and_gradients(shape, iterations, learned, masked):
 
 @pytest.mark.parametrize("iterations", [0, 1, 3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_gradcheck(iterations, masked):
+def test_gradcheck(pool, iterations, masked):
     poses = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
     sharpness = torch.tensor(2.0, dtype=torch.float64, requires_grad=iterations > 0)
     present = torch.tensor([[True, False, True, True, False]]).expand(3, 5) if masked else None
-    assert torch.autograd.gradcheck(lambda u, s: pool_by_agreement(u, iterations, s, present), (poses, sharpness))
+    assert torch.autograd.gradcheck(lambda u, s: pool(u, iterations, s, present), (poses, sharpness))
 
 
-def test_in_a_larger_graph():
+def test_in_a_larger_graph(pool):
     """The backward pass adds to gradients in place, which must not change gradients of other operators."""
     poses = make_poses(3, 4, 5)
     results = []
     for run in (
-        lambda u, t: pool_by_agreement(u, t, 2.0, None),
+        lambda u, t: pool(u, t, 2.0, None),
         lambda u, t: VectorNormRouting(t, 2.0)(stored(u)).poses,
     ):
         loss = run(poses, 2).square().sum() + poses.pow(3).sum() + run(2 * poses, 1).sum()
@@ -73,26 +86,26 @@ def test_in_a_larger_graph():
     assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
-def test_poses_that_cancel_or_are_zero_have_finite_gradients():
+def test_poses_that_cancel_or_are_zero_have_finite_gradients(pool):
     cancel = torch.tensor([[[1.0, -1.0], [2.0, -2.0]]], dtype=torch.float64, requires_grad=True)
     for poses in (cancel, torch.zeros(2, 3, 4, dtype=torch.float64, requires_grad=True)):
         found, expected = (
             torch.autograd.grad(x.sum(), poses)[0]
-            for x in (pool_by_agreement(poses, 2, 3.0, None), VectorNormRouting(2, 3.0)(stored(poses)).poses)
+            for x in (pool(poses, 2, 3.0, None), VectorNormRouting(2, 3.0)(stored(poses)).poses)
         )
         assert found.isfinite().all()
         assert_close(found, expected)
 
 
-def test_no_second_derivatives():
+def test_no_second_derivatives(pool):
     poses = make_poses(2, 3, 4)
-    total = pool_by_agreement(poses, 1, 2.0, None).sum()
+    total = pool(poses, 1, 2.0, None).sum()
     with pytest.raises(RuntimeError, match="no second derivatives .*: use backend='reference'"):
         torch.autograd.grad(total, poses, create_graph=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_errs_at_most_twice_as_much_as_eager(dtype):
+def test_errs_at_most_twice_as_much_as_eager(pool, dtype):
     poses = make_poses(16, 8, 50, dtype=dtype)
     routing = VectorNormRouting(2, 4.0)
     in_double = poses.detach().double().requires_grad_()
@@ -100,7 +113,7 @@ def test_errs_at_most_twice_as_much_as_eager(dtype):
     truth = routing(stored(in_double)).poses.squeeze(1)
     truths = truth.detach(), torch.autograd.grad((truth * weights).sum(), in_double)[0]
     errors = []
-    for total in (pool_by_agreement(poses, 2, 4.0, None), routing(stored(poses)).poses.squeeze(1)):
+    for total in (pool(poses, 2, 4.0, None), routing(stored(poses)).poses.squeeze(1)):
         assert total.dtype == dtype
         found = total.detach(), torch.autograd.grad((total * weights.to(dtype)).sum(), poses)[0]
         errors.append([float((x.double() - t).norm() / t.norm()) for x, t in zip(found, truths, strict=True)])
@@ -108,15 +121,15 @@ def test_errs_at_most_twice_as_much_as_eager(dtype):
         assert ours <= 2 * eager + 4 * torch.finfo(torch.float32).eps
 
 
-def test_autocast_leaves_it_in_the_precision_of_the_poses():
+def test_autocast_leaves_it_in_the_precision_of_the_poses(pool):
     poses = make_poses(3, 4, 50, dtype=torch.float32)
-    expected = pool_by_agreement(poses, 2, 4.0, None)
+    expected = pool(poses, 2, 4.0, None)
     with torch.autocast("cpu", torch.bfloat16):
-        assert_close(pool_by_agreement(poses, 2, 4.0, None), expected, rtol=0, atol=0)
+        assert_close(pool(poses, 2, 4.0, None), expected, rtol=0, atol=0)
 
 
-def test_the_module_applies_its_activation():
+def test_the_module_applies_its_activation(pool):
     poses = make_poses(3, 4, 5)
     routing = VectorNormRouting(2, 3.0, activation=squash)
     assert_close(routing.pool(poses), routing(stored(poses)).poses.squeeze(1))
-    assert_close(routing.pool(poses), squash(pool_by_agreement(poses, 2, 3.0, None)))
+    assert_close(routing.pool(poses), squash(pool(poses, 2, 3.0, None)))

@@ -90,7 +90,10 @@ def main() -> None:
     for count in options.iterations:
         pools[f"routing, T = {count}"] = RoutingPool2d(16, 5.0, count)
     few = options.iterations[0]
-    others: dict[str, Any] = {f"stored votes, T = {few}": RoutingPool2d(16, 5.0, few, backend="reference")}
+    others: dict[str, Any] = {
+        f"no kernel, T = {few}": RoutingPool2d(16, 5.0, few, backend="tiled"),
+        f"stored votes, T = {few}": RoutingPool2d(16, 5.0, few, backend="reference"),
+    }
     if options.compile:
         inner = RoutingPool2d(16, 5.0, few)
         inner.compile(dynamic=False)

@@ -45,7 +45,8 @@ class RoutingPool2d(nn.Module):
         activation: function of the pooled capsules `(batch, 1, features)`, e.g. `squash`; None for the identity.
         routing: another algorithm in place of `VectorNormRouting` with the arguments above. Its softmax must run over
             the children, because a group has one parent.
-        backend: "reference" uses PyTorch's own operators alone, see :func:`torchcaps.use_backend`.
+        backend: "native" runs a C++ kernel on maps and windows in float32, float64 and bfloat16. "reference" uses
+            PyTorch's own functions alone and has second derivatives. See :func:`torchcaps.use_backend`.
         device, dtype: device and dtype of the learned parameters.
 
     Shape:
@@ -112,7 +113,7 @@ class RoutingPool2d(nn.Module):
         groups = channels // self.features
         rows, columns, window = 1, 1, (height, width)
         if self.kernel_size is None:
-            poses, present = x.reshape(batch * groups, self.features, height * width), None
+            poses, present = x.reshape(batch, groups, self.features, height * width), None  # not copied, in any layout
         else:
             rows, columns = (
                 (size + 2 * self.padding - self.kernel_size) // self.stride + 1 for size in (height, width)
@@ -123,9 +124,9 @@ class RoutingPool2d(nn.Module):
             poses, present = self._windows(x.reshape(batch * groups, self.features, height, width))
         coefficients = None
         if not return_coefficients and self._routes_in_one_operator(x.device):
-            pooled = self.routing.pool(poses, present)
+            pooled = self.routing.pool(poses, present, choose_backend(self.backend, x.device))
         else:
-            votes = StoredVotes(poses.transpose(1, 2).unsqueeze(2))
+            votes = StoredVotes(poses.flatten(0, -3).transpose(1, 2).unsqueeze(2))
             gates = None if present is None else present.to(votes.votes.dtype)
             parents = self.routing(votes.gated(gates), None, return_coefficients)
             pooled, coefficients = parents.poses, parents.coefficients

@@ -1,7 +1,8 @@
 """Vector-normed routing to one parent with the children's own poses as votes, for the routing pool.
 
 Poses are not transformed, and features come before children, as in a feature map. The work is so small that the number
-of operators determines the time. All iterations are therefore one autograd function with a backward pass of its own.
+of operators determines the time. All iterations are therefore one autograd function with a backward pass of its own. On
+the CPU it is a C++ kernel, which keeps a sample in the cache.
 """
 
 from typing import Any
@@ -10,28 +11,42 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from torchcaps.ops import native
 from torchcaps.ops.numerics import at_least_float32, autocast_off
-from torchcaps.private import softmax_backward
+from torchcaps.private import in_dispatch_mode, is_batched, softmax_backward
 
 
-def pool_by_agreement(poses: Tensor, iterations: int, sharpness: float | Tensor, present: Tensor | None) -> Tensor:
+def pool_by_agreement(
+    poses: Tensor, iterations: int, sharpness: float | Tensor, present: Tensor | None, backend: str = "tiled"
+) -> Tensor:
     r"""Run Algorithm 1 of Zhao & Huang 2019 up to its activation, for one parent.
 
     Args:
-        poses: poses of the children :math:`u_i`, `(n, features, children)`.
+        poses: poses of the children :math:`u_i`, `(n, features, children)` or `(batch, groups, features, children)`,
+            where n is batch * groups.
         iterations: number of agreements before the last sum.
         sharpness: the paper's lambda; a tensor gets a gradient.
         present: whether each child takes part, `(n, children)` bool with at least one child in each row; None for all.
+        backend: "native" runs the C++ kernel where it takes the poses, which it reads as they lie in memory; others run
+            PyTorch's operators.
 
     Returns:
         The last sum :math:`\sum_i c_i u_i`, `(n, features)`.
     """
+    if backend == "native" and _kernel_takes(poses):
+        return _NativePool.apply(poses if poses.dim() == 4 else poses.unsqueeze(1), sharpness, iterations, present)
+    poses = poses.flatten(0, -3)
     device = poses.device.type
     # The context is avoided where it is not needed: entering it takes as long as an operator.
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         with autocast_off(device):
             return pool_by_agreement(poses, iterations, sharpness, present)
     return _Pool.apply(at_least_float32(poses), sharpness, iterations, present).to(poses.dtype)
+
+
+def _kernel_takes(poses: Tensor) -> bool:
+    known = poses.dtype in (torch.float32, torch.float64, torch.bfloat16) and poses.device.type == "cpu"
+    return known and type(poses) is Tensor and not poses.is_neg() and not in_dispatch_mode()  # its memory has numbers
 
 
 class _Pool(torch.autograd.Function):
@@ -71,8 +86,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("a routing pool has no second derivatives (create_graph=True): use backend='reference'")
+        _refuse_second_derivatives()
         device = grad_total.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # backward() under autocast
             with autocast_off(device):
@@ -100,6 +114,43 @@ class _Pool(torch.autograd.Function):
         else:
             grad_poses.add_(grad_total.unsqueeze(2), alpha=1 / poses.shape[2])
         return grad_poses, grad_sharpness, None, None
+
+
+class _Context:
+    """What `_Pool` needs of a context, to run it outside of autograd."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+
+class _NativePool(torch.autograd.Function):
+    """The same in C++."""
+
+    @staticmethod
+    def forward(ctx: Any, poses: Tensor, sharpness: float | Tensor, iterations: int, present: Tensor | None) -> Tensor:
+        ctx.save_for_backward(poses, present, sharpness if isinstance(sharpness, Tensor) else None)
+        ctx.iterations, ctx.sharpness = iterations, float(sharpness)
+        return native.routing_pool(poses, iterations, ctx.sharpness, present)[0].to(poses.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        _refuse_second_derivatives()
+        poses, present, sharpness = ctx.saved_tensors
+        if is_batched(grad_total):  # has no numbers in memory
+            eager: Any = _Context()
+            with autocast_off(poses.device.type):
+                whole = at_least_float32(poses.flatten(0, 1))
+                _Pool.forward(eager, whole, ctx.sharpness if sharpness is None else sharpness, ctx.iterations, present)
+                grad_poses, grad_sharpness, *_ = _Pool.backward(eager, grad_total.to(whole.dtype))
+            return grad_poses.to(poses.dtype).view_as(poses), grad_sharpness, None, None
+        into = torch.empty_like(poses) if ctx.needs_input_grad[0] else None
+        found = native.routing_pool(poses, ctx.iterations, ctx.sharpness, present, grad_total, into)[1]
+        return into, None if sharpness is None else found.to(sharpness.dtype), None, None
+
+
+def _refuse_second_derivatives() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError("a routing pool has no second derivatives (create_graph=True): use backend='reference'")
 
 
 def _add_product(total: Tensor | None, per_feature: Tensor, per_child: Tensor) -> Tensor:

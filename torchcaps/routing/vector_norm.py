@@ -87,16 +87,18 @@ class VectorNormRouting(Routing):
     def _lambda(self) -> float | Tensor:
         return self.learned_sharpness if self.learn_sharpness else self.sharpness
 
-    def pool(self, poses: Tensor, present: Tensor | None = None) -> Tensor:
+    def pool(self, poses: Tensor, present: Tensor | None = None, backend: str = "tiled") -> Tensor:
         """Route children to one parent with their own poses as votes: `forward` as one autograd function.
 
         Args:
-            poses: poses of the children, `(n, features, children)`.
+            poses: poses of the children, `(n, features, children)` or `(batch, groups, features, children)`, where n is
+                batch * groups.
             present: whether each child takes part, `(n, children)` bool with at least one child in each row; None for
                 all.
+            backend: "native" runs the C++ kernel where it takes the poses; others run PyTorch's operators.
 
         Returns:
             The parent's pose `(n, features)`.
         """
-        total = pool_by_agreement(poses, self.iterations, self._lambda(), present)
+        total = pool_by_agreement(poses, self.iterations, self._lambda(), present, backend)
         return apply("activation", self.activation, total.unsqueeze(1)).squeeze(1)

@@ -5,8 +5,9 @@ The library does not depend on Python or PyTorch: it gets sizes, options and add
 
 import ctypes
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,17 +32,29 @@ class _Problem(ctypes.Structure):
     )
 
 
+class _PoolProblem(ctypes.Structure):
+    """The struct `PoolProblem` of problem.h."""
+
+    _fields_ = (
+        ("numbers", ctypes.c_int64 * 14),
+        ("sharpness", ctypes.c_double),
+        ("tensors", ctypes.c_void_p * 6),
+        ("interrupted", _Interrupted),
+    )
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """Load the library. Raise an OSError if it is missing or does not fit."""
     library = ctypes.CDLL(str(FOLDER / "kernels.so"))
     library.torchcaps_problem_size.restype = ctypes.c_int64
-    if library.torchcaps_problem_size() != ctypes.sizeof(_Problem):
+    if library.torchcaps_problem_size() != ctypes.sizeof(_Problem) + ctypes.sizeof(_PoolProblem):
         raise OSError("the kernels were built from another version of torchcaps: install it again")
     parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # from the OpenMP runtime that PyTorch has loaded
     library.torchcaps_use_openmp(parallel)
     library.torchcaps_instructions.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
+    library.torchcaps_routing_pool.argtypes = [ctypes.c_int64, ctypes.POINTER(_PoolProblem)]
     return library
 
 
@@ -189,23 +202,62 @@ def _run(
         options.leaky,
         torch.get_num_threads(),
     )
-    raised: list[BaseException] = []
-    asking = _asking(raised)
-    next(asking)
     problem = _Problem(
         (ctypes.c_int64 * 24)(*numbers),
         options.eps,
         (ctypes.c_void_p * 26)(*(None if x is None else x.data_ptr() for x in tensors)),
-        _Interrupted(asking.__next__),
     )
-    status = load().torchcaps_run(operation, dtype.itemsize, ctypes.byref(problem))
+    _call(functools.partial(load().torchcaps_run, operation, dtype.itemsize), problem)
+    for x, y in zip(into, added, strict=True):
+        if x is not None and y is not None and x is not y:
+            x.copy_(y)
+
+
+def routing_pool(
+    poses: Tensor,
+    iterations: int,
+    sharpness: float,
+    present: Tensor | None,
+    grad_total: Tensor | None = None,
+    grad_poses: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run `torchcaps.routing.pool.pool_by_agreement`, or its backward pass if there is a gradient of its result.
+
+    Args:
+        poses: float32, float64 or bfloat16 with any strides, `(batch, groups, features, children)`.
+        grad_poses: tensor like `poses` that the backward pass writes, with strides of its own.
+
+    Returns:
+        The sums, `(batch * groups, features)` in float32 at least, in the forward pass; the gradient of the sharpness,
+        which is 0 in the forward pass.
+    """
+    batch, groups, features, children = poses.shape
+    total = accumulator(poses, batch * groups, features)
+    of_sharpness = torch.zeros((), dtype=torch.float64)
+    grad_total = _plain(grad_total, total.dtype)
+    present = None if present is None else _plain(present.expand(len(total), children), torch.bool)
+    tensors = (poses, present, grad_total, total, grad_poses, of_sharpness)
+    strides = (*poses.stride(), *(poses if grad_poses is None else grad_poses).stride())
+    problem = _PoolProblem(
+        (ctypes.c_int64 * 14)(*poses.shape, iterations, torch.get_num_threads(), *strides),
+        sharpness,
+        (ctypes.c_void_p * 6)(*(None if x is None else x.data_ptr() for x in tensors)),
+    )
+    _call(functools.partial(load().torchcaps_routing_pool, poses.element_size()), problem)
+    return total, of_sharpness
+
+
+def _call(run: Callable[[Any], int], problem: _Problem | _PoolProblem) -> None:
+    """Call the library, which runs the handlers of signals now and then."""
+    raised: list[BaseException] = []
+    asking = _asking(raised)
+    next(asking)
+    problem.interrupted = _Interrupted(asking.__next__)
+    status = run(ctypes.byref(problem))
     if raised:
         raise raised[0]
     if status != 0:
         raise MemoryError("there is not enough memory for the reductions over the votes: use smaller batches")
-    for x, y in zip(into, added, strict=True):
-        if x is not None and y is not None and x is not y:
-            x.copy_(y)
 
 
 def _asking(raised: list[BaseException]) -> Iterator[int]:

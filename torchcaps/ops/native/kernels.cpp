@@ -1,8 +1,9 @@
 // The kernels, compiled once for each instruction set: INSTRUCTIONS is its name, VECTOR_BYTES the size of its vectors.
 #include "moments.h"
-#include "pulled.h"
-#include "sums.h"
-#include "uniform.h"
+#include "routing_pool.h"
+#include "vote_sum.h"
+#include "weighted_sum.h"
+#include "weighted_sum_shared.h"
 
 namespace torchcaps {
 namespace INSTRUCTIONS {
@@ -109,14 +110,14 @@ using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
 
 template <class T, int L, class S>
 void choose_sum(Operation operation, const Problem& a, Watch& watch) {
-  // `pulled` needs children that share weights to share the bias as well.
+  // Children that share weights have kernels of their own, if they share the bias as well.
   const bool one_bias = !a.bias || (a.bias_groups <= a.groups && a.groups % a.bias_groups == 0);
-  const bool pulled = a.groups < a.types && !a.unit && one_bias;
+  const bool shared = a.groups < a.types && !a.unit && one_bias;
   if (operation == VOTE_SUM) return call<VoteSum, T, L, S>(a, watch);
   if (operation == VOTE_SUM_BACKWARD) return call<VoteSumBackward, T, L, S>(a, watch);
-  if (operation == WEIGHTED_SUM && pulled) return call<PulledSum, T, L, S>(a, watch);
+  if (operation == WEIGHTED_SUM && shared) return call<WeightedSumShared, T, L, S>(a, watch);
   if (operation == WEIGHTED_SUM) return call<WeightedSum, T, L, S>(a, watch);
-  if (pulled) return call<PulledSumBackward, T, L, S>(a, watch);
+  if (shared) return call<WeightedSumSharedBackward, T, L, S>(a, watch);
   call<WeightedSumBackward, T, L, S>(a, watch);
 }
 

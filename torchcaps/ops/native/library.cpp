@@ -15,6 +15,7 @@ namespace torchcaps {
 #define DECLARE(name) \
   namespace name {    \
   int run(Operation operation, int64_t bytes, const Problem& a); \
+  int routing_pool(int64_t bytes, const PoolProblem& a);         \
   }
 DECLARE(baseline)
 #ifdef HAS_AVX2
@@ -113,6 +114,7 @@ using Run = int (*)(Operation, int64_t, const Problem&);
 struct Instructions {
   const char* name;
   Run run;
+  int (*routing_pool)(int64_t, const PoolProblem&);
 };
 
 Instructions best() {
@@ -122,12 +124,12 @@ Instructions best() {
 #ifdef HAS_AVX512
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
-    return {"AVX-512", avx512::run};
+    return {"AVX-512", avx512::run, avx512::routing_pool};
 #endif
 #ifdef HAS_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {"AVX2", avx2::run};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {"AVX2", avx2::run, avx2::routing_pool};
 #endif
-  return {"baseline", baseline::run};
+  return {"baseline", baseline::run, baseline::routing_pool};
 }
 
 Instructions chosen = best();
@@ -146,12 +148,12 @@ EXPORTED bool torchcaps_choose(const char* name) {
   using namespace torchcaps;
   const Instructions all[] = {
 #ifdef HAS_AVX512
-      {"AVX-512", avx512::run},
+      {"AVX-512", avx512::run, avx512::routing_pool},
 #endif
 #ifdef HAS_AVX2
-      {"AVX2", avx2::run},
+      {"AVX2", avx2::run, avx2::routing_pool},
 #endif
-      {"baseline", baseline::run}};
+      {"baseline", baseline::run, baseline::routing_pool}};
   const Instructions most = best();
   bool available = false;
   for (const Instructions& own : all) {
@@ -169,7 +171,7 @@ EXPORTED void torchcaps_use_openmp(torchcaps::OpenMP parallel) {
   torchcaps::openmp_process = getpid();
 }
 
-EXPORTED int64_t torchcaps_problem_size() { return sizeof(torchcaps::Problem); }
+EXPORTED int64_t torchcaps_problem_size() { return sizeof(torchcaps::Problem) + sizeof(torchcaps::PoolProblem); }
 
 EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Problem* problem) {
   try {
@@ -177,5 +179,8 @@ EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Pr
   } catch (const std::exception&) {
     return torchcaps::NO_MEMORY;
   }
+}
+EXPORTED int torchcaps_routing_pool(int64_t bytes, const torchcaps::PoolProblem* problem) {
+  return torchcaps::chosen.routing_pool(bytes, *problem);
 }
 }

@@ -23,6 +23,19 @@ struct Problem {
   int (*interrupted)();                                          // called now and then; not 0: give up
 };
 
+// The same for the routing pool: `_PoolProblem`. A null `grad` asks for the forward pass.
+struct PoolProblem {
+  int64_t batch, groups, features, children, iterations, threads;
+  int64_t strides[4], grad_strides[4];  // of the poses, (batch, groups, features, children), and of their gradient
+  double sharpness;
+  const void* poses;
+  const uint8_t* present;      // (batch * groups, children); null: all
+  const void* grad;            // (batch * groups, features)
+  void *total, *grad_poses;    // written; null: not needed
+  double* grad_sharpness;      // added to; null: not needed
+  int (*interrupted)();
+};
+
 enum Operation : int64_t {
   VOTE_SUM,
   VOTE_SUM_BACKWARD,

@@ -17,7 +17,7 @@ namespace INSTRUCTIONS {
 namespace {
 
 constexpr int CHUNK = 4;          // children of a chunk
-constexpr int CHILDREN = 32;      // most children at a time, in pulled.h: size of the buffers with an entry per child
+constexpr int CHILDREN = 32;      // most children at a time that share weights: size of buffers with an entry per child
 constexpr int RUN = 256;          // children of a run: long sums are sums of shorter ones, to lose fewer digits
 constexpr int MOST_SAMPLES = 64;  // most samples of a block
 

@@ -13,13 +13,13 @@ namespace {
 //   void biases(s)                   processes the units of the chunk for sample s; their children share a bias
 //   void end_run(count)              called after a run, for `count` samples
 template <class Self, class T, int L, class S>
-class Uniform : public Worker<Self, T, L, S> {
+class VoteSumLoop : public Worker<Self, T, L, S> {
  public:
   using Base = Worker<Self, T, L, S>;
   using V = typename Base::V;
   using Base::a, Base::size, Base::kernel, Base::shard, Base::chunk, Base::M, Base::arena, Base::pose_size;
 
-  Uniform(const Problem& a, const Shard& shard, SharedGradients& shared)
+  VoteSumLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(Self::size_of_total(a, size, 0)), per_group(a.types / a.groups) {}
 
   void make_room() {
@@ -100,9 +100,9 @@ class Uniform : public Worker<Self, T, L, S> {
 };
 
 template <class T, int L, class S>
-class VoteSum : public Uniform<VoteSum<T, L, S>, T, L, S> {
+class VoteSum : public VoteSumLoop<VoteSum<T, L, S>, T, L, S> {
  public:
-  using Base = Uniform<VoteSum<T, L, S>, T, L, S>;
+  using Base = VoteSumLoop<VoteSum<T, L, S>, T, L, S>;
   using V = typename Base::V;
   using Base::Base;
   using Base::a, Base::tiles, Base::size, Base::features, Base::chunk, Base::of_run, Base::totals, Base::shape, Base::weight;
@@ -178,9 +178,9 @@ class VoteSum : public Uniform<VoteSum<T, L, S>, T, L, S> {
 };
 
 template <class T, int L, class S>
-class VoteSumBackward : public Uniform<VoteSumBackward<T, L, S>, T, L, S> {
+class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L, S>, T, L, S> {
  public:
-  using Base = Uniform<VoteSumBackward<T, L, S>, T, L, S>;
+  using Base = VoteSumLoop<VoteSumBackward<T, L, S>, T, L, S>;
   using V = typename Base::V;
   using Base::a, Base::tiles, Base::size, Base::features, Base::chunk, Base::pose_size, Base::total_size;
 

@@ -2,13 +2,13 @@
 // b . q are the same for all children of a group ("pulled" through the weights). The other way the weighted sum of the
 // poses is multiplied by W, and the sum of the weights by b ("pushed"), as if every pose ended in a 1.
 #pragma once
-#include "sums.h"
+#include "weighted_sum.h"
 
 namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
-constexpr int PULLED = 1024;  // most children whose poses are summed before they are pushed
+constexpr int SUMMED = 1024;  // most children whose poses are summed before they are pushed
 
 // The loop of forward and backward: over groups, in a group over samples, and in a sample over at most CHILDREN
 // children and a few tiles of parents at a time, so that their logits stay in the nearest cache. A softmax over the
@@ -17,7 +17,7 @@ constexpr int PULLED = 1024;  // most children whose poses are summed before the
 //   void begin_group(count), end_group(count)   called before and after the children of a group; `count` samples
 //   void visit(s, count)                        called for sample s and `count` children with the poses `pose_of`
 template <class Self, class Base>
-class Pulled : public Base {
+class SharedLoop : public Base {
  public:
   using T = typename Base::Number;
   using V = typename Base::V;
@@ -29,7 +29,7 @@ class Pulled : public Base {
   static constexpr int64_t CACHE = 1 << 23;
   static constexpr int OFFSETS = CHILDREN;
 
-  Pulled(const Problem& a, const Shard& shard, SharedGradients& shared)
+  SharedLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), width(pose_size + (a.bias != nullptr)), span(a.over_children ? least(tiles, 4) : tiles),
         most_children(a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / tiles))) * CHUNK) {}
 
@@ -37,7 +37,7 @@ class Pulled : public Base {
     Self& self = static_cast<Self&>(*this);
     const int64_t per_group = a.types / a.groups;
     for (int64_t type = shard.first_type; type < shard.last_type;) {
-      const int64_t end = least(least(shard.last_type, (type / per_group + 1) * per_group), type + PULLED);
+      const int64_t end = least(least(shard.last_type, (type / per_group + 1) * per_group), type + SUMMED);
       for (int64_t place = 0; place < kernel; place++) {
         this->weight.load(0, type, place);
         this->bias.load(0, type, place);
@@ -169,9 +169,9 @@ class Pulled : public Base {
 };
 
 template <class T, int L, class S>
-class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, L, S>> {
+class WeightedSumShared : public SharedLoop<WeightedSumShared<T, L, S>, Weighing<WeightedSumShared<T, L, S>, T, L, S>> {
  public:
-  using Base = Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, L, S>>;
+  using Base = SharedLoop<WeightedSumShared<T, L, S>, Weighing<WeightedSumShared<T, L, S>, T, L, S>>;
   using V = typename Base::V;
   using Base::a, Base::tiles, Base::size, Base::features, Base::pose_size, Base::width, Base::span, Base::chunk,
       Base::total_size;
@@ -234,9 +234,11 @@ class PulledSum : public Pulled<PulledSum<T, L, S>, Sums<PulledSum<T, L, S>, T, 
 };
 
 template <class T, int L, class S>
-class PulledSumBackward : public Pulled<PulledSumBackward<T, L, S>, SumsBackward<PulledSumBackward<T, L, S>, T, L, S>> {
+class WeightedSumSharedBackward : public SharedLoop<WeightedSumSharedBackward<T, L, S>,
+                                                    WeighingBackward<WeightedSumSharedBackward<T, L, S>, T, L, S>> {
  public:
-  using Base = Pulled<PulledSumBackward<T, L, S>, SumsBackward<PulledSumBackward<T, L, S>, T, L, S>>;
+  using Base =
+      SharedLoop<WeightedSumSharedBackward<T, L, S>, WeighingBackward<WeightedSumSharedBackward<T, L, S>, T, L, S>>;
   using V = typename Base::V;
   using Base::tiles, Base::pose_size, Base::size, Base::features, Base::chunk, Base::width, Base::span,
       Base::KNOWN;

@@ -21,16 +21,16 @@ INLINE void accumulate(int64_t tiles, int64_t features, V* const* votes, V* cons
   }
 }
 
-// The common part of WeightedSum and PulledSum: from logits to weights. The totals of a sample are the sums and, for a
-// softmax over the children, masses and largest logits.
+// The common part of WeightedSum and WeightedSumShared: from logits to weights. The totals of a sample are the sums,
+// and for a softmax over the children masses and largest logits.
 template <class Self, class T, int L, class S>
-class Sums : public Worker<Self, T, L, S> {
+class Weighing : public Worker<Self, T, L, S> {
  public:
   using Base = Worker<Self, T, L, S>;
   using V = typename Base::V;
   using Base::a, Base::tiles, Base::size, Base::features, Base::arena, Base::chunk, Base::M;
 
-  Sums(const Problem& a, const Shard& shard, SharedGradients& shared)
+  Weighing(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)) {}
   static int64_t size_of_total(const Problem& a, int64_t size, int64_t tiles) {
     return size + (a.over_children ? 2 * tiles : 0);
@@ -152,9 +152,9 @@ class Sums : public Worker<Self, T, L, S> {
 };
 
 template <class T, int L, class S>
-class WeightedSum : public Sums<WeightedSum<T, L, S>, T, L, S> {
+class WeightedSum : public Weighing<WeightedSum<T, L, S>, T, L, S> {
  public:
-  using Base = Sums<WeightedSum<T, L, S>, T, L, S>;
+  using Base = Weighing<WeightedSum<T, L, S>, T, L, S>;
   using V = typename Base::V;
   using Base::a, Base::tiles, Base::size, Base::features, Base::votes, Base::chunk, Base::of_run, Base::query,
       Base::logits, Base::squares, Base::total_size;
@@ -194,13 +194,13 @@ class WeightedSum : public Sums<WeightedSum<T, L, S>, T, L, S> {
 // The common part of the backward functions. One pass is enough: a softmax over the parents needs one child at a time;
 // for one over the children the mean of the benefits is known: sum_i c_ij (grad_j . V_ij) = grad_j . sum_j.
 template <class Self, class T, int L, class S>
-class SumsBackward : public Worker<Self, T, L, S> {
+class WeighingBackward : public Worker<Self, T, L, S> {
  public:
   using Base = Worker<Self, T, L, S>;
   using V = typename Base::V;
   using Base::a, Base::tiles, Base::size, Base::features, Base::arena, Base::chunk, Base::M;
 
-  SumsBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
+  WeighingBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, size, tiles)) {}
   static int64_t size_of_total(const Problem&, int64_t size, int64_t) { return size; }
   int64_t state_size() const { return 2 * size + 2 * tiles; }
@@ -331,9 +331,9 @@ class SumsBackward : public Worker<Self, T, L, S> {
 };
 
 template <class T, int L, class S>
-class WeightedSumBackward : public SumsBackward<WeightedSumBackward<T, L, S>, T, L, S> {
+class WeightedSumBackward : public WeighingBackward<WeightedSumBackward<T, L, S>, T, L, S> {
  public:
-  using Base = SumsBackward<WeightedSumBackward<T, L, S>, T, L, S>;
+  using Base = WeighingBackward<WeightedSumBackward<T, L, S>, T, L, S>;
   using V = typename Base::V;
   using Base::a, Base::tiles, Base::size, Base::features, Base::votes, Base::chunk, Base::of_run, Base::query,
       Base::grad, Base::logits, Base::weights, Base::benefits, Base::of_votes, Base::total_size;
