@@ -6,21 +6,12 @@ import sys
 
 import pytest
 import torch
-from problems import (
-    ROWS,
-    SOFTMAX,
-    Geometry,
-    Problem,
-    agreement_of,
-    assert_same,
-    compare_with_logits,
-    label,
-    options_of,
-)
+from problems import ROWS, SOFTMAX, Geometry, Problem, assert_same, options_of
+from problems import compare as compare_votes
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Dot, Gaussian, LazyVotes, StoredVotes, triton
+from torchcaps.ops import Dot, Gaussian, StoredVotes, UnitDot, triton
 from torchcaps.ops.children import Children, Gradients, Options
 
 if torch.cuda.is_available():
@@ -94,7 +85,7 @@ def differentiate(function, inputs, grads) -> list[Tensor | None]:
 
 def weighted_sums(inputs, grad, options) -> list[Tensor | None]:
     def reference(poses, weight, bias, gates, query, offset):
-        agreement = Dot(query, options.unit, offset=offset)
+        agreement = UnitDot(query) if options.unit else Dot(query, offset)
         return (stored(poses, weight, bias, gates).weighted_sum(agreement, options.softmax, options.leaky),)
 
     return differentiate(reference, inputs, [grad])
@@ -202,13 +193,13 @@ def compare(found, expected):
             assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
-# Layout, whether votes have unit length, softmax, offset. The slow tests have all combinations.
+# Layout, whether the votes' directions are compared, softmax, offset. The slow tests have all combinations.
 WEIGHTED_SUMS = [
     ("per child", False, "parents", "each"),
-    ("per child", True, "children", "groups"),
-    ("groups", True, "leaky", "each"),
+    ("per child", True, "children", "none"),
+    ("groups", True, "leaky", "none"),
     ("shared", False, "children", "none"),
-    ("shared", True, "parents", "shared"),
+    ("shared", True, "parents", "none"),
 ]
 
 
@@ -220,9 +211,8 @@ def test_weighted_sum(layout, unit, softmax, offset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offset", ROWS)
+@pytest.mark.parametrize(("unit", "offset"), [*((False, rows) for rows in ROWS), (True, "none")])
 @pytest.mark.parametrize("softmax", SOFTMAX)
-@pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_weighted_sum(layout, unit, softmax, offset):
     test_weighted_sum(layout, unit, softmax, offset)
@@ -381,7 +371,7 @@ def errors(found, eager, expected) -> list[tuple[float, float, float]]:
 
 
 def errors_of_sums(unit, softmax, layout) -> list[tuple[float, float, float]]:
-    inputs = make_dot(layout, "each", torch.float32)
+    inputs = make_dot(layout, "none" if unit else "each", torch.float32)
     grad, options = normal(*inputs[4].shape, seed=9, dtype=torch.float32), Options(softmax, unit)
     expected = weighted_sums([double(x) for x in inputs], grad.double(), options)
     return errors(kernel_weighted_sums(inputs, grad, options), weighted_sums(inputs, grad, options), expected)
@@ -469,30 +459,33 @@ SMALL = {
 }
 
 
-class TestLazyVotes:
-    """The kernels behind lazy votes, against the definitions."""
+class TestVotes:
+    """The kernels behind the votes of layers, against the definitions."""
 
     @pytest.mark.parametrize(
-        "case",
+        ("geometry", "bias", "agreement", "offset", "way"),
         [
-            {"geometry": "windows", "softmax": "parents", "scale": "learned", "offset": "each"},
-            {"geometry": "windows", "softmax": "children", "scale": "number", "offset": "shared"},
-            pytest.param(
-                {"geometry": "overlapping", "softmax": "parents", "scale": "number", "offset": "each"},
-                marks=pytest.mark.slow,
-            ),
-            {"geometry": "dilated", "softmax": "children", "scale": "number", "offset": "none"},
-            {"geometry": "a kernel of one", "softmax": "leaky", "scale": "number", "offset": "none"},
-            {"geometry": "many parents", "softmax": "leaky", "scale": "number", "offset": "each"},
-            {"geometry": "groups", "softmax": "children", "scale": "learned", "offset": "groups"},
+            ("windows", "each", "dot", "each", "parents"),
+            ("windows", "each", "dot", "shared", "children"),
+            pytest.param("overlapping", "each", "dot", "each", "parents", marks=pytest.mark.slow),
+            ("dilated", "each", "dot", "none", "children"),
+            ("a kernel of one", "each", "dot", "none", "leaky"),
+            ("many parents", "each", "dot", "each", "leaky"),
+            ("groups", "each", "unit", "none", "children"),
+            ("groups", "each", "gaussian", "none", "parents"),
+            ("windows", "one", "dot", "each", "moments"),
+            ("groups", "one", "dot", "shared", "moments"),
+            ("windows", "one", "poses", "each", "parents"),
+            ("windows", "one", "poses", "each", "moments"),
+            ("many parents", "one", "poses", "shared", "leaky"),
+            ("groups", "one", "gaussian", "none", "children"),  # refused, and the next
+            ("groups", "one", "unit", "none", "moments"),
         ],
-        ids=label,
     )
-    def test_dot(self, case):
-        p = Problem(SMALL[case["geometry"]], "each", gates=True, device=DEVICE)
-        agreement = p.dot(case["offset"] == "groups", case["scale"], case["offset"])
-        expected = p.weighted_sum(p.logits(agreement), case["softmax"])
-        assert_same([expected], [p.lazy("triton").weighted_sum(agreement, **options_of(case["softmax"]))], p.leaves)
+    def test_reductions(self, geometry, bias, agreement, offset, way):
+        p = Problem(SMALL[geometry], bias, gates=True, device=DEVICE)
+        options = (p.draw_rows("each" if geometry == "windows" else "groups"), 0.1) if way == "moments" else ()
+        compare_votes(p, ["triton"], p.agreement(agreement, offset), way, *options)
 
     @pytest.mark.parametrize(
         ("geometry", "gates"),
@@ -507,14 +500,13 @@ class TestLazyVotes:
     def test_uniform_sum(self, geometry, gates):
         p = Problem(SMALL[geometry], "one" if gates else "each", gates=gates, device=DEVICE)
         for softmax in ("parents", "leaky") if geometry == "groups" else ("leaky",):
-            expected = p.weighted_sum(p.logits(None), softmax)
-            assert_same([expected], [p.lazy("triton").weighted_sum(None, **options_of(softmax))], p.leaves)
+            compare_votes(p, ["triton"], None, softmax)
 
     @pytest.mark.parametrize("gates", [False, True])
     @pytest.mark.parametrize("poses", [(0, 2, 1, 1, 1, 2), (0, 2, 3, 3, 1, 2)])
     def test_an_empty_batch(self, poses, gates):
         p = Problem(Geometry(poses, (1, 1, 1, 3, 2, 2), 1), "each", gates=False, device=DEVICE)
-        votes = p.lazy("triton").gated(torch.ones(p.samples, 2, dtype=torch.float64) if gates else None)
+        votes = p.votes("triton").gated(torch.ones(p.samples, 2, dtype=torch.float64) if gates else None)
         s = votes.weighted_sum(None)
         s = s + votes.weighted_sum(Dot(s), "children") + votes.moments(Dot(s)).variance
         assert s.shape == (0, 3, 2)
@@ -522,36 +514,11 @@ class TestLazyVotes:
             assert gradient.shape == leaf.shape
             assert not gradient.any()
 
-    @pytest.mark.parametrize(
-        ("geometry", "offset", "betas"), [("windows", "each", "each"), ("groups", "shared", "groups")]
-    )
-    def test_moments(self, geometry, offset, betas):
-        p = Problem(SMALL[geometry], "one", gates=True, device=DEVICE)
-        agreement, rows = p.dot(scale="learned", offset=offset), p.draw_rows(betas)
-        expected = p.moments(p.logits(agreement), rows, 0.1)
-        assert_same(expected, list(p.lazy("triton").moments(agreement, rows, 0.1)), p.leaves)
-
-    @pytest.mark.parametrize(
-        ("geometry", "bias", "agreement", "offset", "way"),
-        [
-            ("windows", "none", "none", True, "moments"),
-            ("windows", "one", "dot, offset each", True, "parents"),
-            ("groups", "none", "dot, scale, shared offset", False, "children"),
-            ("many parents", "one", "dot, scale, shared offset", True, "leaky"),
-        ],
-    )
-    def test_with_logits(self, geometry, bias, agreement, offset, way):
-        p = Problem(SMALL[geometry], bias, gates=bias == "one", device=DEVICE)
-        compare_with_logits(p, ["triton"], agreement_of(p, agreement), offset, way)
-
     @pytest.mark.parametrize("geometry", ["windows", "groups"])
     def test_coefficients_and_blocks(self, geometry):
         p = Problem(SMALL[geometry], "each", gates=True, device=DEVICE)
-        votes, agreement = p.lazy("triton"), p.dot(offset="each")
-        assert_same(
-            [p.coefficients(p.logits(agreement), "children")], [votes.coefficients(agreement, "children")], p.leaves
-        )
-        found = [(block, gates) for _, block, gates in votes.blocks()]
+        compare_votes(p, ["triton"], p.dot("each"), "coefficients, children")
+        found = [(block, gates) for _, block, gates in p.votes("triton").blocks()]
         assert sum(block.shape[0] * block.shape[1] for block, _ in found) == p.samples * p.children
         total = sum((block * gates[..., None, None]).sum() for block, gates in found)
         assert_close(total, (p.all_votes * p.gates[..., None, None]).sum())
@@ -560,17 +527,9 @@ class TestLazyVotes:
         p = Problem(SMALL["windows"], "each", gates=True, device=DEVICE)
         agreement, results = p.dot(), []
         for backend in ("reference", "triton"):
-            votes = p.lazy(backend)
+            votes = p.votes(backend)
             first = votes.weighted_sum(agreement)
             results.append([votes.moments(Dot(first)).variance, votes.gated(None).weighted_sum(Dot(first))])
         assert_same(*results, p.leaves)
         votes = votes.detach()
         assert not votes.weighted_sum(Dot(agreement.query.detach())).requires_grad
-
-    def test_impossible_requests(self):
-        p = Problem(SMALL["groups"], device=DEVICE)
-        votes: LazyVotes = p.lazy("triton")
-        with pytest.raises(ValueError, match="'triton'.*Gaussian"):
-            votes.weighted_sum(p.gaussian())
-        with pytest.raises(ValueError, match="'triton'.*unit"):
-            votes.moments(p.dot(unit=True))

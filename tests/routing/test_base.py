@@ -211,12 +211,35 @@ class Wrong(Routing):
     step = ScaledAttention.step
 
 
-@pytest.mark.parametrize("name", ["gain", "steps", "step", "softmax"])
-def test_build_sets_no_attribute_of_the_class(name):
-    with pytest.raises(ValueError, match=f"Wrong.build sets '{name}', an attribute of routings: rename it") as error:
-        CapsuleLinear(6, 3, 4, 5, Wrong({name: nn.Linear(1, 1)}))
+@pytest.mark.parametrize("name", ["gain", "steps", "step", "softmax", "gradient", "training", "shape", "values"])
+@pytest.mark.parametrize("value", [nn.Linear(1, 1), nn.Parameter(torch.ones(2)), nn.Buffer(torch.ones(2))])
+def test_build_sets_no_attribute_that_exists(name, value):
+    with pytest.raises(
+        ValueError, match=f"Wrong.build: attribute '{name}' already exists, choose another name"
+    ) as error:
+        CapsuleLinear(6, 3, 4, 5, Wrong({name: value}))
     assert "\n" not in str(error.value)
-    CapsuleLinear(6, 3, 4, 5, Wrong({f"{name}_": nn.Linear(1, 1)}))
+    CapsuleLinear(6, 3, 4, 5, Wrong({f"{name}_": value}))
+
+
+class Stateless(DynamicRouting):
+    """A routing without a state, whose argument is no attribute."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.comes_to_rest = True
+
+    def step(self, votes: WeightedVotes, state: None, t: float) -> tuple[Capsules, None]:
+        return votes.capsules(votes.weighted_sum()), None
+
+
+def test_a_routing_without_a_state():
+    votes = torch.randn(2, 6, 3, 5)
+    assert_close(Stateless()(votes).poses, votes.sum(1) / 3)
+    layer, x = CapsuleLinear(6, 3, 4, 5, Stateless()), torch.randn(2, 6, 4)
+    stack = CapsuleStack(layer, schedule=Equilibrium())
+    assert_close(stack(x).poses, layer(x).poses)
+    assert stack.convergence[0].forward.tolist() == [0]
 
 
 def test_what_step_and_agreement_may_return(monkeypatch):

@@ -118,8 +118,8 @@ class ComputedVotes(Votes):
                 raise ValueError(
                     "a sum weighted by a Gaussian has a softmax over the parents alone: use Dot or UnitDot"
                 )
-            m = self.moments(agreement)
-            return m.mean * m.mass.unsqueeze(-1)
+            m = self.moments(agreement, eps=1.0)  # any eps, so that a mass of 0 has gradients
+            return m.mean * (m.mass + 1).unsqueeze(-1)
         if isinstance(agreement, SigmoidDot):
             raise ValueError("a SigmoidDot weights net sums alone: use net_sum, or Dot")
         offset = agreement.offset if isinstance(agreement, Dot) else None

@@ -157,11 +157,14 @@ class Routing(nn.Module, ABC):
             )
         routing = copy.deepcopy(self)
         routing.shape = shape
-        with contextlib.nullcontext() if device is None else torch.device(device):
-            routing.build(shape)
+        try:
+            with contextlib.nullcontext() if device is None else torch.device(device):
+                routing.build(shape)
+        except KeyError as error:  # PyTorch's, for the name of an attribute
+            raise ValueError(f"{type(self).__name__}.build: {error.args[0]}, choose another name") from error
         for name in (*routing._parameters, *routing._buffers, *routing._modules):
-            if hasattr(type(self), name):
-                raise ValueError(f"{type(self).__name__}.build sets {name!r}, an attribute of routings: rename it")
+            if hasattr(type(self), name) or name in vars(self):
+                raise ValueError(f"{type(self).__name__}.build: attribute {name!r} already exists, choose another name")
         return routing.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
@@ -185,14 +188,12 @@ class Routing(nn.Module, ABC):
         routing.__dict__.update(values, given_values=values)
         return routing
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, by name."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
     def extra_repr(self) -> str:
         """Show the iterations, and the options that differ from their defaults."""
-        defaults = {name: x.default for name, x in inspect.signature(type(self)).parameters.items()}
-        shown = [(k, x) for k, x in self.options().items() if k == "iterations" or x != defaults[k]]
+        options = [
+            (name, getattr(self, name), x.default) for name, x in inspect.signature(type(self)).parameters.items()
+        ]
+        shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 
     # ------------------------------------------------------------ iterations

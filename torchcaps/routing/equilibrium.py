@@ -70,6 +70,8 @@ class Equilibrium:
         as_now.is_uniform = routing.is_uniform
         with torch.no_grad():
             _, like = as_now.advance(votes, as_now.first_state(votes), torch.inf)
+        if like is None:  # there is no state to iterate
+            return routing.advance(votes, None, torch.inf)[0], Convergence(torch.zeros(1, device=votes.device))
 
         def state_after(votes: Votes, state: Tensor) -> Tensor:
             return flatten(as_now.advance(votes, unflatten(state, like), torch.inf)[1])
