@@ -190,9 +190,8 @@ class Routing(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Show the iterations, and the options that differ from their defaults."""
-        options = [
-            (name, getattr(self, name), x.default) for name, x in inspect.signature(type(self)).parameters.items()
-        ]
+        parameters = inspect.signature(type(self)).parameters.items()
+        options = [(name, getattr(self, name), x.default) for name, x in parameters]
         shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 

@@ -26,11 +26,11 @@ def check_values(routing: "Routing", votes: Votes) -> None:
     name, features = type(routing).__name__, math.prod(votes.pose)
     shape = LayerShape(votes.children, votes.children, votes.parents, 1, features, features)
     # On the meta device nothing is drawn, which would change the random numbers of what comes after.
-    own = copy.copy(routing)
-    own.__dict__ = {key: x for key, x in vars(routing).items() if key not in routing.given_values} | {
-        "given_values": {}
-    }
-    layers = own.for_layer(shape, "meta")
+    without = copy.copy(routing)
+    without.given_values = {}
+    for key in routing.given_values:
+        del without.__dict__[key]
+    layers = without.for_layer(shape, "meta")
     names = [*layers._parameters, *layers._buffers, *layers._modules]
     missing = [x for x in names if not hasattr(routing, x)]
     if missing:
