@@ -134,27 +134,27 @@ def efficient(routing: EfficientRouting, x: Numbers) -> oracles.Routed:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "dynamic": Algorithm(DynamicRouting, dynamic),
-    "dynamic, bias, leaky": Algorithm(lambda **kw: DynamicRouting(learn_bias=True, leaky=True, **kw), dynamic),
-    "dynamic, learned start": Algorithm(lambda **kw: DynamicRouting(start="learned", **kw), dynamic),
-    "dynamic over children": Algorithm(
+    "dynamic_bias_leaky": Algorithm(lambda **kw: DynamicRouting(learn_bias=True, leaky=True, **kw), dynamic),
+    "dynamic_learned_start": Algorithm(lambda **kw: DynamicRouting(start="learned", **kw), dynamic),
+    "dynamic_over_children": Algorithm(
         lambda **kw: DynamicRouting(softmax="children", learn_bias=True, start="learned", **kw), dynamic
     ),
-    "vector norm": Algorithm(VectorNormRouting, vector_norm),
-    "vector norm, squash": Algorithm(
+    "vector_norm": Algorithm(VectorNormRouting, vector_norm),
+    "vector_norm_squash": Algorithm(
         lambda **kw: VectorNormRouting(sharpness=2.0, activation=squash, learn_sharpness=True, **kw), vector_norm
     ),
-    "inverted attention": Algorithm(InvertedAttentionRouting, inverted_attention),
-    "inverted attention, no norm": Algorithm(
+    "inverted_attention": Algorithm(InvertedAttentionRouting, inverted_attention),
+    "inverted_attention_no_norm": Algorithm(
         # Its logits grow with the square of the poses, which therefore explode or vanish.
         lambda **kw: InvertedAttentionRouting(layer_norm=False, **kw),
         inverted_attention,
         stable=False,
     ),
-    "inverted attention, scores": Algorithm(
+    "inverted_attention_scores": Algorithm(
         lambda **kw: InvertedAttentionRouting(activations=True, **kw), inverted_attention
     ),
     "em": Algorithm(lambda **kw: EMRouting(inverse_temperature=1.0, **kw), em),
-    "em, linear lambda": Algorithm(
+    "em_linear_lambda": Algorithm(
         # Costs rescaled to a range of 10 let a few parents take nearly all votes.
         lambda **kw: EMRouting(inverse_temperature=1.0, schedule="linear", cost_range=10, **kw),
         em,
@@ -162,15 +162,17 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "heinsen": Algorithm(HeinsenRouting, heinsen),
     # Unstable for the same reason as inverted attention without a norm.
-    "heinsen, k-means": Algorithm(
+    "heinsen_kmeans": Algorithm(
         lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen, stable=False
     ),
-    "self-routing": Algorithm(SelfRouting, self_routing),
+    "self_routing": Algorithm(SelfRouting, self_routing),
     "efficient": Algorithm(EfficientRouting, efficient),
-    "vb": Algorithm(VBRouting, variational_bayes),
-    "vb, other priors": Algorithm(lambda **kw: VBRouting(alpha0=0.5, kappa0=2.0, nu0=20.0, **kw), variational_bayes),
+    "variational_bayes": Algorithm(VBRouting, variational_bayes),
+    "variational_bayes_other_priors": Algorithm(
+        lambda **kw: VBRouting(alpha0=0.5, kappa0=2.0, nu0=20.0, **kw), variational_bayes
+    ),
     "uniform": Algorithm(UniformRouting, uniform),
-    "uniform, no activation": Algorithm(lambda: UniformRouting(activation=None), uniform),
+    "uniform_no_activation": Algorithm(lambda: UniformRouting(activation=None), uniform),
     "random": Algorithm(RandomRouting, uniform),
 }
 

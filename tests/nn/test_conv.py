@@ -121,7 +121,7 @@ OPTIONS = {
     "bias": [False, True],
     "scores": [False, True],
     "backend": BACKENDS,
-    "name": ["heinsen", "dynamic over children", "self-routing"],
+    "name": ["heinsen", "dynamic_over_children", "self_routing"],
 }
 CASES = [
     *covering(
@@ -146,7 +146,7 @@ def test_every_window_in_plain_loops(case):
     linear = on_a_list(layer)
     for position, (poses, scores) in zip(itertools.product(*map(range, grid)), windows, strict=True):
         at = (slice(None), slice(None), *position)
-        if case["name"] == "self-routing" and scores.isneginf().all():  # its formula divides 0 by 0
+        if case["name"] == "self_routing" and scores.isneginf().all():  # its formula divides 0 by 0
             assert not out.poses[at].any()
             continue
         expected = algorithms.expected_of(case["name"], linear, poses, scores)

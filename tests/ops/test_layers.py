@@ -91,11 +91,11 @@ def test_backends_are_like_the_reference(case, monkeypatch):
 # that positions share, without a bias.
 TRITON = [
     ("dynamic", "windows", torch.float64),
-    ("dynamic over children", "types", torch.float16),
-    ("vector norm", "windows", torch.float16),
+    ("dynamic_over_children", "types", torch.float16),
+    ("vector_norm", "windows", torch.float16),
     ("em", "types", torch.float64),
     ("heinsen", "windows", torch.float64),
-    ("self-routing", "types", torch.float16),
+    ("self_routing", "types", torch.float16),
 ]
 
 

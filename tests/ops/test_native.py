@@ -78,7 +78,7 @@ def compare(layer: torch.nn.Module, children: Capsules, tolerance: float) -> Non
 # chunk, and more than a run. Samples: not a multiple of those processed together, and more than a block.
 @pytest.mark.parametrize(("parents", "children", "batch"), [(3, 5, 2), (9, 261, 3), (16, 8, 67), (17, 6, 5)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["dynamic", "dynamic over children", "heinsen"])
+@pytest.mark.parametrize("name", ["dynamic", "dynamic_over_children", "heinsen"])
 def test_every_size(name, shape, parents, children, batch, instructions):
     """It uses float32, whose vectors have more lanes than those of float64, which other tests use."""
     layer = CapsuleLinear(children, parents, *shape, make(name), bias=name == "heinsen")
@@ -101,7 +101,7 @@ def test_children_that_share_weights(case, monkeypatch):
     compare(small(layer), children, 3e-4)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "dynamic over children"])
+@pytest.mark.parametrize("name", ["dynamic", "dynamic_over_children"])
 def test_more_children_share_weights_than_are_summed_up_at_once(name):
     layer = CapsuleLinear(2, 5, 3, 2, make(name), bias=True, share_positions=True)
     compare(small(layer), Capsules(torch.randn(2, 2, 30, 40, 3)), 3e-4)
@@ -118,7 +118,7 @@ def test_windows(case, monkeypatch):
 @pytest.mark.parametrize(("batch", "children"), [(1, 7), (2, 2), (5, 1), (1, 1)])
 def test_more_threads_than_there_is_to_share(batch, children, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    for name in ("dynamic over children", "em"):
+    for name in ("dynamic_over_children", "em"):
         layer = small(CapsuleLinear(children, 5, 3, 2, make(name), bias=True))
         compare(layer, Capsules(torch.randn(batch, children, 3), torch.randn(batch, children)), 3e-4)
 

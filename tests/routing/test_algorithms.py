@@ -3,7 +3,9 @@
 import copy
 import math
 from functools import partial
+from pathlib import Path
 
+import calls
 import pytest
 import torch
 from algorithms import ALGORITHMS, expected_of, loss_of, make, randomize
@@ -13,6 +15,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+import torchcaps
 from torchcaps import (
     CapsuleConv1d,
     CapsuleConv2d,
@@ -21,6 +24,7 @@ from torchcaps import (
     DynamicRouting,
     EMRouting,
     SlotAttention,
+    list_routings,
     use_backend,
 )
 from torchcaps.ops.tiled import blocks
@@ -221,7 +225,7 @@ def layers(name):
     yield randomize(conv), torch.randn(2, 2, 4, 5, 2, 2)
 
 
-COMPILED = ("dynamic over children", "em", "heinsen", "vb")  # the slow tests have all
+COMPILED = ("dynamic_over_children", "em", "heinsen", "variational_bayes")  # the slow tests have all
 
 
 some = pytest.mark.parametrize(
@@ -357,3 +361,32 @@ def test_second_derivatives_of_the_reference(name):
         (grad,) = torch.autograd.grad(layer(x).poses.square().sum(), x, create_graph=True)
         grad.square().sum().backward()
     assert x.grad.isfinite().all()
+
+
+def test_every_algorithm_stands_where_people_look_for_it():
+    """The exports, the tables of the README and of docs/algorithms.md, and the entries that bring the tests."""
+    folder = Path(__file__).parents[2]
+    readme, page = ((folder / name).read_text(encoding="utf-8") for name in ("README.md", "docs/algorithms.md"))
+    entries = {type(entry.make()) for entry in ALGORITHMS.values()}
+    called = {type(routing()) for routing in calls.ROUTINGS}
+    for name in list_routings():
+        algorithm = getattr(torchcaps.routing, name, None)
+        if algorithm is None:
+            assert not any(x.__name__ == name for x in entries), f"{name} is missing in torchcaps.routing"
+            continue  # of a test
+        rows = {
+            text: sum(f"`{name}" in row.split("|")[1] for row in text.splitlines() if row.startswith("| `"))
+            for text in (readme, page)
+        }
+        missing = {
+            "torchcaps.__all__": name not in torchcaps.__all__,
+            "README.md": not rows[readme],
+            "the three tables of docs/algorithms.md": rows[page] < 3,
+            "ROUTINGS of tests/helpers/calls.py": algorithm not in called,
+            "tests/helpers/algorithms.py": algorithm not in entries and not algorithm.needs_poses,
+        }
+        assert not any(missing.values()), f"{name} is missing in {[place for place, is_so in missing.items() if is_so]}"
+
+
+def test_pytest_finds_entries_by_their_names():
+    assert all(name.isidentifier() for name in ALGORITHMS)

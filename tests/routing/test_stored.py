@@ -28,8 +28,8 @@ from torchcaps.testing import assert_coefficients_sum_to_one
 BIAS, START = DynamicRouting(learn_bias=True), DynamicRouting(start="learned")
 ROUTINGS = {
     "dynamic": DynamicRouting(2, leaky=True, learn_bias=True, start="learned"),
-    "vector norm": VectorNormRouting(2, learn_sharpness=True),
-    "inverted attention": InvertedAttentionRouting(2, activations=True, start="learned"),
+    "vector_norm": VectorNormRouting(2, learn_sharpness=True),
+    "inverted_attention": InvertedAttentionRouting(2, activations=True, start="learned"),
     "em": EMRouting(2, schedule="linear"),
     "heinsen": HeinsenRouting(2, model="kmeans"),
     "heinsen, one beta": HeinsenRouting(2, single_beta=True),

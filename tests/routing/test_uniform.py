@@ -161,7 +161,7 @@ def test_self_routing_without_the_childrens_own_logits():
     assert_close(found.scores.sigmoid(), torch.full((2, 3), 1 / 3))
 
 
-@pytest.mark.parametrize("name", ["dynamic", "em", "self-routing"])
+@pytest.mark.parametrize("name", ["dynamic", "em", "self_routing"])
 def test_convolutions(name):
     layer = randomize(CapsuleConv2d(2, 3, 4, 4, 3, make(name), padding=1))
     children = torch.randn(2, 2, 5, 5, 4)
@@ -192,7 +192,7 @@ def test_uniform_self_routing_in_a_stack():
         same(stack(children), stack.layers[1](stack.layers[0](children)))
 
 
-@pytest.mark.parametrize("name", ["inverted attention", "em", "heinsen"])
+@pytest.mark.parametrize("name", ["inverted_attention", "em", "heinsen"])
 def test_an_equilibrium_takes_one_step(name):
     layer = layer_of(make(name))
     stack, children, seen = CapsuleStack(layer, schedule=Equilibrium()), children_of(layer), list[Iteration]()

@@ -51,7 +51,7 @@ def test_training_mode_in_plain_loops(iterations, children, parents):
     layer = training_layer(VBRouting(iterations), children, parents)
     capsules = some_children(children=5)
     capsules = Capsules(capsules.poses[:, -children:], capsules.scores[:, -children:])
-    expected = expected_of("vb", layer, capsules.poses, capsules.scores)
+    expected = expected_of("variational_bayes", layer, capsules.poses, capsules.scores)
     for backend in BACKENDS:
         layer.backend = backend
         found = layer(capsules, return_coefficients=True)
@@ -232,3 +232,13 @@ def test_a_concurrent_stack_is_refused():
     layers = [CapsuleLinear(3, 3, 2, 2, VBRouting()) for _ in range(2)]
     with pytest.raises(ValueError, match="VBRouting has batch norms.*schedule='sequential'"):
         CapsuleStack(*layers, schedule="concurrent")
+
+
+def test_first_weights_are_drawn_as_by_the_authors():
+    """Xavier counts the weights of a convolution: its kernel in both fans, and each shared weight once."""
+    conv = CapsuleConv2d(16, 16, (4, 4), (4, 4), 3, VBRouting())
+    bound = (6 / (16 * 9 * 16 + 16 * 9 * 16)) ** 0.5
+    assert 0.999 * bound < conv.weight.abs().max().item() <= bound  # 0.0361
+    shared = CapsuleLinear(16, 5, (4, 4), (4, 4), VBRouting(), share_positions=True, expected_children=16 * 36)
+    bound = (6 / (16 * 16 + 5 * 16)) ** 0.5
+    assert 0.99 * bound < shared.weight.abs().max().item() <= bound
