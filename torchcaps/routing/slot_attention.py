@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.arguments import Count, CountOrZero, Positive, checked
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Dot, Votes, WeightedVotes, autocast_off, nonzero
+from torchcaps.ops import Dot, Linear, Votes, WeightedVotes, autocast_off, nonzero
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
 
@@ -101,10 +101,10 @@ class SlotAttention(Routing):
             return Dot((query * query.shape[-1] ** -0.5).to(slots.dtype))
 
     def step(self, votes: WeightedVotes, slots: Tensor, t: float) -> tuple[Capsules, Tensor]:
-        total, mass = votes.net_sum()
+        eps = slots.new_full((1, 1), self.eps if self.update == "mean" else 0.0)
+        total, mass = votes.net_sum((Linear(1 + eps), Linear(-eps)))  # sum_i a_i (c_ij + eps) x_i
         if self.update == "mean":  # line 7
-            mass = mass + self.eps * votes.count().unsqueeze(1)
-            total = (total + self.eps * votes.vote_sum()) / nonzero(mass).unsqueeze(-1)
+            total = total / nonzero(mass).unsqueeze(-1)
         with autocast_off(slots.device.type):
             own, dtype = self.value.weight.dtype, slots.dtype
             update, slots = self.value(total.to(own)), slots.to(own)
