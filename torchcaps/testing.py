@@ -310,13 +310,20 @@ def first_pass(
         own = "  <- now" if (gain, alike) == (routing.gain, routing.alike) else ""
         lengths = f"{row.shortest:.2g} to {row.longest:.2g}"
         print(f"{gain:7.3g} {alike:7.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{own}")
+    reasons = []
     for row in sorted(rows, key=lambda row: (row.largest > SOFT, _distance(row))):
         tried = _with(routing, row.gain, row.alike)
-        with contextlib.suppress(AssertionError):
+        try:
             assert_stacks_are_alive(tried)
-            print(f"proposed: gain = {row.gain:g}, alike = {row.alike:g}")
-            return row
-    raise ValueError("no gain and alike keep stacks alive: try others, or bound the first votes by apart, such as 0.3")
+        except AssertionError as error:
+            reasons.append(f"with gain {row.gain:g} and alike {row.alike:g}, {error}")
+            continue
+        print(f"proposed: gain = {row.gain:g}, alike = {row.alike:g}")
+        return row
+    raise ValueError(
+        "no gain and alike keep stacks alive: try others, bound the first votes by apart, such as 0.3, or soften the "
+        f"logits, such as by 1 / D; {reasons[0]}"
+    )
 
 
 def _distance(row: Pass) -> float:

@@ -17,8 +17,8 @@ BLOCK = 2**19  # entries of the votes that are computed at a time: a few tensors
 class Children(NamedTuple):
     """Poses and gates of the children, and the weights and biases that turn poses into votes.
 
-    A sample is one position of the window in one image. It has one child for each type at each place in the window: a
-    place is in a window, a position is that of a window.
+    A sample is one window of one image. It has one child for each type at each place in the window. A place is inside a
+    window; a position is that of a window in the map.
     Capsules that are not on a grid are maps and windows of height and width 1.
 
     Fields:

@@ -16,7 +16,7 @@ from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax
 from torchcaps.ops.numerics import autocast_off
-from torchcaps.ops.operators import Operator, reduce
+from torchcaps.ops.operators import Operator, apply_operator
 from torchcaps.ops.stored import StoredVotes, coefficients_of
 from torchcaps.ops.votes import Moments, Votes, per_child
 
@@ -28,7 +28,7 @@ class Cache:
     Attributes:
         stored: the stored votes of the reference backend, keyed by `is_grad_enabled()`: votes made under `no_grad`
             must not be reused with gradients.
-        handed_on: the children to give to the next reduction, see :func:`torchcaps.ops.operators.reduce`.
+        handed_on: the children to give to the next reduction, see :func:`torchcaps.ops.operators.apply_operator`.
     """
 
     stored: dict[bool, StoredVotes] = field(default_factory=dict)
@@ -38,8 +38,8 @@ class Cache:
 class ComputedVotes(Votes):
     """Votes that a backend computes from tensors of the children's size.
 
-    The backend "reference" stores them after all. So do the coefficients that a caller asks to see, of a few children
-    at a time; of all children while PyTorch compiles code, which has no such loops.
+    Votes are stored in two cases: all of them by the backend "reference", and those of a few children at a time for
+    coefficients that a caller asks to see; of all children where code is compiled, which has no such loops.
 
     Attributes:
         poses: poses of the children.
@@ -77,7 +77,7 @@ class ComputedVotes(Votes):
         """Return votes and a dot agreement whose logits are those of the poses."""
 
     def own_features(self, x: Tensor) -> Tensor:
-        """Return the features of these votes among those of the votes that `with_logits` returns."""
+        """Drop the features that `with_logits` has appended to the votes."""
         return x
 
     # ------------------------------------------------------------ variants
@@ -180,7 +180,7 @@ class ComputedVotes(Votes):
             options: how the votes are reduced.
         """
         children = self.cache.handed_on or self._children()
-        results, children = reduce(self.operators[name], children, parents, options)
+        results, children = apply_operator(self.operators[name], children, parents, options)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.cache.handed_on = children
         return results

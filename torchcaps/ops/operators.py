@@ -3,12 +3,12 @@
 An operator takes a flat list of arguments, in this order: the tensors of the children, the tensors of the parents, and
 the options. Its callers and the backends use `Children`, tensors and `Options` instead. A backward operator takes the
 gradients of the results, the results that it needs, and all these arguments. It returns the gradients of the parents'
-tensors, and adds those of the children to tensors that it is given. In eager mode `reduce` hands these on from one
-iteration of a routing to the one before it, so that there is one gradient of the children's size, and not one for each
-iteration: where each child has its own weights, a step takes a fifth less time.
+tensors, and adds those of the children to tensors that it is given. In eager mode `apply_operator` hands these on from
+one iteration of a routing to the one before it, so that there is one gradient of the children's size, and not one for
+each iteration: where each child has its own weights, a step takes a fifth less time.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -105,10 +105,8 @@ class Operator:
 
     def __init__(self, backend: str, reduction: Reduction, module: ModuleType):
         self.reduction = reduction
-        self._run, self._run_backward = (
-            getattr(module, reduction.name),
-            getattr(module, f"{reduction.name}_backward"),
-        )
+        self._run = getattr(module, reduction.name)
+        self._run_backward = getattr(module, f"{reduction.name}_backward")
         name = f"{backend}_{reduction.name}"
         parents = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in reduction.parents]
         arguments = ", ".join((CHILDREN, *parents, OPTIONS))
@@ -150,9 +148,8 @@ class Operator:
         children, parents, _ = self._call(islice(flat, self.reduction.differentiable + self.reduction.kept, None))
         return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x, *x.shape) for x in parents))
 
-    def _call(self, given: Iterable[Any]) -> tuple[Children, Parents, Options]:
+    def _call(self, given: Iterator[Any]) -> tuple[Children, Parents, Options]:
         """Take the children, the tensors of the parents and the options from a flat list, in this order."""
-        given = iter(given)
         children, parents = Children(*islice(given, 4)), tuple(islice(given, len(self.reduction.parents)))
         options = Options(*islice(given, len(Options._fields)))
         (down, across), (down_apart, across_apart) = options.stride, options.dilation  # operators pass lists
@@ -244,7 +241,9 @@ TRITON = _operators("triton", triton, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
 BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 
-def reduce(operator: Operator, children: Children, parents: Parents, options: Options) -> tuple[Tensors, Children]:
+def apply_operator(
+    operator: Operator, children: Children, parents: Parents, options: Options
+) -> tuple[Tensors, Children]:
     """Run a reduction. Return its results, and the children to give to the next reduction of the same votes."""
     flat = (*children, *parents, *options)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():

@@ -207,9 +207,9 @@ class WeightedVotes:
 
     def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
         self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
-        # What the step has asked for, for `factors`.
+        # What the step has asked for beside the weighted votes, for `factors`.
         self._net: tuple[tuple[Linear, Linear] | None, Activation | None] | None = None
-        self._constants: Tensor | None = None
+        self._constants: list[Tensor] = []
 
     # ------------------------------------------------------------ reductions
 
@@ -226,7 +226,7 @@ class WeightedVotes:
 
     def constant_sum(self, constants: Tensor) -> Tensor:
         """Return `sum_i gate[i] constants[g(i),j] V[i,j]`, see :meth:`Votes.constant_sum`."""
-        self._constants = constants
+        self._constants.append(constants)
         return self.votes.constant_sum(constants)
 
     def net_sum(
@@ -238,7 +238,9 @@ class WeightedVotes:
 
     def vote_sum(self) -> Tensor:
         """Return `sum_i gate[i] V[i,j]`, `(batch, parents, features)`, without coefficients."""
-        return self.votes.vote_sum()
+        total = self.votes.vote_sum()
+        self._constants.append(total.new_ones(1, 1))
+        return total
 
     # ------------------------------------------------------------ sizes and parents, as of the votes
 
@@ -276,9 +278,9 @@ class WeightedVotes:
 
     def factors(self) -> Tensor:
         """Return the factor of each vote in the sums that the step has asked for, `(batch, children, parents)`: its
-        share, and what a net sum or a constant sum makes of it."""
+        share, or its factor in a net sum, plus those of all constant sums."""
         own = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
-        return own if self._constants is None else own + self._gated(per_child(self._constants, self.children))
+        return own + sum(self._gated(per_child(x, self.children)) for x in self._constants)
 
     def _gated(self, x: Tensor) -> Tensor:
         return x if self.gates is None else x * self.gates.unsqueeze(-1)

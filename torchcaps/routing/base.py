@@ -185,7 +185,7 @@ class Routing(nn.Module, ABC):
         """Return a copy that uses the given tensors in place of learned parameters, to route votes without a layer:
         `EMRouting().with_values(beta_a=a, beta_u=u)(votes)`."""
         routing = copy.copy(self)
-        routing.__dict__.update(values, given_values=values)
+        routing.__dict__.update(values, given_values=self.given_values | values)
         return routing
 
     def extra_repr(self) -> str:

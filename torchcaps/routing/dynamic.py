@@ -43,7 +43,7 @@ class DynamicRouting(Routing):
         gradient: "unrolled" through all iterations, or "last" through the last one only.
         start: initial logits: "zero", "random" (normal, drawn anew at every call) or "learned" (initially zero). There
             is one logit for each set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the authors' code does,
             normal with standard deviation 0.1, cut at 0.2.
 
     Reference:

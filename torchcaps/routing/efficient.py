@@ -31,7 +31,7 @@ class EfficientRouting(Routing):
     vote weights share it too.
 
     Args:
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the authors' code does,
             normal with variance 2 / (in_features parents children), cut at twice the standard deviation.
 
     Reference:

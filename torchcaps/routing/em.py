@@ -22,7 +22,7 @@ from torchcaps.routing.shape import LayerShape
 
 
 class Fit(NamedTuple):
-    """A Gaussian for each parent, and the logit of its activation. All values are valid."""
+    """A Gaussian for each parent, and the logit of its activation. Any number is valid, as an equilibrium needs."""
 
     mean: Tensor
     log_sigma: Tensor
@@ -56,7 +56,7 @@ class EMRouting(Routing):
         gradient: "unrolled" through all M-steps, or "last" through the last one only.
         schedule: schedule of lambda: "saturating" as above, or "linear" for `inverse_temperature * (t + 1)`.
         cost_range: r rescales the costs of each sample's parents to [-r/2, r/2]; None leaves them as they are.
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them normal with standard deviation
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them normal with standard deviation
             1 / in_features.
 
     Reference:

@@ -173,8 +173,7 @@ def check_equilibrium(routing: Routing) -> None:
     if not routing.comes_to_rest:
         raise ValueError(
             f"{type(routing).__name__}({routing.extra_repr()}) cannot be brought to a fixed point: an equilibrium "
-            "needs InvertedAttentionRouting, HeinsenRouting, HeinsenVectorRouting, SlotAttention, or EMRouting with "
-            "schedule='saturating'"
+            "needs a routing whose comes_to_rest is True, such as InvertedAttentionRouting or EMRouting"
         )
     if getattr(routing, "start", None) == "learned":
         raise ValueError(
@@ -201,7 +200,8 @@ def unflatten(flat: Tensor, like: Any) -> Any:
 
 
 def _with_own_tables(module: M) -> M:
-    """Return a copy of a module that keeps its parameters where others replace them in the module itself."""
+    """Return a shallow copy of a module with tables of parameters of its own: `functional_call` replaces the entries of
+    the module's."""
     copied = copy.copy(module)
     copied._parameters, copied._buffers = dict(module._parameters), dict(module._buffers)
     copied._modules = {name: None if x is None else _with_own_tables(x) for name, x in module._modules.items()}

@@ -47,7 +47,7 @@ class HeinsenRouting(Routing):
         eps: number added to denominators and variances, at least 1e-6. The paper has none, and divides 0 by 0 for a
             sample of padding alone and for votes that all agree.
         gradient: "unrolled" through all iterations, or "last" through the last one only.
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the author's code does,
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the author's code does,
             normal with standard deviation 1 / in_features.
 
     Reference:

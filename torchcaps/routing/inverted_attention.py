@@ -43,7 +43,7 @@ class InvertedAttentionRouting(Routing):
         start: poses of the parents before the first iteration: "zero", "random" (normal, drawn anew at every call) or
             "learned" (the same for all samples, initially zero).
         gradient: "unrolled" through all iterations, or "last" through the last one only.
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them as the authors' code does,
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the authors' code does,
             normal with variance parents / (in_features children).
 
     Reference:

@@ -30,8 +30,8 @@ def check_values(routing: "Routing", votes: Votes) -> None:
     without.given_values = {}
     for key in routing.given_values:
         del without.__dict__[key]
-    layers = without.for_layer(shape, "meta")
-    names = [*layers._parameters, *layers._buffers, *layers._modules]
+    built = without.for_layer(shape, "meta")
+    names = [*built._parameters, *built._buffers, *built._modules]
     missing = [x for x in names if not hasattr(routing, x)]
     if missing:
         raise RuntimeError(
@@ -40,7 +40,7 @@ def check_values(routing: "Routing", votes: Votes) -> None:
     for key, x in routing.given_values.items():
         if key not in names:
             raise ValueError(f"{name} with these options learns no {key!r}, but {', '.join(names) or 'nothing'}")
-        _check(key, x, tuple(getattr(layers, key).shape), votes)
+        _check(key, x, tuple(getattr(built, key).shape), votes)
 
 
 def _check(name: str, x: Any, expected: tuple[int, ...], votes: Votes) -> None:

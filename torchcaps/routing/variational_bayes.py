@@ -49,7 +49,7 @@ class VBRouting(Routing):
         gradient: "unrolled" through all iterations, or "last" through the last one only.
         alpha0, kappa0: numbers of children that the priors of a parent's share and of its mean, 0, count for.
         nu0: degrees of freedom of the prior of the precisions, above D - 1; None for the paper's D + 1.
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" is the authors' Xavier uniform.
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" is the authors' Xavier uniform.
 
     Reference:
         De Sousa Ribeiro et al. 2020, Algorithm 1.

@@ -39,7 +39,7 @@ class VectorNormRouting(Routing):
             identity.
         gradient: "unrolled" through all weighted sums, or "last" through the last one only.
         learn_sharpness: learn lambda, one number for the layer, initially `sharpness`. Nothing keeps it above 0.
-        init: initial vote weights, see :meth:`Routing.reset_weight`; "paper" draws them normal with standard deviation
+        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them normal with standard deviation
             1 / in_features.
 
     Reference:
