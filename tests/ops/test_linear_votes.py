@@ -282,6 +282,8 @@ class TestWeightedVotes:
         factors = weighted.factors()
         assert_same([shares + p.gated(p.per_row(constants).expand_as(shares))], [factors], p.leaves)
         assert_same([parents], [(factors.unsqueeze(3) * p.all_votes).sum(1)], p.leaves)
+        more = parents + weighted.constant_sum(constants[:, :1]) + weighted.vote_sum()
+        assert_same([more], [(weighted.factors().unsqueeze(3) * p.all_votes).sum(1)], p.leaves)
 
     def test_they_are_freed_by_their_last_reference(self, kind, gates, over):
         _, _, weighted = self.problem(kind, gates, over)

@@ -187,3 +187,12 @@ def test_bad_votes():
         DynamicRouting()(v[0])
     with pytest.raises(ValueError, match=r"scores.*\(2, 4\).*\(2, 1\)"):
         DynamicRouting()(v, v[:, :1, 0, 0])
+
+
+def test_values_may_be_given_one_after_another():
+    votes, row = randn(2, 4, 3, 2), randn(3)
+    both = EMRouting().with_values(beta_a=row, beta_u=-row)
+    assert_close(EMRouting().with_values(beta_a=row).with_values(beta_u=-row)(votes).scores, both(votes).scores)
+    assert_close(
+        both.with_values(beta_a=-row)(votes).scores, route(EMRouting(), votes, beta_a=-row, beta_u=-row).scores
+    )
