@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -73,7 +74,9 @@ def words(line: str, name: str) -> list[str] | None:
 @cache
 def run(page: str) -> dict[str, Any]:
     """Run the Python of a page from top to bottom; check the shapes that its comments claim."""
-    namespace: dict[str, Any] = {"__name__": page}
+    module = types.ModuleType(f"page_{Path(page).stem.replace('-', '_')}")
+    sys.modules[module.__name__] = module  # recipes look for routings by name, also among those of a page
+    namespace: dict[str, Any] = module.__dict__
     for block in blocks("python", page):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Capsule")  # no example begins as no network should
