@@ -570,3 +570,8 @@ def test_a_compiled_network_is_watched_after_an_evaluation_too():
             same.train(mode)
             for ours, eager in zip(feedback(x), same(x), strict=True):
                 assert_close(ours, eager)
+
+
+def test_images_are_those_of_cifar_by_default():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 28 * 28, 2))
+    assert len(FeedbackAgreement(network, pairs=[("0", "1")]).units) == 1

@@ -8,9 +8,9 @@ from torch.testing import assert_close
 
 from torchcaps.ops import Dot, Gaussian, Votes, operators
 from torchcaps.ops.backend import HAS_TRITON
-from torchcaps.ops.children import Options
+from torchcaps.ops.children import Children, Options
 from torchcaps.ops.numerics import accumulator
-from torchcaps.ops.operators import Operator
+from torchcaps.ops.operators import BACKENDS, Operator, apply_operator
 
 
 class TestSharedGradients:
@@ -212,3 +212,11 @@ def test_what_is_told_of_the_parents_in_any_order_of_memory(backend, index):
     name, children, *about, options = calls(p)[index]
     permuted = [x.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(x, Tensor) else x for x in about]
     check_operators(operators.BACKENDS[backend][name], children, [*permuted, options], UTILITIES[:3])
+
+
+@pytest.mark.parametrize("kind", UNSTORED)
+def test_what_only_the_backward_pass_needs_has_no_gradient(kind):
+    _, children, *parents, options = calls(Problem("per child", "each", gates=True))[3]
+    (sums, log_masses), _ = apply_operator(BACKENDS[kind]["weighted_sum"], Children(*children), tuple(parents), options)
+    assert sums.requires_grad
+    assert not log_masses.requires_grad
