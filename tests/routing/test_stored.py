@@ -23,6 +23,7 @@ from torchcaps import (
     squash,
 )
 from torchcaps.ops import StoredVotes, WeightedVotes
+from torchcaps.ops.stored import coefficients_of
 from torchcaps.testing import assert_coefficients_sum_to_one
 
 BIAS, START = DynamicRouting(learn_bias=True), DynamicRouting(start="learned")
@@ -187,3 +188,10 @@ def test_bad_votes():
         DynamicRouting()(v[0])
     with pytest.raises(ValueError, match=r"scores.*\(2, 4\).*\(2, 1\)"):
         DynamicRouting()(v, v[:, :1, 0, 0])
+
+
+def test_logits_over_children_that_exp_cannot_take():
+    """The largest logit of the children counts as 0, also with gates."""
+    logits = torch.tensor([[[100.0], [100.0], [99.0]]])
+    found = coefficients_of(logits, torch.tensor([[1.0, 0.5, 0.0]]), "children", False)
+    assert_close(found, torch.tensor([[[2 / 3], [1 / 3], [0.0]]]))
