@@ -15,6 +15,7 @@ from torchcaps import (
     Capsules,
     CapsuleStack,
     DynamicRouting,
+    EfficientRouting,
     EMRouting,
     Equilibrium,
     HeinsenRouting,
@@ -449,6 +450,8 @@ def test_gates_that_votes_have_count_whether_or_not_scores_are_given():
         (SelfRouting(), {"children": 100}, 100 / (100 * 5) ** 0.5),
         (InvertedAttentionRouting(init="paper"), {"children": 72, "groups": 1}, (3 / (4 * 72)) ** 0.5),
         (InvertedAttentionRouting(init="paper"), {"children": None, "groups": 8}, (3 / (4 * 8)) ** 0.5),
+        (EfficientRouting(init="paper"), {"children": 72, "groups": 1}, (2 / (4 * 3 * 72)) ** 0.5),
+        (EfficientRouting(init="paper"), {"children": None, "groups": 8}, (2 / (4 * 3 * 8)) ** 0.5),
         (HeinsenRouting(init="paper"), {}, 1 / 4),
     ],
     ids=str,
@@ -545,3 +548,15 @@ def test_a_copy_with_values_leaves_the_original_alone():
     with pytest.raises(RuntimeError, match="bias"):
         routing(torch.randn(1, 2, 2, 2))
     assert copy.deepcopy(given).bias.shape == (2, 2)
+
+
+def test_least_number_of_iterations():
+    """A routing needs one iteration unless it says otherwise; with one, the last iteration alone is all of them."""
+
+    class Own(UniformRouting):
+        def __init__(self, iterations):
+            Routing.__init__(self, iterations)
+
+    with pytest.raises(ValueError, match="iterations must be an int of at least 1, got 0"):
+        Own(0)
+    assert InvertedAttentionRouting(1, start="learned", gradient="last").start == "learned"

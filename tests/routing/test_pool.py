@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from torchcaps import VectorNormRouting
 from torchcaps.functional import squash
-from torchcaps.ops import StoredVotes
+from torchcaps.ops import StoredVotes, native
 from torchcaps.ops.backend import NATIVE_MISSING
 from torchcaps.routing.pool import pool_by_agreement
 
@@ -133,3 +133,15 @@ def test_the_module_applies_its_activation(pool):
     routing = VectorNormRouting(2, 3.0, activation=squash)
     assert_close(routing.pool(poses), routing(stored(poses)).poses.squeeze(1))
     assert_close(routing.pool(poses), squash(pool(poses, 2, 3.0, None)))
+
+
+@pytest.mark.skipif(NATIVE_MISSING is not None, reason="needs the native kernels")
+@pytest.mark.parametrize(
+    ("dtype", "takes"), [(torch.float32, True), (torch.float64, True), (torch.bfloat16, True), (torch.float16, False)]
+)
+def test_the_kernel_runs_where_it_takes_the_poses(dtype, takes, monkeypatch):
+    """Without it the results would be the same, only later."""
+    calls, run = [], native.routing_pool
+    monkeypatch.setattr(native, "routing_pool", lambda *args: calls.append(args) or run(*args))
+    pool_by_agreement(torch.randn(2, 3, 4).to(dtype), 1, 3.0, None, backend="native")
+    assert bool(calls) == takes

@@ -112,6 +112,25 @@ def test_all_parameters_of_slots_that_are_drawn_learn():
         assert without == (set() if gradient == "unrolled" else {"routing.first_mean", "routing.first_log_deviation"})
 
 
+def test_first_values_of_vectors_that_are_drawn():
+    """As in the author's code: a weight of a product with a vector is smaller, the more entries the vector has."""
+    torch.manual_seed(0)
+    d, h = 100, 64
+    routing = CapsuleShared(50, 40, d, HeinsenVectorRouting(), h).routing
+    expected = {
+        "activation_weight": 2 / d**0.5,
+        "vote_scale": 1,
+        "vote_weight": 2 / d**0.5,
+        "prediction_weight": 1 / h**0.5,
+        "prediction_scale": 1,
+        "similarity_weight": 1 / d**0.5,
+        "beta_use": 1,
+        "beta_ignore": 1,
+    }
+    for name, parameter in routing.named_parameters():
+        assert parameter.std().item() == pytest.approx(expected.get(name, 0), rel=0.1), name
+
+
 @pytest.mark.parametrize(
     ("name", "children"), [("slots", None), ("slots, sum, no mlp", None), ("vectors", None), ("vectors", 4)]
 )

@@ -23,6 +23,7 @@ from torchcaps import (
     squash,
 )
 from torchcaps.ops import StoredVotes, WeightedVotes
+from torchcaps.ops.stored import coefficients_of
 from torchcaps.testing import assert_coefficients_sum_to_one
 
 BIAS, START = DynamicRouting(learn_bias=True), DynamicRouting(start="learned")
@@ -196,3 +197,10 @@ def test_values_may_be_given_one_after_another():
     assert_close(
         both.with_values(beta_a=-row)(votes).scores, route(EMRouting(), votes, beta_a=-row, beta_u=-row).scores
     )
+
+
+def test_logits_over_children_that_exp_cannot_take():
+    """The largest logit of the children counts as 0, also with gates."""
+    logits = torch.tensor([[[100.0], [100.0], [99.0]]])
+    found = coefficients_of(logits, torch.tensor([[1.0, 0.5, 0.0]]), "children", False)
+    assert_close(found, torch.tensor([[[2 / 3], [1 / 3], [0.0]]]))
