@@ -573,5 +573,6 @@ def test_a_compiled_network_is_watched_after_an_evaluation_too():
 
 
 def test_images_are_those_of_cifar_by_default():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 28 * 28, 2))
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 32 * 32, 2)
+    network = nn.Sequential(*layers)
     assert len(FeedbackAgreement(network, pairs=[("0", "1")]).units) == 1
