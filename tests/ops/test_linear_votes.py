@@ -671,3 +671,10 @@ def check_refusals(name: str, wrong: list[Tensor], call: Callable[[Tensor], Any]
     for x in wrong:
         with pytest.raises((ValueError, TypeError), match=rf"^(expected )?{name} [^\n]*$"):
             call(x)
+
+
+@pytest.mark.parametrize("kind", UNSTORED)
+def test_a_query_without_memory_is_refused(kind):
+    p = Problem("per child")
+    with pytest.raises(ValueError, match="query is on meta and the votes are on cpu: move one of them"):
+        p.votes(kind).weighted_sum(Dot(p.dot().query.to("meta")))

@@ -179,6 +179,9 @@ class ComputedVotes(Votes):
             parents: the tensors of the parents that it takes.
             options: how the votes are reduced.
         """
+        for what, x in zip(self.operators[name].reduction.names(), parents, strict=True):
+            if x is not None and x.device != self.device:  # with one on "meta" PyTorch would compute nothing
+                raise ValueError(f"{what} is on {x.device} and the votes are on {self.device}: move one of them")
         children = self.cache.handed_on or self._children()
         results, children = apply_operator(self.operators[name], children, parents, options)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():

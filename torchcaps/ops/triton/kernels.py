@@ -124,7 +124,7 @@ def sums(
             places, kernel_across, shared_weight, shared_bias, agreement, block_d, dtype,
         )  # fmt: skip
         gate = load_gate(gates, sample, i, children, present, dtype)
-        if agreement == "uniform":
+        if agreement == "ones":
             total += gate * v
         elif over_children:
             logit = tl.where(gate == 0, float("-inf"), logit)
@@ -288,8 +288,8 @@ def grads(
                 v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
             )  # fmt: skip
             at = sample * children + i
-            if agreement == "uniform" or over_children:
-                if agreement == "uniform":
+            if agreement == "ones" or over_children:
+                if agreement == "ones":
                     coefficient = tl.where(real, 1.0, 0.0).to(dtype)
                 else:
                     coefficient = coefficients_over_children(logit, gate, lse_, real)
@@ -423,7 +423,7 @@ def weight_grads(
             grad_share = share_gradient(
                 v, slope_, curve_, center_, base_, beta, grad_benefit_, moments, over_children
             )  # fmt: skip
-            if agreement == "uniform":
+            if agreement == "ones":
                 coefficient = tl.where(real, 1.0, 0.0).to(dtype)
             elif over_children:
                 coefficient = coefficients_over_children(logit, gate, lse_, real)

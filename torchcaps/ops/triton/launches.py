@@ -19,7 +19,7 @@ def sums(p: Problem) -> dict[str, Tensor | None]:
     tile, (target, precision, prior) = p.tile("sums"), p.agreement_tensors
     one_block = tile.parents >= p.parents
     norms = None
-    if not one_block and not p.over_children and not p.uniform:
+    if not one_block and not p.over_children and not p.all_ones:
         norms = normalize(p, pack(p), with_grads=False)
     sizes = p.sizes(tile, p.samples)
     blocks = ceil_div(p.samples, sizes["block_n"]), ceil_div(p.parents, tile.parents)
@@ -122,7 +122,7 @@ def grads(p: Problem, packed: Tensor, into: Gradients) -> tuple[Tensor | None, T
     splits, per_split = p.split(p.children, ceil_div(most, sizes["block_n"]), tile, max(1, part))
     parts = p.new(splits, part) if part else None
     norms = None
-    if not p.over_children and not p.uniform:
+    if not p.over_children and not p.all_ones:
         norms = p.new(3, p.samples, p.children) if one_block else normalize(p, packed, with_grads=True)
     with _in_place(into.poses) as grad_poses, _in_place(into.gates) as grad_gates:
         wanted = any(x is not None for x in (grad_poses, grad_gates, norms, parts))

@@ -32,7 +32,7 @@ class Problem:
         arguments: the arguments that all kernels over children share, by name; `kernels.py` explains them.
         agreement_tensors: target, precision and prior.
         agreement: "none", "dot", "unit" or "gaussian".
-        uniform: whether all coefficients are 1.
+        all_ones: whether all coefficients are 1, as in a plain sum of the votes.
         empty: whether there are no samples.
     """
 
@@ -72,7 +72,7 @@ class Problem:
             self.agreement = "gaussian"
         else:
             self.agreement = "unit" if options.unit else "dot"
-        self.uniform = self.agreement == "none" and not moments
+        self.all_ones = self.agreement == "none" and not moments
         self.empty = poses.numel() == 0 or self.samples == 0
         self.device = poses.device
         self.dtype = torch.float64 if poses.dtype == torch.float64 else torch.float32
@@ -104,7 +104,7 @@ class Problem:
             "shared_weight": self.types > self.groups,
             "shared_bias": self.shared_bias,
             "shared_betas": self.shared_betas,
-            "agreement": "uniform" if self.uniform else self.agreement,
+            "agreement": "ones" if self.all_ones else self.agreement,
             "moments": moments,
             "over_children": self.over_children,
             "leaky": options.leaky,

@@ -139,7 +139,7 @@ def load_parents(
     """Load what `pairs.pack` has written about the tile's parents, forward or `with_grads`."""
     features: tl.constexpr = rows * width
     # Which parts there are, and their first rows, in the order of `pairs.pack`.
-    has_target: tl.constexpr = agreement != "uniform" and agreement != "none"
+    has_target: tl.constexpr = agreement != "ones" and agreement != "none"
     gaussian: tl.constexpr = agreement == "gaussian"
     has_curve: tl.constexpr = moments and with_grads
     has_center: tl.constexpr = has_curve and not gaussian
