@@ -148,10 +148,15 @@ def _check_rows(name: str, x: Tensor, types: int, shapes: list[tuple[int, ...]])
         raise ValueError(f"expected {name} of shape {wanted} in a reduction over votes, got {tuple(x.shape)}")
 
 
+def check_device(name: str, x: Tensor, others: str, device: torch.device) -> None:
+    """Check that a tensor is on the device of others."""
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device} and the {others} are on {device}: move one of them")
+
+
 def _check_like(poses: Tensor, name: str, x: Tensor) -> None:
     """Check the device and the precision of a tensor."""
-    if x.device != poses.device:
-        raise ValueError(f"{name} is on {x.device} and the poses are on {poses.device}: move one of them")
+    check_device(name, x, "poses", poses.device)
     sums = torch.float32 if poses.dtype in HALF else poses.dtype
     if x.dtype != sums and not (x.dtype in HALF and sums == torch.float32):
         raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torchcaps.checks import check_choice
 from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
-from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax
+from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax, check_device
 from torchcaps.ops.numerics import autocast_off
 from torchcaps.ops.operators import Operator, apply_operator
 from torchcaps.ops.stored import StoredVotes, coefficients_of
@@ -180,8 +180,8 @@ class ComputedVotes(Votes):
             options: how the votes are reduced.
         """
         for what, x in zip(self.operators[name].reduction.names(), parents, strict=True):
-            if x is not None and x.device != self.device:  # with one on "meta" PyTorch would compute nothing
-                raise ValueError(f"{what} is on {x.device} and the votes are on {self.device}: move one of them")
+            if x is not None:  # with one on "meta" PyTorch would not call the operator, which checks all else
+                check_device(what, x, "votes", self.device)
         children = self.cache.handed_on or self._children()
         results, children = apply_operator(self.operators[name], children, parents, options)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():

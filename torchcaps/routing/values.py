@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.arguments import shown_with_type
 from torchcaps.ops import Votes
+from torchcaps.ops.children import check_device
 from torchcaps.routing.shape import LayerShape
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ def _check(name: str, x: Any, expected: tuple[int, ...], votes: Votes) -> None:
     """Check a tensor that takes the place of a parameter of the expected shape. Sizes of 1 are broadcast."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"{name} must be a tensor of floating-point numbers, got {shown_with_type(x)}")
-    if x.device != votes.device:
-        raise ValueError(f"{name} is on {x.device} and the votes are on {votes.device}: move one of them")
+    check_device(name, x, "votes", votes.device)
     if torch.promote_types(x.dtype, votes.dtype) not in (votes.dtype, torch.float32):
         raise TypeError(f"{name} is {x.dtype} and the votes are {votes.dtype}: convert one of them")
     sizes = tuple(x.shape)
