@@ -20,14 +20,14 @@ from torch import Tensor
 import torchcaps.models
 from torchcaps import create_model, explain
 from torchcaps.data import CIFAR10, MNIST, AffineMNIST, ImageData
+from torchcaps.deploy.trained import Trained
 from torchcaps.explain.axes import in_style
 from torchcaps.explain.drawing.overlaps import overlaps_figure
 from torchcaps.explain.drawing.sharpening import sharpening_figure
 from torchcaps.explain.drawing.words import words_figure
 from torchcaps.explain.words import LoadedEncoder, word_shares, words_of
-from torchcaps.files import write_text_whole, write_whole
-from torchcaps.inference.trained import Trained
 from torchcaps.training.checkpoint_files import read_checkpoint
+from torchcaps.utils.files import write_text_whole, write_whole
 
 DOCS = Path(__file__).parent
 EPOCHS = "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1"  # keeps a checkpoint of each

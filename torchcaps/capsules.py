@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from torchcaps.arguments import can_read, shown, shown_with_type
-from torchcaps.private import register_namedtuple
+from torchcaps.utils.arguments import can_read, shown, shown_with_type
+from torchcaps.utils.private import register_namedtuple
 
 
 class Capsules(NamedTuple):

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import torchcaps
 from torchcaps.cli import COMMANDS, main
-from torchcaps.quiet import quiet_lightning
+from torchcaps.utils.quiet import quiet_lightning
 
 SABOUR = ("apsnet", "apsnet-1-iteration", "apsnet-1-iteration-no-decoder", "apsnet-no-decoder", "nn")
 

@@ -12,7 +12,7 @@ import torch
 from commands import call, checkpoint, error_of
 
 from torchcaps import CapsNet
-from torchcaps.inference import Trained
+from torchcaps.deploy import Trained
 
 # Lightning's own imports and deprecations under this torch are out of our hands.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -112,9 +112,9 @@ def test_a_decoder_that_is_not_there(trained, capfd):
 
 
 def test_a_missing_package_is_named(trained, capfd, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchcaps.export.")]:
+    for name in [name for name in sys.modules if name.startswith("torchcaps.deploy.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "torchcaps.export", raising=False)
+    monkeypatch.delitem(sys.modules, "torchcaps.deploy", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     message = error_of(capfd, "export", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--out", "a.onnx")
     assert 'onnxruntime is missing: pip install "torchcaps[export]"' in message

@@ -13,7 +13,7 @@ from commands import call, error_of
 from pictures import draw_digits
 from vision import SIZE, WIDTHS, make_vision_model
 
-from torchcaps.inference import Trained
+from torchcaps.deploy import Trained
 
 # Lightning's own imports and deprecations under this torch are out of our hands.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -40,12 +40,12 @@ from torchcaps import (
     models,
     squash,
 )
-from torchcaps.arguments import Kind, as_python, kinds_of
 from torchcaps.models import ConvNet, registry
+from torchcaps.utils.arguments import Kind, as_python, kinds_of
 
 PACKAGE = Path(torchcaps.__file__).parent
 MODULES = ("torchcaps", "torchcaps.nn", "torchcaps.routing", "torchcaps.functional", "torchcaps.models")
-EXTRAS = ("torchcaps.data", "torchcaps.explain", "torchcaps.export", "torchcaps.training")
+EXTRAS = ("torchcaps.data", "torchcaps.explain", "torchcaps.deploy", "torchcaps.training")
 
 # Values of many types and ranges. Each argument is given those that its annotation does not allow.
 ODD: list[Any] = [

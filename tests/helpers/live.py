@@ -14,7 +14,7 @@ from typing import Any
 def trained(kind: str, place: str) -> Any:
     """Return a small network of digits, with MNIST in the folder `place`, or one of texts, with an encoder there."""
     from torchcaps.data import MNIST, TextTable
-    from torchcaps.inference import Trained
+    from torchcaps.deploy import Trained
     from torchcaps.models import create_model
 
     if kind == "digits":
@@ -33,7 +33,7 @@ def main(kind: str, place: str) -> None:
         connect(self, address)
 
     socket.socket.connect = watched  # type: ignore[method-assign]
-    from torchcaps.live import app, listen, serve
+    from torchcaps.explain.live import app, listen, serve
 
     with listen(0) as listening:
         page = app(trained(kind, place))

@@ -14,7 +14,7 @@ from torch import nn
 from vision import SIZE, WIDTHS, make_vision_model
 
 from torchcaps import add_capsules
-from torchcaps.inference import Trained
+from torchcaps.deploy import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, and of Lightning and the exporter under these
 

@@ -8,7 +8,7 @@ import pytest
 from commands import call, error_of
 from encoders import make_encoder
 
-from torchcaps.inference import Trained
+from torchcaps.deploy import Trained
 
 # Warnings of Lightning's own imports with this version of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -15,12 +15,12 @@ from commands import call, error_of
 from searches import FOLDER, RECIPE, table, trial, write_recipe
 
 from torchcaps.data import LabeledData
-from torchcaps.files import write_text_whole
 from torchcaps.recipes import load_recipe
 from torchcaps.search.plan import Plan
 from torchcaps.search.trial import Reports, Trial, best_of, read_trials, run_trial, write_trial
-from torchcaps.signals import StopSignals
 from torchcaps.training.build import Training
+from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.signals import StopSignals
 
 pytest.importorskip("optuna")
 from torchcaps.search.with_optuna import search_with_optuna

@@ -64,7 +64,7 @@ def imported(name: str) -> object:
         "torch.utils.cpp_extension.load_inline",
         "torch.nn.functional.relu",
         "torchcaps.cli.main",
-        "torchcaps.files.write_text_whole",
+        "torchcaps.utils.files.write_text_whole",
         "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler",  # runs a command when built
         "torch.package.PackageImporter",
         "lightning.pytorch.cli.LightningCLI",

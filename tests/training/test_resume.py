@@ -297,7 +297,7 @@ def test_a_signal_says_how_to_go_on(by, status, step, seen, capfd):
 @pytest.fixture
 def slow_signals(monkeypatch):
     """Let more than a second pass between any two signals: signals closer together count as one."""
-    monkeypatch.setattr("torchcaps.signals.time", SimpleNamespace(monotonic=count(0, 5).__next__))
+    monkeypatch.setattr("torchcaps.utils.signals.time", SimpleNamespace(monotonic=count(0, 5).__next__))
 
 
 def test_a_second_signal_stops_at_once(slow_signals, seen, capfd):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchcaps.bench.measurement import PASSES, Rates, Row, show_bytes
-from torchcaps.extras import needs
-from torchcaps.files import write_whole
-from torchcaps.machine import commit, processor
 from torchcaps.ops import backends, native
+from torchcaps.utils.extras import needs
+from torchcaps.utils.files import write_whole
+from torchcaps.utils.machine import commit, processor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,8 +31,8 @@ from torchcaps.bench.memory import free_bytes, peak_allocated
 from torchcaps.bench.passes import prepare, relative_errors, tolerances
 from torchcaps.bench.report import LINES
 from torchcaps.bench.script import script_parser
-from torchcaps.extras import needs
 from torchcaps.ops.backend import HAS_TRITON, INTERPRETED
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     from matplotlib.figure import Figure

@@ -11,7 +11,6 @@ from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 from torchcaps import __version__
-from torchcaps.checks import one_line
 from torchcaps.cli import (
     bench,
     explain,
@@ -27,9 +26,10 @@ from torchcaps.cli import (
     train,
 )
 from torchcaps.cli.errors import BadInput
-from torchcaps.processes import rank, reports
-from torchcaps.quiet import quiet_lightning
-from torchcaps.signals import Stopped, StopSignals
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.processes import rank, reports
+from torchcaps.utils.quiet import quiet_lightning
+from torchcaps.utils.signals import Stopped, StopSignals
 
 COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, hardest, bench)
 

@@ -5,10 +5,10 @@ import itertools
 import sys
 from pathlib import Path
 
-from torchcaps.checks import nearest
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
-from torchcaps.extras import needs
+from torchcaps.utils.checks import nearest
+from torchcaps.utils.extras import needs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.checks import one_line
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import load_requested, runs_of
-from torchcaps.processes import rank
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.processes import rank
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,12 +10,12 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe_name
 from torchcaps.cli.table import print_table
-from torchcaps.extras import needs
+from torchcaps.utils.extras import needs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.inference import Trained
+    from torchcaps.deploy import Trained
 
 ENDS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": "-safetensors"}  # of the names of files and of the folder
 CALIBRATION, TESTED = 256, 10_000  # most images for --int8
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write the file, check it, and print its path, its size and the largest difference."""
     _check(options)
     with needs("train"):
-        from torchcaps.inference import Trained
+        from torchcaps.deploy import Trained
 
     folder = Path(options.ckpt_path or "").is_dir() and options.ckpt_path
     checkpoint = Path(folder) if folder else locate(options, options.ckpt_path)
@@ -93,7 +93,7 @@ def _onnx(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
     from torchcaps.data import ImageData
 
     with needs("export"):
-        from torchcaps.export.int8 import compare, quantize
+        from torchcaps.deploy.int8 import compare, quantize
 
     if not isinstance(trained.data, ImageData):
         raise BadInput(f"--int8 is for networks of images, and {type(trained.data).__name__} has none")
@@ -114,7 +114,7 @@ def _file(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
 
 
 def _write(options: argparse.Namespace, trained: "Trained", out: Path) -> float:
-    from torchcaps.export import export
+    from torchcaps.deploy import export
 
     if options.decoder and getattr(trained.network, "decoder", None) is None:
         raise BadInput(f"--decoder needs a network with a decoder, and this {type(trained.network).__name__} has none")
@@ -126,7 +126,7 @@ def _write(options: argparse.Namespace, trained: "Trained", out: Path) -> float:
 
 
 def _safetensors(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
-    from torchcaps.inference import from_pretrained, save_pretrained
+    from torchcaps.deploy import from_pretrained, save_pretrained
 
     save_pretrained(trained, out)
     example = _example(trained)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.files import write_text_whole
+from torchcaps.utils.files import write_text_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchcaps.checks import one_line
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe_name
-from torchcaps.extras import needs
-from torchcaps.files import write_csv_whole
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.extras import needs
+from torchcaps.utils.files import write_csv_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.inference import Trained
+    from torchcaps.deploy import Trained
 
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
 STANDARD_INPUT = "-"
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
     with needs("train"):
-        from torchcaps.inference import Trained
+        from torchcaps.deploy import Trained
 
     if options.batch_size < 1:
         raise BadInput(f"--batch_size must be at least 1, got {options.batch_size}")
@@ -179,7 +179,7 @@ def _rows(
     from rich.progress import Progress
 
     from torchcaps.data import TextData
-    from torchcaps.inference.predict import predict_pictures, predict_texts
+    from torchcaps.deploy.predict import predict_pictures, predict_texts
 
     values = [sample.value for sample in samples]
     found: Iterator[tuple[int, Tensor]]

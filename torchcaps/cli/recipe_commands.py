@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.checks import nearest
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
-from torchcaps.extras import needs
+from torchcaps.utils.checks import nearest
+from torchcaps.utils.extras import needs
 
 if TYPE_CHECKING:
     from torchcaps.recipes import Recipe

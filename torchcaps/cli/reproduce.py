@@ -7,7 +7,7 @@ from pathlib import Path
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import add_runs
 from torchcaps.cli.table import print_table
-from torchcaps.signals import Stopped
+from torchcaps.utils.signals import Stopped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, load_requested, runs_of
-from torchcaps.extras import needs
-from torchcaps.signals import Stopped
+from torchcaps.utils.extras import needs
+from torchcaps.utils.signals import Stopped
 
 if TYPE_CHECKING:
     from torchcaps.search.plan import Plan

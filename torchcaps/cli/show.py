@@ -6,7 +6,7 @@ import os
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe_name
-from torchcaps.extras import needs
+from torchcaps.utils.extras import needs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +29,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with needs("train"):
-        from torchcaps.inference import Trained
+        from torchcaps.deploy import Trained
     with bad_data():
         trained = Trained.load(path, options.allow_code)
-    from torchcaps.live import app, listen, serve
+    from torchcaps.explain.live import app, listen, serve
 
     try:
         listening = listen(options.port)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torchcaps.extras import needs
+from torchcaps.utils.extras import needs
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

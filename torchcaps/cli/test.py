@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from torchcaps.cli.checkpoints import find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, run_test
-from torchcaps.files import write_csv_whole
-from torchcaps.processes import ends_together
+from torchcaps.utils.files import write_csv_whole
+from torchcaps.utils.processes import ends_together
 
 if TYPE_CHECKING:
     from torch import Tensor

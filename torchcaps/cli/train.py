@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from torchcaps.cli.checkpoints import can_be_resumed, find_checkpoint
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, run_test
-from torchcaps.extras import needs
-from torchcaps.processes import ends_together
-from torchcaps.signals import Stopped
+from torchcaps.utils.extras import needs
+from torchcaps.utils.processes import ends_together
+from torchcaps.utils.signals import Stopped
 
 if TYPE_CHECKING:
     from torchcaps.training.build import Training

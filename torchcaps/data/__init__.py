@@ -1,6 +1,6 @@
 """Labeled data sets as Lightning data modules: published files in, batches of images or of embedded texts out."""
 
-from torchcaps.extras import needs
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     from torchcaps.data.affine_mnist import AffineMNIST

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
-from torchcaps.checks import one_line
 from torchcaps.data.files import DataError
+from torchcaps.utils.checks import one_line
 
 EDGES = ("xmin", "ymin", "xmax", "ymax")
 

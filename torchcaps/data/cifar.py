@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import checked
-from torchcaps.checks import one_line
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import one_line
 
 # The globals in the pickle of an array, in NumPy 1 and 2.
 ARRAY_NAMES = {

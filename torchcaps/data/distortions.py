@@ -7,7 +7,7 @@ import torch
 from kornia.geometry.transform import rotate
 from torch import Tensor
 
-from torchcaps.arguments import FloatTensor, checked
+from torchcaps.utils.arguments import FloatTensor, checked
 
 PATCH = 4  # side of the erased square
 

@@ -15,9 +15,9 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.data.files import DataError
-from torchcaps.files import write_whole
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.files import write_whole
 
 # A record of the index: the text's key, the row of its first token in states.f16, and its number of tokens.
 RECORD = np.dtype([("key", "V16"), ("start", "<i8"), ("tokens", "<i8")])

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from torchcaps.arguments import Count, CountOrZero, checked
-from torchcaps.checks import one_line
 from torchcaps.data.encoder import identity, is_reachable
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledData
-from torchcaps.extras import needs
+from torchcaps.utils.arguments import Count, CountOrZero, checked
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.extras import needs
 
 
 class ImageEncoder:

@@ -17,12 +17,12 @@ from lightning import Trainer
 from rich.console import Console
 from rich.progress import Progress
 
-from torchcaps.arguments import checked
-from torchcaps.checks import one_line
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import say
-from torchcaps.extras import needs
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.extras import needs
 
 TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
 SECONDS = 10  # to wait for an answer of the Hub

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcaps.arguments import checked
 from torchcaps.data.images import ImageSet
 from torchcaps.data.labeled import LabeledSet
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.streams import EXPANDED_TEST, EXPANDED_VALIDATE, draws, stream
+from torchcaps.utils.arguments import checked
 
 SIZE = 40  # pixels
 MARGIN = (SIZE - 28) // 2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchcaps.arguments import Count, checked
 from torchcaps.data.files import DataError
+from torchcaps.utils.arguments import Count, checked
 
 
 class Difficulty(NamedTuple):

@@ -12,15 +12,15 @@ import torch
 from kornia.augmentation import RandomErasing, RandomResizedCrop, RandomRotation
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Fraction, checked
-from torchcaps.checks import check_choice, nearest
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import STAGES
 from torchcaps.data.notes import listed, say
 from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
 from torchcaps.data.splits import PARTS, SPLIT_COLUMNS, Part, split_by_class
-from torchcaps.files import write_csv_whole
+from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
+from torchcaps.utils.checks import check_choice, nearest
+from torchcaps.utils.files import write_csv_whole
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 

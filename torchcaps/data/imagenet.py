@@ -11,11 +11,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
 from torchcaps.data.annotations import Region, find_object
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledSet
+from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, checked
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 

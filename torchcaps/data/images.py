@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from torchcaps.arguments import Count, CountOrZero, NotNegative, check_input, checked
-from torchcaps.checks import check_choice
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.pictures import Fit, read_picture
+from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, check_input, checked
+from torchcaps.utils.checks import check_choice
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
 VAL_SEED = 0

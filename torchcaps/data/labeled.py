@@ -10,10 +10,10 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from torchcaps.arguments import Count, CountOrZero, checked
-from torchcaps.checks import check_choice
 from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
+from torchcaps.utils.arguments import Count, CountOrZero, checked
+from torchcaps.utils.checks import check_choice
 
 STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes to `setup`
 

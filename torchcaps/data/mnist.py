@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.data.distortions import distort
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
+from torchcaps.utils.arguments import checked
 
 
 @checked

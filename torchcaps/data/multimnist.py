@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
-from torchcaps.arguments import Count, checked
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageSet
 from torchcaps.data.labeled import Batch
 from torchcaps.data.mnist import MNIST
 from torchcaps.data.order import NewImages, Order
 from torchcaps.data.streams import MULTI_TEST, MULTI_TRAIN, MULTI_VALIDATE, draws, stream
+from torchcaps.utils.arguments import Count, checked
 
 SHIFT = 4  # largest shift in each direction, in pixels
 SIZE = 28 + 2 * SHIFT

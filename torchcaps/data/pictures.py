@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from torchcaps.arguments import Count, checked
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import Batch, LabeledSet
+from torchcaps.utils.arguments import Count, checked
 
 Fit = Literal["crop", "pad", "stretch"]
 

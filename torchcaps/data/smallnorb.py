@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, checked
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.stereo import (
     AZIMUTHS,
@@ -24,6 +23,7 @@ from torchcaps.data.stereo import (
     StereoData,
     spelled,
 )
+from torchcaps.utils.arguments import Count, checked
 
 SIDE = 96  # pixels
 BYTES, INTEGERS = 0x1E3D4C55, 0x1E3D4C54  # magic numbers of the file format

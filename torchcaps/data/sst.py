@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import checked
-from torchcaps.checks import one_line
 from torchcaps.data.files import CanonicalFile, DataError, own_folder
 from torchcaps.data.texts import TextData
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import one_line
 
 LABELS = ["very negative", "negative", "neutral", "positive", "very positive"]
 NEUTRAL = 2

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledSet
+from torchcaps.utils.arguments import checked
 
 # smallNORB's split of the ten toys of each class, and its grid of poses. The numbers are those of `Metadata`.
 TRAINING_INSTANCES, TEST_INSTANCES = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)

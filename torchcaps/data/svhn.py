@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.data.files import CanonicalFile, DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.matfile import check_images, check_labels, read_mat
+from torchcaps.utils.arguments import checked
 
 ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
 

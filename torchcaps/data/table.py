@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.arguments import checked
-from torchcaps.checks import nearest
 from torchcaps.data.files import DataError
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import nearest
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TAB_SUFFIXES = (".tsv", ".tab")

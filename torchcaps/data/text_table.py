@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Fraction, checked
-from torchcaps.checks import check_choice, nearest
 from torchcaps.data.encoder import MINILM
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
 from torchcaps.data.splits import LEAST, PARTS, SPLIT_COLUMNS, Part, split_by_class
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
-from torchcaps.files import write_csv_whole
+from torchcaps.utils.arguments import Fraction, checked
+from torchcaps.utils.checks import check_choice, nearest
+from torchcaps.utils.files import write_csv_whole
 
 STAGES: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"

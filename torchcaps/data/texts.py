@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchcaps.arguments import Count, CountOrZero, checked
-from torchcaps.checks import check_choice
 from torchcaps.data.embeddings import Embeddings
 from torchcaps.data.encoder import Encoder
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.order import ByLength, Order
+from torchcaps.utils.arguments import Count, CountOrZero, checked
+from torchcaps.utils.checks import check_choice
 
 
 class TextSet(LabeledSet):

@@ -4,7 +4,7 @@ Modules of this package compute (`dynamics`, `heatmaps`, `poses`, `capsnet`, `sc
 they return, with the helpers in `axes`; `figures` writes all figures that fit a network.
 """
 
-from torchcaps.extras import needs
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     from torchcaps.explain.capsnet import perturb

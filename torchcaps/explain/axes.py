@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor
 
-from torchcaps.files import write_whole
+from torchcaps.utils.files import write_whole
 
 # Okabe & Ito's colors without yellow, which is too pale on white.
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9"

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import CountOrZero, FloatTensor, checked, shown
 from torchcaps.models.reconstructing import ReconstructingCapsNet
+from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
 TWEAKS = torch.linspace(-0.25, 0.25, 11)

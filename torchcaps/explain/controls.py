@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked, is_row, shown, shown_with_type
 from torchcaps.explain.predicting import inputs_of, predict
 from torchcaps.routing import Routing
+from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
 
 
 class Accuracy(NamedTuple):

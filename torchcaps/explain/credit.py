@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, checked, shown_with_type
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.explain.recording import Inputs, Run, record
 from torchcaps.explain.shares import Shares, shares_of
+from torchcaps.utils.arguments import Count, CountOrZero, checked, shown_with_type
 
 
 class NoCapsules(ValueError):

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.explain.predicting import inputs_for, inputs_of
 from torchcaps.explain.recording import Inputs, Run, record
 from torchcaps.nn import CapsuleStack, RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
+from torchcaps.utils.arguments import checked
 
 LEAST = 1e-4  # activation below which a capsule is not there
 CHANGE = 1e-6  # standard deviation, relative to the root mean square, up to which numbers stay the same

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from torchcaps.arguments import Count, checked, is_row, shown_with_type
 from torchcaps.capsules import Capsules
 from torchcaps.explain.recording import record
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Votes, at_least_float32
+from torchcaps.utils.arguments import Count, checked, is_row, shown_with_type
 
 
 class RoutingDynamics(NamedTuple):

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.data import StereoData, read_picture
 from torchcaps.explain.axes import write
 from torchcaps.explain.credit import NoCapsules
@@ -23,6 +22,7 @@ from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
+from torchcaps.utils.arguments import checked
 
 MOST = 20  # classes in a figure
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
+from torchcaps.utils.arguments import FloatTensor, checked
 
 
 @checked

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, FloatTensor, checked, shown
 from torchcaps.capsules import Capsules
 from torchcaps.explain.predicting import class_poses, predict, reconstructed
+from torchcaps.utils.arguments import Count, FloatTensor, checked, shown
 
 
 class TakenApart(NamedTuple):

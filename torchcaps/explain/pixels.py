@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.explain.credit import Credit, LayerCredit, check_runs, children_of, connected, credit
 from torchcaps.explain.recording import Run, record
 from torchcaps.explain.shares import Shares
+from torchcaps.utils.arguments import FloatTensor, checked
 
 NOISE = 4  # images of noise by which a network is probed
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
-from torchcaps.arguments import FloatTensor, checked, shown
 from torchcaps.capsules import Prediction
 from torchcaps.data import StereoData
 from torchcaps.nn.modes import evaluating
+from torchcaps.utils.arguments import FloatTensor, checked, shown
 
 Angle = Literal["elevation", "azimuth"]
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked, is_row, shown, shown_with_type
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.explain.recording import Inputs, run
 from torchcaps.nn.modes import evaluating
+from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
 
 
 @checked

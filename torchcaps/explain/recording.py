@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleFC, RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.modes import evaluating
 from torchcaps.routing import Iteration
+from torchcaps.utils.arguments import checked
 
 # A network's input, or all arguments of its `forward`.
 Inputs = Tensor | tuple[Tensor, ...]

@@ -7,8 +7,8 @@ from sklearn.manifold import smacof
 from sklearn.metrics import pairwise_distances
 from torch import Tensor
 
-from torchcaps.arguments import FloatTensor, checked, shown
 from torchcaps.ops import at_least_float32
+from torchcaps.utils.arguments import FloatTensor, checked, shown
 
 
 @checked

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.explain.recording import Inputs, routing_layers, run, watching
 from torchcaps.ops import WeightedVotes
 from torchcaps.routing import Iteration
+from torchcaps.utils.arguments import checked
 
 
 class Sharpening(NamedTuple):

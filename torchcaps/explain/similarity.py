@@ -4,7 +4,7 @@ import torch
 from kornia.metrics import ssim
 from torch import Tensor
 
-from torchcaps.arguments import FloatTensor, checked, shown
+from torchcaps.utils.arguments import FloatTensor, checked, shown
 
 WINDOW = 7  # pixels: side of the windows of the structural similarity
 

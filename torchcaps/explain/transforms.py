@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import CountOrZero, FloatTensor, checked, shown
 from torchcaps.explain.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.ops import at_least_float32
+from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 Kind = Literal["turned", "grown", "moved"]
 Padding = Literal["zeros", "border"]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, FloatTensor, checked
 from torchcaps.data import DataError, Encoder, TextData
+from torchcaps.utils.arguments import Count, FloatTensor, checked
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")  # letters and digits, also with an apostrophe, or a mark
 

@@ -6,8 +6,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
-from torchcaps.checks import one_line
 from torchcaps.models.cnn import FeatureClassifier, Standardize, Trainable
 from torchcaps.models.libraries import NamedNetwork, load_file, named_network
 from torchcaps.models.registry import register_model
@@ -16,6 +14,8 @@ from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.nn.modes import evaluating
 from torchcaps.nn.surgery import global_pools, replace_module, replace_pooling, up_to
 from torchcaps.routing import Routing
+from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, checked
+from torchcaps.utils.checks import one_line
 
 # Layers of torchvision's classifiers whose output are the features; of several in a network, the first one here.
 LAYERS = (

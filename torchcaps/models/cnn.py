@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Prediction
 from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
 from torchcaps.nn import CapsuleHead
+from torchcaps.utils.arguments import Count, checked
 
 Shortcut = Literal["projection", "padding"]
 Trainable = Literal["head", "all"]

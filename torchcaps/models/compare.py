@@ -9,7 +9,6 @@ The network itself is from neither paper. Uniform and random coefficients are ro
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import check_images
@@ -17,6 +16,7 @@ from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleHead, PrimaryCapsules
 from torchcaps.nn.head import ChannelNorm
 from torchcaps.routing import Routing
+from torchcaps.utils.arguments import Count, checked
 
 
 class CompareNet(nn.Module):

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.inputs import check_embeddings, check_images, without_padding
 from torchcaps.models.registry import register_model
@@ -24,6 +23,7 @@ from torchcaps.nn import CapsuleLinear, CapsuleStack
 from torchcaps.nn.pose import Pose, matrix_shape
 from torchcaps.ops import evenly_spaced
 from torchcaps.routing import HeinsenRouting, Routing
+from torchcaps.utils.arguments import Count, checked
 
 LEAST = 29  # height and width of an image that the six convolutions can take
 

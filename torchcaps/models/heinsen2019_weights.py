@@ -8,9 +8,9 @@ import re
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.models.heinsen2019 import heinsen_smallnorb, heinsen_sst
 from torchcaps.models.state_dicts import read_state_dict
+from torchcaps.utils.arguments import checked
 
 HOME = "github.com/glassroom/heinsen_routing"
 ADVICE = f"give a file of {HOME} as it was published"

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.inputs import check_embeddings, without_padding
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleShared, CapsuleStack
 from torchcaps.routing import HeinsenVectorRouting
+from torchcaps.utils.arguments import Count, checked
 
 
 class VectorRoutingHead(nn.Module):

@@ -9,9 +9,9 @@ import re
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.models.heinsen2022 import VectorRoutingHead
 from torchcaps.models.state_dicts import read_state_dict
+from torchcaps.utils.arguments import checked
 
 HOME = "github.com/glassroom/heinsen_routing_2022_paper"
 ADVICE = f"give a .state_dict file of {HOME} as it was published"

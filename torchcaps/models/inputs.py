@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, can_read, check_input
+from torchcaps.utils.arguments import Count, can_read, check_input
 
 # Channels, height and width; None for any.
 ImageShape = tuple[Count | None, Count | None, Count | None]
@@ -11,7 +11,7 @@ ANY_IMAGE: ImageShape = (None, None, None)
 
 
 def check_images(images: Tensor, shape: ImageShape, weight: Tensor | None, least: int = 1) -> None:
-    """Check a batch of images, see also :func:`torchcaps.arguments.check_input`.
+    """Check a batch of images, see also :func:`torchcaps.utils.arguments.check_input`.
 
     Args:
         images: the images.

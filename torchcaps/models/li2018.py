@@ -24,7 +24,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Positive, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
@@ -33,6 +32,7 @@ from torchcaps.nn import CapsuleBlock2d, CapsuleFC, CapsuleLinear
 from torchcaps.nn.encapsulated import Coefficients, as_poses
 from torchcaps.routing import DynamicRouting, EMRouting
 from torchcaps.routing.base import Start
+from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
 
 Skips = Literal["type1", "type2", "both"]
 

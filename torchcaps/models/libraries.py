@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchcaps.checks import nearest, one_line
 from torchcaps.models.pretrained import read_tensors
+from torchcaps.utils.checks import nearest, one_line
 
 LIBRARIES = ("torchvision", "timm", "transformers")
 

@@ -7,12 +7,12 @@ parent.
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
 from torchcaps.routing import EfficientRouting, Routing, exponential_squash
+from torchcaps.utils.arguments import Count, checked
 
 LEAST = 27  # height and width of an image that the convolutions can take
 

@@ -1,6 +1,6 @@
 """Small trained weights that are part of the package: files `weights/<model>.<data>.safetensors`, each with a card.
 
-Their recipes are `pretrained/<data>`; `python -m torchcaps.inference.pack` makes a file and its card of a checkpoint.
+Their recipes are `pretrained/<data>`; `python -m torchcaps.deploy.pack` makes a file and its card of a checkpoint.
 """
 
 import inspect
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import as_python, shown
-from torchcaps.checks import nearest, one_line
+from torchcaps.utils.arguments import as_python, shown
+from torchcaps.utils.checks import nearest, one_line
 
 FOLDER = Path(__file__).parent / "weights"
 SUFFIX = ".safetensors"
@@ -134,7 +134,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ValueError: it is damaged, or has another format.
         ImportError: safetensors is not installed.
     """
-    from torchcaps.extras import needs
+    from torchcaps.utils.extras import needs
 
     with needs("hub"):
         from safetensors import SafetensorError, safe_open
@@ -156,8 +156,8 @@ def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, s
     Raises:
         ImportError: safetensors is not installed.
     """
-    from torchcaps.extras import needs
-    from torchcaps.files import write_whole
+    from torchcaps.utils.extras import needs
+    from torchcaps.utils.files import write_whole
 
     with needs("hub"):
         from safetensors.torch import save

@@ -2,11 +2,11 @@
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.inputs import check_images
 from torchcaps.nn import CapsuleLinear, MaskedDecoder
 from torchcaps.routing import Routing
+from torchcaps.utils.arguments import checked
 
 
 class ReconstructingCapsNet(nn.Module):

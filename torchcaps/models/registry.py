@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from torchcaps.arguments import checked, shown_with_type
-from torchcaps.checks import nearest
 from torchcaps.models.pretrained import find_weights, fitting_arguments, load_state
+from torchcaps.utils.arguments import checked, shown_with_type
+from torchcaps.utils.checks import nearest
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 _builders: dict[str, Callable[..., nn.Module]] = {}
@@ -18,7 +18,7 @@ _builders: dict[str, Callable[..., nn.Module]] = {}
 def register_model(builder: Builder) -> Builder:
     """Register a function that builds a model; `create_model` then finds it under the function's name.
 
-    Its arguments are checked against their annotations, see :func:`torchcaps.arguments.checked`.
+    Its arguments are checked against their annotations, see :func:`torchcaps.utils.arguments.checked`.
 
     A function can be registered again, when its module is reloaded or its notebook cell runs again. The new one then
     replaces the old one.

@@ -3,13 +3,13 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Fraction, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.inputs import check_images
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.utils.arguments import Count, Fraction, checked
 
 
 class CapsNet(ReconstructingCapsNet):

@@ -11,7 +11,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.cnn import FeatureClassifier, Standardize, residual_features
 from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
@@ -20,6 +19,7 @@ from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleStack, PrimaryCaps
 from torchcaps.nn.stack import Schedule
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, Routing, squash
 from torchcaps.routing.base import Start
+from torchcaps.utils.arguments import Count, checked
 
 Backbone = Literal["simple", "resnet"]
 

@@ -9,13 +9,13 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, NotNegative, checked
 from torchcaps.capsules import Capsules
 from torchcaps.models.cnn import FeatureClassifier, StandardizeEach, residual_features
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, RoutingPool2d
 from torchcaps.routing import Routing, VectorNormRouting, squash
+from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, checked
 
 Pooling = Literal["max", "average", "routing"]
 

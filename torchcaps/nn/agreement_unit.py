@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Positive, check_fields, check_input, checked
-from torchcaps.checks import check_choice
 from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.nn.transport import Cost, feature_kl, sinkhorn_divergence
+from torchcaps.utils.arguments import Count, Positive, check_fields, check_input, checked
+from torchcaps.utils.checks import check_choice
 
 Divergence = Literal["sinkhorn", "kl"]
 

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Device, FloatType, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LinearVotes, positions, windows
 from torchcaps.routing import LayerShape, Routing, presence
+from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, checked
 
 # An int for all sides, or one for each.
 Size = Count | tuple[Count, ...]

@@ -5,9 +5,9 @@ import math
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Device, FloatType, check_input, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import check_labels
+from torchcaps.utils.arguments import Count, Device, FloatType, check_input, checked
 
 
 class MaskedDecoder(nn.Module):

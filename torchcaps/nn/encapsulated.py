@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Device, FloatType, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.routing import squash
+from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, checked
 
 Coefficients = Literal["own", "other", "both"]
 

@@ -21,8 +21,8 @@ from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import ComputedVotes, WeightedVotes, windows
-from torchcaps.private import in_dispatch_mode, is_compiled, is_traced
 from torchcaps.routing import Iteration, Routing
+from torchcaps.utils.private import in_dispatch_mode, is_compiled, is_traced
 
 if TYPE_CHECKING:
     from torchcaps.nn.layer import CapsuleLayer

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Device, FloatType, check_input, checked, shown
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.shared import CapsuleShared
 from torchcaps.nn.stack import CapsuleStack
 from torchcaps.routing import DynamicRouting, Routing, SlotAttention
+from torchcaps.utils.arguments import Count, Device, FloatType, check_input, checked, shown
 
 
 class CapsuleHead(nn.Module):

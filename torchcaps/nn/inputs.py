@@ -6,11 +6,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import can_read, check_input, shown, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.nn.pose import matrix_shape
 from torchcaps.ops import ComputedVotes
 from torchcaps.routing import presence
+from torchcaps.utils.arguments import can_read, check_input, shown, shown_with_type
 
 V = TypeVar("V", bound=ComputedVotes)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.first_pass import Passes, look_at
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routing
+from torchcaps.utils.arguments import checked
 
 
 class CapsuleLayer(nn.Module, ABC):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import FloatTensor, Fraction, NotNegative, can_read, checked
 from torchcaps.nn.inputs import check_labels
+from torchcaps.utils.arguments import FloatTensor, Fraction, NotNegative, can_read, checked
 
 
 @checked

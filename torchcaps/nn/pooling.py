@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Device, FloatType, NotNegative, check_input, checked
 from torchcaps.ops import Backend, StoredVotes, choose_backend, windows
-from torchcaps.private import is_traced
 from torchcaps.routing import LayerShape, Routing, VectorNormRouting
+from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, NotNegative, check_input, checked
+from torchcaps.utils.private import is_traced
 
 
 class RoutingPool2d(nn.Module):

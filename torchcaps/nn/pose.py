@@ -1,6 +1,6 @@
 """Conversions between the forms in which poses are given."""
 
-from torchcaps.arguments import Count
+from torchcaps.utils.arguments import Count
 
 Pose = Count | tuple[Count, ...]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Device, FloatType, apply, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import check_map
 from torchcaps.nn.pose import Pose, pose_shape, show_pose
 from torchcaps.routing import squash
+from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, apply, checked
 
 
 class PrimaryCapsules(nn.Module):

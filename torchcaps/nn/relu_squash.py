@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.ops import choose_backend
 from torchcaps.ops.numerics import at_least_float32
-from torchcaps.private import is_batched, is_traced
+from torchcaps.utils.private import is_batched, is_traced
 
 
 def relu_squash(x: Tensor, features: int) -> Tensor:

@@ -4,13 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcaps.arguments import Count, Device, FloatType, checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, PoseVotes
 from torchcaps.routing import LayerShape, Routing
+from torchcaps.utils.arguments import Count, Device, FloatType, checked
 
 
 class CapsuleShared(CapsuleLayer):

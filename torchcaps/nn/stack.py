@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.nn.first_pass import look_at
 from torchcaps.nn.inputs import as_capsules
@@ -15,6 +14,7 @@ from torchcaps.nn.layer import CapsuleLayer, gatherable
 from torchcaps.ops import Votes
 from torchcaps.routing import Convergence, Equilibrium, Iteration, check_equilibrium
 from torchcaps.routing.equilibrium import largest
+from torchcaps.utils.arguments import checked
 
 Schedule = Literal["sequential", "concurrent"] | Equilibrium
 

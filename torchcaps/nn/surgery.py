@@ -2,10 +2,10 @@
 
 from torch import fx, nn
 
-from torchcaps.arguments import checked
-from torchcaps.checks import one_line
 from torchcaps.nn.modes import evaluating
 from torchcaps.nn.pooling import RoutingPool2d
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import one_line
 
 
 @checked

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.arguments import Count, FloatTensor, Positive, checked
 from torchcaps.ops import at_least_float32, normalize
 from torchcaps.ops.numerics import autocast_off
+from torchcaps.utils.arguments import Count, FloatTensor, Positive, checked
 
 Cost = Literal["cosine", "l2"]
 

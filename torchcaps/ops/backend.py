@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 import torch
 
-from torchcaps.arguments import checked
-from torchcaps.checks import check_choice
 from torchcaps.ops import native
-from torchcaps.private import constant_when_compiled, is_transformed
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import check_choice
+from torchcaps.utils.private import constant_when_compiled, is_transformed
 
 Backend = Literal["auto", "reference", "tiled", "native", "triton"]
 

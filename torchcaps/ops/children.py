@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import HALF
 from torchcaps.ops.grid import Pair, positions
+from torchcaps.utils.arguments import HALF
 
 Softmax = Literal["parents", "children"]
 SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)

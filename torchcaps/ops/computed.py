@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchcaps.checks import check_choice
 from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Children, Options, Pair, Softmax, check_device
@@ -19,6 +18,7 @@ from torchcaps.ops.numerics import autocast_off
 from torchcaps.ops.operators import Operator, apply_operator
 from torchcaps.ops.stored import StoredVotes, coefficients_of
 from torchcaps.ops.votes import Moments, Votes, per_child
+from torchcaps.utils.checks import check_choice
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.private import is_traced
+from torchcaps.utils.private import is_traced
 
 Pair = tuple[int, int]  # of a number down and a number across
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from torchcaps.arguments import HALF
+from torchcaps.utils.arguments import HALF
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.library import Library
 from torchcaps.ops import native, tiled, triton
 from torchcaps.ops.children import Children, Gradients, Options, check_parents, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off
-from torchcaps.private import is_batched
+from torchcaps.utils.private import is_batched
 
 Parents = tuple[Tensor | None, ...]
 Tensors = tuple[Tensor, ...]

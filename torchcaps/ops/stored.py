@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.checks import check_choice
 from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.children import BLOCK, SOFTMAXES, Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 from torchcaps.ops.votes import Moments, Votes, per_child
+from torchcaps.utils.checks import check_choice
 
 
 class StoredVotes(Votes):

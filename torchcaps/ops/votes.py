@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import HALF
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import Softmax
 from torchcaps.ops.numerics import at_least_float32, nonzero
+from torchcaps.utils.arguments import HALF
 
 if TYPE_CHECKING:
     from torchcaps.ops.poses import PoseVotes

@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchcaps.checks import nearest, one_line
-from torchcaps.extras import needs
+from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     import yaml

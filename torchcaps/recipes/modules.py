@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchcaps.checks import nearest
 from torchcaps.recipes import FOLDER, Recipe
+from torchcaps.utils.checks import nearest
 
 
 class OwnModules:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from torchcaps.extras import needs
 from torchcaps.reproduce.plan import Run
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     from matplotlib.figure import Figure

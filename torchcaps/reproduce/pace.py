@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from torchcaps.files import write_text_whole
-from torchcaps.machine import processor
 from torchcaps.reproduce.plan import Run
 from torchcaps.training.build import Training
+from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.machine import processor
 
 
 def read_pace(root: Path, run: Run) -> tuple[float, int] | None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchcaps.checks import nearest
-from torchcaps.extras import needs
 from torchcaps.recipes import Recipe, list_recipes, load_recipe, name_now
 from torchcaps.reproduce.results import SMALL, Key, small_name
+from torchcaps.utils.checks import nearest
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     import yaml

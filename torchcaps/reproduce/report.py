@@ -11,7 +11,6 @@ from math import isnan
 from pathlib import Path
 
 from torchcaps.explain.axes import write
-from torchcaps.files import write_text_whole
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.curves import curves_figure
 from torchcaps.reproduce.plan import plan
@@ -25,6 +24,7 @@ from torchcaps.reproduce.results import (
     small_name,
     summary,
 )
+from torchcaps.utils.files import write_text_whole
 
 BLOCK = re.compile(
     r"(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)", re.DOTALL

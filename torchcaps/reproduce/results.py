@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from torchcaps.checks import one_line
-from torchcaps.extras import needs
-from torchcaps.files import write_text_whole
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.extras import needs
+from torchcaps.utils.files import write_text_whole
 
 with needs("train"):
     from filelock import FileLock

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from torchcaps.checks import one_line
-from torchcaps.files import write_text_whole
-from torchcaps.machine import commit
-from torchcaps.quiet import quiet_lightning
 from torchcaps.reproduce.pace import hardware, measure_pace
 from torchcaps.reproduce.plan import DEVICES, Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
-from torchcaps.signals import StopSignals
 from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.machine import commit
+from torchcaps.utils.quiet import quiet_lightning
+from torchcaps.utils.signals import StopSignals
 
 TAKEN = 75  # exit status if another process works on the same run
 

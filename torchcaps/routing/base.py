@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import CountOrZero, check_input, checked, kinds_of, refusal, shown_with_type
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes, as_votes
 from torchcaps.routing.shape import LayerShape, fan_in_
 from torchcaps.routing.values import check_values
+from torchcaps.utils.arguments import CountOrZero, check_input, checked, kinds_of, refusal, shown_with_type
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]

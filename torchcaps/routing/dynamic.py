@@ -12,12 +12,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Softmax, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
 from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
+from torchcaps.utils.arguments import Count, checked
 
 
 class DynamicRouting(Routing):

@@ -9,11 +9,11 @@ paper are added after the softmax, as a bias of the coefficients.
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Votes, WeightedVotes, at_least_float32, nonzero
 from torchcaps.routing.base import Init, Routing
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import FloatTensor, checked
 
 
 class EfficientRouting(Routing):

@@ -13,10 +13,10 @@ from typing import Annotated, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Range, check_fields
 from torchcaps.ops import Votes
-from torchcaps.private import is_exported, is_transformed
 from torchcaps.routing.base import Iteration, Routing
+from torchcaps.utils.arguments import Count, CountOrZero, Range, check_fields
+from torchcaps.utils.private import is_exported, is_transformed
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Range, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes, at_least_float32, contract
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.em import Fit
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import Count, Range, checked
 
 Model = Literal["gaussian", "kmeans"]
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Activation, Linear, SigmoidDot, WeightedVotes, at_least_float32, autocast_off, evenly_spaced
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import Count, checked
 
 
 class HeinsenVectorRouting(Routing):

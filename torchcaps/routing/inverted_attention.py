@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
 from torchcaps.routing.em import em_score, inverse_temperature
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import Count, checked
 
 
 class InvertedAttentionRouting(Routing):

@@ -13,7 +13,7 @@ from torch.linalg import vector_norm
 
 from torchcaps.ops import native
 from torchcaps.ops.numerics import at_least_float32, autocast_off
-from torchcaps.private import in_dispatch_mode, is_batched, softmax_backward
+from torchcaps.utils.private import in_dispatch_mode, is_batched, softmax_backward
 
 
 def pool_by_agreement(

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import checked
 from torchcaps.ops import Dot, Votes
 from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
 from torchcaps.routing.uniform_routing import UniformRouting
+from torchcaps.utils.arguments import checked
 
 
 class RandomRouting(UniformRouting):

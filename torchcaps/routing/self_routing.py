@@ -8,11 +8,11 @@ There are no iterations and no agreement: each child chooses its parents from it
 import torch
 from torch import nn
 
-from torchcaps.arguments import checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import PoseLogits, Votes, WeightedVotes, nonzero
 from torchcaps.routing.base import Routing
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import checked
 
 
 class SelfRouting(Routing):

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, CountOrZero, Positive, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Linear, Votes, WeightedVotes, autocast_off, nonzero
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
 
 
 class SlotAttention(Routing):

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.ops import at_least_float32, nonzero
-from torchcaps.private import is_traced
+from torchcaps.utils.arguments import FloatTensor, checked
+from torchcaps.utils.private import is_traced
 
 
 @checked

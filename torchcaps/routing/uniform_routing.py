@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from torchcaps.arguments import apply, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, WeightedVotes
 from torchcaps.routing.base import Routing
 from torchcaps.routing.squash import squash
+from torchcaps.utils.arguments import apply, checked
 
 
 class UniformRouting(Routing):

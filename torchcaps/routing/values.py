@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import shown_with_type
 from torchcaps.ops import Votes
 from torchcaps.ops.children import check_device
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import shown_with_type
 
 if TYPE_CHECKING:
     from torchcaps.routing.base import Routing

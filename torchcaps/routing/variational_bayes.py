@@ -14,11 +14,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Count, Positive, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import Count, Positive, checked
 
 
 class VBRouting(Routing):

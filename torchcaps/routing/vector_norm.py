@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import CountOrZero, NotNegative, apply, checked
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Softmax, UnitDot, WeightedVotes, normalize
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.pool import pool_by_agreement
 from torchcaps.routing.shape import LayerShape
+from torchcaps.utils.arguments import CountOrZero, NotNegative, apply, checked
 
 
 class VectorNormRouting(Routing):

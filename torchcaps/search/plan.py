@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from torchcaps.checks import nearest
-from torchcaps.files import take_folder, write_text_whole
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.search import Search
 from torchcaps.recipes.values import leaves, spelled
 from torchcaps.training.build import Training
 from torchcaps.training.monitors import logged_metrics, validates
+from torchcaps.utils.checks import nearest
+from torchcaps.utils.files import take_folder, write_text_whole
 
 ENGINES = ("optuna", "ray")
 BEGUN = "search.json"  # file in the folder of a search: what it began with

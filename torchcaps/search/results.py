@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 
 from torchcaps.explain.axes import write
-from torchcaps.files import write_csv_whole, write_text_whole
 from torchcaps.search.picture import search_figure
 from torchcaps.search.plan import Plan
 from torchcaps.search.trial import Trial, best_of, read_trials
+from torchcaps.utils.files import write_csv_whole, write_text_whole
 
 ARGUMENTS = ("init_args", "dict_kwargs")  # levels that a name on the command line leaves out
 

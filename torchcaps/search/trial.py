@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from torchcaps.checks import one_line
 from torchcaps.data import DataError
-from torchcaps.files import write_text_whole
 from torchcaps.search.plan import Plan
-from torchcaps.signals import StopSignals
 from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.signals import StopSignals
 
 RUNNING, COMPLETE, PRUNED, FAILED = "running", "complete", "pruned", "failed"
 ENDS_THE_SEARCH = (DataError, ImportError, OSError)  # other trials would fail too

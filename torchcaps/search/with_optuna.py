@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchcaps.extras import needs
 from torchcaps.recipes.search import Choices, Range
 from torchcaps.search.plan import Plan
 from torchcaps.search.trial import COMPLETE, FAILED, PRUNED, Trial, read_trials, run_trial
-from torchcaps.signals import StopSignals
+from torchcaps.utils.extras import needs
+from torchcaps.utils.signals import StopSignals
 
 with needs("search"):
     import optuna

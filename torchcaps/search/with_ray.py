@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.checks import one_line
-from torchcaps.extras import needs
 from torchcaps.recipes.search import Choices, Range
 from torchcaps.search.plan import Plan
 from torchcaps.search.trial import FAILED, PRUNED, RUNNING, Trial, read_trial, run_trial, write_trial
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.extras import needs
 
 # Ray reads these when it is imported.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -121,7 +121,7 @@ def _draw(space: Range | Choices, random: np.random.Generator) -> Any:
 
 def _run(config: dict[str, Any], plan: Plan, folder: Path) -> None:
     """Run a trial, in a process of Ray's."""
-    from torchcaps.quiet import quiet_lightning
+    from torchcaps.utils.quiet import quiet_lightning
 
     if folder.is_dir():
         os.chdir(folder)  # Ray has changed it; paths in recipes start from the folder of the command

@@ -4,7 +4,7 @@ The other files serve the commands: they build a training from a recipe (`build.
 (`checkpoints.py`) and report on it (`progress.py`, `alive.py`).
 """
 
-from torchcaps.extras import needs
+from torchcaps.utils.extras import needs
 
 with needs("train"):
     from torchcaps.training.classifier import Classifier

@@ -22,14 +22,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torchcaps.checks import one_line
 from torchcaps.data import DataError, EncodedImages, ImageNet, LabeledData
-from torchcaps.files import take_folder, write_text_whole
 from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
 from torchcaps.routing import Routing
-from torchcaps.signals import StopSignals
 from torchcaps.training.checkpoints import KeepsValues, LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.errors import check_options, explain_parsing, innermost
@@ -40,6 +37,9 @@ from torchcaps.training.parts import build_part, class_of, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import take_folder, write_text_whole
+from torchcaps.utils.signals import StopSignals
 
 # Overrides with which any recipe runs in seconds.
 SMOKE = (

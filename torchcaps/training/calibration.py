@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from torchcaps.arguments import Positive, check_input, checked
+from torchcaps.utils.arguments import Positive, check_input, checked
 
 LOWEST, HIGHEST = 1e-3, 1e3
 BINS = 15

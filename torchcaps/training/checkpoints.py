@@ -16,11 +16,11 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
-from torchcaps.checks import one_line
-from torchcaps.files import sync_folder, write_whole
-from torchcaps.processes import PATIENCE, lost_another
-from torchcaps.quiet import quiet_process
-from torchcaps.signals import Stopped, StopSignals
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import sync_folder, write_whole
+from torchcaps.utils.processes import PATIENCE, lost_another
+from torchcaps.utils.quiet import quiet_process
+from torchcaps.utils.signals import Stopped, StopSignals
 
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
@@ -72,7 +72,7 @@ class LastCheckpoints(Checkpoint):
 
     Args:
         folder: folder for `last.ckpt`, and for `previous.ckpt`, which is used if the last one is damaged.
-        signals: signals that ask to stop; training then ends with :class:`torchcaps.signals.Stopped`.
+        signals: signals that ask to stop; training then ends with :class:`torchcaps.utils.signals.Stopped`.
     """
 
     SECONDS = 120.0  # least time between checkpoints within an epoch

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
-from torchcaps.arguments import Count, NotNegative, checked, shown, shown_with_type
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.checks import one_line
 from torchcaps.data.order import Order
 from torchcaps.nn import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
+from torchcaps.utils.arguments import Count, NotNegative, checked, shown, shown_with_type
+from torchcaps.utils.checks import one_line
 
 Stage = Literal["train", "val", "test"]
 

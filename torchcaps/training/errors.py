@@ -17,7 +17,6 @@ import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch.cli import LightningArgumentParser
 
-from torchcaps.checks import nearest, one_line
 from torchcaps.data import LabeledData
 from torchcaps.models.registry import import_path
 from torchcaps.recipes import Recipe
@@ -26,6 +25,7 @@ from torchcaps.recipes.values import Path, leaves, spelled
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.names import KINDS, check_name, refused_names, why_refused
 from torchcaps.training.trainer import Trainer
+from torchcaps.utils.checks import nearest, one_line
 
 ARGUMENTS = ("init_args", "dict_kwargs", "class_path")  # levels that an option on the command line leaves out
 OTHER_FILE = ("--config", "-c")  # options of the parser

@@ -5,8 +5,8 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchcaps.arguments import CountOrZero, Fraction, checked
 from torchcaps.nn import SpreadLoss
+from torchcaps.utils.arguments import CountOrZero, Fraction, checked
 
 
 class SpreadMargin(Callback):

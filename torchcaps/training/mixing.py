@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Beta
 
-from torchcaps.arguments import Count, Positive, check_input, checked, shown
 from torchcaps.nn.inputs import check_labels
+from torchcaps.utils.arguments import Count, Positive, check_input, checked, shown
 
 Inputs = Tensor | tuple[Tensor, ...]  # what a network takes
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from torchcaps.checks import nearest
 from torchcaps.training.names import PACKAGES
+from torchcaps.utils.checks import nearest
 
 
 class ChecksMonitors(Callback):

@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from torchcaps.arguments import Count, CountOrZero, Fraction, NotNegative, checked
+from torchcaps.utils.arguments import Count, CountOrZero, Fraction, NotNegative, checked
 
 
 class OneCycle(Callback):

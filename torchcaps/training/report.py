@@ -18,8 +18,8 @@ from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
 from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
-from torchcaps.files import write_csv_whole, write_text_whole
 from torchcaps.training.calibration import best_temperature, calibration_error
+from torchcaps.utils.files import write_csv_whole, write_text_whole
 
 MISTAKES = 24  # in the figure
 CURVES = {"loss": ("train/loss_epoch", "val/loss"), "accuracy": ("train/accuracy", "val/accuracy")}

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from torchcaps.arguments import Count, checked
-from torchcaps.checks import one_line
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.stereo import (
     AZIMUTHS,
@@ -26,6 +24,8 @@ from torchcaps.data.stereo import (
 )
 from torchcaps.data.toys.renderer import render
 from torchcaps.data.toys.solids import VERSION
+from torchcaps.utils.arguments import Count, checked
+from torchcaps.utils.checks import one_line
 
 
 class StereoToys(StereoData):

@@ -4,10 +4,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.arguments import CountOrZero, FloatTensor, checked
 from torchcaps.explain.axes import CHANGES, VERMILLION, color_bar, in_style, show, show_map
 from torchcaps.explain.capsnet import TWEAKS, perturb
 from torchcaps.models.reconstructing import ReconstructingCapsNet
+from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked
 
 
 @torch.no_grad()

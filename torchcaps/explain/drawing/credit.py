@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.explain.axes import VERMILLION, color_bar, in_style, show, show_map
 from torchcaps.explain.credit import credit
 from torchcaps.explain.pixels import heat_of, places
+from torchcaps.utils.arguments import FloatTensor, checked
 
 PER_LINE = 10  # images; more continue below
 CLASSES = 10  # of a single image

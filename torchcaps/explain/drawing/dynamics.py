@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.explain.axes import BLUE, in_style
 from torchcaps.explain.dynamics import RoutingDynamics
+from torchcaps.utils.arguments import checked
 
 PER_LINE = 6  # panels; longer rows continue on the next line
 

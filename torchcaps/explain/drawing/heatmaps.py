@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.explain.axes import color_bar, in_style, show, show_map
 from torchcaps.explain.heatmaps import heatmaps
+from torchcaps.utils.arguments import FloatTensor, checked
 
 PER_LINE = 10  # pictures; longer rows continue on the next line
 

@@ -3,9 +3,9 @@
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.arguments import FloatTensor, checked
 from torchcaps.explain.axes import VERMILLION, in_style, show
 from torchcaps.explain.overlaps import taken_apart
+from torchcaps.utils.arguments import FloatTensor, checked
 
 
 @checked

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.explain.axes import COLORS, DASHES, ORDERED, color_bar, hide_ticks, in_style
 from torchcaps.explain.poses import PoseTrajectories, relative_changes
 from torchcaps.explain.scaling import mds
+from torchcaps.utils.arguments import checked
 
 ROUND = {"elevation": 10, "azimuth": 90}  # degrees from one tick to the next
 MEAN: dict[str, Any] = {"color": "black", "linestyle": "-", "linewidth": 2}

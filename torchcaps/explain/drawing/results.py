@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from torchcaps.arguments import checked
 from torchcaps.explain.axes import MARKERS, color_bar, in_style, show
+from torchcaps.utils.arguments import checked
 
 MOST_NUMBERED = 25  # classes whose counts are written into the confusion matrix
 COLUMNS = 6

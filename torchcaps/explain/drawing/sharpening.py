@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from torchcaps.arguments import checked
 from torchcaps.explain.axes import MARKERS, in_style
 from torchcaps.explain.sharpening import Sharpening
+from torchcaps.utils.arguments import checked
 
 
 @checked

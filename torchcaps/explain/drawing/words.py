@@ -5,8 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from torchcaps.arguments import CountOrZero, FloatTensor, checked, shown
 from torchcaps.explain.axes import BLUE, ORANGE, in_style
+from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 HEIGHT = 0.19  # inches of a word
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, FloatTensor, Positive, checked, shown
 from torchcaps.explain.page.schema import Maps, Sprite
-from torchcaps.extras import needs
+from torchcaps.utils.arguments import Count, FloatTensor, Positive, checked, shown
+from torchcaps.utils.extras import needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image

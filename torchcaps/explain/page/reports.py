@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.arguments import Positive, checked
 from torchcaps.explain.controls import accuracy, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
@@ -24,6 +23,7 @@ from torchcaps.explain.recording import Run, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
 from torchcaps.explain.similarity import similarity
+from torchcaps.utils.arguments import Positive, checked
 
 STATISTICS = 128  # samples for statistics of capsules
 VOTES = 2**29  # entries of votes that may be computed for these statistics

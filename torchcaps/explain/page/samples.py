@@ -8,10 +8,10 @@ from textwrap import shorten
 import torch
 from torch import Tensor
 
-from torchcaps.arguments import Count, checked
 from torchcaps.data import ImageData, TextData
 from torchcaps.explain.recording import Inputs
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
+from torchcaps.utils.arguments import Count, checked
 
 BATCH = 32
 TITLE = 60  # characters of a text in its title

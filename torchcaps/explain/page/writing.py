@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from torchcaps.arguments import checked
-from torchcaps.files import write_text_whole
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.files import write_text_whole
 
 FOLDER = Path(__file__).parent
 # Each script uses functions of those before it.

@@ -1,0 +1,347 @@
+"""Networks as ONNX files and as PyTorch programs: every model, any batch, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from torchcaps import (
+    CapsNet,
+    CapsuleLinear,
+    Capsules,
+    CapsuleStack,
+    Equilibrium,
+    HeinsenRouting,
+    VBRouting,
+    create_model,
+)
+from torchcaps.capsules import Prediction
+from torchcaps.deploy import TARGETS, export, files, programs
+from torchcaps.deploy import onnx as onnx_files
+from torchcaps.deploy.int8 import quantize
+from torchcaps.models import list_models
+
+# Arguments that make the models small. The others are tested in the size of their papers.
+SMALL = {
+    "capnet_dynamic": {"types": 2, "grid": 4},
+    "capnet_em": {"types": 2, "grid": 4},
+    "encapnet_v1": {"image_size": 16, "capsules": 2, "depth": 1},
+    "encapnet_v2": {"image_size": 16, "capsules": 2},
+    "encapnet_v3": {"image_size": 16, "capsules": 2},
+    "heinsen_images": {"layers": 3, "width": 8, "hidden": 4, "pose": 5, "classes": 7},
+    "heinsen_sst": {"layers": 3, "width": 8, "features": 4, "parts": 4},
+    "heinsen_texts": {"layers": 3, "width": 8, "hidden": 4, "pose": 5},
+    "mean_pooled_sst": {"layers": 3, "width": 8},
+    "shallow_encapnet": {"image_size": 16, "types": 2},
+}
+
+
+def image_shape(model: Any) -> tuple[int, ...]:
+    """Return the shape of an image that a model takes; sizes that may be any are 3 channels and 32 pixels."""
+    known = getattr(model, "image_shape", None) or (getattr(model, "in_channels", None), None, None)
+    return tuple(size or default for size, default in zip(known, (3, 32, 32), strict=True))
+
+
+def make(name: str) -> tuple[nn.Module, Tensor | tuple[Tensor, Tensor]]:
+    """Build a model whose scores are not all alike, and an example of its inputs."""
+    torch.manual_seed(0)
+    model = create_model(name, **SMALL.get(name, {}))
+    for parameter in model.parameters():
+        parameter.data += 0.03 * torch.randn_like(parameter)
+    if name.endswith("_sst") or name in ("heinsen_images", "heinsen_texts"):
+        mask = torch.arange(7) < torch.tensor([7, 1, 4])[:, None]
+        return model.eval(), (torch.randn(3, 7, 3, 8), mask.float())
+    images = torch.rand(8, *image_shape(model))
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = None  # the statistics are those of the next batch, and no capsule is dead
+    model.train()(images)
+    return model.eval(), images[:3]
+
+
+def run(path: Path, *inputs: Tensor) -> list[Tensor]:
+    """Run an ONNX file with inputs by their names."""
+    session = onnxruntime.InferenceSession(path)
+    names = [given.name for given in session.get_inputs()]
+    given = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(out) for out in session.run(None, given)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("name", list_models())
+def test_every_model(name, to, tmp_path, request):
+    """`export` checks the file on three batches; here is one of another size, run by us."""
+    if (name, to) == ("encapnet_v3", "onnx"):
+        pytest.skip("it has the layers of encapnet_v2, which take minutes")
+    if (name, to) == ("capnet_em", "onnx"):
+        reason = "with these weights the ONNX file differs by 2e-3 of the largest score, and export refuses it"
+        request.applymarker(pytest.mark.xfail(raises=ValueError, strict=True, reason=reason))
+    model, example = make(name)
+    path = tmp_path / f"model{TARGETS[to]}"
+    difference = export(model, example, path, to)
+    inputs = example if isinstance(example, tuple) else (example,)
+    batch = tuple(torch.cat([x.flip(0)] * 2 + [x[:1]]) for x in inputs)
+    with torch.no_grad():
+        expected = model(*batch).scores
+    largest = expected.abs().max().item()
+    assert expected.std() > 0
+    assert 0 <= difference <= 1e-4 * largest
+    found = run(path, *batch)[0] if to == "onnx" else torch.export.load(path).module()(*batch)
+    assert_close(found / largest, expected / largest, rtol=0, atol=1e-4)
+
+
+# ---------------------------------------------------------------- one network of images and one of texts
+
+
+def small_network() -> CapsNet:
+    torch.manual_seed(0)
+    return CapsNet(
+        image_size=12, classes=3, channels=4, kernel_size=3, primary_types=2, primary_kernel_size=5, decoder=(8,)
+    )
+
+
+IMAGES = torch.rand(3, 1, 12, 12)
+FACTS = {"classes": ["Äpfel", "b", "c"], "temperature": 1.5}
+
+
+@pytest.fixture(scope="module")
+def images_file(tmp_path_factory) -> tuple[CapsNet, Path]:
+    """A network and its ONNX file, with the decoder."""
+    network, path = small_network(), tmp_path_factory.mktemp("onnx") / "new" / "small.onnx"
+    network.class_capsules.backend = "tiled"  # a choice for training; the file takes none
+    assert export(network.train(), IMAGES, path, decoder=True, facts=FACTS) < 1e-6
+    assert network.training
+    assert network.class_capsules.backend == "tiled"
+    return network.eval(), path
+
+
+def test_an_onnx_file_has_names_and_facts_and_no_path(images_file):
+    _, path = images_file
+    assert [x.name for x in path.parent.iterdir()] == ["small.onnx"]
+    session = onnxruntime.InferenceSession(path)
+    assert [(x.name, x.shape) for x in session.get_inputs()] == [("images", ["batch", 1, 12, 12])]
+    outputs = [(x.name, x.shape[1:]) for x in session.get_outputs()]
+    assert outputs == [("scores", [3]), ("reconstruction", [1, 12, 12])]
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert {name: json.loads(metadata[name]) for name in FACTS} == FACTS
+    assert json.loads(metadata["inputs"]) == {"images": ["batch", 1, 12, 12]}
+    assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()
+    assert {x.domain for x in onnx.load(path).opset_import} <= {"", "pkg.onnxscript.torch_lib"}
+
+
+@pytest.mark.parametrize("size", [1, 3, 17])
+def test_an_onnx_file_takes_any_batch(images_file, size):
+    network, path = images_file
+    images = torch.rand(size, 1, 12, 12)
+    with torch.no_grad():
+        prediction = network(images)
+        expected = [prediction.scores, network.reconstruct(prediction.capsules)]
+    assert_close(run(path, images), expected)
+
+
+def test_int8_is_near(images_file, tmp_path):
+    """A file of its own, whose numbers are 8 bits long; the source stays."""
+    _, path = images_file
+    before, images = path.read_bytes(), torch.rand(40, 1, 12, 12)
+    same = quantize(path, tmp_path / "int8.onnx", images)
+    assert same > 0.5
+    assert path.read_bytes() == before
+    assert [x.name for x in tmp_path.iterdir()] == ["int8.onnx"]
+    stored = {x.name: x for x in onnx.load(tmp_path / "int8.onnx").graph.initializer}
+    assert {x.data_type for x in stored.values() if "conv.weight_quantized" in x.name} == {onnx.TensorProto.INT8}
+    found, expected = run(tmp_path / "int8.onnx", images)[0], run(path, images)[0]
+    assert 0 < (found - expected).abs().max() < 0.2 * expected.max()
+
+
+def test_int8_needs_its_files(images_file, tmp_path):
+    for source, path in ((tmp_path / "gone.onnx", tmp_path / "a.onnx"), (images_file[1], tmp_path / "a.txt")):
+        with pytest.raises(ValueError, match="expected an ONNX file"):
+            quantize(source, path, IMAGES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_of_any_length(tmp_path):
+    model, example = make("mean_pooled_sst")
+    assert export(model, example, tmp_path / "texts.onnx") < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
+    shapes = {x.name: x.shape for x in session.get_inputs()}
+    assert shapes == {"embeddings": ["batch", "tokens", 3, 8], "mask": ["batch", "tokens"]}
+    embeddings, mask = torch.randn(4, 11, 3, 8), torch.arange(11) < torch.tensor([11, 1, 6, 3])[:, None]
+    with torch.no_grad():
+        expected = model(embeddings, mask.float()).scores
+    assert_close(run(tmp_path / "texts.onnx", embeddings, mask.float())[0], expected, rtol=1e-4, atol=1e-5)
+
+
+ALONE = """
+import json, sys
+sys.modules["torchcaps"] = None
+import torch
+facts = {"facts.json": ""}
+program = torch.export.load("small.pt2", extra_files=facts)
+images, scores = torch.load("numbers")
+torch.testing.assert_close(program.module()(images), scores)
+assert json.loads(facts["facts.json"])["temperature"] == 1.5
+"""
+
+
+@pytest.mark.slow
+def test_a_program_needs_torch_alone(tmp_path):
+    network, images = small_network().eval(), torch.rand(7, 1, 12, 12)
+    assert export(network, IMAGES, tmp_path / "small.pt2", "torch", facts=FACTS) < 1e-6
+    assert [x.name for x in tmp_path.iterdir()] == ["small.pt2"]
+    content = (tmp_path / "small.pt2").read_bytes()
+    assert b"network.conv.weight" in content
+    assert b"decoder" not in content
+    assert str(Path(__file__).parents[2]).encode() not in content
+    with torch.no_grad():
+        torch.save((images, network(images).scores), tmp_path / "numbers")
+    subprocess.run([sys.executable, "-P", "-c", ALONE], cwd=tmp_path, check=True)
+
+
+def test_weights_too_large_for_one_file_are_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_files, "LARGEST", 1000)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+    export(network, IMAGES, tmp_path / "large.onnx")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
+    assert (tmp_path / "large.onnx").stat().st_size < 4 * 144 * 3
+    assert_close(run(tmp_path / "large.onnx", IMAGES)[0], network(IMAGES))
+
+
+# ---------------------------------------------------------------- nothing is left behind
+
+
+class Logits(nn.Module):
+    """Network of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(144, 3)
+
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(self.linear(images.flatten(1)))
+
+
+class ReadsNumbers(Logits):
+    def forward(self, images: Tensor) -> Prediction:
+        return super().forward(images if images.sum() > 0 else -images)
+
+
+class AtRest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (CapsuleLinear(6, 4, 24, 4, HeinsenRouting(2)), CapsuleLinear(4, 3, 4, 4, HeinsenRouting(2)))
+        self.capsules = CapsuleStack(*layers, schedule=Equilibrium(max_iterations=5))
+
+    def forward(self, images: Tensor) -> Prediction:
+        capsules = self.capsules(Capsules(images.flatten(1).unflatten(1, (6, 24))))
+        return Prediction(capsules.activations, capsules)
+
+
+@pytest.mark.parametrize(
+    ("to", "before"), [pytest.param("onnx", None, marks=pytest.mark.slow), ("torch", b"an older file")]
+)
+def test_a_file_that_computes_something_else_is_not_left(to, before, tmp_path, monkeypatch):
+    path = tmp_path / f"model{TARGETS[to]}"
+    if before:
+        path.write_bytes(before)
+    outputs_of = files.outputs_of
+    monkeypatch.setattr(files, "outputs_of", lambda *given: [(2 * x[0],) for x in outputs_of(*given)])
+    with pytest.raises(ValueError, match=r"^the exported file computes something else .*: scores differ by 0\.\d+"):
+        export(Logits(), IMAGES, path, to)
+    assert [x.name for x in tmp_path.iterdir()] == ([path.name] if before else [])
+    assert not before or path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (AtRest(), "AtRest cannot be exported: an equilibrium stops when .*: use schedule='sequential'$"),
+        (ReadsNumbers(), "ReadsNumbers cannot be exported: .*"),
+    ],
+)
+def test_networks_that_cannot_be_exported(network, said, tmp_path):
+    for to, end in TARGETS.items():
+        with pytest.raises(ValueError, match=f"^{said}") as error:
+            export(network, IMAGES, tmp_path / f"new/model{end}", to)
+        assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Digamma(nn.Module):
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(images.flatten(1).digamma(), None)
+
+
+def test_digamma(tmp_path):
+    """ONNX has no digamma function, which variational Bayes routing takes of numbers from about 0.1 on."""
+    images = torch.linspace(0.03, 50, 3 * 144, dtype=torch.float64).view(3, 1, 12, 12)
+    export(Digamma(), images, tmp_path / "digamma.onnx")
+    ((found,),) = onnx_files.run_onnx(tmp_path / "digamma.onnx", [(images,)])
+    assert_close(found, images.flatten(1).digamma(), rtol=1e-9, atol=1e-9)
+
+
+class VariationalBayes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.capsules = CapsuleLinear(6, 3, 24, 4, VBRouting(2))
+
+    def forward(self, images: Tensor) -> Prediction:
+        capsules = self.capsules(images.flatten(1).unflatten(1, (6, 24)))
+        return Prediction(capsules.activations, capsules)
+
+
+@pytest.mark.slow
+def test_variational_bayes_routing(tmp_path):
+    assert export(VariationalBayes(), IMAGES, tmp_path / "model.onnx") < 1e-5
+
+
+def test_an_operator_that_onnx_has_not(tmp_path):
+    class Bessel(Logits):
+        def forward(self, images: Tensor) -> Prediction:
+            return super().forward(torch.special.bessel_j0(images))
+
+    with pytest.raises(ValueError, match=r"^ONNX has no operator for \S*bessel_j0: export to 'torch' instead$"):
+        export(Bessel(), IMAGES, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_arguments(tmp_path):
+    wrong = [
+        ((small_network(), IMAGES, tmp_path / "a.pt2"), r"'onnx' has a name that ends in \.onnx, got .*a\.pt2$"),
+        ((small_network(), IMAGES, tmp_path / "a.onnx", "tflite"), "to must be one of 'onnx', 'torch', got 'tflite'"),
+        ((small_network(), IMAGES[:0], tmp_path / "a.onnx"), "example must be images, .* at least one sample"),
+        ((small_network(), IMAGES[:, :, 1:], tmp_path / "a.onnx"), r"expected images of shape \(batch, 1, 12, 12\)"),
+        ((Logits(), IMAGES, tmp_path / "a.onnx", "onnx", True), "this Logits has no decoder"),
+    ]
+    for arguments, said in wrong:
+        with pytest.raises(ValueError, match=said):
+            export(*arguments)
+    model, (embeddings, mask) = make("mean_pooled_sst")
+    with pytest.raises(ValueError, match="at least two tokens"):
+        export(model, (embeddings[:, :1], mask[:, :1]), tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_are_made_of_the_example():
+    one, two, five = programs.batches((torch.arange(3.0).view(3, 1).expand(3, 8), torch.ones(3, 8)))
+    assert [x[0][:, 0].tolist() for x in (one, two, five)] == [[0], [0, 1], [0, 1, 2, 0, 1]]
+    assert [x[1].shape for x in (one, two, five)] == [(1, 8), (2, 4), (5, 8)]
+
+
+def test_not_finite_is_not_the_same():
+    module = programs.as_module(Logits(), (IMAGES,), False)
+    wrong = [(torch.full((1, 3), np.nan),)]
+    with pytest.raises(ValueError, match="differ by nan"):
+        files._difference(module, [(torch.ones(1, 3),)], wrong)
+    with pytest.raises(ValueError, match="another shape"):
+        files._difference(module, [(torch.ones(1, 3),)], [(torch.ones(1, 4),)])

@@ -1,0 +1,138 @@
+"""Drawings and dropped pictures as a network's input."""
+
+import base64
+import io
+import struct
+import zlib
+
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import CIFAR10, MNIST, AffineMNIST, DataError, Digits, FashionMNIST
+
+pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
+
+from torchcaps.explain.live.drawings import as_digit, has_digits, read_drawing, read_upload
+
+
+def as_url(pixels: torch.Tensor) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def drawing(top: int, left: int, height: int, width: int) -> torch.Tensor:
+    """A light rectangle on a black field."""
+    field = torch.zeros(280, 280)
+    field[top : top + height, left : left + width] = 1
+    return field
+
+
+@pytest.mark.parametrize("place", [(0, 0), (40, 200), (79, 3)])
+@pytest.mark.parametrize("size", [(200, 60), (60, 70), (33, 200)])
+@pytest.mark.parametrize("side", [28, 40])
+def test_a_digit_is_scaled_and_centered(place, size, side):
+    height, width = size
+    image = as_digit(drawing(*place, *size)[:280, :280], side)
+    assert image.shape == (1, side, side)
+    seen_height = min(height, 280 - place[0])
+    seen_width = min(width, 280 - place[1])
+    scale = 20 / max(seen_height, seen_width)
+    rows, columns = ((image[0] > 0.5).any(axis).sum() for axis in (1, 0))
+    assert (rows, columns) == (round(seen_height * scale), round(seen_width * scale))
+    for axis in (1, 0):
+        mass = image[0].sum(axis)
+        center = (mass * torch.arange(side)).sum() / mass.sum()
+        assert abs(center - (side - 1) / 2) <= 0.5
+
+
+def test_mass_counts_not_the_box():
+    seven = drawing(40, 60, 40, 140)
+    seven[80:240, 170:200] = 1
+    image = as_digit(seven, 28)[0]
+    rows = (image > 0.5).any(1).nonzero().flatten()
+    assert 28 - 1 - rows[-1] < rows[0]  # the heavy upper line is nearer to the middle than the middle of the box
+
+
+def test_small_images_are_filled():
+    image = as_digit(drawing(10, 10, 200, 100), 8)[0]
+    assert (image > 0.5).any(1).all()
+    assert (image > 0.5).any(0).sum() == 4
+
+
+def test_nothing_drawn():
+    assert not as_digit(torch.zeros(280, 280), 28).any()
+    assert read_drawing(MNIST(), as_url(torch.zeros(280, 280, dtype=torch.uint8))) is None
+
+
+def test_kinds_of_data():
+    assert has_digits(MNIST())
+    assert has_digits(AffineMNIST())
+    assert has_digits(Digits())
+    assert not has_digits(FashionMNIST())
+    assert not has_digits(CIFAR10())
+
+
+def test_a_drawing_of_no_digit_fills_the_image():
+    url = as_url((drawing(0, 0, 140, 280) * 255).byte())
+    image = read_drawing(FashionMNIST(), url)
+    assert image.shape == (1, 1, 28, 28)
+    assert (image[0, 0, :13] > 0.99).all()
+    assert (image[0, 0, 15:] < 0.01).all()
+    assert read_drawing(MNIST(), url).shape == (1, 1, 28, 28)
+
+
+def test_a_file_is_read_as_by_predict():
+    pixels = torch.randint(0, 256, (50, 70, 3), dtype=torch.uint8)
+    image = read_upload(CIFAR10(), as_url(pixels), "a.png")
+    assert image.shape == (1, 3, 32, 32)
+    assert 0 <= image.min() <= image.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("data:image/png;base64,aGVsbG8=", "^cat.png is not a picture that can be read: give a PNG or JPEG file$"),
+        ("data:image/png;base64,%", "the picture did not arrive whole: try again"),
+        ("data:image/png;base64,\u00e9", "the picture did not arrive whole: try again"),
+        ("data:image/png;base64," + "A" * 28_000_000, "^cat.png is larger than 20 MB: give a smaller picture$"),
+    ],
+)
+def test_bad_files(url, said):
+    with pytest.raises(DataError, match=said):
+        read_upload(MNIST(), url, "cat.png")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("data:image/png;base64,aGVsbG8=", "^the drawing cannot be read: reload the page$"),
+        ("data:image/png;base64,\u00e9", "^the picture did not arrive whole: try again$"),
+        ("data:image/png;base64," + "A" * 28_000_000, "^the drawing is larger than 20 MB: give a smaller picture$"),
+    ],
+)
+def test_a_bad_drawing(url, said):
+    with pytest.raises(DataError, match=said):
+        read_drawing(MNIST(), url)
+
+
+@pytest.mark.parametrize("side", [7100, 9600, 14200])  # Pillow is silent, warns, and refuses
+def test_pictures_of_many_pixels_are_not_decoded(side, monkeypatch):
+    url = as_url_of_many_pixels(side)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("it was decoded"))
+    with pytest.raises(DataError, match="^the drawing has more than 50 million pixels: give a smaller picture$"):
+        read_drawing(MNIST(), url)
+    with pytest.raises(DataError, match="^cat.png has more than 50 million pixels: give a smaller picture$"):
+        read_upload(CIFAR10(), url, "cat.png")
+
+
+def as_url_of_many_pixels(side: int) -> str:
+    """A black square, whose file is small."""
+    rows = zlib.compress(bytes((side + 7) // 8 + 1) * side)  # one bit per pixel
+    chunks = [(b"IHDR", struct.pack(">2I5B", side, side, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    file = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"

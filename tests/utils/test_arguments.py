@@ -1,0 +1,472 @@
+"""Wrong calls of the public API: every one must end in one line of ours, and none may compute something in silence.
+
+The calls are made from the signatures of all public functions and constructors, so that a new argument is tested as
+soon as it exists.
+"""
+
+import math
+import pickle
+import warnings
+
+import calls
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from torchcaps import (
+    CapsuleLinear,
+    Capsules,
+    MarginLoss,
+    MaskedDecoder,
+    Prediction,
+    PrimaryCapsules,
+    RoutingPool2d,
+    SpreadLoss,
+    squash,
+)
+from torchcaps.functional import feature_kl, margin_loss, sinkhorn_divergence, spread_loss, transport_cost
+from torchcaps.ops import Dot, backends
+from torchcaps.routing import (
+    DynamicRouting,
+    EMRouting,
+    HeinsenRouting,
+    InvertedAttentionRouting,
+    Routing,
+    Softmax,
+    VectorNormRouting,
+)
+from torchcaps.utils.arguments import (
+    Count,
+    CountOrZero,
+    Device,
+    FloatTensor,
+    FloatType,
+    Fraction,
+    NotNegative,
+    Positive,
+    checked,
+    kind_of,
+)
+
+PUBLIC = calls.public_callables(calls.MODULES + calls.EXTRAS)
+# Building blocks of new algorithms, called in every iteration by code of this library.
+BLOCKS = {"WeightedVotes", "presence", "check_equilibrium", "Convergence", "register_model"}
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLIC) - BLOCKS))
+def test_every_argument_of_the_public_api_is_checked(name):
+    thing = PUBLIC[name]
+    unchecked = set(calls.parameters(thing)) - set(calls.kinds(thing))
+    assert not unchecked, f"{name} has arguments without an annotation that can be checked"
+    for argument, kind in calls.kinds(thing).items():
+        if argument not in calls.parameters(thing):
+            continue  # *layers
+        for value in calls.refused(kind):
+            with pytest.raises((TypeError, ValueError)) as error:
+                thing(**{argument: value})
+            calls.assert_our_error(error.value, f"{argument} must be ")
+
+
+nan, inf = math.nan, math.inf
+FITS_AND_DOES_NOT = [
+    (Count, [1, 3], [0, -1, 2.5, "3", True, None, nan, inf, (3, 3), torch.tensor(3), 3.0]),
+    (Count | None, [None, 1], [0, "3", False]),
+    (CountOrZero, [0, 2], [-1, 0.0, None, False]),
+    (float, [1, -2.5], [nan, inf, -inf, "1", True, None, 1j, torch.tensor(1.0)]),
+    (Positive, [1e-9, 1], [0, -1, nan, inf, "1", True]),
+    (NotNegative, [0, 1.5], [-0.1, nan, inf]),
+    (Fraction, [0, 0.5, 1], [-0.1, 1.1, nan, "0.5"]),
+    (bool, [True, False], ["no", 0, 1, None, np.bool_(True)]),
+    (str, ["a"], [3, None, b"a"]),
+    (Softmax, ["parents", "children"], ["Parents", "", None, 0, ["parents"]]),
+    (Softmax | None, ["parents", None], ["none"]),
+    (tuple[Count, Count], [(1, 2), [3, 4]], [(1,), (1, 2, 3), (0, 1), 3, "12", (1, "2"), torch.Size([1])]),
+    (tuple[Count, ...], [(), (1,), [1, 2]], [(1, 0), 3, (2.5,), "1"]),
+    (Count | tuple[Count, Count], [3, (1, 2)], [0, (0, 1), (1, 2, 3), 2.5]),
+    (FloatType, [torch.float32, torch.bfloat16], [torch.int64, torch.bool, torch.complex64, "float32", float]),
+    (Device | None, ["cpu", "cuda:1", torch.device("meta"), None], ["cup", 0, "", True]),
+    (FloatTensor, [torch.zeros(1)], [torch.zeros(1, dtype=torch.long), torch.zeros(1) > 0, [1.0], np.zeros(1)]),
+    (Routing, [DynamicRouting()], [DynamicRouting, "dynamic", None, nn.Identity()]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "fits", "does_not"), FITS_AND_DOES_NOT, ids=lambda x: str(x)[:40])
+def test_annotations(annotation, fits, does_not):
+    kind = kind_of(annotation)
+    assert [x for x in fits if not kind.fits(x)] == []
+    assert [x for x in does_not if kind.fits(x)] == []
+
+
+@checked
+def layer(features: Count, *sizes: CountOrZero, scale: Positive | None = None, routing: Routing | None = None) -> str:
+    """A docstring."""
+    return f"{features} {sizes} {scale}"
+
+
+def test_messages():
+    assert layer(2, 0, 1, scale=0.5) == "2 (0, 1) 0.5"
+    assert layer(np.int64(2), np.uint8(0), 1, scale=np.float32(0.5)) == "2 (0, 1) 0.5"
+    for call, error, message in [
+        (lambda: layer(0), ValueError, "features must be an int of at least 1, got 0"),
+        (lambda: layer("3"), TypeError, "features must be an int of at least 1, got '3' (str)"),
+        (lambda: layer(features=2.5), TypeError, "features must be an int of at least 1, got 2.5 (float)"),
+        (lambda: layer(1, 2, -1), ValueError, "sizes must be an int of at least 0, got -1"),
+        (lambda: layer(1, scale=nan), ValueError, "scale must be a finite number of at least 1e-30, or None, got nan"),
+        (
+            lambda: layer(torch.zeros(2, 3)),
+            TypeError,
+            "features must be an int of at least 1, got a tensor of shape (2, 3) and type torch.float32",
+        ),
+        (
+            lambda: layer(1, routing=DynamicRouting),
+            TypeError,
+            "routing must be a Routing, or None, got the class DynamicRouting: create an instance, DynamicRouting(...)",
+        ),
+    ]:
+        with pytest.raises(error) as found:
+            call()
+        assert str(found.value) == message
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'features'"):
+        layer()
+    with pytest.raises(TypeError, match="layer has no argument 'size'; did you mean scale"):
+        layer(1, size=2)
+
+
+def test_a_checked_function_is_the_same_otherwise():
+    assert layer.__doc__ == "A docstring."
+    assert pickle.loads(pickle.dumps(layer)) is layer
+    compiled = torch.compile(lambda x: squash_all(x, 1), fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2)).shape == (2,)
+
+
+@checked
+def squash_all(x: Tensor, times: Count) -> Tensor:
+    return x * times
+
+
+# ------------------------------------------------------------ inputs of layers and networks
+
+# Layers of a list of children take grids and sequences too. A pool has no weights whose device and precision its input
+# needs.
+RIGHT = {
+    ("CapsuleLinear", "one dimension more"),
+    ("CapsuleLinear, matrices", "one dimension more"),
+    ("CapsuleShared", "one dimension more"),
+    ("CapsuleShared, vectors", "one dimension more"),
+    ("RoutingPool2d", "double"),
+    ("RoutingPool2d", "another device"),
+}
+
+
+@pytest.mark.parametrize("name", calls.CASES)
+def test_wrong_inputs(name):
+    case = calls.CASES[name]
+    layer, x = calls.build(case), torch.rand(case.shape)
+    assert all(y.isfinite().all() for y in calls.tensors(layer(x)))
+    for what, wrong in calls.wrong_inputs(x).items():
+        if (name, what) in RIGHT:
+            continue
+        with pytest.raises((TypeError, ValueError)) as error:
+            print(what, layer(wrong))
+        calls.assert_our_error(error.value)
+    if name != "RoutingPool2d":
+        with pytest.raises(TypeError, match=r"float64.*float32"):
+            layer(x.double())
+        with pytest.raises(ValueError, match="on meta and .*on cpu"):
+            layer(x.to("meta"))
+
+
+@pytest.mark.parametrize("name", ["CapsuleLinear", "CapsuleConv2d", "CapsuleConv1d", "CapsuleLinear, matrices"])
+def test_scores_and_masks(name):
+    case = calls.CASES[name]
+    layer, poses = calls.build(case), torch.rand(case.shape)
+    shape = case.shape[: -2 if "matrices" in name else -1]
+    mask = torch.rand(shape) > 0.3
+    expected = layer(Capsules(poses, torch.where(mask, torch.inf, -torch.inf)))
+    torch.testing.assert_close(layer(Capsules(poses, mask)).poses, expected.poses)
+    for wrong in (mask.int(), mask.tolist(), mask.numpy(), "mask", torch.zeros(shape, device="meta"), 1.0):
+        with pytest.raises((TypeError, ValueError)) as error:
+            layer(Capsules(poses, wrong))
+        calls.assert_our_error(error.value, "scores")
+    for wrong in (mask[:1], mask[..., None], mask[0], torch.zeros(())):
+        with pytest.raises(ValueError, match="scores of shape"):
+            layer(Capsules(poses, wrong))
+    with pytest.warns(UserWarning, match="as in a mask, but scores are logits"):
+        layer(Capsules(poses, mask.float()))
+    layer(Capsules(poses, torch.zeros(shape)))  # logits that are all 0 are usual
+    assert Capsules(poses, mask).activations.tolist() == mask.float().tolist()
+
+
+def test_votes_and_their_scores():
+    votes, mask = torch.rand(2, 3, 4, 5), torch.tensor([[True, True, False], [True, False, True]])
+    expected = DynamicRouting()(votes, torch.where(mask, torch.inf, -torch.inf))
+    torch.testing.assert_close(DynamicRouting()(votes, mask).poses, expected.poses)
+    zeros = torch.zeros(4)
+
+    def run(routing: Routing, **values):
+        return lambda: routing.with_values(**values)(votes)
+
+    attention, bias = InvertedAttentionRouting(), DynamicRouting(learn_bias=True)
+    for call in (
+        lambda: DynamicRouting()(votes.long()),
+        lambda: DynamicRouting()(votes[0, 0]),
+        lambda: DynamicRouting()(votes[:, :0]),
+        lambda: DynamicRouting()(votes, mask.long()),
+        lambda: DynamicRouting()(votes, mask[:1]),
+        lambda: DynamicRouting()(votes, torch.zeros(2, 3, device="meta")),
+        run(bias, bias=torch.zeros(3, 5)),
+        run(bias, bias=torch.zeros(4, 5, dtype=torch.long)),
+        run(bias, bias=torch.zeros(4, 5, device="meta")),
+        run(bias, bias=torch.zeros(4, 5).double()),
+        run(DynamicRouting(), bias=torch.zeros(4, 5)),
+        run(DynamicRouting(start="learned"), first_logits=torch.zeros(2, 4)),
+        run(attention, weight=torch.ones(4), bias=torch.ones(5)),
+        run(attention, weight=torch.ones(5), bias=torch.ones(2, 5)),
+        run(attention, weight=torch.ones(5, device="meta"), bias=torch.ones(5)),
+        run(InvertedAttentionRouting(layer_norm=False), beta_a=zeros, beta_u=zeros),
+        run(EMRouting(), beta_a=torch.zeros(3), beta_u=zeros),
+        run(EMRouting(), beta_a=None, beta_u=zeros),
+        run(EMRouting(), beta_a=zeros.bool(), beta_u=zeros),
+        run(EMRouting(), beta_a=zeros, beta_u=zeros.to("meta")),
+        run(HeinsenRouting(single_beta=True), beta_use=torch.zeros(2, 4)),
+        run(HeinsenRouting(single_beta=True), beta_use=zeros),
+        run(VectorNormRouting(learn_sharpness=True), learned_sharpness=torch.ones(2)),
+        lambda: transport_cost(votes[0, 0], votes[0, 0].to("meta")),
+        lambda: transport_cost(votes[0, 0], votes[0, 0].double()),
+        lambda: sinkhorn_divergence(votes, votes.double()),
+        lambda: feature_kl(votes, votes.to("meta")),
+        lambda: squash(torch.tensor(3.0)),
+        lambda: spread_loss(votes[0, 0], torch.zeros(4).long(), torch.tensor(nan)),
+        lambda: spread_loss(votes[0, 0], torch.zeros(4).long(), torch.ones(3)),
+        lambda: margin_loss(votes[0, 0][:0], torch.zeros(0).long()),
+        lambda: squash(votes, 4),
+        lambda: squash(votes, -5),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            call()
+        calls.assert_our_error(error.value)
+    for routing in (EMRouting(), HeinsenRouting(), bias, InvertedAttentionRouting(activations=True)):
+        with pytest.raises(RuntimeError, match="set values by with_values") as error:
+            routing(votes)
+        calls.assert_our_error(error.value)
+
+
+def test_losses():
+    lengths, labels = torch.rand(3, 4), torch.tensor([3, 0, 1])
+    for loss in (margin_loss, spread_loss, MarginLoss(), SpreadLoss()):
+        for wrong in (
+            lengths.long(),
+            lengths[0],
+            lengths[:, :0],
+            lengths.numpy(),
+            Prediction(lengths),
+            None,
+            lengths[..., None],
+        ):
+            with pytest.raises((TypeError, ValueError)) as error:
+                loss(wrong, labels)
+            calls.assert_our_error(error.value)
+        for wrong in (
+            labels + 1,
+            labels - 1,
+            labels.float(),
+            labels > 0,
+            labels[:2],
+            labels[:, None],
+            labels.tolist(),
+            labels.to("meta"),
+            None,
+            2,
+            lengths + 1,
+            lengths.log(),
+        ):
+            with pytest.raises((TypeError, ValueError)) as error:
+                loss(lengths, wrong)
+            calls.assert_our_error(error.value)
+        loss(lengths, labels.int())
+        with pytest.raises(TypeError, match="got a Prediction: give one of its fields, scores, capsules"):
+            loss(Prediction(lengths), labels)
+    with pytest.raises(ValueError, match="lengths must be from 0 to 1, got -"):
+        margin_loss(torch.randn(3, 4), labels)
+    with pytest.raises(ValueError, match="negative_margin must be below positive_margin, got 0.9 and 0.1"):
+        margin_loss(lengths, labels, 0.1, 0.9)
+    capsules = CapsuleLinear(6, 4, 3, 8, InvertedAttentionRouting())(torch.rand(3, 6, 3))
+    with pytest.raises(ValueError, match="all lengths are 2.828, as after a LayerNorm"):
+        margin_loss(capsules.activations, labels)
+
+
+def test_decoder():
+    decoder = MaskedDecoder(3, 4, (1, 5, 5), (6,))
+    capsules, labels = Capsules(torch.rand(2, 3, 4)), torch.tensor([2, 0])
+    assert decoder(capsules, labels).shape == (2, 1, 5, 5)
+    for wrong in (
+        (capsules.poses, labels),
+        (Capsules(capsules.poses[:, :2]), labels),
+        (Capsules(capsules.poses.double()), labels),
+        (capsules, labels + 1),
+        (capsules, labels[:1]),
+        (capsules, labels.float()),
+        (capsules, 2),
+        (Prediction(torch.rand(2, 3), capsules), labels),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            decoder(*wrong)
+        calls.assert_our_error(error.value)
+
+
+def test_functions_that_change_the_shape():
+    for layer, x in (
+        (PrimaryCapsules(2, 2, 4, normalization=lambda poses: poses.sum(-1)), torch.rand(2, 2, 4, 4)),
+        (RoutingPool2d(2, activation=torch.Tensor.tolist), torch.rand(2, 4, 4, 4)),
+        (CapsuleLinear(3, 2, 4, 4, VectorNormRouting(activation=lambda s: s[:1])), torch.rand(2, 3, 4)),
+    ):
+        with pytest.raises(ValueError, match="(normalization|activation) must return a tensor of the shape"):
+            layer(x)
+
+
+# ------------------------------------------------------------ changes after the construction
+
+
+def test_options_of_a_routing_that_are_changed_later():
+    for routing, name, wrong in (
+        (DynamicRouting(), "iterations", 0),
+        (DynamicRouting(), "iterations", 2.5),
+        (DynamicRouting(), "gradient", "x"),
+        (DynamicRouting(), "leaky", 2),
+        (DynamicRouting(), "start", "x"),
+        (EMRouting(), "schedule", "x"),
+        (HeinsenRouting(), "model", "x"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"{name} must be "):
+            setattr(routing, name, wrong)
+    layer = CapsuleLinear(3, 2, 4, 2, DynamicRouting(3))
+    layer.routing.iterations = 2
+    layer.routing.gradient = "last"
+    assert layer(torch.rand(2, 3, 4)).poses.shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize("backend", ["tiled", *([] if backends()["native"] else ["native"])])
+def test_tensors_of_other_shapes_never_reach_a_kernel(backend):
+    def linear(routing: Routing) -> CapsuleLinear:
+        return CapsuleLinear(3, 2, 4, 2, routing, bias=True, backend=backend)
+
+    x = torch.rand(2, 3, 4)
+    for name, shapes in {
+        "weight": [(4, 2, 4, 2), (2, 2, 4, 2), (3, 2, 9, 2)],
+        "bias": [(4, 2, 1, 2), (2, 2, 1, 2), (3, 5, 1, 2), (3, 2, 1, 3)],
+    }.items():
+        for shape in shapes:
+            layer = linear(DynamicRouting(2))
+            setattr(layer, name, nn.Parameter(torch.rand(shape)))
+            with pytest.raises(ValueError, match=name):
+                layer(x)
+    layer = linear(HeinsenRouting())
+    layer.routing = CapsuleLinear(7, 2, 4, 2, HeinsenRouting()).routing
+    with pytest.raises(ValueError, match="betas of shape"):
+        layer(x)
+
+    class Wrong(Routing):
+        def __init__(self, query: Tensor):
+            super().__init__(2)
+            self.query = query
+
+        def step(self, votes, state, t):
+            return votes.capsules(votes.weighted_sum()), Dot(self.query)
+
+    for shape in ((1, 1, 1), (2, 3, 2), (3, 2, 2), (2, 2)):
+        with pytest.raises(ValueError, match=r"expected query of shape \(2, 2, 2\)"):
+            linear(Wrong(torch.rand(shape)))(x)
+    with pytest.raises(TypeError, match="query is torch.float64 and the poses are torch.float32"):
+        linear(Wrong(torch.rand(2, 2, 2).double()))(x)
+
+
+def test_steps_that_return_something_else():
+    parents = Capsules(torch.rand(2, 2, 2))
+    for found in (None, parents, (torch.rand(2, 2, 2), None), (parents, 3)):
+
+        class Wrong(Routing):
+            def step(self, votes, state, t, found=found):
+                return found
+
+        culprit = "agreement" if isinstance(found, tuple) and found[1] == 3 else "step"
+        with pytest.raises(TypeError, match=rf"Wrong.{culprit} must return .*, got") as error:
+            CapsuleLinear(3, 2, 4, 2, Wrong(2))(torch.rand(2, 3, 4))
+        assert "\n" not in str(error.value)
+
+
+def test_scores_in_another_precision_have_the_same_gradients():
+    layer, poses = CapsuleLinear(5, 3, 4, 2, DynamicRouting(2)), torch.randn(2, 5, 4)
+    gradients = []
+    for scores in (torch.linspace(-1, 1, 10).view(2, 5), torch.linspace(-1, 1, 10, dtype=torch.float64).view(2, 5)):
+        layer.zero_grad()
+        scores.requires_grad_()
+        layer(Capsules(poses, scores)).poses.square().sum().backward()
+        gradients.append((layer.weight.grad.clone(), scores.grad.float()))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_masks_stay_masks_in_another_precision():
+    mask = torch.tensor([[True, False, True]])
+    for moved in (Capsules(torch.rand(1, 3, 4), mask).to(torch.float64), Capsules(torch.rand(1, 3, 4), mask).to("cpu")):
+        assert moved.activations.tolist() == [[1, 0, 1]]
+    for wrong in (
+        Capsules(torch.rand(1, 3, 4), torch.rand(7)),
+        Capsules(torch.rand(1, 3, 4), pose_dims=3),
+        Capsules(None),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            print(wrong.activations)
+        calls.assert_our_error(error.value)
+
+
+# ------------------------------------------------------------ random calls
+
+
+def random_calls(number: int) -> None:
+    """Call layers and networks with random arguments and inputs, right and wrong ones."""
+
+    @settings(
+        max_examples=number, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.data())
+    def call(data):
+        name = data.draw(st.sampled_from(sorted(calls.CASES)), "case")
+        case = calls.CASES[name]
+        kinds = {x: k for x, k in calls.kinds(case.build).items() if x in calls.parameters(case.build)}
+        changed = {}
+        for argument in data.draw(st.lists(st.sampled_from(sorted(kinds)), max_size=3, unique=True), "arguments"):
+            odd = data.draw(st.integers(0, 3)) == 0
+            choices = calls.ODD if odd else calls.right_values(case.build, argument)
+            changed[argument] = choices[data.draw(st.integers(0, len(choices) - 1), argument)]
+        wrong = [argument for argument, value in changed.items() if not kinds[argument].fits(value)]
+        torch.manual_seed(0)
+        x = torch.rand(case.shape) + 0.1
+        inputs = {"right": x, "one sample": x[:1], "no samples": x[:0], "half": x.bfloat16(), **calls.wrong_inputs(x)}
+        which = data.draw(st.sampled_from(sorted(inputs)) if data.draw(st.booleans()) else st.just("right"), "input")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                layer = calls.build(case, **changed)
+                output = layer(inputs[which])
+        except (TypeError, ValueError, RuntimeError) as error:
+            # A module that fits as an argument may raise an error of its own, which is passed on.
+            if wrong or not any(isinstance(value, nn.Linear) for value in changed.values()):
+                calls.assert_our_error(error)
+            return
+        assert not wrong, f"{wrong} did not raise"
+        assert all(y.isfinite().all() for y in calls.tensors(output) if not y.is_meta), "not finite"
+        assert calls.tensors(output)[0].shape[0] == len(inputs[which]), "another number of samples"
+
+    call()
+
+
+def test_random_calls():
+    random_calls(300)
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_calls():
+    random_calls(10_000)

@@ -1,0 +1,110 @@
+"""Files are written completely or not at all, and each numbered folder is taken once."""
+
+import errno
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from torchcaps.utils import files
+from torchcaps.utils.files import take_folder, write_whole
+
+
+def full(unfinished: Path) -> None:
+    unfinished.write_text("ha")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(unfinished))
+
+
+def test_a_file_is_there_when_it_is_whole(tmp_path):
+    path = tmp_path / "new" / "folder" / "file.txt"
+
+    def write(unfinished: Path) -> None:
+        unfinished.write_text("all")
+        assert not path.exists()
+        assert unfinished.parent == path.parent  # on the same disk
+
+    assert write_whole(path, write) == path
+    assert path.read_text() == "all"
+    assert [found.name for found in path.parent.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.parametrize("earlier", [None, "earlier"])
+def test_what_fails_leaves_what_was(tmp_path, earlier):
+    path = tmp_path / "file.txt"
+    if earlier:
+        path.write_text(earlier)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, full)
+    assert [found.read_text() for found in tmp_path.iterdir()] == [earlier] * bool(earlier)
+
+
+def test_what_an_interruption_left_is_written_over(tmp_path):
+    left = []
+
+    def interrupted(unfinished: Path) -> None:
+        left.append(unfinished)
+        unfinished.write_text("a half that is longer than the whole")
+
+    write_whole(tmp_path / "file.txt", interrupted)
+    left[0].write_text("a half that is longer than the whole")
+    assert left[0].name.startswith(".")
+    write_whole(tmp_path / "file.txt", lambda unfinished: unfinished.write_text("all"))
+    assert [found.read_text() for found in tmp_path.iterdir()] == ["all"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    did = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (did.append("fsync"), fsync(descriptor)))
+    monkeypatch.setattr(Path, "replace", lambda *paths: (did.append("replace"), replace(*paths)))
+    write_whole(tmp_path / "file.txt", lambda unfinished: unfinished.write_text("all"))
+    assert did[:2] == ["fsync", "replace"]
+    assert did[2:] == ["fsync"] * (os.name == "posix")  # the folder
+
+
+def test_folders_are_numbered(tmp_path):
+    taken = [take_folder(tmp_path / "runs", kind).name for kind in ("version", "version", "smoke", "version")]
+    assert taken == ["version_0", "version_1", "smoke_0", "version_2"]
+
+
+def test_numbers_count_on_from_the_highest(tmp_path):
+    for name in ("version_3", "version_12", "version_of_the_first_process", "version_", "versions_40"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "version_13").touch()
+    assert take_folder(tmp_path, "version").name == "version_14"
+
+
+def test_threads_take_different_folders(tmp_path):
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: take_folder(tmp_path / "runs", "version"), range(64)))
+    assert {path.name for path in taken} == {f"version_{number}" for number in range(64)}
+
+
+def test_a_folder_that_another_takes_meanwhile_is_left_to_it(tmp_path, monkeypatch):
+    glob = Path.glob
+    others = iter(["version_0", "version_1"])
+
+    def late(path: Path, pattern: str):
+        found = list(glob(path, pattern))
+        for other in others:
+            (path / other).mkdir()
+        return found
+
+    monkeypatch.setattr(Path, "glob", late)
+    assert take_folder(tmp_path, "version").name == "version_2"
+
+
+def test_processes_take_different_folders(tmp_path):
+    take = "import runpy, sys; take = runpy.run_path(sys.argv[1])['take_folder']; from pathlib import Path; input(); "
+    take += "print(*(take(Path(sys.argv[2]), 'version').name for _ in range(50)))"
+    command = [sys.executable, "-c", take, files.__file__, str(tmp_path / "runs")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    taken = [name for process in processes for name in process.communicate(timeout=60)[0].split()]
+    assert sorted(taken) == sorted(f"version_{number}" for number in range(150))

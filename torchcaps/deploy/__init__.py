@@ -1,0 +1,10 @@
+"""Trained networks at work: predictions with calibrated probabilities, model pages, files for other programs."""
+
+from torchcaps.utils.extras import needs
+
+with needs("train"):
+    from torchcaps.deploy.files import TARGETS, Target, export
+    from torchcaps.deploy.hub import from_pretrained, push_to_hub, save_pretrained
+    from torchcaps.deploy.trained import Trained
+
+__all__ = ["TARGETS", "Target", "Trained", "export", "from_pretrained", "push_to_hub", "save_pretrained"]

@@ -1,0 +1,109 @@
+"""The model card of a trained network: what the Hugging Face Hub shows of it, filled in from its training."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import yaml
+
+import torchcaps
+from torchcaps.data import ImageData
+from torchcaps.deploy.trained import Trained
+
+BODY = """# {title}
+
+A capsule network of [torchcaps](https://pypi.org/project/torchcaps/), trained on {data}.
+
+```python
+from torchcaps.deploy import from_pretrained
+
+trained = from_pretrained({place!r})
+trained.probabilities(inputs)  # (batch, {classes})
+```
+
+| | |
+|---|---|
+{facts}
+
+## Classes
+
+{names}
+
+## Training
+
+    {command}
+
+All values of the recipe are in `config.json`.
+
+## Limits
+
+It knows its {classes} classes only: an input of any other kind gets one of them too. Inputs must be prepared as in the
+training; `trained.data` does this. Its accuracy on other data is not known.
+"""
+
+
+def model_card(trained: Trained, place: str, license: str) -> str:
+    """Return the model card: YAML that the Hub reads, then Markdown.
+
+    Args:
+        trained: the network.
+        place: its folder or its repository on the Hub, for the example.
+        license: license of the weights, by its name on the Hub.
+    """
+    values, about = trained.values, trained.about
+    network, data = (_class(part) for part in (values["model"]["network"], values["data"]))
+    recipe, title = about.get("recipe") or "RECIPE", f"{network} on {data}"
+    facts = {
+        "network": f"{network}, {sum(p.numel() for p in trained.network.parameters()):,} parameters",
+        "data": data,
+        "temperature of the softmax": trained.temperature,
+        **{name: value for name, value in _flat(about) if name not in ("recipe", "temperature", "command")},
+        "saved by": f"torchcaps {torchcaps.__version__}, torch {torch.__version__}",
+    }
+    body = BODY.format(
+        place=place,
+        title=title,
+        data=data,
+        classes=len(trained.names),
+        facts="\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items() if value is not None),
+        names=", ".join(map(_cell, trained.names)),
+        command=_cell(about.get("command") or f"torchcaps train {recipe}"),
+    )
+    task = "image-classification" if isinstance(trained.data, ImageData) else "text-classification"
+    head: dict[str, Any] = {
+        "library_name": "torchcaps",
+        "pipeline_tag": task,
+        "tags": ["torchcaps", "capsule-network", "pytorch"],
+        "license": license,
+        "metrics": ["accuracy"],
+    }
+    metrics = about.get("metrics")
+    accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
+    if isinstance(accuracy, float):
+        result = {
+            "task": {"type": task},
+            "dataset": {"name": data, "type": data.lower()},
+            "metrics": [{"type": "accuracy", "name": "test accuracy", "value": accuracy}],
+        }
+        head["model-index"] = [{"name": title, "results": [result]}]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n{body}"
+
+
+def _class(part: Mapping[str, Any]) -> str:
+    return str(part["class_path"]).rpartition(".")[2]
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Return the texts and numbers in nested values, by their names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name} ")
+        elif isinstance(value, float):
+            yield f"{before}{name}", f"{value:.4f}"
+        elif isinstance(value, str | int):
+            yield f"{before}{name}", value
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of a table: one line, without the table's own sign."""
+    return " ".join(str(value).split()).replace("|", "\\|")

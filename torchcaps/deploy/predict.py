@@ -1,0 +1,96 @@
+"""Predictions of a trained network for pictures and texts, batch by batch."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import DataError, Encoder, ImageData, TextData
+from torchcaps.deploy.trained import Trained
+from torchcaps.utils.arguments import Count, checked
+
+TEXTS_AT_ONCE = 1000  # that are embedded before the network reads them; the encoder is loaded once for these
+
+
+@checked
+def read_pictures(
+    data: ImageData, paths: Sequence[Path | str], skipped: list[str] | None = None
+) -> tuple[list[int], Tensor]:
+    """Read picture files as images for a network that was trained on `data`.
+
+    Args:
+        data: the data, whose shape and proportions the images get.
+        paths: the files.
+        skipped: list to which the errors of files that cannot be read are appended; None raises them.
+
+    Returns:
+        Indices of the files that were read, and their images `(n, channels, height, width)` in [0, 1].
+    """
+    read: list[int] = []
+    images: list[Tensor] = []
+    for index, path in enumerate(paths):
+        try:
+            images.append(data.picture(Path(path)))
+            read.append(index)
+        except DataError as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+    if not images:
+        return [], torch.empty(0, *data.shape)
+    return read, data.center(torch.stack(images))
+
+
+@checked
+def predict_pictures(
+    trained: Trained, paths: Sequence[Path | str], batch_size: Count = 64, skipped: list[str] | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the index of each picture file and the probabilities of its classes `(classes,)`.
+
+        for index, probabilities in predict_pictures(Trained.load("best.ckpt"), ["a.png", "b.jpg"]): ...
+
+    Args:
+        trained: network that was trained on images.
+        paths: the files.
+        batch_size: images in a batch.
+        skipped: see `read_pictures`.
+
+    Raises:
+        TypeError: the network was not trained on images.
+        DataError: a file cannot be read.
+    """
+    data = trained.data
+    if not isinstance(data, ImageData):
+        raise TypeError(f"the network was trained on {type(data).__name__}, which has no images")
+    for start in range(0, len(paths), batch_size):
+        read, images = read_pictures(data, paths[start : start + batch_size], skipped)
+        if read:
+            yield from zip((start + index for index in read), trained.probabilities(images), strict=True)
+
+
+@checked
+def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64) -> Iterator[tuple[int, Tensor]]:
+    """Yield the index of each text and the probabilities of its classes `(classes,)`.
+
+    Args:
+        trained: network that was trained on texts.
+        texts: the texts.
+        batch_size: texts in a batch.
+
+    Raises:
+        TypeError: the network was not trained on texts.
+        DataError: the encoder cannot be loaded, or a text is too long for it.
+    """
+    data = trained.data
+    if not isinstance(data, TextData):
+        raise TypeError(f"the network was trained on {type(data).__name__}, which has no texts")
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        chunk = texts[start : start + TEXTS_AT_ONCE]
+        with tempfile.TemporaryDirectory() as cache:
+            embeddings = Encoder(data.encoder, data.revision, cache, data.truncate).embed(chunk)
+            for first in range(0, len(chunk), batch_size):
+                places = range(first, min(first + batch_size, len(chunk)))
+                rows = trained.probabilities(embeddings.padded(places))
+                yield from zip((start + place for place in places), rows, strict=True)

@@ -1,0 +1,136 @@
+"""The page on this machine alone: bound to the loopback address, and nothing is fetched from or sent to others."""
+
+import os
+import socket
+import sys
+import webbrowser
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from torchcaps.utils.arguments import checked
+
+HOST = "127.0.0.1"
+PORT = 7860  # Gradio's; the next free one if it is taken
+UPLOAD = "/gradio_api/upload"  # Gradio keeps what is sent to it as a file
+# What a page may load: Gradio's scripts make functions of text.
+POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; frame-ancestors 'none'; "
+    "base-uri 'self'; form-action 'none'"
+)
+
+
+class OnlyHere:
+    """ASGI middleware that answers the page of this machine alone, and lets it load nothing from other hosts.
+
+    A request with another name of a host, or from the page of another site, is refused: a site that a person visits in
+    the same browser can send requests to this machine too. It may only link to the page. Files cannot be uploaded,
+    which the page does not do.
+
+    Args:
+        app: the application.
+        port: its port.
+    """
+
+    @checked
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app = app
+        self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if not self._is_own(scope, Headers(scope=scope)):
+            await PlainTextResponse("This page is for this machine alone.", 403)(scope, receive, send)
+            return
+        if scope["path"].rstrip("/") == UPLOAD:
+            await PlainTextResponse("Not found.", 404)(scope, receive, send)
+            return
+
+        async def with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                found["Content-Security-Policy"] = POLICY
+                found["Referrer-Policy"] = "no-referrer"
+                found["X-Content-Type-Options"] = "nosniff"
+            await send(message)
+
+        await self.app(scope, receive, with_policy)
+
+    def _is_own(self, scope: Scope, headers: Headers) -> bool:
+        """Return whether a request comes from the page itself, or opens it."""
+        if headers.get("host") not in self.hosts:
+            return False
+        if headers.get("origin") not in {None, *(f"http://{host}" for host in self.hosts)}:
+            return False
+        # Browsers send no Origin with a GET that a page makes for a picture or a script, but from where it comes.
+        if headers.get("sec-fetch-site") in (None, "none", "same-origin"):
+            return True
+        opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest", "document")) == ("navigate", "document")
+        return opens and scope.get("method") == "GET" and scope["path"] == "/"
+
+
+@checked
+def listen(port: int | None) -> socket.socket:
+    """Return a socket that listens on the loopback address; without a port, on 7860 or another that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    for candidate in (PORT, 0) if port is None else (port,):
+        opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if sys.platform != "win32":
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind((HOST, candidate))
+            opened.listen()
+            return opened
+        except OSError:
+            opened.close()
+            if port is not None:
+                raise
+    raise OSError(f"no port of {HOST} is free")
+
+
+@checked
+def server_of(blocks: gr.Blocks, port: int) -> uvicorn.Server:
+    """Return a server of a page, from :func:`torchcaps.explain.live.app`, on a port of the loopback address."""
+    here = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    here.add_middleware(OnlyHere, port=port)
+    gr.mount_gradio_app(
+        here,
+        blocks,
+        "/",
+        HOST,
+        port,
+        footer_links=[],
+        run_history=False,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        # Fonts of this machine: none is loaded.
+        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+    )
+    # An open page keeps a connection, which would keep the server from ending.
+    return uvicorn.Server(uvicorn.Config(here, log_level="critical", timeout_graceful_shutdown=1))
+
+
+@checked
+def serve(blocks: gr.Blocks, listening: socket.socket, opens_browser: bool = False) -> None:
+    """Serve a page until a signal such as Ctrl-C, which is handled as it was before when the server has ended.
+
+    Args:
+        blocks: the page, from :func:`torchcaps.explain.live.app`.
+        listening: socket from `listen`.
+        opens_browser: whether to open the page in a browser, if this machine has a screen.
+    """
+    port = listening.getsockname()[1]
+    server = server_of(blocks, port)
+    if opens_browser and (sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
+        webbrowser.open(f"http://{HOST}:{port}/")  # it waits until the server answers
+    server.run([listening])
