@@ -1,0 +1,133 @@
+"""Adversarial images: do small changes of the pixels change the prediction, and does a reconstruction give them away?
+
+Procedure: on 1,000 test images, by the largest change e of a pixel (0.05 to 0.3), three white-box attacks that follow
+the sign of the gradient of d, the highest score of another class minus that of the true one:
+
+- FGSM: one step of e (Goodfellow et al. 2015);
+- BIM: ten steps of e/5, each time brought back to within e of the image and to [0, 1] (Kurakin et al. 2017);
+- PGD: twenty steps of e/8 from a random start within e, likewise (Madry et al. 2018).
+
+The difference of scores has a gradient where a margin loss or a saturated softmax has none. The share of images whose
+gradient is zero all the same is listed: on these an attack of this kind says nothing.
+
+With a decoder, an image is suspected if the distance |x - r| to its reconstruction r from the winning capsule is above
+the 95th percentile of the held-out images. Listed are the false alarms on test images as they are, and the share of the
+successful attacks (images that were right and are wrong now) that is not suspected.
+
+Source: Frosst, Sabour and Hinton, DARCCC: Detecting Adversaries by Reconstruction from Class Conditional Capsules
+(2018).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Prediction
+from torchcaps.evaluate.subject import BATCH, Curve, Outcome, Protocol, Subject, percent, scores_of
+from torchcaps.explain.predicting import has_decoder
+from torchcaps.nn.modes import evaluating
+
+MOST = 1000  # images
+STRENGTHS = (0.05, 0.1, 0.2, 0.3)
+ATTACKS = {"FGSM": (1, 1.0, False), "BIM": (10, 0.2, False), "PGD": (20, 0.125, True)}  # steps, length, random start
+QUANTILE = 0.95
+
+
+def gradient(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient of the highest score of another class minus that of the true one."""
+    images = images.detach().requires_grad_()
+    with torch.enable_grad(), evaluating(network):
+        scores = scores_of(network, images)
+        own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.unsqueeze(1), True)
+        leads = scores.masked_fill(own, -torch.inf).amax(1) - scores[own]
+        return torch.autograd.grad(leads.sum(), images)[0]
+
+
+def attack(
+    network: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    strength: float,
+    steps: int,
+    length: float,
+    start: torch.Generator | None = None,
+) -> Tensor:
+    """Return images that are changed by at most `strength` per pixel, to raise the score of another class.
+
+    Args:
+        network: see `Subject`.
+        images, labels: images in [0, 1] and their classes.
+        strength: largest change of a pixel.
+        steps: number of steps.
+        length: length of a step, as a part of the strength.
+        start: random numbers of the start, or None to start from the images.
+    """
+    changed = images
+    if start is not None:
+        noise = 2 * torch.rand(images.shape, generator=start).to(images) - 1
+        changed = (images + strength * noise).clamp(0, 1)
+    for _ in range(steps):
+        changed = changed + length * strength * gradient(network, changed, labels).sign()
+        changed = torch.minimum(torch.maximum(changed, images - strength), images + strength).clamp(0, 1)
+    return changed.detach()
+
+
+def distances(network: nn.Module, images: Tensor) -> Tensor:
+    """Return the distance of each image to its reconstruction from the capsule of the highest score."""
+    found = []
+    with torch.no_grad(), evaluating(network):
+        for batch in images.split(BATCH):
+            prediction = network(batch.to(next(network.parameters(), batch)))
+            assert isinstance(prediction, Prediction)
+            drawn = network.reconstruct(prediction.capsules, prediction.scores.argmax(1))  # type: ignore[operator]
+            found.append((drawn.cpu() - batch).flatten(1).norm(dim=1))
+    return torch.cat(found)
+
+
+def run(subject: Subject) -> Outcome:
+    """Measure; see the module."""
+    subject.need_one_label()
+    network, images, labels = subject.network, subject.images[:MOST], subject.labels[:MOST]
+    right = subject.scores(images).argmax(1) == labels
+    numbers = {"as they are (%)": percent(right)}
+    zero = [
+        (gradient(network, batch, its).flatten(1) == 0).all(1).cpu()
+        for batch, its in zip(images.split(BATCH), labels.split(BATCH), strict=True)
+    ]
+    numbers["gradient is zero (%)"] = percent(torch.cat(zero))
+    threshold = None
+    if has_decoder(network) and subject.held_out is not None:
+        threshold = distances(network, subject.held_out[0]).quantile(QUANTILE)
+        numbers["false alarms (%)"] = percent(distances(network, images) > threshold)
+    curves = {}
+    for name, (steps, length, random) in ATTACKS.items():
+        accuracies, undetected = [(0.0, numbers["as they are (%)"])], []
+        for strength in STRENGTHS:
+            subject.progress(f"attack: {name}, strength {strength}")
+            start = subject.generator() if random else None
+            changed = torch.cat(
+                [
+                    attack(network, batch, its, strength, steps, length, start).cpu()
+                    for batch, its in zip(images.split(BATCH), labels.split(BATCH), strict=True)
+                ]
+            )
+            still = subject.scores(changed).argmax(1) == labels
+            accuracies.append((strength, percent(still)))
+            fooled = right & ~still
+            if threshold is not None and fooled.any():
+                undetected.append((strength, percent(distances(network, changed[fooled]) <= threshold)))
+        numbers |= {f"{name} {strength} (%)": value for strength, value in accuracies[1:]}
+        curves[name] = Curve("largest change of a pixel", "accuracy (%)", accuracies)
+        if undetected:
+            numbers |= {f"{name} {strength}: not suspected (%)": value for strength, value in undetected}
+            curves[f"{name}: not suspected"] = Curve(
+                "largest change of a pixel", "successful attacks not suspected (%)", undetected
+            )
+    return Outcome(numbers, curves)
+
+
+PROTOCOL = Protocol(
+    "Does it resist attacks, and does its reconstruction give them away?",
+    "Frosst et al. 2018",
+    (),
+    run,
+)

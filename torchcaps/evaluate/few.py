@@ -1,0 +1,29 @@
+"""How many labeled images does the network need?
+
+Procedure: the recipe of the run is trained anew on the first 10, 50, 100 and 500 images of each class in a random
+order, for as many steps as the run was, and tested on its test set. This takes four times as long as the training.
+
+Source: Hinton et al. 2011 and Sabour et al. 2017 claim that capsules generalize from fewer examples; neither has a
+protocol for it.
+"""
+
+from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject
+
+COUNTS = (10, 50, 100, 500)  # images of each class
+
+
+def run(subject: Subject) -> Outcome:
+    """Measure; see the module."""
+    subject.need_one_label()
+    if subject.training is None:
+        raise DoesNotApply("there is no recipe to train: name a run")
+    points = []
+    for count in COUNTS:
+        subject.progress(f"few: training on {count} images per class")
+        network = subject.training(count)
+        points.append((float(count), Subject(network, subject.images, subject.labels).accuracy(subject.images)))
+    numbers = {f"{count:g} images per class (%)": value for count, value in points}
+    return Outcome(numbers, {"few": Curve("images per class", "accuracy (%)", points)})
+
+
+PROTOCOL = Protocol("How many labeled images does it need?", "Sabour et al. 2017", (), run, trains=True)

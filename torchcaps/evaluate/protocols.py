@@ -1,0 +1,54 @@
+"""All protocols by name, and the function that runs them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchcaps.evaluate import affine, attack, corruptions, few, overlap, parts, pose, routing, viewpoint
+from torchcaps.evaluate.subject import DoesNotApply, Protocol, Subject
+from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import check_choice
+
+PROTOCOLS: dict[str, Protocol] = {
+    module.__name__.rpartition(".")[2]: module.PROTOCOL
+    for module in (affine, overlap, routing, parts, pose, viewpoint, corruptions, attack, few)
+}
+
+
+@checked
+def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Measure a trained network.
+
+        subject = Subject(network, images, labels)
+        evaluate(subject, ["affine", "attack"])["affine"]["numbers"]
+
+    Args:
+        subject: the network and its test images.
+        protocols: names in `PROTOCOLS`; None for all that train nothing.
+
+    Returns:
+        By protocol either `numbers` and `curves`, see :class:`Outcome`, as JSON can hold them, or `reason`, why it does
+        not apply.
+
+    Raises:
+        ValueError: there is no such protocol, or no image.
+    """
+    if not len(subject.images):
+        raise ValueError("there is no image to test on: give at least one")
+    names = [name for name, x in PROTOCOLS.items() if not x.trains] if protocols is None else list(protocols)
+    for name in names:
+        check_choice("protocols", name, PROTOCOLS)
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        subject.progress(f"{name}: {PROTOCOLS[name].question}")
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(subject.seed)
+                outcome = PROTOCOLS[name].run(subject)
+        except DoesNotApply as error:
+            results[name] = {"reason": str(error)}
+            continue
+        curves = {curve: {"x": c.x, "y": c.y, "points": c.points} for curve, c in outcome.curves.items()}
+        results[name] = {"numbers": outcome.numbers, "curves": curves}
+    return results

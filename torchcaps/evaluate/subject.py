@@ -1,0 +1,129 @@
+"""What a protocol gets and what it returns: a trained network with its test images, and numbers and curves."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Prediction
+from torchcaps.nn.modes import evaluating
+from torchcaps.utils.arguments import shown_with_type
+
+BATCH = 100
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class DoesNotApply(ValueError):
+    """A protocol cannot test this network or these images; the message says why."""
+
+
+class Curve(NamedTuple):
+    """Values of a measure over one that was set.
+
+    Fields:
+        x, y: names of both, with their units.
+        points: pairs of both.
+    """
+
+    x: str
+    y: str
+    points: list[tuple[float, float]]
+
+
+class Outcome(NamedTuple):
+    """What a protocol measured.
+
+    Fields:
+        numbers: by name. Accuracies and shares are in percent.
+        curves: by name.
+    """
+
+    numbers: dict[str, float]
+    curves: dict[str, Curve] = {}  # noqa: RUF012
+
+
+class Protocol(NamedTuple):
+    """A measurement, each in a module of its own, whose docstring has the procedure and its source.
+
+    Fields:
+        question: what it asks, in one sentence.
+        source: the paper.
+        published: numbers of papers to hold beside, each as a sentence.
+        run: the measurement. It raises `DoesNotApply` with the reason.
+        trains: whether it trains networks; it then runs only if it is named.
+    """
+
+    question: str
+    source: str
+    published: Sequence[str]
+    run: Callable[["Subject"], Outcome]
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained network and the images that protocols test it on.
+
+    Args:
+        network: network that returns a `Prediction`, or scores `(batch, classes)`.
+        images: test images in [0, 1], `(n, channels, height, width)`.
+        labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`.
+        held_out: images and labels that neither the training nor the test has seen, for thresholds; or None.
+        loss: loss of the training, a function of the scores and the labels.
+        seed: seed of all random numbers.
+        progress: called with a line for each step of a long measurement.
+        data: data set of the run, or None.
+        training: trains the network of the run anew on a number of images per class, or None.
+    """
+
+    network: nn.Module
+    images: Tensor
+    labels: Tensor
+    held_out: tuple[Tensor, Tensor] | None = None
+    loss: Loss = F.cross_entropy
+    seed: int = 0
+    progress: Callable[[str], None] = field(default=lambda line: None, repr=False)
+    data: Any = None
+    training: Callable[[int], nn.Module] | None = None
+
+    def generator(self) -> torch.Generator:
+        """Return a new generator of random numbers with the seed."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def need_one_label(self) -> None:
+        """Raise `DoesNotApply` if images have several labels."""
+        if self.labels.dim() != 1:
+            raise DoesNotApply("images have several labels each")
+
+    def batches(self, count: int | None = None, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the first `count` images, or all, with their labels in batches."""
+        yield from zip(self.images[:count].split(size), self.labels[:count].split(size), strict=True)
+
+    def accuracy(self, images: Tensor, labels: Tensor | None = None) -> float:
+        """Return the percentage of images that the network classifies correctly; labels are the first of the test's."""
+        predicted = self.scores(images).argmax(1)
+        return percent(predicted == (self.labels[: len(images)] if labels is None else labels))
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Return the scores of images, `(n, classes)` on the CPU."""
+        with torch.no_grad(), evaluating(self.network):
+            return torch.cat([scores_of(self.network, batch).cpu() for batch in images.split(BATCH)])
+
+
+def scores_of(network: nn.Module, images: Tensor) -> Tensor:
+    """Return a network's scores for a batch of images, with gradients if they are on."""
+    output = network(images.to(next(network.parameters(), images)))
+    scores = output.scores if isinstance(output, Prediction) else output
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        raise TypeError(
+            f"the network must return a Prediction or scores (batch, classes), got {shown_with_type(output)}"
+        )
+    return scores
+
+
+def percent(hits: Tensor) -> float:
+    """Return the share of true values in percent."""
+    return 100 * float(hits.double().mean())
