@@ -40,7 +40,7 @@ def r2(features: Tensor, winners: Tensor, factors: Tensor) -> list[float]:
     scaled = StandardScaler().fit(features[:fitted].double()).transform(features.double())
     classes = np.eye(int(winners.max()) + 1)[winners]
     inputs = np.concatenate([(classes[:, :, None] * scaled[:, None]).reshape(len(scaled), -1), classes], 1)
-    model = RidgeCV(PENALTIES).fit(inputs[:fitted], factors[:fitted].numpy())
+    model = RidgeCV(PENALTIES, alpha_per_target=True).fit(inputs[:fitted], factors[:fitted].numpy())
     return r2_score(factors[fitted:].numpy(), model.predict(inputs[fitted:]), multioutput="raw_values").tolist()
 
 

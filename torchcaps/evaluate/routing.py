@@ -31,6 +31,7 @@ from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, S
 from torchcaps.explain.recording import watching
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import StoredVotes, Votes, at_least_float32
+from torchcaps.ops.computed import ComputedVotes
 from torchcaps.routing import Iteration
 
 MOST, WATCHED = 1000, 200  # images
@@ -42,14 +43,7 @@ Change = Callable[[Tensor, bool], Tensor]
 
 def stored(votes: Votes) -> Tensor:
     """Return all votes, `(batch, children, parents, features)`."""
-    whole = torch.empty(votes.batch, votes.children, votes.parents, math.prod(votes.pose), dtype=votes.sum_dtype)
-    filled = [0] * votes.batch
-    for samples, block, _ in votes.blocks():
-        first = filled[samples.start]
-        whole[samples, first : first + block.shape[1]] = block
-        for sample in range(*samples.indices(votes.batch)):
-            filled[sample] = first + block.shape[1]
-    return whole
+    return (votes.all_stored() if isinstance(votes, ComputedVotes) else votes).votes  # type: ignore[attr-defined]
 
 
 class ChangedVotes(StoredVotes):

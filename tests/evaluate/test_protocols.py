@@ -1,0 +1,333 @@
+"""Protocols on cases whose answers are known."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchcaps import (
+    CapsuleConv2d,
+    CapsuleLinear,
+    Capsules,
+    DynamicRouting,
+    EMRouting,
+    Prediction,
+    UniformRouting,
+    squash,
+)
+from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate
+from torchcaps.evaluate.affine import affine
+from torchcaps.evaluate.attack import attack, gradient
+from torchcaps.evaluate.corruptions import CORRUPTIONS, corrupted
+from torchcaps.evaluate.overlap import pairs
+from torchcaps.evaluate.parts import change_of_coefficients
+from torchcaps.evaluate.pose import features_of, r2
+from torchcaps.evaluate.routing import changed_coefficients, changes, iterations
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_images(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=seeded())
+
+
+class Routed(nn.Module):
+    """Capsules from pixels, a convolution and class capsules."""
+
+    def __init__(self, routing: nn.Module) -> None:
+        super().__init__()
+        self.conv = CapsuleConv2d(2, 3, 4, 4, kernel_size=2, routing=routing)
+        self.digits = CapsuleLinear(12, 5, 4, 4, routing=routing)
+        self.double()
+
+    def forward(self, images: Tensor) -> Prediction:
+        poses = images.double().unflatten(1, (2, 4)).movedim(2, -1)
+        scores = images.double().mean(1, keepdim=True).expand(-1, 2, -1, -1)
+        capsules = self.digits(self.conv(Capsules(squash(poses), scores)))
+        return Prediction(capsules.activations, capsules)
+
+
+# Affine
+
+
+def test_affine_transformations_are_those_of_whole_pixels() -> None:
+    images = random_images(2, 1, 9, 9)
+    assert torch.allclose(affine(images), images, atol=1e-6)
+    assert torch.allclose(affine(images, rotation=90.0), images.rot90(1, (2, 3)), atol=1e-6)  # counterclockwise
+    moved = affine(images, shift=(2 / 9, 1 / 9))
+    assert torch.allclose(moved[:, :, 1:, 2:], images[:, :, :-1, :-2], atol=1e-5)
+    assert torch.allclose(moved[:, :, 0], images.amin().expand(2, 1, 9), atol=1e-5)  # what enters is dark
+    slanted = affine(images, shear=1.0)
+    assert torch.allclose(slanted[:, :, 6, 2:], images[:, :, 6, :-2], atol=1e-5)  # two rows below the center: 2 pixels
+    point = torch.zeros(1, 1, 9, 9)
+    point[..., 4, 6] = 1
+    assert affine(point, scale=torch.tensor([[1.5, 1.0]]))[0, 0, 4, 7] > 0.6  # two pixels from the center become three
+    each = affine(images, rotation=torch.tensor([0.0, 90.0]))
+    assert torch.allclose(each, torch.stack([images[0], images[1].rot90(1, (1, 2))]), atol=1e-6)
+
+
+# Overlap
+
+
+class Rows(nn.Module):
+    """The score of a class is the brightness of its row."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((1, 3))
+
+
+def test_a_network_that_sees_both_images_finds_both() -> None:
+    labels = torch.tensor([0, 1, 2, 3, 3, 3])
+    images = torch.zeros(6, 1, 8, 8)  # too small to be moved
+    images[torch.arange(6), 0, labels + 1, 1:-1] = 1
+    both, classes = pairs(images, labels, seeded())
+    assert classes.tolist() == [[0, 1], [1, 2], [2, 3], [3, 0], [3, 0], [3, 0]]
+    assert torch.equal(both[0], images[0] + images[1])
+    subject = Subject(Rows(), images, labels + 1)
+    assert evaluate(subject, ["overlap"])["overlap"]["numbers"]["both right (%)"] == 100
+
+
+def test_images_are_moved_by_whole_pixels() -> None:
+    images = torch.zeros(400, 1, 19, 19)
+    images[:, :, 9, 9] = 1
+    labels = torch.arange(400) % 2
+    both, _ = pairs(images, labels, seeded())
+    row, column = both[:, 0].nonzero()[:, 1:].unbind(1)
+    for places in (row, column):
+        assert places.unique().tolist() == [7, 8, 9, 10, 11]  # a ninth of 19 pixels is 2
+
+
+# Routing
+
+
+@pytest.mark.parametrize("routing", [DynamicRouting(3), EMRouting(2), DynamicRouting(3, softmax="children")])
+def test_coefficients_that_are_not_changed_change_nothing(routing: nn.Module) -> None:
+    network = Routed(routing)
+    images = random_images(3, 8, 3, 3)
+    layers = [network.conv, network.digits]
+    with changed_coefficients(layers, lambda x, over_parents: x):
+        same = network(images)
+    plain = network(images)
+    assert torch.allclose(same.scores, plain.scores, rtol=0, atol=1e-9)
+    with changed_coefficients([network.digits], changes(seeded())["uniform"]):
+        changed = network(images)
+    with network.digits.routing.uniform():
+        expected = network(images)
+    assert torch.allclose(changed.scores, expected.scores, rtol=0, atol=1e-9)
+    assert not torch.allclose(changed.scores, plain.scores, atol=1e-6)
+    assert torch.equal(network(images).scores, plain.scores)  # nothing is left behind
+
+
+def test_changed_coefficients_keep_their_sums() -> None:
+    for over_parents, dim in ((True, 2), (False, 1)):
+        coefficients = torch.rand(4, 5, 3, generator=seeded()).softmax(dim)
+        for name, change in changes(seeded()).items():
+            changed = change(coefficients, over_parents)
+            assert torch.allclose(changed.sum(dim), torch.ones(()), atol=1e-6), name
+        shuffled = changes(seeded())["shuffled"](coefficients, over_parents)
+        assert torch.equal(shuffled.sort(dim).values, coefficients.sort(dim).values)
+        assert not torch.equal(shuffled, coefficients)
+
+
+def test_uniform_coefficients_lose_nothing_by_a_shuffle() -> None:
+    network = Routed(UniformRouting())
+    images = random_images(40, 8, 3, 3)
+    labels = network(images).scores.argmax(1)
+    numbers = evaluate(Subject(network, images, labels), ["routing"])["routing"]["numbers"]
+    for what in ("uniform", "shuffled", "another image's"):
+        for layer in ("conv", "digits", "all layers"):
+            assert numbers[f"{layer}, {what} (%)"] == 100
+            assert numbers[f"{layer}, {what}: other predictions (%)"] == 0
+    assert numbers["as it is (%)"] == 100
+
+
+def test_entropy_and_agreement_by_iteration() -> None:
+    """Children that agree: dynamic routing begins uniform, then sharpens toward the parent that they agree on."""
+    network = Routed(DynamicRouting(3))
+    curves = iterations(network, random_images(4, 8, 3, 3))
+    for layer in ("conv", "digits"):
+        entropy, agreement = (dict(curves[f"{layer}: {what}"].points) for what in ("entropy", "agreement"))
+        assert entropy[1.0] == pytest.approx(100)
+        assert entropy[1.0] > entropy[2.0] > entropy[3.0]
+        assert agreement[1.0] < agreement[2.0] < agreement[3.0] <= 1
+
+
+# Parts
+
+
+def test_uniform_coefficients_do_not_change_and_others_do() -> None:
+    images = random_images(20, 8, 3, 3)
+    uniform = change_of_coefficients(Routed(UniformRouting()), images)
+    assert uniform == pytest.approx({"conv": 0, "digits": 0}, abs=1e-4)
+    assert min(change_of_coefficients(Routed(DynamicRouting(3)), images).values()) > 0.1
+
+
+def test_a_dead_capsule_and_a_layer_without_a_gradient() -> None:
+    network = Routed(DynamicRouting(1))
+    with torch.no_grad():
+        network.digits.weight[:, 0] = 0
+    network.conv.requires_grad_(False)
+    images = random_images(20, 8, 3, 3)
+    numbers = evaluate(Subject(network, images, torch.arange(20) % 5), ["parts"])["parts"]["numbers"]
+    assert numbers["digits: dead (%)"] == pytest.approx(20)
+    assert numbers["digits: gradient"] > numbers["conv: gradient"] == 0
+
+
+# Pose
+
+
+class Centroid(nn.Module):
+    """The pose of each class capsule is the center of brightness, times the number of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(1, 1)  # the last module with weights
+
+    def forward(self, images: Tensor) -> Prediction:
+        mass = images.sum((1, 2, 3))
+        places = torch.arange(images.shape[-1], dtype=images.dtype)
+        down = (images.sum((1, 3)) * places).sum(1) / mass
+        right = (images.sum((1, 2)) * places).sum(1) / mass
+        self.scale(mass[:, None])
+        center = torch.stack([right, down], 1)
+        poses = center[:, None] * torch.tensor([1.0, -3.0])[:, None]
+        return Prediction(torch.stack([right, 9 - right], 1), Capsules(poses))
+
+
+def test_a_pose_that_is_there_is_found() -> None:
+    images = torch.zeros(400, 1, 17, 17)
+    images[:, :, 6:11, 6:11] = 1
+    numbers = evaluate(Subject(Centroid(), images, torch.zeros(400).long()), ["pose"])["pose"]["numbers"]
+    assert numbers["pose: R2 of shift across"] > 0.99
+    assert numbers["pose: R2 of shift down"] > 0.99
+    assert numbers["pose: R2 of rotation"] < 0.1
+    below = {name: value for name, value in numbers.items() if name.startswith("penultimate layer, 1 components")}
+    assert max(below.values()) < 0.7  # the mass says only something of the scale
+
+
+def test_each_class_has_a_regression_of_its_own() -> None:
+    factors = torch.randn(400, 1, generator=seeded())
+    winners = torch.arange(400) % 2
+    features = torch.where(winners[:, None] == 0, factors, 5 - 3 * factors)
+    assert r2(features, winners, factors)[0] > 0.999
+    assert r2(features, torch.zeros(400).long(), factors)[0] < 0.9
+    poses, penultimate, classes = features_of(Centroid(), random_images(5, 1, 9, 9))
+    assert poses is not None
+    assert (poses.shape, penultimate.shape, classes.shape) == ((5, 2), (5, 1), (5,))
+
+
+# Attacks
+
+
+def test_an_attack_on_a_linear_network_is_the_closed_form() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+    images = 0.4 + 0.2 * random_images(50, 1, 3, 3)  # so far from 0 and 1 that nothing is clipped
+    labels = network(images).argmax(1)
+    weight = network[1].weight.detach()
+    directions = (weight[1 - labels] - weight[labels]).view(-1, 1, 3, 3)
+    assert torch.allclose(gradient(network, images, labels), directions, atol=1e-6)
+    for steps, length in ((1, 1.0), (10, 0.2)):
+        changed = attack(network, images, labels, 0.1, steps, length)
+        assert torch.allclose(changed, images + 0.1 * directions.sign(), atol=1e-5)
+    random = attack(network, images, labels, 0.1, 20, 0.125, seeded())
+    assert torch.allclose(random, images + 0.1 * directions.sign(), atol=1e-5)  # 20 steps lead there from anywhere
+    numbers = evaluate(Subject(network, images, labels), ["attack"])["attack"]["numbers"]
+    leads = network(images).detach().gather(1, labels[:, None]) - network(images).detach().gather(
+        1, 1 - labels[:, None]
+    )
+    still = leads[:, 0] > 0.1 * directions.abs().sum((1, 2, 3))
+    assert numbers["FGSM 0.1 (%)"] == pytest.approx(100 * float(still.float().mean()))
+    assert numbers["gradient is zero (%)"] == 0
+
+
+class Drawing(nn.Module):
+    """Classes by the brightness of the halves; the decoder draws the half of a class as it is in the images."""
+
+    decoder = True
+
+    def forward(self, images: Tensor) -> Prediction:
+        halves = torch.stack([images[..., :2].sum((1, 2, 3)), images[..., 2:].sum((1, 2, 3))], 1)
+        return Prediction(halves, Capsules(images.flatten(1)[:, None].expand(-1, 2, -1)))
+
+    def reconstruct(self, capsules: Capsules, labels: Tensor) -> Tensor:
+        left = (torch.arange(4) < 2).expand(len(labels), 1, 4, 4)
+        return torch.where(left == (labels == 0)[:, None, None, None], 0.1, 0.0)
+
+
+def test_a_reconstruction_gives_an_attack_away() -> None:
+    labels = torch.arange(200) % 2
+    images = torch.zeros(200, 1, 4, 4)
+    images[labels == 0, :, :, :2] = 0.1
+    images[labels == 1, :, :, 2:] = 0.1
+    noisy = images + 0.01 * random_images(200, 1, 4, 4)
+    held_out = images + 0.01 * torch.rand(200, 1, 4, 4, generator=seeded(1)), labels
+    numbers = evaluate(Subject(Drawing(), noisy, labels, held_out), ["attack"])["attack"]["numbers"]
+    assert numbers["false alarms (%)"] == pytest.approx(5, abs=4)
+    assert numbers["FGSM 0.2 (%)"] == 0
+    assert numbers["FGSM 0.2: not suspected (%)"] == 0  # the other half is twice as bright as it should be
+
+
+# Corruptions
+
+
+def test_corruptions_are_what_they_say() -> None:
+    images = random_images(200, 1, 28, 28)
+    assert len(CORRUPTIONS) == 15
+    for name in CORRUPTIONS:
+        changed = corrupted(images[:20], name, seeded())
+        assert changed.shape == (20, 1, 28, 28)
+        assert changed.min() >= 0, name
+        assert changed.max() <= 1, name
+        assert torch.equal(changed, corrupted(images[:20], name, seeded())), name
+        assert (changed - images[:20]).abs().mean() > 0.01, name
+        assert corrupted(random_images(2, 3, 32, 32), name, seeded()).shape == (2, 3, 32, 32)
+    assert torch.allclose(corrupted(corrupted(images, "stripe", seeded()), "stripe", seeded()), images, atol=1e-6)
+    inverted = corrupted(images, "stripe", seeded()) != images
+    assert inverted[..., :7].all()
+    assert not inverted[..., 7:21].any()
+    noise = corrupted(images, "impulse_noise", seeded())
+    assert float((noise == 0).float().mean()) == pytest.approx(0.085, abs=0.005)
+    assert float((noise == 1).float().mean()) == pytest.approx(0.085, abs=0.005)
+    assert torch.allclose(corrupted(images, "brightness", seeded()), (images + 0.5).clamp(max=1), atol=1e-6)
+    shot = 3 * corrupted(images, "shot_noise", seeded())
+    assert torch.allclose(shot, shot.round(), atol=1e-5)
+    moved = corrupted(images, "translate", seeded())
+    corner = [moved[0, 0, 10 + down, 10 + right].item() for down in (-3, 3) for right in (-3, 3)]
+    assert min(abs(value - images[0, 0, 10, 10].item()) for value in corner) < 1e-5
+    black = torch.zeros(50, 1, 28, 28)
+    for name, least, most in (("dotted_line", 0.005, 0.08), ("zigzag", 0.01, 0.15), ("spatter", 0.001, 0.25)):
+        assert least < corrupted(black, name, seeded()).mean() < most, name
+    flat = torch.full((2, 1, 28, 28), 0.5)
+    for name in ("glass_blur", "motion_blur"):
+        assert torch.allclose(corrupted(flat, name, seeded()), flat, atol=1e-5), name
+
+
+# All
+
+
+def test_results_are_json_and_the_same_for_a_seed() -> None:
+    network = Routed(DynamicRouting(2))
+    subject = Subject(network, random_images(20, 8, 16, 16)[..., :3, :3], torch.arange(20) % 5)
+    first = evaluate(subject)
+    assert list(first) == [name for name in PROTOCOLS if name != "few"]
+    assert json.loads(json.dumps(first)) == json.loads(json.dumps(evaluate(subject)))
+    assert first["corruptions"] == {"reason": "images have 3x3 pixels, and 16 to 256 are needed"}
+    assert first["viewpoint"]["reason"].startswith("the data has no viewpoints")
+    assert evaluate(subject, ["few"])["few"]["reason"].startswith("there is no recipe")
+
+
+def test_what_cannot_be_measured() -> None:
+    subject = Subject(Rows(), torch.zeros(4, 1, 8, 8), torch.zeros(4, 8).long())
+    for name in ("affine", "routing", "attack", "corruptions"):
+        assert "reason" in evaluate(subject, [name])[name]
+    with pytest.raises(ValueError, match="protocols must be one of 'affine'"):
+        evaluate(subject, ["afine"])
+    with pytest.raises(ValueError, match="no image"):
+        evaluate(Subject(Rows(), torch.zeros(0, 1, 8, 8), torch.zeros(0).long()))
+    with pytest.raises(DoesNotApply, match="of one class"):
+        pairs(torch.zeros(3, 1, 8, 8), torch.zeros(3).long(), seeded())
+    with pytest.raises(TypeError, match="must return a Prediction"):
+        evaluate(Subject(nn.Identity(), torch.zeros(4, 1, 8, 8), torch.arange(4)), ["affine"])
