@@ -21,11 +21,10 @@ from torchcaps.data import DataError, ImageData
 from torchcaps.models import create_model
 from torchcaps.models.pretrained import FOLDER, SUFFIX, load_state, write_tensors
 from torchcaps.recipes import Recipe, load_recipe
-from torchcaps.reproduce.pace import hardware
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_text_whole
-from torchcaps.utils.machine import commit
+from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_process
 
 with needs("train"):

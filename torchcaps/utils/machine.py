@@ -5,6 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import torch
+
 import torchcaps
 
 
@@ -27,3 +29,11 @@ def processor() -> str:
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()
+
+
+def hardware() -> str:
+    """Return the GPU, or the processor and the number of threads, and the version of PyTorch."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
