@@ -8,7 +8,7 @@ A table file has the values of the whole table and the few that each row changes
     rows            by name: title, published number, dataset, changes of `base`, and `small` for this row alone
 
 Any other file is a recipe by itself: these values at its top level, or a few of them and `extends: RECIPE` or
-`extends: RECIPE --small`. It may also have a head `search` (search.py), for `torchcaps search`.
+`extends: RECIPE --small`. It may also have a head `search`, for `torchcaps search` (torchcaps/search/head.py).
 
 Later values override earlier ones: base, row, small, the row's small, a file that extends the row. Where a change names
 another class (`class_path`), the arguments of the class before are dropped.
@@ -26,7 +26,6 @@ from torchcaps.utils.extras import needs
 with needs("train"):
     import yaml
 
-    from torchcaps.recipes.search import Search, read_search
     from torchcaps.recipes.values import Tree, merge, plain, spelled, with_source
 
 FOLDER = Path(__file__).parent
@@ -53,7 +52,7 @@ class Recipe:
         dataset: the data set, in words.
         bfloat16: evidence that bfloat16 trains as well as float32; empty where there is none.
         is_small: whether these are the values for two CPU cores.
-        search: which values `torchcaps search` searches; None if the recipe does not say.
+        search: the head `search`, which `torchcaps search` reads; None if the recipe has none.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Recipe:
     dataset: str = ""
     bfloat16: str = ""
     is_small: bool = False
-    search: Search | None = None
+    search: Tree | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -200,7 +199,7 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
         values = merge(values, with_source(changes, f"{source}, small"))
     head |= {key: value for key, value in content.items() if key in HEAD}
     if "search" in content:
-        head["search"] = read_search(path, content["search"], VALUES)
+        head["search"] = with_source(content["search"], source)
     return Recipe(name, files, values, is_small=small, **head)
 
 
