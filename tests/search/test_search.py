@@ -132,6 +132,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_was_not(searched, monkeypatc
     assert call(*shlex.split(command)) == 0
     assert table() == table(searched / FOLDER)
     assert (FOLDER / "best.yaml").read_bytes() == (searched / FOLDER / "best.yaml").read_bytes()
+    assert not (FOLDER / "trial_1" / "version_1").exists()  # it was not trained again
 
 
 def test_a_search_goes_on_with_what_it_began_with(searched, capfd):

@@ -35,27 +35,6 @@ STUDY = "study.db"  # in the folder of a search without --storage
 BEGAN = "began"  # the attribute of a study that says what it began with
 
 
-def open_storage(where: str) -> JournalStorage | RDBStorage:
-    """Open a storage.
-
-    Args:
-        where: a journal file, or the URL of a database. Files are made if they do not exist.
-
-    Raises:
-        ValueError: it cannot be opened, or is something else.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        storage = RDBStorage(where) if "://" in where else JournalStorage(JournalFileBackend(where))
-        storage.get_all_studies()
-    except Exception as error:  # of the file system, of SQLAlchemy or of the database
-        said = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(
-            f"the storage cannot be opened: give a journal file of Optuna's or the URL of a database ({said})"
-        ) from error
-    return storage
-
-
 def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tuple[Plan, optuna.Study]:
     """Begin a search or go on with one, after all checks. Return its plan and its study.
 

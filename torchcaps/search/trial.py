@@ -8,7 +8,9 @@ from typing import Any
 import optuna
 import torch
 from lightning import Callback, LightningModule, Trainer
+from optuna.exceptions import OptunaError
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from torchcaps.data import DataError
 from torchcaps.search.head import Space
@@ -19,7 +21,7 @@ from torchcaps.training.checkpoints import newest_whole
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.signals import StopSignals
 
-ENDS_THE_SEARCH = (DataError, ImportError, OSError)  # other trials would fail too
+ENDS_THE_SEARCH = (DataError, ImportError, OSError, OptunaError, SQLAlchemyError)  # other trials would fail too
 
 
 class Reports(Callback):
@@ -59,7 +61,7 @@ def run_trial(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
         signals: signals that ask to stop.
 
     Raises:
-        DataError, ImportError, OSError: what every other trial would fail from too.
+        ENDS_THE_SEARCH: what every other trial would fail from too, as a storage that does not answer.
         Stopped: a signal asked to stop; the trial can continue.
     """
     # A sampler of its own for each trial: what it chooses follows from the trials before, however often the search was
@@ -99,8 +101,6 @@ def _fit(plan: Plan, trial: optuna.Trial, values: dict[str, Any], signals: StopS
     checkpoint, _ = newest_whole(folder.glob("version_*/checkpoints"))
     training = Training(plan.recipe, plan.arguments(values), folder, signals=signals, allow_code=plan.allow_code)
     trainer: Any = training.trainer
-    if trainer.world_size > 1:
-        raise ValueError("a trial trains in one process: add --trainer.devices=1")
     trial.set_user_attr("changes", changes(plan.overrides, values, training.values))
     reports = Reports(trial, plan.search.metric)
     trainer.callbacks.insert(0, reports)
