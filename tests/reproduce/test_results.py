@@ -16,7 +16,6 @@ from torchcaps.reproduce.results import (
     add_results,
     in_unit,
     read_results,
-    summary,
 )
 
 ROW = "zhao2019/table2/resnet20-average"
@@ -68,13 +67,6 @@ def test_what_is_no_file_of_results(tmp_path, content, said):
 def test_values_are_in_the_unit_of_the_table():
     assert (load_recipe(ROW).unit, load_recipe("quickstart").unit) == ("test error", "test accuracy")
     assert (in_unit(0.9151, "test error"), in_unit(0.9151, "test accuracy")) == (8.49, 91.51)
-
-
-def test_the_summary_of_a_row():
-    results = [replace(RESULT, seed=seed, value=value) for seed, value in enumerate((8.0, 9.0, 10.0))]
-    assert summary(results, ROW) == "9.00 ± 1.00 % (3 seeds)"
-    assert summary(results[:1], ROW) == "8.00 % (1 seed)"
-    assert summary(results, "another") == summary(results, ROW, "other data") == ""
 
 
 def test_the_table_of_a_paper():
