@@ -83,7 +83,7 @@ def _print_best(plan: "Plan", study: "optuna.Study", paths: list[Path]) -> None:
 
     trials, best = study.trials, best_of(study)
     if running := [str(trial.number) for trial in trials if not trial.state.is_finished()]:
-        print(f"other processes have these trials, and are at them or were lost: {', '.join(running)}")
+        print(f"under way in other processes, or lost with them: {', '.join(f'trial {number}' for number in running)}")
     if best is None:
         errors = [f"; trial {trial.number}: {error}" for trial in trials if (error := trial.user_attrs.get("error"))]
         raise BadInput(f"none of {len(trials)} trials came to its end{''.join(errors[:1])}")

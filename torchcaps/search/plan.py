@@ -6,7 +6,6 @@ Nothing here starts a training.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,9 @@ def check(plan: Plan) -> int:
         name = given.partition("=")[0].removeprefix("--")
         if given.startswith("--") and name in search.values:
             raise ValueError(f"{name} is searched: leave out --{name}, or take it out of search.values")
-    first = {name: ends(space)[0] for name, space in search.values.items()}
-    # The ends of all ranges are tried together, and so are the first choices, the second ones, and so on.
-    for row in list(zip_longest(*map(ends, search.values.values()), fillvalue=first))[::-1]:
-        chosen = {name: first[name] if value is first else value for name, value in zip(first, row, strict=True)}
+    choices = {name: ends(space) for name, space in search.values.items()}
+    for index in reversed(range(max(map(len, choices.values())))):  # the first of each last: it is looked at below
+        chosen = {name: values[min(index, len(values) - 1)] for name, values in choices.items()}
         training = Training(plan.recipe, plan.arguments(chosen), allow_code=plan.allow_code)
     logged = [name for name in logged_metrics(training.model) if name.startswith("val/")]
     if search.metric not in logged:
