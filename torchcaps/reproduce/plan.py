@@ -42,8 +42,8 @@ class Run:
         return root / f"seed-{self.seed}" / self.recipe.replace(SMALL, "-small")
 
     def load(self) -> Recipe:
-        """Return the recipe."""
-        return load_run_recipe(self.recipe)
+        """Return the recipe; ` --small` behind its name means the small version."""
+        return load_recipe(self.recipe.removesuffix(SMALL), self.recipe.endswith(SMALL))
 
     @property
     def keys(self) -> list[Key]:
@@ -76,11 +76,6 @@ def plan(wanted: Sequence[str] = ()) -> list[Run]:
     others = [row for row in rows if row not in first]
     order = [(row, seed) for part in (first, others) for seed in SEEDS for row in part]
     return [Run(row, seed, *details.get(row, ())) for row, seed in order]
-
-
-def load_run_recipe(name: str) -> Recipe:
-    """Return the recipe of a run; ` --small` behind its name means the small version."""
-    return load_recipe(name.removesuffix(SMALL), name.endswith(SMALL))
 
 
 def names_of_runs() -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from torchcaps.reproduce.plan import Run, load_run_recipe, plan
+from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import known_results, summary
 from torchcaps.reproduce.work import as_begun, steps_done, work
 
@@ -32,11 +32,11 @@ def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
     """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
     results, left = known_results(root), missing(root, papers)
     lines = []
-    for recipe in dict.fromkeys(run.recipe for run in plan(papers)):
+    for recipe, one_run in {run.recipe: run for run in plan(papers)}.items():
         runs = [run for run in left if run.recipe == recipe]
         steps = " ".join(f"{count:,}" for run in runs if (count := steps_done(run, root)))
         notes = [f"failed: {_failure(run, root)[:160]}" for run in runs if _failure(run, root)]
-        published, ours = load_run_recipe(recipe).published, summary(results, recipe)
+        published, ours = one_run.load().published, summary(results, recipe)
         lines.append((recipe, published, ours, " ".join(str(run.seed) for run in runs), steps, *(notes or [""])[:1]))
     return lines
 
