@@ -521,12 +521,6 @@ def test_precision(name, dtype):
 # ---------------------------------------------------------------- several devices, threads and processes
 
 
-@names
-def test_data_parallel_on_one_device(name):
-    module, x = make(name)
-    assert_close(tensors(nn.DataParallel(module)(x)), tensors(module(x)))
-
-
 class OnTheCPU:
     """Replaces the functions of PyTorch that copy between GPUs by functions that copy on the CPU."""
 

@@ -156,18 +156,6 @@ def test_images_are_standardized():
     assert not Standardize([0.0], [1.0]).state_dict()
 
 
-@pytest.mark.slow
-def test_compile_and_export():
-    model = narrow_cifar10(InvertedAttentionRouting(3), types=2, channels=4)
-    images = torch.rand(2, 3, 32, 32)
-    expected = model(images)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")(images)
-    torch.testing.assert_close(compiled.scores, expected.scores)
-    exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
-    three = torch.cat([images, images[:1]])
-    torch.testing.assert_close(exported(three).scores, model(three).scores)
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"backbone .*vgg\b"):
         create_model("inverted_attention_cifar10", backbone="vgg")
