@@ -20,7 +20,7 @@ from torchcaps.recipes import list_recipes, load_recipe
 FILES = sorted(path.name.removesuffix(".safetensors") for path in FOLDER.glob("*.safetensors"))
 ROOT = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 NEEDED = {"mnist": "mnist", "affine-mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10"}
-SAMPLE = 500
+SAMPLE = 300
 
 each_file = pytest.mark.parametrize("file", FILES)
 
@@ -76,7 +76,7 @@ def test_a_card_says_what_the_file_is(file):
 @pytest.mark.filterwarnings("ignore:.* the published file has .*:UserWarning")
 @each_file
 def test_the_accuracy_is_that_of_the_card(file):
-    """On all 360 test images of the digits, and on the first 500 of the others, if their files are at hand."""
+    """On all 360 test images of the digits, and on the first 300 of the others, if their files are at hand."""
     data = file.partition(".")[2]
     if data != "digits" and not (ROOT / NEEDED[data]).is_dir():
         pytest.skip(f"no {NEEDED[data]} in {ROOT} (set TORCHCAPS_DATA to the folder of data sets)")
