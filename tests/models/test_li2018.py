@@ -9,7 +9,6 @@ from torch import nn
 from torchcaps import FeedbackAgreement, create_model
 from torchcaps.functional import margin_loss
 from torchcaps.models.li2018 import EncapsulatedModule2d
-from torchcaps.nn.encapsulated import as_map
 from torchcaps.routing import Iteration
 
 
@@ -210,9 +209,3 @@ def test_feedback_attaches_to_every_pair_of_the_recipes():
     divergence.backward()
     assert divergence > 0
     assert model.layers[1].type1.conv.weight.grad.abs().max() > 0
-
-
-def test_blocks_keep_their_output_as_a_map():
-    model = create_model("encapnet_v1", capsules=2, depth=1)
-    poses = model.layers(torch.rand(2, 2, 32, 32, 1)).poses
-    assert as_map(poses).data_ptr() == poses.data_ptr()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from torchcaps import data as data_sets
 from torchcaps.data import ImageData
-from torchcaps.models import create_model, list_models, pretrained
+from torchcaps.models import create_model, pretrained
 from torchcaps.models.pretrained import FOLDER, list_weights, read_tensors, write_tensors
 from torchcaps.recipes import list_recipes, load_recipe
 
@@ -197,7 +197,3 @@ def test_the_list_of_models_says_what_they_were_trained_on(capfd):
     assert re.search(r"^capsnet_small +902,416 +fashion-mnist, mnist +A narrow", "\n".join(lines), re.MULTILINE)
     assert re.search(r"^capsnet_mnist +8,215,568 +CapsNet for", "\n".join(lines), re.MULTILINE)
     assert "no model matches" in error_of(capfd, "models", "none*")
-
-
-def test_every_file_is_of_a_model():
-    assert {file.partition(".")[0] for file in FILES} <= set(list_models())

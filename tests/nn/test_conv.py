@@ -17,7 +17,6 @@ from torchcaps import (
     CapsuleLinear,
     Capsules,
     DynamicRouting,
-    EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
 )
@@ -163,18 +162,6 @@ def test_gradients_are_those_of_the_windows(kernel_size, backend):
         results.append(torch.autograd.grad(loss, [*leaves, *(layer.get_parameter(name) for name in names)]))
     assert_close(results[0], results[1], rtol=1e-8, atol=1e-10)
     assert all(g.any() for g in results[0])
-
-
-def test_padding_is_no_child_of_zeros():
-    """The parent in the corner follows from the children inside the grid, with and without scores of their own."""
-    conv, corner = (CapsuleConv2d(2, 3, 4, 5, kernel, EMRouting(2), padding=p) for kernel, p in ((3, 1), (2, 0)))
-    corner.weight.data = conv.weight.data[:, 1:, 1:]
-    x = torch.randn(2, 2, 4, 4, 4)
-    for scores in (None, torch.randn(2, 2, 4, 4)):
-        there = None if scores is None else scores[:, :, :2, :2]
-        found, expected = conv(Capsules(x, scores)), corner(Capsules(x[:, :, :2, :2], there))
-        assert_close(found.poses[:, :, 0, 0], expected.poses[:, :, 0, 0], **EXACT)
-        assert_close(found.scores[:, :, 0, 0], expected.scores[:, :, 0, 0], **EXACT)
 
 
 # Sequences
