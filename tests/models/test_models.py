@@ -10,7 +10,6 @@ import torch
 
 from torchcaps import (
     CapsNet,
-    Capsules,
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
@@ -72,16 +71,6 @@ def test_bad_input():
 def test_a_capsnet_needs_a_routing_that_says_how_present_a_class_is(routing):
     with pytest.raises(ValueError, match="does not say how present a class is"):
         CapsNet(1, 8, routing=routing, **SMALL)
-
-
-def test_activations_of_vectors_and_matrices():
-    vectors = torch.randn(2, 3, 4)
-    torch.testing.assert_close(Capsules(vectors).activations, vectors.norm(dim=-1))
-    matrices = vectors.unflatten(-1, (2, 2))
-    torch.testing.assert_close(Capsules(matrices, pose_dims=2).activations, vectors.norm(dim=-1))
-    grid = vectors.unflatten(1, (3, 1, 1))
-    torch.testing.assert_close(Capsules(grid).activations, vectors.norm(dim=-1).unflatten(1, (3, 1, 1)))
-    torch.testing.assert_close(Capsules(vectors, torch.zeros(2, 3)).activations, torch.full((2, 3), 0.5))
 
 
 def test_registry():
