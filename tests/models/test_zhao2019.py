@@ -1,4 +1,4 @@
-"""The networks of Zhao & Huang 2019: parameter counts, options and forward passes."""
+"""The networks of Zhao & Huang 2019: options and forward passes."""
 
 import pytest
 import torch
@@ -8,29 +8,6 @@ from torchcaps import DynamicRouting, InvertedAttentionRouting, RoutingPool2d, V
 from torchcaps.functional import squash
 from torchcaps.models import ResNetCapsNet
 from torchcaps.models.cnn import BasicBlock, StandardizeEach
-
-
-def count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "parameters"),
-    [
-        ("pooling_cnn", {}, 312_906),
-        ("pooling_cnn", {"in_channels": 1, "pooling": "max"}, 309_706),
-        ("pooling_resnet", {"depth": 20}, 269_722),  # 0.27M
-        ("pooling_resnet", {"depth": 32, "pooling": "average"}, 464_154),  # 0.46M
-        ("pooling_resnet", {"depth": 44}, 658_586),  # 0.66M
-        ("pooling_resnet", {"depth": 56}, 853_018),  # 0.85M
-        ("resnet_capsnet", {}, 2_526_768),  # 2.53M
-        ("resnet_capsnet", {"image_size": 36, "sharpness": 5.0}, 2_215_168),  # 2.21M
-        ("capsnet_affnist", {}, 13_475_648),  # about 13.4M
-    ],
-)
-def test_parameter_counts(name, arguments, parameters):
-    with torch.device("meta"):
-        assert count(create_model(name, **arguments)) == parameters
 
 
 @pytest.mark.parametrize("pooling", ["max", "average", "routing"])

@@ -55,11 +55,6 @@ def test_the_margin_is_saved():
     assert other.margin.item() == pytest.approx(0.7)
 
 
-def test_repr():
-    assert repr(MarginLoss(0.8)) == "MarginLoss(0.8, 0.1, down_weight=0.5)"
-    assert repr(SpreadLoss(0.2)) == "SpreadLoss(margin=0.2)"
-
-
 def test_bad_targets():
     scores = torch.rand(2, 3)
     with pytest.raises(ValueError, match=r"targets of shape \(2,\) or \(2, 3\), got \(2, 4\)"):

@@ -1,12 +1,13 @@
 """Table 1 of Li et al. 2018: parameters, memory and time of a training step of its six networks, side by side.
 
-    python -m torchcaps.bench.study [--batch 4] [--rounds 2] [--narrow]
+    python benchmarks/li2018_table1.py [--batch 4] [--rounds 2] [--narrow]
 
 The networks take steps (Adam) in turns on the same images of 32x32, at full size, or with --narrow in the sizes of the
 small recipes of li2018/table1. Memory is the most that PyTorch allocated at once during a step, beyond the network, its
 gradients and the optimizer's state. Time is relative to network (c), a median over the rounds.
 """
 
+import argparse
 import functools
 import statistics
 from typing import Any
@@ -15,9 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps import MarginLoss, create_model
-from torchcaps.bench.measurement import time_side_by_side
-from torchcaps.bench.memory import peak_allocated
-from torchcaps.bench.script import script_parser
+from torchcaps.bench.resources import peak_allocated, time_side_by_side
 
 # By row: published megabytes of parameters, model, its arguments, and those that make it narrow.
 ROWS: dict[str, tuple[float, str, dict[str, Any], dict[str, Any]]] = {
@@ -31,7 +30,7 @@ ROWS: dict[str, tuple[float, str, dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = script_parser("study", __doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=4, help="images of a step (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="steps of each network (default: %(default)s)")
     parser.add_argument("--narrow", action="store_true", help="sizes of the small recipes of li2018/table1")
