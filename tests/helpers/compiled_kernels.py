@@ -14,22 +14,21 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from torch.utils._pytree import tree_leaves
 from triton.runtime import driver
 
 from torchcaps.ops import triton as reductions
 from torchcaps.ops.children import Children, Gradients, Options
-from torchcaps.ops.triton import problem
 
-# By compute capability: the multiprocessors of an A100, an RTX 3090 and an H100.
-MULTIPROCESSORS = {80: 108, 86: 84, 90: 132}
+CAPABILITIES = [80, 86, 90]  # of an A100, an RTX 3090 and an H100
 # (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
 POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6": (6, 6, 6), "8x8": (8, 8, 8),
          "64 -> 2": (1, 64, 2), "1 -> 1": (1, 1, 1), "3x2 -> 3x5": (3, 2, 5)}  # fmt: skip
-WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children", "uniform",
+WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children",
         "moments none", "moments dot", "moments gaussian"]  # fmt: skip
 # For four types of children: the number of groups that share weights, whether there are gates, whether windows.
 LAYOUTS = {"each": (4, False, False), "groups": (2, True, False), "one": (1, True, False), "windows": (4, True, True)}
-PARENTS = [10, 32, 1, 131]
+PARENTS = [10, 32, 1, 65]
 
 
 class Driver:
@@ -63,7 +62,7 @@ class Case(NamedTuple):
 
 def cases(which: str, capability: int) -> Iterator[Case]:
     """Yield the cases for a capability: "all" ways, poses and layouts with the other values in turns, or three ways."""
-    dtypes, number = [torch.float32, torch.float64], list(MULTIPROCESSORS).index(capability)
+    dtypes, number = [torch.float32, torch.float64], CAPABILITIES.index(capability)
     if which == "all":
         for i, (way, pose, layout) in enumerate(itertools.product(WAYS, POSES, LAYOUTS)):
             yield Case(way, pose, layout, PARENTS[(i + i // 4) % 4], dtypes[i % 7 == 6])
@@ -87,14 +86,11 @@ def reduce(case: Case) -> None:
 
     weight = new(groups, *kernel, d, h, parents).movedim(-1, 3)
     bias = None if case.layout == "one" else new(groups, *kernel, 1 if groups == 2 else parents, rows, h)
-    gates = new(samples, types, *kernel) if gated or kind == "uniform" else None  # without gates there is no kernel
+    gates = new(samples, types, *kernel) if gated else None
     children = Children(new(images, types, *grid, rows, d), weight, bias, gates)
     into = Gradients(*(None if x is None else torch.zeros_like(x) for x in children))
     state, score, offset = new(samples, parents, rows * h), new(samples, parents), new(groups, *kernel, parents)
-    if kind == "uniform":
-        reductions.vote_sum(children, Options())
-        reductions.vote_sum_backward((state,), (), children, Options(), into)
-    elif kind == "moments":
+    if kind == "moments":
         of_agreement = {
             "none": (None, None, None, None),
             "dot": (state, None, None, offset),
@@ -111,17 +107,14 @@ def reduce(case: Case) -> None:
         reductions.weighted_sum_backward((state,), results, *arguments, into)
 
 
-def launches(case: Case, capability: int) -> list[tuple[Any, tuple[int, ...], dict[str, Any]]]:
-    """Record what the case would start on a device of this capability: kernel, grid and arguments."""
-    found: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = []
+def launches(case: Case) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]:
+    """Record what the case would start: kernel, grid, arguments and options."""
+    found: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
 
     def note(kernel: Any, grid: tuple[int, ...]) -> Any:
-        return lambda **arguments: found.append((kernel, grid, arguments))
+        return lambda *arguments, **options: found.append((kernel, grid, arguments, options))
 
-    with (
-        mock.patch.object(triton.JITFunction, "__getitem__", note),
-        mock.patch.object(problem, "multiprocessors", return_value=MULTIPROCESSORS[capability]),
-    ):
+    with mock.patch.object(triton.JITFunction, "__getitem__", note):
         reduce(case)
     return found
 
@@ -131,14 +124,13 @@ def main() -> None:
     driver.set_active(Driver(capability))
     compiled, failed = set(), 0
     for case in cases(which, capability):
-        for kernel, grid, arguments in launches(case, capability):
-            constants = (str(x) for x in arguments.values() if not isinstance(x, Tensor))
-            key = kernel.__name__, case.dtype, *constants
+        for kernel, grid, arguments, options in launches(case):
+            key = kernel.__name__, str([x.dtype if isinstance(x, Tensor) else x for x in tree_leaves(arguments)])
             if key in compiled:
                 continue
             compiled.add(key)
             try:
-                kernel.run(grid=grid, warmup=True, **arguments)
+                kernel.run(*arguments, grid=grid, warmup=True, **options)
             except Exception as error:  # whatever it is, the other kernels are compiled
                 failed += 1
                 print(f"{kernel.__name__} of {case}: {str(error.__cause__ or error).strip().splitlines()[-1]}")

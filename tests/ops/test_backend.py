@@ -23,24 +23,24 @@ def a_device(monkeypatch):
 def test_an_unchecked_device_is_tiled_and_says_once_how_to_ask(monkeypatch):
     monkeypatch.setattr(backend, "CHECKED", {(8, 0)})
     with pytest.warns(UserWarning, match=r"capability 9\.0: .*'auto' uses 'tiled', and use_backend\('triton'\) asks"):
-        assert choose_backend("auto", CUDA, (4, 4, 4)) == "tiled"
+        assert choose_backend("auto", CUDA, (10, 4, 4, 4)) == "tiled"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose_backend("auto", CUDA, (1, 8, 16)) == "tiled"
+        assert choose_backend("auto", CUDA, (10, 1, 8, 16)) == "tiled"
 
 
 def test_a_request_needs_no_check(monkeypatch):
     monkeypatch.setattr(backend, "CHECKED", frozenset())
-    assert choose_backend("triton", CUDA, (4, 4, 4)) == "triton"
+    assert choose_backend("triton", CUDA, (10, 4, 4, 4)) == "triton"
     with use_backend("triton"):
-        assert choose_backend("auto", CUDA, (4, 4, 4)) == "triton"
+        assert choose_backend("auto", CUDA, (10, 4, 4, 4)) == "triton"
 
 
 def test_a_checked_device(monkeypatch):
     monkeypatch.setattr(backend, "CHECKED", {(9, 0)})
-    assert choose_backend("auto", CUDA, (4, 4, 4)) == "triton"
+    assert choose_backend("auto", CUDA, (10, 4, 4, 4)) == "triton"
     with pytest.warns(UserWarning, match="at most 64 numbers.*'auto' uses 'tiled'$"):
-        assert choose_backend("auto", CUDA, (16, 2, 16)) == "tiled"
+        assert choose_backend("auto", CUDA, (10, 16, 2, 16)) == "tiled"
 
 
 def test_what_cannot_run_says_why_and_not_how_to_ask(monkeypatch):

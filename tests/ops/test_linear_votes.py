@@ -502,16 +502,17 @@ class TestBackends:
         monkeypatch.setattr(backend, "HAS_TRITON", True)
         monkeypatch.setattr(backend, "CHECKED", {(8, 0)})
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-        assert backend.choose_backend("auto", torch.device("cuda"), (4, 4, 4)) == "triton"
+        assert backend.choose_backend("auto", torch.device("cuda"), (10, 4, 4, 4)) == "triton"
         assert backend.choose_backend("auto", torch.device("meta")) == "tiled"
 
     @pytest.mark.parametrize(
         ("installed", "capability", "sizes", "reason"),
         [
-            (False, (9, 0), (4, 4, 4), "triton is not installed"),
-            (True, (7, 5), (4, 4, 4), r"capability 8\.0, this device has 7\.5"),
-            (True, (9, 0), (16, 2, 16), "at most 64 numbers, these have 256"),
-            (True, (9, 0), (1, 64, 64), "at most 512 weights .* 4096"),
+            (False, (9, 0), (10, 4, 4, 4), "triton is not installed"),
+            (True, (7, 5), (10, 4, 4, 4), r"capability 8\.0, this device has 7\.5"),
+            (True, (9, 0), (10, 16, 2, 16), "at most 64 numbers, these have 256"),
+            (True, (9, 0), (2000, 1, 8, 16), "at most 8192 numbers of a child's votes, these are 32000"),
+            (True, (9, 0), (10, 1, 64, 64), "at most 512 weights .* 4096"),
         ],
     )
     def test_auto_says_once_why_it_is_tiled_on_a_gpu(self, monkeypatch, installed, capability, sizes, reason):
@@ -576,7 +577,7 @@ class TestBackends:
             backend.choose_backend("triton", torch.device("cpu"))
         monkeypatch.setattr(backend, "HAS_TRITON", True)
         with pytest.raises(ValueError, match="at most 64 numbers.*'tiled'"):
-            backend.choose_backend("triton", torch.device("cpu"), (16, 16, 16))
+            backend.choose_backend("triton", torch.device("cpu"), (10, 16, 16, 16))
         monkeypatch.setattr(backend, "INTERPRETED", False)
         with pytest.raises(ValueError, match="CUDA device, got cpu.*'tiled'"):
             backend.choose_backend("triton", torch.device("cpu"))

@@ -71,7 +71,7 @@ class LinearVotes(ComputedVotes):
     def _with_weights(self, weight: Tensor, bias: Tensor | None) -> None:
         """Set weight and bias, and the backend that can take votes of their size."""
         self.weight, self.bias, self.cache = weight, bias, Cache()
-        sizes = (*self.poses.shape[-2:], weight.shape[-1])
+        sizes = (self.parents, *self.poses.shape[-2:], weight.shape[-1])
         self.backend = choose_backend(self._asked, self.device, sizes)
         self.operators = BACKENDS[self.backend]
 
@@ -83,7 +83,7 @@ class LinearVotes(ComputedVotes):
     # ------------------------------------------------------------ reductions
 
     def vote_sum(self) -> Tensor:
-        if self.backend != "reference":
+        if "vote_sum" in self.operators:
             return self.reduce("vote_sum", (), self.options)[0]
         poses, weight, bias = self._in_windows()
         poses, weight = at_least_float32(poses), at_least_float32(weight)

@@ -237,7 +237,7 @@ def _operators(backend: str, module: ModuleType, *reductions: Reduction) -> dict
 
 TILED = _operators("tiled", tiled, VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)
 NATIVE = _operators("native", native, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
-TRITON = _operators("triton", triton, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
+TRITON = _operators("triton", triton, WEIGHTED_SUM, MOMENTS)
 BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 

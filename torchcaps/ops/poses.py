@@ -31,10 +31,10 @@ class PoseVotes(ComputedVotes):
 
     def __init__(self, poses: Tensor, parents: int, pose: tuple[int, ...], backend: Backend = "auto"):
         self.poses, self.parents, self.pose = poses, parents, pose
-        self.batch, self.children, rows, d = poses.shape
+        self.batch, self.children = poses.shape[:2]
         self.device, self.dtype, self.gates, self.layout = poses.device, poses.dtype, None, (self.children,)
         self.options, self.cache = Options(shared=True), Cache()
-        self.backend = choose_backend(backend, poses.device, (rows, d, d))
+        self.backend = choose_backend(backend, poses.device)
         self.operators = TILED
 
     def of_poses(self) -> "PoseVotes":
