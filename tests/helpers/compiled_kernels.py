@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from torch.utils._pytree import tree_leaves
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from torchcaps.ops import triton as reductions

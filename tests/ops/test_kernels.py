@@ -84,7 +84,9 @@ ALL_CASES = [
 def check(geometry: str, bias: str, agreement: str, offset: str, way: str) -> None:
     """Compare a reduction with its definition: values and all gradients."""
     p = Problem(GEOMETRIES[geometry], bias, gates=bias != "none", device=DEVICE)
-    betas = p.draw_rows(*(("each", 1) if bias == "one" else ("groups",))) if way == "moments" and bias != "none" else None
+    betas = (
+        p.draw_rows(*(("each", 1) if bias == "one" else ("groups",))) if way == "moments" and bias != "none" else None
+    )
     compare(p, ["triton"], p.agreement(agreement, offset), way, *((betas, 0.1) if way == "moments" else ()))
 
 

@@ -90,7 +90,7 @@ def test_every_size(name, shape, parents, children, batch, instructions):
 # More children and more tiles of parents than are processed at once, and not a multiple of either.
 @pytest.mark.parametrize(
     "case",
-    every(name=ALGORITHMS, shape=SHAPES, sizes=[(20, (2, 5), False), (70, (5, 9), True)], threads=THREADS),
+    every(40, name=ALGORITHMS, shape=SHAPES, sizes=[(20, (2, 5), False), (70, (5, 9), True)], threads=THREADS),
     ids=label,
 )
 def test_children_that_share_weights(case, monkeypatch):
@@ -107,7 +107,7 @@ def test_more_children_share_weights_than_are_summed_up_at_once(name):
     compare(small(layer), Capsules(torch.randn(2, 2, 30, 40, 3)), 3e-4)
 
 
-@pytest.mark.parametrize("case", every(name=ALGORITHMS, shape=SHAPES, threads=THREADS), ids=label)
+@pytest.mark.parametrize("case", every(40, name=ALGORITHMS, shape=SHAPES, threads=THREADS), ids=label)
 def test_windows(case, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: case["threads"])
     layer = CapsuleConv2d(3, 18, *case["shape"], 3, make(case["name"]), stride=2, padding=1)

@@ -14,8 +14,8 @@ from problems import (
     PoseProblem,
     assert_same,
     compare,
-    covering,
     label,
+    mixed,
     set_sizes,
 )
 from torch import Tensor
@@ -49,7 +49,7 @@ def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> PoseProblem:
     return PoseProblem(*case["shape"], case["gates"])
 
 
-@pytest.mark.parametrize("case", covering(**CHILDREN, agreement=AGREEMENTS, way=WAYS, offset=ROWS), ids=label)
+@pytest.mark.parametrize("case", mixed(42, **CHILDREN, agreement=AGREEMENTS, way=WAYS, offset=ROWS), ids=label)
 def test_with_an_agreement(case, monkeypatch):
     p, way = problem_of(case, monkeypatch), case["way"]
     options = (p.draw_rows(case["offset"]), 1e-3) if way == "moments" else ()
@@ -58,7 +58,7 @@ def test_with_an_agreement(case, monkeypatch):
     compare(p, BACKENDS if agreement is None else KINDS, agreement, way, *options)
 
 
-@pytest.mark.parametrize("case", covering(**CHILDREN, constants=ROWS[1:]), ids=label)
+@pytest.mark.parametrize("case", mixed(12, **CHILDREN, constants=ROWS[1:]), ids=label)
 def test_without_coefficients(case, monkeypatch):
     p = problem_of(case, monkeypatch)
     constants = p.draw_rows(case["constants"])
@@ -95,7 +95,7 @@ def net_factors(p: PoseProblem, agreement, betas, activation) -> Tensor:
     return p.gated(phi)
 
 
-@pytest.mark.parametrize("case", covering(**CHILDREN, rows=ROWS[1:]), ids=label)
+@pytest.mark.parametrize("case", mixed(12, **CHILDREN, rows=ROWS[1:]), ids=label)
 def test_net_sums(case, monkeypatch):
     p = problem_of(case, monkeypatch)
     agreements, betas, activation = parts_of_net_sums(p, case["rows"])

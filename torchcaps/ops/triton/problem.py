@@ -99,9 +99,7 @@ class Problem:
         betas: betas of the benefit, `(groups, kernel, kernel, parents or 1)`, or None.
     """
 
-    def __init__(
-        self, children: Children, options: Options, offset: Tensor | None = None, betas: Tensor | None = None
-    ):
+    def __init__(self, children: Children, options: Options, offset: Tensor | None = None, betas: Tensor | None = None):
         import triton.language as tl  # it may not be installed
 
         poses, weight, bias, gates = children
@@ -195,7 +193,6 @@ class Problem:
     def _row_grads(self, parents: Parents, into: Gradients) -> tuple[Tensor | None, Tensor | None]:
         """Add the gradients of weight and bias; return those of offset and betas. Those whose rows the same children
         share are computed by one launch."""
-        weight, bias, offset, betas = self.shared
         wanted = (
             None if into.weight is None else self.tensors.weight,
             None if into.bias is None else self.tensors.bias,
@@ -215,8 +212,7 @@ class Problem:
                 if x is not None:
                     found[i] = x.sum(0)
         grad_weight, grad_bias, grad_offset, grad_betas = (
-            None if x is None or of is None else _from_rows(x, of)
-            for x, of in zip(found, self.shared, strict=True)
+            None if x is None or of is None else _from_rows(x, of) for x, of in zip(found, self.shared, strict=True)
         )
         for x, grad in ((into.weight, grad_weight), (into.bias, grad_bias)):
             if x is not None and grad is not None:

@@ -82,8 +82,8 @@ def load_parents(parents, tile, layer: tl.constexpr):
 
 @triton.jit
 def row_of(c, types_per_row, layer: tl.constexpr):
-    """Return the row that child c has in a tensor `(groups * places, ...)`; the children of a group share rows. Children
-    are in the order of types and places."""
+    """Return the row that child c has in a tensor `(groups * places, ...)`. Children are in the order of types and
+    places; those of a group of types share rows."""
     row = c // (types_per_row * layer.places) * layer.places + c % layer.places
     return tl.cast(row, tl.int64)
 
