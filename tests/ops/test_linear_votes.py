@@ -32,9 +32,9 @@ from torch.testing import assert_close
 
 from torchcaps.ops import (
     Activation,
+    Beta,
     Dot,
     Gaussian,
-    Linear,
     LinearVotes,
     PoseLogits,
     StoredVotes,
@@ -533,7 +533,7 @@ class TestTensorsThatAreRefused:
     def test_tensors_of_net_sums(self, backend):
         p = PoseProblem((5, 6, 2, 2), 3, 3)
         net_sum, sigmoid = p.votes(backend).net_sum, p.agreement("sigmoid", "groups")
-        beta, active = Linear(p.draw(3, 3), p.draw(3, 4)), Activation(p.draw(3, 4), p.draw(3), p.draw(5))
+        beta, active = Beta(p.draw(3, 3), p.draw(3, 4)), Activation(p.draw(3, 4), p.draw(3), p.draw(5))
         for name, right, call in (
             ("query", sigmoid.query, lambda x: net_sum(Dot(x))),
             ("slope", sigmoid.slope, lambda x: net_sum(sigmoid._replace(slope=x))),

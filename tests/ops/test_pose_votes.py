@@ -23,8 +23,8 @@ from torch.testing import assert_close
 
 from torchcaps.ops import (
     Activation,
+    Beta,
     Gaussian,
-    Linear,
     PoseLogits,
     PoseVotes,
     SigmoidDot,
@@ -68,14 +68,12 @@ def test_without_coefficients(case, monkeypatch):
         assert_same(expected, [votes.vote_sum(), votes.constant_sum(constants), votes.lengths()], p.leaves)
 
 
-def parts_of_net_sums(p: PoseProblem, rows: str) -> tuple[list, tuple[Linear, Linear], Activation]:
+def parts_of_net_sums(p: PoseProblem, rows: str) -> tuple[list, tuple[Beta, Beta], Activation]:
     """Return agreements, betas and an activation, with or without weights of the poses."""
     count = p.count(rows)
     agreements = [None, p.dot(rows), p.agreement("sigmoid", rows), PoseLogits(p.draw(1, p.parents, p.rows, p.d))]
     use, ignore = (
-        Linear(
-            p.draw_rows(rows, 1 if rows == "groups" else None), p.draw(p.parents, p.features) if count == 1 else None
-        )
+        Beta(p.draw_rows(rows, 1 if rows == "groups" else None), p.draw(p.parents, p.features) if count == 1 else None)
         for _ in range(2)
     )
     return agreements, (use, ignore), Activation(p.draw(count, p.features), p.draw(count), p.draw(p.samples))
@@ -128,7 +126,7 @@ def test_a_net_sum_in_plain_loops():
     query, slope, offset = torch.randn(1, 3, 2), torch.randn(4, 3), torch.randn(4, 3)
     use, ignore = torch.randn(4, 3), torch.randn(4, 3)
     votes = PoseVotes(poses, 3, (2,)).gated(gates)
-    sums, masses = votes.net_sum(SigmoidDot(query, slope, offset), (Linear(use), Linear(ignore)))
+    sums, masses = votes.net_sum(SigmoidDot(query, slope, offset), (Beta(use), Beta(ignore)))
     expected, total = torch.zeros(3, 2), torch.zeros(3)
     for i in range(4):
         x = poses[0, i, 0]

@@ -30,7 +30,7 @@ def windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> T
 def _windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
     shown = torch.stack([x[place] for place in _places(x.shape, kernel, stride, dilation)], dim=2)
     height, width = shown.shape[3:5]
-    shown = shown.unflatten(2, kernel).movedim((4, 5), (1, 2))  # (images, height, width, types, kernel, kernel, ...)
+    shown = shown.unflatten(2, kernel).movedim((4, 5), (1, 2))  # (images, height, width, types, *window, ...)
     return shown.reshape(x.shape[0] * height * width, x.shape[1] * kernel[0] * kernel[1], *x.shape[4:])
 
 

@@ -26,9 +26,11 @@ Parents = tuple[Tensor | None, ...]
 Tensors = tuple[Tensor, ...]
 
 LIBRARY = Library("torchcaps", "FRAGMENT")
-CHILDREN = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
-OPTIONS = "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation, bool shared"
-GRADIENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
+CHILDREN_ARGUMENTS = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
+OPTION_ARGUMENTS = (
+    "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation, bool poses_are_votes"
+)
+GRADIENT_ARGUMENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
 
 
 class Reduction(NamedTuple):
@@ -60,7 +62,7 @@ class Reduction(NamedTuple):
 VOTE_SUM = Reduction("vote_sum", (), ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
 # Sum of the votes weighted by the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of
 # the denominators of a softmax over the children, `(samples, parents)`; it is empty for a softmax over the parents.
-# `query` is `(samples, parents, features)`, `offset` is `(groups, kernel, kernel, parents)`.
+# `query` is `(samples, parents, features)`, `offset` is `(groups, *window, parents)`.
 WEIGHTED_SUM = Reduction(
     "weighted_sum",
     ("query", "offset?"),
@@ -71,7 +73,7 @@ WEIGHTED_SUM = Reduction(
 )
 # Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents. `target`,
 # `precision` and `prior` are the mean, precision and prior of a Gaussian agreement; or a query and None twice; or None
-# three times. `betas` is `(groups, kernel, kernel, parents or 1)`.
+# three times. `betas` is `(groups, *window, parents or 1)`.
 MOMENTS = Reduction(
     "moments",
     ("target?", "precision?", "prior?", "offset?", "betas?"),
@@ -109,7 +111,7 @@ class Operator:
         self._run_backward = getattr(module, f"{reduction.name}_backward")
         name = f"{backend}_{reduction.name}"
         parents = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in reduction.parents]
-        arguments = ", ".join((CHILDREN, *parents, OPTIONS))
+        arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
         before = [f"Tensor grad_of_{x}" for x in reduction.results[: reduction.differentiable]]
         before += [f"Tensor {x}" for x in reduction.results[: reduction.kept]]
         self.forward = _define(
@@ -117,7 +119,7 @@ class Operator:
         )
         self.backward = _define(
             f"{name}_backward",
-            f"({', '.join((*before, arguments, GRADIENTS))}) -> {_tensors(len(parents))}",
+            f"({', '.join((*before, arguments, GRADIENT_ARGUMENTS))}) -> {_tensors(len(parents))}",
             self._backward,
             self._fake_backward,
         )
@@ -248,13 +250,13 @@ def apply_operator(
     flat = (*children, *parents, *options)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _as_tuple(operator.forward(*flat)), children
-    given = iter(_SharedGradients.apply(operator, *flat))
+    given = iter(_EagerReduction.apply(operator, *flat))
     results = tuple(islice(given, len(operator.reduction.results)))
     handed_on: Any = (before if after is None else after for before, after in zip(children, given, strict=True))
     return results, Children(*handed_on)
 
 
-class _SharedGradients(torch.autograd.Function):
+class _EagerReduction(torch.autograd.Function):
     """A reduction that also returns the children unchanged, for the next iteration.
 
     In the backward pass they bring the gradients of the later iterations, and this one adds its own in place. That is

@@ -33,8 +33,8 @@ class Moments(NamedTuple):
     benefit: Tensor | None  # (batch, parents): sum_i beta[i,j] D[i,j]
 
 
-class Linear(NamedTuple):
-    """Numbers for each child and parent, `rows[g(i),j] + pose[b,i] . weight[j]`.
+class Beta(NamedTuple):
+    """Benefit or cost of each child for each parent in a net sum, `rows[g(i),j] + pose[b,i] . weight[j]`.
 
     Fields:
         rows: `(groups, parents or 1)`; consecutive children share a row in groups of equal size.
@@ -208,7 +208,7 @@ class WeightedVotes:
     def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
         self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
         # What the step has asked for beside the weighted votes, for `factors`.
-        self._net: tuple[tuple[Linear, Linear] | None, Activation | None] | None = None
+        self._net: tuple[tuple[Beta, Beta] | None, Activation | None] | None = None
         self._constants: list[Tensor] = []
 
     # ------------------------------------------------------------ reductions
@@ -230,7 +230,7 @@ class WeightedVotes:
         return self.votes.constant_sum(constants)
 
     def net_sum(
-        self, betas: tuple[Linear, Linear] | None = None, activation: Activation | None = None
+        self, betas: tuple[Beta, Beta] | None = None, activation: Activation | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the net sums of votes that are the poses, see :meth:`PoseVotes.net_sum`."""
         self._net = betas, activation

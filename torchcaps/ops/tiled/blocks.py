@@ -30,8 +30,8 @@ class Block:
     stride: Pair
     dilation: Pair
     images: slice
-    rows: slice  # rows of the grid of positions; the block has all of its columns
-    columns: int
+    grid_rows: slice  # rows of the grid of positions; the block has all of its columns
+    grid_columns: int
     samples: slice
 
     def read(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Block:
         part += values.unflatten(2, part.shape[2:])
 
     def read_weight(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(groups, kernel, kernel, parents, d, h)` as `(groups, parents, d, h)`."""
+        """Return the block's part of `(groups, *window, parents, d, h)` as `(groups, parents, d, h)`."""
         return at_least_float32(x[self.groups, self.place[0], self.place[1]])
 
     def add_weight(self, x: Tensor, values: Tensor) -> None:
@@ -62,7 +62,7 @@ class Block:
         own += values
 
     def read_gates(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(samples, types, kernel, kernel)` as `(children, samples)`."""
+        """Return the block's part of `(samples, types, *window)` as `(children, samples)`."""
         return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
 
     def add_gates(self, x: Tensor, values: Tensor) -> None:
@@ -70,7 +70,7 @@ class Block:
         own += values.T
 
     def read_rows(self, x: Tensor) -> Tensor:
-        """Return the block's rows of `(groups, kernel, kernel, ...)`, one for each child: `(children, ...)`. A row that
+        """Return the block's rows of `(groups, *window, ...)`, one for each child: `(children, ...)`. A row that
         all children share stays a single one, `(1, ...)`, to be broadcast."""
         own = x[:, self.place[0], self.place[1]]
         return at_least_float32(own if len(x) == 1 else own[self._groups_of(x)])
@@ -94,8 +94,8 @@ class Block:
         because windows at different positions have different capsules at the same place."""
         down, across = (place * step for place, step in zip(self.place, self.dilation, strict=True))
         vertical, horizontal = self.stride
-        rows = slice(down + vertical * self.rows.start, down + vertical * (self.rows.stop - 1) + 1, vertical)
-        columns = slice(across, across + horizontal * (self.columns - 1) + 1, horizontal)
+        rows = slice(down + vertical * self.grid_rows.start, down + vertical * (self.grid_rows.stop - 1) + 1, vertical)
+        columns = slice(across, across + horizontal * (self.grid_columns - 1) + 1, horizontal)
         return x[self.images, self.types, rows, columns].transpose(0, 1)
 
     def _groups_of(self, x: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
     """Yield blocks with about BLOCK entries of poses and of weights, for work that computes no votes."""
     poses, weight = children.poses, children.weight
     parents, d, h = weight.shape[3:]
-    if options.shared:  # no weights, and the logits may have more entries than the poses
+    if options.poses_are_votes:  # no weights, and the logits may have more entries than the poses
         pairs = max(1, BLOCK // max(parents, poses.shape[4] * d))
         return blocks(children, options, pairs, max(1, pairs // poses.shape[1]))
     samples = max(1, min(count_samples(children, options), 8 * SAMPLES))
@@ -138,7 +138,7 @@ def blocks(children: Children, options: Options, pairs: int, samples: int) -> It
         runs = [(0, types)]
     else:
         runs = [(first, first + per_group) for first in range(0, types, per_group)]
-    down, across = children.kernel
+    down, across = children.window
     places = itertools.product(range(down), range(across))
     type_runs = [(first, min(end, first + type_step)) for start, end in runs for first in range(start, end, type_step)]
     starts = itertools.product(range(0, images, image_step), range(0, height, row_step))
@@ -153,7 +153,7 @@ def blocks(children: Children, options: Options, pairs: int, samples: int) -> It
             stride=options.stride,
             dilation=options.dilation,
             images=own_images,
-            rows=rows,
-            columns=width,
+            grid_rows=rows,
+            grid_columns=width,
             samples=slice((image * height + row) * width, ((own_images.stop - 1) * height + rows.stop) * width),
         )

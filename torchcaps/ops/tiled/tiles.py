@@ -131,7 +131,7 @@ class Tile:
                 self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
 
 
-class SharedTile(Tile):
+class PoseTile(Tile):
     """A block of votes that are the poses themselves, repeated for each parent."""
 
     def make_factors(self, children: Children) -> None:
@@ -154,7 +154,7 @@ class SharedTile(Tile):
 
 def vote_tile(block: Block, layout: Layout, children: Children, options: Options) -> Tile:
     """Return the tile that computes all votes of a block."""
-    return (SharedTile if options.shared else Tile)(block, layout, children)
+    return (PoseTile if options.poses_are_votes else Tile)(block, layout, children)
 
 
 class Dots(ABC):
@@ -280,7 +280,7 @@ class PulledTile(Dots):
         return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
-class SharedDotTile(Dots):
+class PoseDotTile(Dots):
     """The products for votes that are the poses themselves: products of matrices."""
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
@@ -321,9 +321,9 @@ class SharedDotTile(Dots):
 def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[Dots]:
     """Yield all pairs of children and samples, block by block, as tiles of the cheaper kind."""
     poses, weight = children.poses, children.weight
-    if options.shared:
+    if options.poses_are_votes:
         for block in pose_blocks(children, options):
-            yield SharedDotTile(block, layout, children, options.unit)
+            yield PoseDotTile(block, layout, children, options.unit)
         return
     per_group = poses.shape[1] // weight.shape[0]
     if per_group == 1 or options.unit or children.bias is not None:

@@ -95,8 +95,8 @@ class Problem:
     """The children of a reduction.
 
     Args:
-        offset: offset of the logits, `(groups, kernel, kernel, parents)`, or None.
-        betas: betas of the benefit, `(groups, kernel, kernel, parents or 1)`, or None.
+        offset: offset of the logits, `(groups, *window, parents)`, or None.
+        betas: betas of the benefit, `(groups, *window, parents or 1)`, or None.
     """
 
     def __init__(self, children: Children, options: Options, offset: Tensor | None = None, betas: Tensor | None = None):
@@ -107,7 +107,7 @@ class Problem:
         _, *kernel, self.parents, _, self.width = weight.shape
         self.features, self.places = self.rows * self.width, kernel[0] * kernel[1]
         self.samples, self.over_children = count_samples(children, options), options.softmax == "children"
-        self.windows = children.kernel, options.stride, options.dilation
+        self.windows = children.window, options.stride, options.dilation
         on_grid = poses.shape[2:4] != (1, 1)
         self.tensors = Tensors(
             at_least_float32(windows(poses, *self.windows) if on_grid else poses.flatten(1, 3)).contiguous(),
@@ -117,8 +117,8 @@ class Problem:
             None if offset is None else _as_rows(offset),
             None if betas is None else _as_rows(betas),
         )
-        self.shared = weight, bias, offset, betas
-        self.types_per_row = tuple(1 if x is None else self.types // x.shape[0] for x in self.shared)
+        self.row_tensors = weight, bias, offset, betas
+        self.types_per_row = tuple(1 if x is None else self.types // x.shape[0] for x in self.row_tensors)
         self.sizes = Sizes(self.samples, self.types * self.places, *self.types_per_row)
         self.dtype, self.device = self.tensors.poses.dtype, poses.device
         block_r, block_h, block_j = (_power_of_2(x) for x in (self.rows, self.width, self.parents))
@@ -212,7 +212,8 @@ class Problem:
                 if x is not None:
                     found[i] = x.sum(0)
         grad_weight, grad_bias, grad_offset, grad_betas = (
-            None if x is None or of is None else _from_rows(x, of) for x, of in zip(found, self.shared, strict=True)
+            None if x is None or of is None else _from_rows(x, of)
+            for x, of in zip(found, self.row_tensors, strict=True)
         )
         for x, grad in ((into.weight, grad_weight), (into.bias, grad_bias)):
             if x is not None and grad is not None:
@@ -221,7 +222,7 @@ class Problem:
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Return `(groups, kernel, kernel, parents, ...)` as `(groups * places, ..., parents)`."""
+    """Return `(groups, *window, parents, ...)` as `(groups * places, ..., parents)`."""
     return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
 
 
