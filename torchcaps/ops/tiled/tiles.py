@@ -17,7 +17,9 @@ LANES = 16  # shortest innermost dimension that is fast
 
 class Layout:
     """Memory layout of the tensors of a block: `(children, samples, features, parents)`, or `(children, parents,
-    features, samples)` if the parents are too few to be innermost.
+    features, samples)` if the parents are too few to be innermost. There are two because the innermost dimension must be
+    long: with parents always last, layers of 10 classes take 1.2 to 1.7 times as long, with samples always last a
+    convolution to 32 parents 1.2 times, and a batch of one many times.
 
     Attributes:
         parents, samples: dimensions of the parents and the samples in a tensor without features.

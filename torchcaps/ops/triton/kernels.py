@@ -154,8 +154,8 @@ def row_grads(
     biases = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     offsets = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     betas = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
-    first = tl.program_id(1) * per_split
-    items = tl.cdiv(sizes.samples, layer.block_n) * types_per_row  # a block of samples of a child each
+    first = tl.cast(tl.program_id(1), tl.int64) * per_split
+    items = tl.cast(tl.cdiv(sizes.samples, layer.block_n), tl.int64) * types_per_row  # blocks of samples of a child
     for item in number_range(first, tl.minimum(first + per_split, items)):
         tile = make_tile(item // types_per_row * layer.block_n, sizes, layer)
         n, _r, _h, _j, present, _real, _inside = tile

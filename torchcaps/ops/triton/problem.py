@@ -212,8 +212,8 @@ class Problem:
                 if x is not None:
                     found[i] = x.sum(0)
         grad_weight, grad_bias, grad_offset, grad_betas = (
-            None if x is None or of is None else _from_rows(x, of)
-            for x, of in zip(found, self.row_tensors, strict=True)
+            None if x is None or like is None else x.unflatten(0, like.shape[:3]).movedim(-1, 3)
+            for x, like in zip(found, self.row_tensors, strict=True)
         )
         for x, grad in ((into.weight, grad_weight), (into.bias, grad_bias)):
             if x is not None and grad is not None:
@@ -224,11 +224,6 @@ class Problem:
 def _as_rows(x: Tensor) -> Tensor:
     """Return `(groups, *window, parents, ...)` as `(groups * places, ..., parents)`."""
     return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
-
-
-def _from_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """Undo `_as_rows`."""
-    return rows.unflatten(0, like.shape[:3]).movedim(-1, 3)
 
 
 def _power_of_2(n: int) -> int:
