@@ -43,9 +43,8 @@ from torchcaps.ops import (
     as_votes,
     windows,
 )
-from torchcaps.ops.children import Children, Options, check_parents, count_samples
+from torchcaps.ops.children import Options, check_parents
 from torchcaps.ops.numerics import nonzero
-from torchcaps.ops.tiled.blocks import blocks
 
 CHILDREN = {"geometry": GEOMETRIES, "bias": BIASES, "gates": [False, True], "sizes": SIZES}
 
@@ -123,12 +122,6 @@ class TestReductions:
         for votes in map(p.votes, BACKENDS):
             with pytest.raises(ValueError, match=r"constants of shape \(2, parents or 1\), got \(3, 1\)"):
                 votes.constant_sum(torch.ones(3, 1))
-
-    @pytest.mark.parametrize("backend", BACKENDS)
-    def test_uniform_coefficients_need_no_votes(self, backend):
-        votes = LinearVotes(torch.randn(2, 3, 1, 4), torch.randn(3, 5, 4, 6), None, (6,), backend=backend)
-        assert_close(votes.coefficients(None), torch.full((2, 3, 5), 0.2))
-        assert not votes.cache.stored
 
     @pytest.mark.parametrize("way", ["parents", "moments", "coefficients, parents"])
     @pytest.mark.parametrize("groups", [2, 4])
@@ -326,20 +319,6 @@ def test_blocks(case, monkeypatch):
     assert all(gates is None for *_, gates in p.votes("tiled").gated(None).blocks())
 
 
-def test_blocks_cover_every_pair_once():
-    for geometry in GEOMETRIES.values():
-        children, (down, across) = (
-            Children(torch.empty(geometry.poses), torch.empty(geometry.weight), None, None),
-            (geometry.weight[1:3]),
-        )
-        options = Options(stride=geometry.stride, dilation=geometry.dilation)
-        for sizes in [(1, 1), (7, 3), (20, 20), (1000, 5), (10**6, 10**6)]:
-            seen = torch.zeros(count_samples(children, options), geometry.poses[1], down, across)
-            for block in blocks(children, options, *sizes):
-                seen[block.samples, block.types, block.place[0], block.place[1]] += 1
-            assert (seen == 1).all()
-
-
 class TestShapes:
     """Results have the shapes of grids, lines or lists."""
 
@@ -409,14 +388,6 @@ class TestCache:
                 expected.append(p.weighted_sum(p.logits(agreement), softmax))
                 found.append(votes.weighted_sum(agreement, softmax))
         assert_same(expected, found, p.leaves)
-
-    def test_gates_do_not_make_stored_votes_anew(self):
-        p = Problem("per child", gates=True)
-        votes = p.votes("reference")
-        votes.weighted_sum(p.dot())
-        other = votes.gated(None)
-        assert other.cache.stored is votes.cache.stored
-        assert votes.all_stored().votes is other.all_stored().votes
 
     @pytest.mark.parametrize("agreement", ["dot", "poses"])
     @pytest.mark.parametrize("kind", BACKENDS)

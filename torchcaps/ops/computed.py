@@ -235,8 +235,10 @@ class ComputedVotes(Votes):
         """Return the logits of some children."""
         index = torch.arange(self.children, device=self.device)[some]
         rows = {name: getattr(agreement, name, None) for name in ("slope", "offset")}
-        own = {name: x[index // (self.children // len(x))] for name, x in rows.items() if x is not None and len(x) > 1}
-        return self.stored(some).logits(agreement._replace(**own))
+        of_some = {
+            name: x[index // (self.children // len(x))] for name, x in rows.items() if x is not None and len(x) > 1
+        }
+        return self.stored(some).logits(agreement._replace(**of_some))
 
 
 class LinearVotes(ComputedVotes):
@@ -284,14 +286,14 @@ class LinearVotes(ComputedVotes):
         self.children, self.parents = poses.shape[1] * math.prod(self.window), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
         self.layout = tuple(poses.shape[1:4]) if on_grid else (self.children,)
-        self._asked = backend
+        self._requested_backend = backend
         self._with_weights(weight, bias)
 
     def _with_weights(self, weight: Tensor, bias: Tensor | None) -> None:
         """Set weight and bias, and the backend that can take votes of their size."""
         self.weight, self.bias, self.cache = weight, bias, Cache()
         sizes = (self.parents, *self.poses.shape[-2:], weight.shape[-1])
-        self.backend = choose_backend(self._asked, self.device, sizes)
+        self.backend = choose_backend(self._requested_backend, self.device, sizes)
         self.operators = BACKENDS[self.backend]
 
     def detach(self) -> Self:
@@ -335,9 +337,9 @@ class LinearVotes(ComputedVotes):
         """
         weight, offset = agreement
         groups, (rows, d) = self.weight.shape[:3].numel(), self.poses.shape[-2:]
-        for name, x, own in (("weight", weight, (rows, d)), ("offset", offset, ())):
-            if x is not None and (x.shape[0], *x.shape[2:]) != (groups, *own):
-                expected = (groups, "parents or 1", *own)
+        for name, x, shape in (("weight", weight, (rows, d)), ("offset", offset, ())):
+            if x is not None and (x.shape[0], *x.shape[2:]) != (groups, *shape):
+                expected = (groups, "parents or 1", *shape)
                 raise ValueError(f"expected the {name} of the logits of shape {expected}, got {tuple(x.shape)}")
         columns = weight.transpose(2, 3).unflatten(0, self.weight.shape[:3]).to(self.weight.dtype)
         columns = columns.expand(*self.weight.shape[:-1], rows)

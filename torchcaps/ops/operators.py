@@ -143,8 +143,8 @@ class Operator:
         grads, results = (tuple(islice(given, count)) for count in (self.reduction.differentiable, self.reduction.kept))
         children, parents, options = self._call(given)
         with autocast_off(children.poses.device.type):
-            found = self._run_backward(grads, results, children, *parents, options, Gradients(*given))
-        return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in found))
+            gradients = self._run_backward(grads, results, children, *parents, options, Gradients(*given))
+        return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in gradients))
 
     def _fake_backward(self, *flat: Any) -> Any:
         children, parents, _ = self._call(islice(flat, self.reduction.differentiable + self.reduction.kept, None))
@@ -204,8 +204,8 @@ class Operator:
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        found = _as_tuple(self.backward(*whole, *results, *children, *parents, *ctx.options, *into))
-        parent_grads = (grad if x is not None else None for grad, x in zip(found, parents, strict=True))
+        given = _as_tuple(self.backward(*whole, *results, *children, *parents, *ctx.options, *into))
+        parent_grads = (grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads, *no_options
 
 

@@ -101,16 +101,16 @@ class PoseVotes(ComputedVotes):
     ) -> Tensor:
         """Return the phi of `net_sum`, `(batch, children, parents)`."""
 
-        def each(beta: Beta) -> Tensor:
-            own = per_child(beta.rows, self.children)
-            return (
-                own if beta.weight is None else own + contract("bik,jk->bij", self.flat, at_least_float32(beta.weight))
-            )
+        def of_each(beta: Beta) -> Tensor:
+            rows = per_child(beta.rows, self.children)
+            if beta.weight is None:
+                return rows
+            return rows + contract("bik,jk->bij", self.flat, at_least_float32(beta.weight))
 
         phi = self.coefficients(agreement)
         if betas is not None:
             use, ignore = betas
-            phi = each(use) * phi - each(ignore) * (1 - phi)
+            phi = of_each(use) * phi - of_each(ignore) * (1 - phi)
         if activation is not None:
             products = (self.flat * per_child(activation.weight, self.children)).sum(-1)
             active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, self.children)

@@ -279,8 +279,8 @@ class WeightedVotes:
     def factors(self) -> Tensor:
         """Return the factor of each vote in the sums that the step has asked for, `(batch, children, parents)`: its
         share, or its factor in a net sum, plus those of all constant sums."""
-        own = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
-        return own + sum(self._gated(per_child(x, self.children)) for x in self._constants)
+        factors = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
+        return factors + sum(self._gated(per_child(x, self.children)) for x in self._constants)
 
     def _gated(self, x: Tensor) -> Tensor:
         return x if self.gates is None else x * self.gates.unsqueeze(-1)

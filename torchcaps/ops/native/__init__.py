@@ -112,8 +112,9 @@ def weighted_sum_backward(
     into: Gradients,
 ) -> tuple[Tensor, Tensor | None]:
     parent_tensors = (query, None, None, offset, None)
-    found = _backward(WEIGHTED_SUM_BACKWARD, grads, results, children, parent_tensors, options, into)
-    grad_query, *_, grad_offset, _ = found
+    grad_query, *_, grad_offset, _ = _backward(
+        WEIGHTED_SUM_BACKWARD, grads, results, children, parent_tensors, options, into
+    )
     assert grad_query is not None
     return grad_query, grad_offset
 
@@ -162,9 +163,9 @@ def _backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    found = tuple(None if x is None else accumulator(x) for x in parent_tensors)
-    _run(operation, children, parent_tensors, options, results, grads, into, found)
-    return found
+    parent_grads = tuple(None if x is None else accumulator(x) for x in parent_tensors)
+    _run(operation, children, parent_tensors, options, results, grads, into, parent_grads)
+    return parent_grads
 
 
 def _run(
@@ -175,9 +176,9 @@ def _run(
     results: tuple[Tensor, ...] = (),
     grads: tuple[Tensor, ...] = (),
     into: tuple[Tensor | None, ...] = (None,) * 4,
-    found: tuple[Tensor | None, ...] = (None,) * 5,
+    parent_grads: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    """Call the library. It writes `results` (backward functions read them), adds to `into`, and writes `found`."""
+    """Call the library. It writes `results` (backward functions read them) and `parent_grads`, and adds to `into`."""
     poses, weight, bias, _ = children
     *_, offset, betas = parent_tensors
     dtype = torch.promote_types(poses.dtype, torch.float32)
@@ -188,7 +189,7 @@ def _run(
         *_four(_plain(x, dtype) for x in results),
         *_four(_plain(x, dtype) for x in grads),
         *added,
-        *found,
+        *parent_grads,
     )
     numbers = (
         *poses.shape,
@@ -284,5 +285,5 @@ def _plain(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _four(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Fill up a list of tensors to four, with None."""
-    found = list(tensors)
-    return found + [None] * (4 - len(found))
+    given = list(tensors)
+    return given + [None] * (4 - len(given))

@@ -58,22 +58,22 @@ class Block:
         return at_least_float32(x[self.groups, self.place[0], self.place[1]])
 
     def add_weight(self, x: Tensor, values: Tensor) -> None:
-        own = x[self.groups, self.place[0], self.place[1]]
-        own += values
+        part = x[self.groups, self.place[0], self.place[1]]
+        part += values
 
     def read_gates(self, x: Tensor) -> Tensor:
         """Return the block's part of `(samples, types, *window)` as `(children, samples)`."""
         return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
 
     def add_gates(self, x: Tensor, values: Tensor) -> None:
-        own = x[self.samples, self.types, self.place[0], self.place[1]]
-        own += values.T
+        part = x[self.samples, self.types, self.place[0], self.place[1]]
+        part += values.T
 
     def read_rows(self, x: Tensor) -> Tensor:
         """Return the block's rows of `(groups, *window, ...)`, one for each child: `(children, ...)`. A row that
         all children share stays a single one, `(1, ...)`, to be broadcast."""
-        own = x[:, self.place[0], self.place[1]]
-        return at_least_float32(own if len(x) == 1 else own[self._groups_of(x)])
+        part = x[:, self.place[0], self.place[1]]
+        return at_least_float32(part if len(x) == 1 else part[self._groups_of(x)])
 
     def add_rows(self, x: Tensor, values: Tensor) -> None:
         if x.shape[3] == 1:  # the parents share them
@@ -81,13 +81,13 @@ class Block:
         # Children that share a row are summed first: index_add_ adds them one by one, which loses digits.
         per_group = self.total_types // x.shape[0]
         first, last = self.types.start // per_group, (self.types.stop - 1) // per_group
-        own = x[:, self.place[0], self.place[1]]
+        part = x[:, self.place[0], self.place[1]]
         if first == last:
-            own[first] += values.sum(0)
+            part[first] += values.sum(0)
         elif self.types.start % per_group == self.types.stop % per_group == 0:
-            own[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
+            part[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
         else:
-            own.index_add_(0, self._groups_of(x), values.to(x.dtype))
+            part.index_add_(0, self._groups_of(x), values.to(x.dtype))
 
     def _window(self, x: Tensor) -> Tensor:
         """Return a view of the block's part of a map, `(children, images, rows, columns, ...)`. It has no overlaps,
@@ -143,7 +143,7 @@ def blocks(children: Children, options: Options, pairs: int, samples: int) -> It
     type_runs = [(first, min(end, first + type_step)) for start, end in runs for first in range(start, end, type_step)]
     starts = itertools.product(range(0, images, image_step), range(0, height, row_step))
     for place, (first, last), (image, row) in itertools.product(places, type_runs, starts):
-        own_images = slice(image, min(images, image + image_step))
+        block_images = slice(image, min(images, image + image_step))
         rows = slice(row, min(height, row + row_step))
         yield Block(
             total_types=types,
@@ -152,8 +152,8 @@ def blocks(children: Children, options: Options, pairs: int, samples: int) -> It
             place=place,
             stride=options.stride,
             dilation=options.dilation,
-            images=own_images,
+            images=block_images,
             grid_rows=rows,
             grid_columns=width,
-            samples=slice((image * height + row) * width, ((own_images.stop - 1) * height + rows.stop) * width),
+            samples=slice((image * height + row) * width, ((block_images.stop - 1) * height + rows.stop) * width),
         )

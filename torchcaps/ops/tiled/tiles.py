@@ -17,9 +17,9 @@ LANES = 16  # shortest innermost dimension that is fast
 
 class Layout:
     """Memory layout of the tensors of a block: `(children, samples, features, parents)`, or `(children, parents,
-    features, samples)` if the parents are too few to be innermost. There are two because the innermost dimension must be
-    long: with parents always last, layers of 10 classes take 1.2 to 1.7 times as long, with samples always last a
-    convolution to 32 parents 1.2 times, and a batch of one many times.
+    features, samples)` if the parents are too few to be innermost. There are two because the innermost dimension must
+    be long: with parents always last, layers of 10 classes take 1.1 to 1.7 times as long; with samples last wherever
+    they are more than the parents, a convolution to 32 parents takes 1.2 times as long.
 
     Attributes:
         parents, samples: dimensions of the parents and the samples in a tensor without features.
@@ -118,17 +118,17 @@ class Tile:
             if into.poses is not None:
                 self.block.add(into.poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
             if into.weight is not None:
-                own = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
-                self.block.add_weight(into.weight, own.permute(0, 3, 1, 2))
+                grad_weight = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
+                self.block.add_weight(into.weight, grad_weight.permute(0, 3, 1, 2))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
         else:
             if into.poses is not None:
-                own = torch.bmm(self.left.transpose(1, 2), product).view(count, d, rows, samples)
-                self.block.add(into.poses, own.permute(0, 3, 2, 1))
+                grad_poses = torch.bmm(self.left.transpose(1, 2), product).view(count, d, rows, samples)
+                self.block.add(into.poses, grad_poses.permute(0, 3, 2, 1))
             if into.weight is not None:
-                own = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
-                self.block.add_weight(into.weight, own.transpose(2, 3))
+                grad_weight = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
+                self.block.add_weight(into.weight, grad_weight.transpose(2, 3))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
 
@@ -244,9 +244,9 @@ class PulledTile(Dots):
     ) -> None:
         for factors, vectors in ((weights, grad), (grad_logits, query)):
             if into.poses is not None:
-                own = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
-                own = own.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
-                self.block.add(into.poses, own)
+                grad_poses = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
+                grad_poses = grad_poses.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
+                self.block.add(into.poses, grad_poses)
             if into.weight is not None:
                 product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
                 self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
@@ -304,12 +304,12 @@ class PoseDotTile(Dots):
             return
         if self.lengths is not None:
             grad_logits = grad_logits / self.lengths
-        own = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
-        own.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
+        grad_poses = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
+        grad_poses.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
         if self.lengths is not None:
             along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
-            own.addcmul_(self.poses, self._to_samples(along), value=-1)
-        self.block.add_samples(into.poses, own)
+            grad_poses.addcmul_(self.poses, self._to_samples(along), value=-1)
+        self.block.add_samples(into.poses, grad_poses)
 
     def _from_samples(self, x: Tensor) -> Tensor:
         """Bring `(samples, children, parents)` into the layout."""

@@ -46,8 +46,8 @@ def vote_sum_backward(
                     grad_gates += torch.einsum("nrjh,cjrh->cn", part, bias)
                 block.add_gates(into.gates, grad_gates)
         if into.weight is not None:
-            own = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, parents, h)
-            block.add_weight(into.weight, own.transpose(1, 2))
+            grad_weight = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, parents, h)
+            block.add_weight(into.weight, grad_weight.transpose(1, 2))
         if into.bias is not None:
             masses = poses.new_ones(count, samples) if gate is None else gate
             block.add_rows(into.bias, torch.einsum("cn,nrjh->cjrh", masses, part))

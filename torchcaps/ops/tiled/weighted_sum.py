@@ -73,8 +73,8 @@ def weighted_sum_backward(
     grad_offset = None if offset is None else accumulator(offset)
     for tile in dot_tiles(layout, children, options):
         block = tile.block
-        own_query, own_grad = layout.part(query, block.samples), layout.part(grad, block.samples)
-        logits, grad_shares = tile.logits(own_query), tile.dot(own_grad)
+        query_part, grad_part = layout.part(query, block.samples), layout.part(grad, block.samples)
+        logits, grad_shares = tile.logits(query_part), tile.dot(grad_part)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
@@ -94,5 +94,5 @@ def weighted_sum_backward(
         if grad_offset is not None:
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
         layout.part(grad_query, block.samples).add_(tile.grad_query(grad_logits))
-        tile.add_child_gradients(shares, own_grad, grad_logits, own_query, into)
+        tile.add_child_gradients(shares, grad_part, grad_logits, query_part, into)
     return layout.unpack(grad_query), grad_offset

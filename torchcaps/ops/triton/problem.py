@@ -199,26 +199,26 @@ class Problem:
             self.tensors.offset,
             self.tensors.betas,
         )
-        found: list[Tensor | None] = [None] * 4
+        totals: list[Tensor | None] = [None] * 4
         blocks = -(-self.samples // self.layer.block_n)
         for types in {count for count, x in zip(self.types_per_row, wanted, strict=True) if x is not None}:
             rows = self.types // types * self.places
-            own = [x if count == types else None for count, x in zip(self.types_per_row, wanted, strict=True)]
-            part = sum(x.numel() for x in own if x is not None)
+            chosen = [x if count == types else None for count, x in zip(self.types_per_row, wanted, strict=True)]
+            part = sum(x.numel() for x in chosen if x is not None)
             splits, per_split = self.split(types * blocks, rows, part)
-            parts = [None if x is None else self.new(splits, *x.shape) for x in own]
+            parts = [None if x is None else self.new(splits, *x.shape) for x in chosen]
             self.launch("row_grads", (rows, splits), parents, *parts, types, per_split)
             for i, x in enumerate(parts):
                 if x is not None:
-                    found[i] = x.sum(0)
+                    totals[i] = x.sum(0)
         grad_weight, grad_bias, grad_offset, grad_betas = (
             None if x is None or like is None else x.unflatten(0, like.shape[:3]).movedim(-1, 3)
-            for x, like in zip(found, self.row_tensors, strict=True)
+            for x, like in zip(totals, self.row_tensors, strict=True)
         )
         for x, grad in ((into.weight, grad_weight), (into.bias, grad_bias)):
             if x is not None and grad is not None:
                 x.add_(grad)
-        return tuple(None if x is None else x.contiguous() for x in (grad_offset, grad_betas))
+        return grad_offset, grad_betas
 
 
 def _as_rows(x: Tensor) -> Tensor:
