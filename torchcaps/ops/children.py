@@ -44,6 +44,28 @@ class Children(NamedTuple):
         return self.weight.shape[3]
 
 
+class NoTensors(NamedTuple):
+    """What a sum of the votes takes of the parents: nothing."""
+
+
+class DotTensors(NamedTuple):
+    """What a sum weighted by the coefficients of a dot agreement takes of the parents."""
+
+    query: Tensor  # (samples, parents, features)
+    offset: Tensor | None  # (groups, *window, parents)
+
+
+class MomentTensors(NamedTuple):
+    """What moments take of the parents: the mean, precision and prior of a Gaussian agreement; or a query as the
+    target; or none of these, where all coefficients are equal."""
+
+    target: Tensor | None  # (samples, parents, features)
+    precision: Tensor | None  # (samples, parents, features)
+    prior: Tensor | None  # (samples, parents)
+    offset: Tensor | None  # (groups, *window, parents)
+    betas: Tensor | None  # (groups, *window, parents or 1)
+
+
 class Gradients(NamedTuple):
     """Tensors to which backward functions add the gradients of the children, shared by all iterations of a routing.
     A field is None if that gradient is not needed."""

@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.library import Library
 
 from torchcaps.ops import native, tiled, triton
-from torchcaps.ops.children import Children, Gradients, Options, check_parents, count_samples
+from torchcaps.ops.children import (
+    Children,
+    DotTensors,
+    Gradients,
+    MomentTensors,
+    NoTensors,
+    Options,
+    check_parents,
+    count_samples,
+)
 from torchcaps.ops.numerics import accumulator, autocast_off
 from torchcaps.utils.private import is_batched
 
@@ -38,7 +47,7 @@ class Reduction(NamedTuple):
 
     Fields:
         name: its name, as that of the backends' functions.
-        parents: names of the tensors of the parents that it takes, those that may be missing with a "?".
+        parents: NamedTuple of the tensors of the parents that it takes.
         results: names of the results.
         differentiable: number of results that have gradients, counted from the first.
         kept: number of results that the backward function needs, counted from the first.
@@ -47,50 +56,41 @@ class Reduction(NamedTuple):
     """
 
     name: str
-    parents: tuple[str, ...]
+    parents: type[Any]
     results: tuple[str, ...]
     differentiable: int
     kept: int
-    shapes: Callable[[tuple[int, ...], tuple[int, ...], Parents, Options], list[tuple[int, ...]]]
+    shapes: Callable[[tuple[int, ...], tuple[int, ...], Any, Options], list[tuple[int, ...]]]
 
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """Return the names of the tensors of the parents."""
-        return [name.removesuffix("?") for name in self.parents]
+        return cast(tuple[str, ...], self.parents._fields)
 
 
 # Sum of the votes, `sum_i gate_i V_ij`, `(samples, parents, features)`.
-VOTE_SUM = Reduction("vote_sum", (), ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
+VOTE_SUM = Reduction("vote_sum", NoTensors, ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
 # Sum of the votes weighted by the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of
 # the denominators of a softmax over the children, `(samples, parents)`; it is empty for a softmax over the parents.
-# `query` is `(samples, parents, features)`, `offset` is `(groups, *window, parents)`.
 WEIGHTED_SUM = Reduction(
     "weighted_sum",
-    ("query", "offset?"),
+    DotTensors,
     ("sums", "log_masses"),
     1,
     2,
     lambda scores, poses, parents, options: [poses, scores if options.softmax == "children" else (0,)],
 )
-# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents. `target`,
-# `precision` and `prior` are the mean, precision and prior of a Gaussian agreement; or a query and None twice; or None
-# three times. `betas` is `(groups, *window, parents or 1)`.
+# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents.
 MOMENTS = Reduction(
     "moments",
-    ("target?", "precision?", "prior?", "offset?", "betas?"),
+    MomentTensors,
     ("mass", "mean", "variance", "benefit"),
     4,
     3,
-    lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents[4] is None else scores],
+    lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents.betas is None else scores],
 )
-# Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`. The tensors
-# are those of `tiled.Net`.
+# Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`.
 NET_SUM = Reduction(
-    "net_sum",
-    tuple(f"{name}?" for name in tiled.Net._fields),
-    ("sums", "masses"),
-    2,
-    0,
-    lambda scores, poses, parents, options: [poses, scores],
+    "net_sum", tiled.Net, ("sums", "masses"), 2, 0, lambda scores, poses, parents, options: [poses, scores]
 )
 
 
@@ -101,7 +101,7 @@ class Operator:
         backend: name of the backend.
         reduction: signature of the reduction.
         module: module with the functions of the reduction's name and of that name with `_backward`: `forward(children,
-            *parents, options)` returns the results, and `backward(grads, results, children, *parents, options, into)`
+            parents, options)` returns the results, and `backward(grads, results, children, parents, options, into)`
             adds to the tensors `into` and returns the gradients of the parents' tensors, None where there is none.
     """
 
@@ -110,7 +110,7 @@ class Operator:
         self._run = getattr(module, reduction.name)
         self._run_backward = getattr(module, f"{reduction.name}_backward")
         name = f"{backend}_{reduction.name}"
-        parents = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in reduction.parents]
+        parents = [f"Tensor? {x}" for x in reduction.names()]
         arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
         before = [f"Tensor grad_of_{x}" for x in reduction.results[: reduction.differentiable]]
         before += [f"Tensor {x}" for x in reduction.results[: reduction.kept]]
@@ -129,7 +129,7 @@ class Operator:
         children, parents, options = self._call(iter(flat))
         check_parents(children, dict(zip(self.reduction.names(), parents, strict=True)), options)
         with autocast_off(children.poses.device.type):
-            return _flat(self._run(children, *parents, options))
+            return _flat(self._run(children, parents, options))
 
     def _fake_forward(self, *flat: Any) -> Any:
         children, parents, options = self._call(iter(flat))
@@ -143,16 +143,17 @@ class Operator:
         grads, results = (tuple(islice(given, count)) for count in (self.reduction.differentiable, self.reduction.kept))
         children, parents, options = self._call(given)
         with autocast_off(children.poses.device.type):
-            gradients = self._run_backward(grads, results, children, *parents, options, Gradients(*given))
+            gradients = self._run_backward(grads, results, children, parents, options, Gradients(*given))
         return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in gradients))
 
     def _fake_backward(self, *flat: Any) -> Any:
         children, parents, _ = self._call(islice(flat, self.reduction.differentiable + self.reduction.kept, None))
         return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x, *x.shape) for x in parents))
 
-    def _call(self, given: Iterator[Any]) -> tuple[Children, Parents, Options]:
+    def _call(self, given: Iterator[Any]) -> tuple[Children, Any, Options]:
         """Take the children, the tensors of the parents and the options from a flat list, in this order."""
-        children, parents = Children(*islice(given, 4)), tuple(islice(given, len(self.reduction.parents)))
+        children = Children(*islice(given, 4))
+        parents = self.reduction.parents(*islice(given, len(self.reduction.names())))
         options = Options(*islice(given, len(Options._fields)))
         (down, across), (down_apart, across_apart) = options.stride, options.dilation  # operators pass lists
         return children, parents, options._replace(stride=(down, across), dilation=(down_apart, across_apart))
@@ -161,7 +162,7 @@ class Operator:
 
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Keep in a context what the backward pass needs."""
-        results, tensors = _as_tuple(output), 4 + len(self.reduction.parents)
+        results, tensors = _as_tuple(output), 4 + len(self.reduction.names())
         ctx.options = tuple(inputs[tensors:])
         ctx.results = [(x.shape, x.dtype, x.device) for x in results[: self.reduction.differentiable]]
         ctx.save_for_backward(*results[: self.reduction.kept], *inputs[:tensors])

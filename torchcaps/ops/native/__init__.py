@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, DotTensors, Gradients, MomentTensors, NoTensors, Options, count_samples
 from torchcaps.ops.numerics import accumulator
 
 FOLDER = Path(__file__).parent
@@ -80,7 +80,7 @@ def instructions() -> str:
     return load().torchcaps_instructions().decode()
 
 
-def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
+def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
     features = children.poses.shape[4] * children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), children.parents, features)
     _run(VOTE_SUM, children, (None,) * 5, options, results=(sums,))
@@ -88,16 +88,21 @@ def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
 
 
 def vote_sum_backward(
-    grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
+    grads: tuple[Tensor],
+    results: tuple[()],
+    children: Children,
+    parents: NoTensors,
+    options: Options,
+    into: Gradients,
 ) -> tuple[()]:
     _run(VOTE_SUM_BACKWARD, children, (None,) * 5, options, grads=grads, into=into)
     return ()
 
 
-def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
-    samples, parents = count_samples(children, options), children.parents
-    sums = accumulator(children.poses, samples, parents, query.shape[-1])
-    log_masses = accumulator(children.poses, *((samples, parents) if options.softmax == "children" else (0,)))
+def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
+    query, offset = parents
+    sums = accumulator(children.poses, *query.shape)
+    log_masses = accumulator(children.poses, *(query.shape[:2] if options.softmax == "children" else (0,)))
     _run(WEIGHTED_SUM, children, (query, None, None, offset, None), options, results=(sums, log_masses))
     return sums, log_masses
 
@@ -106,12 +111,11 @@ def weighted_sum_backward(
     grads: tuple[Tensor],
     results: tuple[Tensor, Tensor],
     children: Children,
-    query: Tensor,
-    offset: Tensor | None,
+    parents: DotTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor, Tensor | None]:
-    parent_tensors = (query, None, None, offset, None)
+    parent_tensors = (parents.query, None, None, parents.offset, None)
     grad_query, *_, grad_offset, _ = _backward(
         WEIGHTED_SUM_BACKWARD, grads, results, children, parent_tensors, options, into
     )
@@ -119,22 +123,14 @@ def weighted_sum_backward(
     return grad_query, grad_offset
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     poses = children.poses
     scores = (count_samples(children, options), children.parents)
     features = poses.shape[4] * children.weight.shape[5]
     mass, mean, variance = (accumulator(poses, *scores, *more) for more in ((), (features,), (features,)))
-    benefit = accumulator(poses, *(scores if betas is not None else (0,)))
+    benefit = accumulator(poses, *(scores if parents.betas is not None else (0,)))
     results = (mass, mean, variance, benefit)
-    _run(MOMENTS, children, (target, precision, prior, offset, betas), options, results=results)
+    _run(MOMENTS, children, parents, options, results=results)
     return results
 
 
@@ -142,16 +138,11 @@ def moments_backward(
     grads: tuple[Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
     children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
+    parents: MomentTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    parent_tensors = (target, precision, prior, offset, betas)
-    return _backward(MOMENTS_BACKWARD, grads, results, children, parent_tensors, options, into)
+    return _backward(MOMENTS_BACKWARD, grads, results, children, parents, options, into)
 
 
 def _backward(

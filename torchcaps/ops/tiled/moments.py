@@ -3,28 +3,20 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
 from torchcaps.ops.tiled.tiles import Layout, vote_tile
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute mass, mean, variance and benefit.
 
     The mean of a block is subtracted from its votes before they are squared, and blocks are joined by the parallel
     formula of Chan, Golub and LeVeque (1979). So no digits are lost when the votes agree far from zero.
     """
     layout = Layout(children, options)
-    agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
+    agreement, offset, betas = _packed(parents, layout), parents.offset, parents.betas
     count, features = count_samples(children, options), layout.rows * layout.h
     mass = layout.pack(accumulator(children.poses, count, layout.count))
     center = layout.pack(accumulator(children.poses, count, layout.count, features))
@@ -67,11 +59,7 @@ def moments_backward(
     grads: tuple[Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
     children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
+    parents: MomentTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
@@ -83,7 +71,7 @@ def moments_backward(
     layout = Layout(children, options)
     grad_mass, grad_mean, grad_variance, grad_benefit = grads
     mass, mean, variance = results
-    agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
+    agreement, offset, betas = _packed(parents, layout), parents.offset, parents.betas
     scale = 1 / nonzero(mass + options.eps).unsqueeze(-1)
     spread = scale * grad_variance
     pull = scale * (grad_mean - 2 * options.eps * scale * mean * grad_variance)
@@ -125,11 +113,16 @@ def moments_backward(
                 grad_part[1] += buffer.mul_(compared).sum(0)
                 grad_part[2] += grad_logits.sum(0)
         tile.add_gradients(grad_votes, into)
-    if precision is not None:
+    if parents.precision is not None:
         grad_agreement[0] *= agreement[1]
         grad_agreement[1] *= -0.5
     agreement_grads = [layout.unpack(x) for x in grad_agreement] + [None] * (3 - len(grad_agreement))
     return *agreement_grads, grad_offset, grad_betas
+
+
+def _packed(parents: MomentTensors, layout: Layout) -> list[Tensor]:
+    """Return the mean, precision and prior of a Gaussian, or a query, or nothing."""
+    return [layout.pack(x) for x in parents[:3] if x is not None]
 
 
 def _compared(votes: Tensor, agreement: list[Tensor]) -> Tensor:

@@ -4,19 +4,19 @@ All work is products of matrices. No tensor has an entry for each child and pare
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
 
 class Net(NamedTuple):
-    """Tensors of the parents that a net sum takes; see `Votes.net_sum`."""
+    """Tensors of the parents that a net sum takes; see `PoseVotes.net_sum`."""
 
     query: Tensor | None  # (samples, parents, features)
     slope: Tensor | None  # (groups, 1, 1, parents), like the rows below
@@ -89,15 +89,9 @@ class NetTile:
         return torch.bmm(phi.transpose(1, 2), self.poses), phi.sum(1)
 
 
-def net_sum(children: Children, *args: Any) -> tuple[Tensor, Tensor]:
-    """Compute the net sums of the votes, and the sums of their factors; see `Votes.net_sum`.
-
-    Args:
-        children: the children.
-        args: the tensors of `Net`, and the options.
-    """
-    *tensors, options = args
-    net, samples = Net(*tensors), count_samples(children, options)
+def net_sum(children: Children, net: Net, options: Options) -> tuple[Tensor, Tensor]:
+    """Compute the net sums of the votes, and the sums of their factors; see `PoseVotes.net_sum`."""
+    samples = count_samples(children, options)
     sums = accumulator(children.poses, samples, children.parents, math.prod(children.poses.shape[4:]))
     masses = accumulator(children.poses, samples, children.parents)
     for block in pose_blocks(children, options):
@@ -108,11 +102,9 @@ def net_sum(children: Children, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def net_sum_backward(
-    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, *args: Any
+    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, net: Net, options: Options, into: Gradients
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of the tensors of `Net`."""
-    *tensors, options, into = args
-    net = Net(*tensors)
     grad_net = Net(*(None if x is None else accumulator(x) for x in net))
     for block in pose_blocks(children, options):
         tile = NetTile(block, children, net)

@@ -3,31 +3,23 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options
+from torchcaps.ops.children import Children, Gradients, MomentTensors, Options
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.triton.problem import Parents, Problem
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return mass, mean, variance and benefit, which is empty without betas.
 
     The splits of the children are joined by the parallel formula of Chan, Golub and LeVeque (1979), with deviations
     from the votes of the first child. So no digits are lost when the votes agree far from zero.
     """
-    p = Problem(children, options, offset, betas)
+    p = Problem(children, options, parents.offset, parents.betas)
     center = torch.einsum("nrd,dhj->njrh", p.tensors.poses[:, 0], p.tensors.weight[0])
     if p.tensors.bias is not None:
         center = center + p.tensors.bias[0].movedim(-1, 0)
     center = center.flatten(2)
-    totals, masses, squares, benefits, _ = p.sums(Parents(target, precision, prior, center))
+    totals, masses, squares, benefits, _ = p.sums(Parents(*parents[:3], center))
     assert masses is not None
     assert squares is not None
     mass, weights = masses.sum(0), masses.unsqueeze(-1)
@@ -45,11 +37,7 @@ def moments_backward(
     grads: tuple[Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
     children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
+    parents: MomentTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
@@ -60,5 +48,5 @@ def moments_backward(
     curve = scale * grad_variance
     slope = scale * (grad_mean - 2 * options.eps * mean * curve)
     base = grad_mass - (curve * variance).sum(-1)
-    parents = Parents(target, precision, prior, mean, slope, curve, base, None if betas is None else grads[3])
-    return Problem(children, options, offset, betas).backward(parents, into)
+    known = Parents(*parents[:3], mean, slope, curve, base, None if parents.betas is None else grads[3])
+    return Problem(children, options, parents.offset, parents.betas).backward(known, into)
