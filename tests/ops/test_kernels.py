@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from torchcaps.ops import Dot, Gaussian, LinearVotes, UnitDot
+from torchcaps.ops.children import Options
+from torchcaps.ops.triton import problem
 
 if torch.cuda.is_available():
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms need it
@@ -172,6 +174,16 @@ def test_variance_of_votes_that_agree_far_from_the_origin(agreement):
     votes = (poses.double() / 1024 + 1000).flatten()
     assert_close(variance.double().squeeze(), votes.var(correction=0), rtol=1e-6, atol=0)
     assert_close(mean.double().squeeze(), votes.mean(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("items", "programs", "part"), [(2048, 1, 2**20), (7, 3, 10), (1, 5000, 1), (0, 0, 0)])
+def test_partial_results_are_bounded(items, programs, part):
+    p = Problem(GEOMETRIES["shared"], device=DEVICE)
+    kernels = problem.Problem(p.votes("triton").tensors(None), Options())
+    splits, per_split = kernels.split(items, programs, part)
+    assert splits * per_split >= items
+    assert splits >= 1
+    assert splits * part <= problem.MOST_PARTS
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has one thread")

@@ -196,7 +196,7 @@ class ComputedVotes(Votes):
             parents: the tensors of the parents that it takes.
             options: how the votes are reduced.
         """
-        for what, x in zip(self.operators[name].reduction.names(), parents, strict=True):
+        for what, x in zip(self.operators[name].reduction.parents._fields, parents, strict=True):
             if x is not None:  # with one on "meta" PyTorch would not call the operator, which checks all else
                 check_device(what, x, "votes", self.device)
         children = self.cache.handed_on or self._children()

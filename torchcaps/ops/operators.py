@@ -47,7 +47,7 @@ class Reduction(NamedTuple):
 
     Fields:
         name: its name, as that of the backends' functions.
-        parents: NamedTuple of the tensors of the parents that it takes.
+        parents: class, a NamedTuple, of the tensors of the parents that it takes.
         results: names of the results.
         differentiable: number of results that have gradients, counted from the first.
         kept: number of results that the backward function needs, counted from the first.
@@ -56,15 +56,11 @@ class Reduction(NamedTuple):
     """
 
     name: str
-    parents: type[Any]
+    parents: Any
     results: tuple[str, ...]
     differentiable: int
     kept: int
     shapes: Callable[[tuple[int, ...], tuple[int, ...], Any, Options], list[tuple[int, ...]]]
-
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the tensors of the parents."""
-        return cast(tuple[str, ...], self.parents._fields)
 
 
 # Sum of the votes, `sum_i gate_i V_ij`, `(samples, parents, features)`.
@@ -110,7 +106,7 @@ class Operator:
         self._run = getattr(module, reduction.name)
         self._run_backward = getattr(module, f"{reduction.name}_backward")
         name = f"{backend}_{reduction.name}"
-        parents = [f"Tensor? {x}" for x in reduction.names()]
+        parents = [f"Tensor? {x}" for x in reduction.parents._fields]
         arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
         before = [f"Tensor grad_of_{x}" for x in reduction.results[: reduction.differentiable]]
         before += [f"Tensor {x}" for x in reduction.results[: reduction.kept]]
@@ -127,7 +123,7 @@ class Operator:
 
     def _forward(self, *flat: Any) -> Any:
         children, parents, options = self._call(iter(flat))
-        check_parents(children, dict(zip(self.reduction.names(), parents, strict=True)), options)
+        check_parents(children, dict(zip(self.reduction.parents._fields, parents, strict=True)), options)
         with autocast_off(children.poses.device.type):
             return _flat(self._run(children, parents, options))
 
@@ -153,7 +149,7 @@ class Operator:
     def _call(self, given: Iterator[Any]) -> tuple[Children, Any, Options]:
         """Take the children, the tensors of the parents and the options from a flat list, in this order."""
         children = Children(*islice(given, 4))
-        parents = self.reduction.parents(*islice(given, len(self.reduction.names())))
+        parents = self.reduction.parents(*islice(given, len(self.reduction.parents._fields)))
         options = Options(*islice(given, len(Options._fields)))
         (down, across), (down_apart, across_apart) = options.stride, options.dilation  # operators pass lists
         return children, parents, options._replace(stride=(down, across), dilation=(down_apart, across_apart))
@@ -162,7 +158,7 @@ class Operator:
 
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Keep in a context what the backward pass needs."""
-        results, tensors = _as_tuple(output), 4 + len(self.reduction.names())
+        results, tensors = _as_tuple(output), 4 + len(self.reduction.parents._fields)
         ctx.options = tuple(inputs[tensors:])
         ctx.results = [(x.shape, x.dtype, x.device) for x in results[: self.reduction.differentiable]]
         ctx.save_for_backward(*results[: self.reduction.kept], *inputs[:tensors])

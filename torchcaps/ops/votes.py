@@ -207,6 +207,7 @@ class WeightedVotes:
 
     def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
         self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
+        self.parents, self.children, self.gates = votes.parents, votes.children, votes.gates
         # What the step has asked for beside the weighted votes, for `factors`.
         self._net: tuple[tuple[Beta, Beta] | None, Activation | None] | None = None
         self._constants: list[Tensor] = []
@@ -243,18 +244,6 @@ class WeightedVotes:
         return total
 
     # ------------------------------------------------------------ sizes and parents, as of the votes
-
-    @property
-    def parents(self) -> int:
-        return self.votes.parents
-
-    @property
-    def children(self) -> int:
-        return self.votes.children
-
-    @property
-    def gates(self) -> Tensor | None:
-        return self.votes.gates
 
     def count(self) -> Tensor:
         return self.votes.count()

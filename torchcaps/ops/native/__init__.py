@@ -20,6 +20,8 @@ from torchcaps.ops.numerics import accumulator
 FOLDER = Path(__file__).parent
 VOTE_SUM, VOTE_SUM_BACKWARD, WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(6)
 
+NO_PARENTS = MomentTensors(None, None, None, None, None)
+
 _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
@@ -83,7 +85,7 @@ def instructions() -> str:
 def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
     features = children.poses.shape[4] * children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), children.parents, features)
-    _run(VOTE_SUM, children, (None,) * 5, options, results=(sums,))
+    _run(VOTE_SUM, children, NO_PARENTS, options, (sums,))
     return (sums,)
 
 
@@ -95,7 +97,7 @@ def vote_sum_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[()]:
-    _run(VOTE_SUM_BACKWARD, children, (None,) * 5, options, grads=grads, into=into)
+    _run(VOTE_SUM_BACKWARD, children, NO_PARENTS, options, (), grads, into)
     return ()
 
 
@@ -103,7 +105,7 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
     query, offset = parents
     sums = accumulator(children.poses, *query.shape)
     log_masses = accumulator(children.poses, *(query.shape[:2] if options.softmax == "children" else (0,)))
-    _run(WEIGHTED_SUM, children, (query, None, None, offset, None), options, results=(sums, log_masses))
+    _run(WEIGHTED_SUM, children, MomentTensors(query, None, None, offset, None), options, (sums, log_masses))
     return sums, log_masses
 
 
@@ -114,12 +116,9 @@ def weighted_sum_backward(
     parents: DotTensors,
     options: Options,
     into: Gradients,
-) -> tuple[Tensor, Tensor | None]:
-    parent_tensors = (parents.query, None, None, parents.offset, None)
-    grad_query, *_, grad_offset, _ = _backward(
-        WEIGHTED_SUM_BACKWARD, grads, results, children, parent_tensors, options, into
-    )
-    assert grad_query is not None
+) -> tuple[Tensor | None, Tensor | None]:
+    tensors = MomentTensors(parents.query, None, None, parents.offset, None)
+    grad_query, *_, grad_offset, _ = _run(WEIGHTED_SUM_BACKWARD, children, tensors, options, results, grads, into)
     return grad_query, grad_offset
 
 
@@ -130,7 +129,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
     mass, mean, variance = (accumulator(poses, *scores, *more) for more in ((), (features,), (features,)))
     benefit = accumulator(poses, *(scores if parents.betas is not None else (0,)))
     results = (mass, mean, variance, benefit)
-    _run(MOMENTS, children, parents, options, results=results)
+    _run(MOMENTS, children, parents, options, results)
     return results
 
 
@@ -142,41 +141,28 @@ def moments_backward(
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    return _backward(MOMENTS_BACKWARD, grads, results, children, parents, options, into)
-
-
-def _backward(
-    operation: int,
-    grads: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
-    children: Children,
-    parent_tensors: tuple[Tensor | None, ...],
-    options: Options,
-    into: Gradients,
-) -> tuple[Tensor | None, ...]:
-    parent_grads = tuple(None if x is None else accumulator(x) for x in parent_tensors)
-    _run(operation, children, parent_tensors, options, results, grads, into, parent_grads)
-    return parent_grads
+    return _run(MOMENTS_BACKWARD, children, parents, options, results, grads, into)
 
 
 def _run(
     operation: int,
     children: Children,
-    parent_tensors: tuple[Tensor | None, ...],
+    parents: MomentTensors,
     options: Options,
-    results: tuple[Tensor, ...] = (),
+    results: tuple[Tensor, ...],
     grads: tuple[Tensor, ...] = (),
     into: tuple[Tensor | None, ...] = (None,) * 4,
-    parent_grads: tuple[Tensor | None, ...] = (None,) * 5,
-) -> None:
-    """Call the library. It writes `results` (backward functions read them) and `parent_grads`, and adds to `into`."""
+) -> tuple[Tensor | None, ...]:
+    """Call the library. A forward function writes `results`. A backward function reads them, adds to `into`, and
+    returns the gradients of the parents' tensors."""
     poses, weight, bias, _ = children
-    *_, offset, betas = parent_tensors
+    offset, betas = parents.offset, parents.betas
+    parent_grads = tuple(accumulator(x) if grads and x is not None else None for x in parents)
     dtype = torch.promote_types(poses.dtype, torch.float32)
     added = [None if x is None else x.contiguous() for x in into]
     # These references keep the tensors alive during the call: the library has only their addresses.
     tensors = (
-        *(_plain(x, dtype) for x in (*children, *parent_tensors)),
+        *(_plain(x, dtype) for x in (*children, *parents)),
         *_four(_plain(x, dtype) for x in results),
         *_four(_plain(x, dtype) for x in grads),
         *added,
@@ -205,6 +191,7 @@ def _run(
     for x, y in zip(into, added, strict=True):
         if x is not None and y is not None and x is not y:
             x.copy_(y)
+    return parent_grads
 
 
 def routing_pool(
