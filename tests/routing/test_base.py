@@ -324,6 +324,8 @@ def test_states_are_flattened_for_an_equilibrium():
         assert type(back) is type(state)
         for found, expected in zip(back, state, strict=True):
             assert found is expected is None or found.equal(expected)
+    with pytest.raises(ValueError, match=r"a row for each sample: add an offset in agreement\(state\)$"):
+        flatten(Dot(mean, torch.randn(5, 3)))
 
 
 def test_a_temperature_is_a_temperature():

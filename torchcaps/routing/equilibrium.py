@@ -187,8 +187,12 @@ def check_equilibrium(routing: Routing) -> None:
 
 def flatten(state: Tensor | tuple[Tensor | None, ...]) -> Tensor:
     """Return a state as one tensor, `(batch, n)`."""
-    parts = (state,) if isinstance(state, Tensor) else state
-    return torch.cat([x.flatten(1) for x in parts if x is not None], dim=1)
+    parts = [x for x in ((state,) if isinstance(state, Tensor) else state) if x is not None]
+    if len({len(x) for x in parts}) > 1:
+        raise ValueError(
+            "an equilibrium needs a state of tensors with a row for each sample: add an offset in agreement(state)"
+        )
+    return torch.cat([x.flatten(1) for x in parts], dim=1)
 
 
 def unflatten(flat: Tensor, like: Any) -> Any:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Activation, Linear, SigmoidDot, WeightedVotes, at_least_float32, autocast_off, evenly_spaced
+from torchcaps.ops import Activation, Beta, SigmoidDot, WeightedVotes, at_least_float32, autocast_off, evenly_spaced
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, checked
@@ -103,6 +103,6 @@ class HeinsenVectorRouting(Routing):
         return self.vote_bias + evenly_spaced(parents, self.vote_bias)[:, None] * self.symmetry_breaking
 
 
-def _betas(values: Tensor | nn.Linear) -> Linear:
+def _betas(values: Tensor | nn.Linear) -> Beta:
     """Return betas with a row for each child, or linear in the poses of the children."""
-    return Linear(values) if isinstance(values, Tensor) else Linear(values.bias.unsqueeze(0), values.weight)
+    return Beta(values) if isinstance(values, Tensor) else Beta(values.bias.unsqueeze(0), values.weight)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Dot, Linear, Votes, WeightedVotes, autocast_off, nonzero
+from torchcaps.ops import Beta, Dot, Votes, WeightedVotes, autocast_off, nonzero
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
@@ -102,7 +102,7 @@ class SlotAttention(Routing):
 
     def step(self, votes: WeightedVotes, slots: Tensor, t: float) -> tuple[Capsules, Tensor]:
         eps = slots.new_full((1, 1), self.eps if self.update == "mean" else 0.0)
-        total, mass = votes.net_sum((Linear(1 + eps), Linear(-eps)))  # sum_i a_i (c_ij + eps) x_i
+        total, mass = votes.net_sum((Beta(1 + eps), Beta(-eps)))  # sum_i a_i (c_ij + eps) x_i
         if self.update == "mean":  # line 7
             total = total / nonzero(mass).unsqueeze(-1)
         with autocast_off(slots.device.type):
