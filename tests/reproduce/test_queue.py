@@ -25,7 +25,9 @@ ROW = "zhao2019/table1/fashion-mnist-max"  # 100 steps on sixteen images
 QUEUE = """
 import sys
 from torchcaps.training.checkpoints import LastCheckpoints
+from torchcaps.data.files import CanonicalFile
 LastCheckpoints.SECONDS = 0.3
+CanonicalFile.check = lambda file, path: None
 if __name__ == "__main__":
     from torchcaps.cli import run
     run()
