@@ -1,5 +1,6 @@
 """Photographs in folders: which ones are read, their pixels, their objects, and errors of one line."""
 
+import re
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from torchcaps.data import DataError, ImageNet
 from torchcaps.data.annotations import find_object
 from torchcaps.data.imagenet import read_class_list
+from torchcaps.recipes import load_recipe
 
 NAMES = ["n01", "n02", "n03"]
 
@@ -100,6 +102,21 @@ def test_a_class_list_chooses_and_numbers(root: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(root)
     (root / "hard.txt").write_text("n02")  # the working directory comes first
     assert small(root, class_list="hard.txt").names == ["n02"]
+
+
+def test_h_imagenet(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / "imagenet" / part).mkdir(parents=True)
+    path = small(tmp_path)._find("h-imagenet.txt")
+    names = read_class_list(path)
+    assert len(set(names)) == len(names) == 200
+    assert all(re.fullmatch(r"n\d{8}", name) for name in names)
+    assert error_of(small(tmp_path, class_list="h-imagenet.txt")) == (
+        f"{tmp_path}/imagenet/train: has no folder {names[0]}: expected one for each class of {path}"
+    )
+    for row in ("v1", "v2", "v3", "v3-mild", "v3-strong"):
+        values = load_recipe(f"li2018/table4/h-imagenet-{row}").config["data"]["init_args"]
+        assert values["class_list"] == "h-imagenet.txt"
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ def read_split(name: str) -> dict[str, tuple[str, Part]]:
     """
     split: dict[str, tuple[str, Part]] = {}
     for line, row in read_table(name).rows:
-        if missing := set(SPLIT_COLUMNS) - set(row):
-            raise DataError(f"{name}: no column {min(missing)!r}: expected the split.csv of a run")
+        for column in SPLIT_COLUMNS:
+            if column not in row:
+                raise DataError(f"{name}: no column {column!r}: expected the split.csv of a run")
         sample, label, part = (row[column] for column in SPLIT_COLUMNS)
         if part not in PARTS:
             raise DataError(f"{name} line {line}: the part of {sample} is {part!r}: expected {', '.join(PARTS)}")
