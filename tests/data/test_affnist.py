@@ -110,13 +110,12 @@ def test_validation_images_are_the_digits_held_out_at_their_places() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.parametrize("kind", [Expanded, Affine])
-def test_runs_batches_and_workers_do_not_matter(kind: type[ExpandedMNIST]) -> None:
+def test_runs_batches_and_workers_do_not_matter() -> None:
     torch.manual_seed(0)
-    first = loaded(kind, val_size=50)
+    first = loaded(Affine, val_size=50)
     for arguments in ({"batch_size": 7}, {"batch_size": 64, "num_workers": 2}):
         torch.manual_seed(1)
-        data = loaded(kind, val_size=50, **arguments)
+        data = loaded(Affine, val_size=50, **arguments)
         for _ in range(2):  # every validation may make a new loader
             for stage, loader in (("validate", data.val_dataloader()), ("test", data.test_dataloader())):
                 images, labels = collect(loader)
@@ -140,7 +139,7 @@ def test_training_images_are_anywhere() -> None:
     torch.manual_seed(0)
     data = loaded(Expanded)
     digits = Noise().load(train=True)[0].float() / 255
-    images = torch.cat([data.augment(data.part("fit").__getitems__(list(range(200)))[0]) for _ in range(40)])
+    images = torch.cat([data.augment(data.part("fit").__getitems__(list(range(200)))[0]) for _ in range(20)])
     found = places(images)
     assert all(
         torch.equal(images[k, 0, down : down + 28, right : right + 28], digits[k % 200, 0])

@@ -321,9 +321,8 @@ def trainer(epochs: int) -> lightning.Trainer:
     "ignore:.*LeafSpec.* is deprecated:FutureWarning",
     "ignore:.*use of fork:DeprecationWarning",
 )
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path, num_workers: int) -> None:
-    arguments = {"epoch_size": 30, "test_size": 20, "batch_size": 8, "val_size": 20, "num_workers": num_workers}
+def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path) -> None:
+    arguments = {"epoch_size": 30, "test_size": 20, "batch_size": 8, "val_size": 20}
     module, data, first = Recorder(), Multi(**arguments), trainer(2)
     first.fit(module, data)
     first.test(module, data, verbose=False)

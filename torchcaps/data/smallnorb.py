@@ -15,7 +15,7 @@ from torchcaps.data.stereo import Metadata, StereoData
 from torchcaps.utils.arguments import Count, checked
 
 SIDE = 96  # pixels
-TYPES = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}  # by the magic number of the file format
+TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}  # by the magic number of the file format
 
 
 def read_norb(path: Path) -> Tensor:
