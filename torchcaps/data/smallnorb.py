@@ -15,7 +15,8 @@ from torchcaps.data.stereo import Metadata, StereoData
 from torchcaps.utils.arguments import Count, checked
 
 SIDE = 96  # pixels
-TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}  # by the magic number of the file format
+# Of the elements, by the magic number of the file format.
+TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}
 
 
 def read_norb(path: Path) -> Tensor:
@@ -37,7 +38,7 @@ def read_norb(path: Path) -> Tensor:
         if dtype == np.uint8 and not zipped:
             return torch.from_numpy(np.memmap(path, dtype, "c", offset=file.tell()).reshape(sizes))
         values = np.frombuffer(bytearray(file.read()), dtype).reshape(sizes)
-    return torch.from_numpy(values.astype(dtype.newbyteorder("=")))
+    return torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=False))
 
 
 class SmallNORB(Published, StereoData):
