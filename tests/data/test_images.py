@@ -4,11 +4,12 @@ import colorsys
 import pickle
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 
-import lightning
 import pytest
 import torch
+from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
@@ -221,11 +222,6 @@ def test_shift_and_flip_are_independent() -> None:
     assert max(counts.values()) < 5000 / 18 + 5 * 16
 
 
-def test_no_shift_returns_the_images() -> None:
-    images = torch.rand(8, 2, 6, 7)
-    assert torch.equal(Toy().augment(images), images)
-
-
 # Resizing and cropping
 
 
@@ -385,40 +381,6 @@ def test_only_training_is_random() -> None:
         assert torch.equal(data.crops(images), plain.crops(images))
 
 
-class Recorder(lightning.LightningModule):
-    """Trains one number and records every batch that the Trainer passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: dict[str, list[Tensor]] = {"train": [], "val": [], "test": []}
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        self.seen["train"].append(batch[0])
-        return (self.weight - batch[1].float().mean()) ** 2
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.seen["val"].append(batch[0])
-
-    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.seen["test"].append(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def small_trainer() -> lightning.Trainer:
-    return lightning.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=1,
-    )
-
-
 # Three warnings of Lightning that do not apply: images in memory need no workers, there is no validation on purpose,
 # and the last one is between Lightning and torch 2.13.
 quiet = pytest.mark.filterwarnings(
@@ -428,10 +390,17 @@ quiet = pytest.mark.filterwarnings(
 )
 
 
+one_epoch = partial(small_trainer, num_sanity_val_steps=1)
+
+
 @quiet
 def test_trainer_augments_training_batches_only() -> None:
     torch.manual_seed(0)
-    data, module, trainer = Toy(batch_size=20, shift=1, val_size=30, flip=True), Recorder(), small_trainer()
+    data, module, trainer = (
+        Toy(batch_size=20, shift=1, val_size=30, flip=True),
+        Recorder(),
+        small_trainer(num_sanity_val_steps=1),
+    )
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
 
@@ -463,7 +432,11 @@ def test_trainer_augments_training_batches_only() -> None:
 
 @quiet
 def test_trainer_crops_as_the_stage_wants() -> None:
-    data, module, trainer = Color(batch_size=9, resize=6, val_size=3, ten_crop=True), Recorder(), small_trainer()
+    data, module, trainer = (
+        Color(batch_size=9, resize=6, val_size=3, ten_crop=True),
+        Recorder(),
+        small_trainer(num_sanity_val_steps=1),
+    )
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
     assert data.train_set is not None

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import lightning
 import numpy as np
 import pytest
 import torch
+from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -283,39 +283,6 @@ def test_digits_of_the_parts_are_disjoint() -> None:
     assert loaded(Multi).val_dataloader() == []
 
 
-class Recorder(lightning.LightningModule):
-    """Records every batch that the Trainer passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: dict[str, list[Tensor]] = {"train": [], "val": [], "test": []}
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        self.seen["train"].append(batch[0])
-        return (self.weight - batch[1].mean()) ** 2
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.seen["val"].append(batch[0])
-
-    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.seen["test"].append(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def trainer(epochs: int) -> lightning.Trainer:
-    return lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
     "ignore:.*LeafSpec.* is deprecated:FutureWarning",
@@ -323,12 +290,12 @@ def trainer(epochs: int) -> lightning.Trainer:
 )
 def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path) -> None:
     arguments = {"epoch_size": 30, "test_size": 20, "batch_size": 8, "val_size": 20}
-    module, data, first = Recorder(), Multi(**arguments), trainer(2)
+    module, data, first = Recorder(), Multi(**arguments), small_trainer(2)
     first.fit(module, data)
     first.test(module, data, verbose=False)
     first.save_checkpoint(tmp_path / "two.ckpt")
     resumed = Recorder()
-    trainer(4).fit(resumed, Multi(**arguments), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+    small_trainer(4).fit(resumed, Multi(**arguments), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
 
     train = torch.cat(module.seen["train"] + resumed.seen["train"])
     plain = loaded(Multi, **arguments)

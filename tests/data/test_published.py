@@ -3,6 +3,7 @@ batches and its options."""
 
 import hashlib
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("files")
     write_idx_files(root / "mnist", 20)
     write_all(root, 20)
+    archive = root / "sst" / SST.archive.name
+    with zipfile.ZipFile(archive) as opened:
+        for name in opened.namelist():
+            (root / "sst" / Path(name).name).write_bytes(opened.read(name))
+    archive.unlink()
     return root
 
 

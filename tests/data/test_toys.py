@@ -227,13 +227,6 @@ def test_fitted_parts_are_moved_and_scaled_only() -> None:
     np.testing.assert_allclose(first.axes, np.eye(3) / 3, atol=1e-9)
 
 
-def test_a_toy_is_always_the_same() -> None:
-    before = renderer.render(0, 3, 2, 8, [0, 4], 16)
-    toy.cache_clear()
-    assert np.array_equal(before, renderer.render(0, 3, 2, 8, [0, 4], 16))
-    assert np.array_equal(before[1:], renderer.render(0, 3, 2, 8, [4], 16))
-
-
 def test_what_the_numbers_of_a_pose_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -377,14 +370,6 @@ def test_bad_arguments() -> None:
         StereoToys(size=7)
     with pytest.raises(ValueError, match="^test_azimuths must be some of 0, 2, 4"):
         StereoToys(test_azimuths=[3])
-
-
-def test_what_shift_moves_in_is_background() -> None:
-    data = StereoToys(**FEW, shift=4)
-    images = torch.from_numpy(renderer.render(4, 0, 0, 0, [0], 8))
-    moved = torch.cat([data.augment(images) for _ in range(20)])
-    assert (moved >= 0.05).all()
-    assert len(moved.unique(dim=0)) > 5
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -57,10 +57,16 @@ def write_all(root: Path, samples: int = 16) -> None:
         archive.writestr("test.mat", content.getvalue())
     write_photographs(root / "imagenet")
     norb.write(root / "smallnorb", False, norb.small_norb())
+    trees = ("(4 (2 a) (4 (4 good) (2 film)))", "(0 (0 bad) (2 .))", "(3 good)", "(2 film)") * 2
+    write_trees(root, {f"{name}.txt": "\n".join(trees).encode() for name in ("train", "dev", "test")})
+
+
+def write_trees(root: Path, files: dict[str, bytes]) -> None:
+    """Write the archive of the Stanford Sentiment Treebank."""
     (root / "sst").mkdir()
-    for name in ("train", "dev", "test"):
-        trees = ("(4 (2 a) (4 (4 good) (2 film)))", "(0 (0 bad) (2 .))", "(3 good)", "(2 film)") * 2
-        (root / "sst" / f"{name}.txt").write_text("\n".join(trees))
+    with zipfile.ZipFile(root / "sst" / "trainDevTestTrees_PTB.zip", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"trees/{name}", content)
 
 
 def write_archives(root: Path, files: Path) -> None:
@@ -69,10 +75,7 @@ def write_archives(root: Path, files: Path) -> None:
         (root / name).mkdir(parents=True)
         with tarfile.open(root / name / f"{name}-python.tar.gz", "w:gz") as archive:
             archive.add(files / name / inside, inside)
-    (root / "sst").mkdir()
-    with zipfile.ZipFile(root / "sst" / "trainDevTestTrees_PTB.zip", "w") as archive:
-        for path in (files / "sst").iterdir():
-            archive.write(path, f"trees/{path.name}")
+    write_trees(root, {path.name: path.read_bytes() for path in (files / "sst").iterdir()})
     norb.write(root / "smallnorb", True, norb.small_norb())
 
 
