@@ -1,4 +1,4 @@
-"""`torchcaps test`: checkpoints, ten crops, predictions; and `torchcaps hardest`, which reads these."""
+"""`torchcaps test`: checkpoints, ten crops, predictions."""
 
 import re
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_bad_uses_of_predictions(trained, capfd):
 
 
 @pytest.mark.slow
-def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd):
+def test_photographs(images_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     Path("mine.yaml").write_text(
         "extends: zhao2019/table1/cifar10-routing --small\n"
@@ -108,32 +108,7 @@ def test_the_hardest_classes_of_photographs(images_of_noise, monkeypatch, capfd)
     assert len(rows) == 21
     assert {row.split(",")[0] for row in rows[1:]} == {f"n{label:08}" for label in range(10)}
     assert {row.split(",")[1] for row in rows[1:]} <= {f"n{label:08}" for label in range(10)}
-    capfd.readouterr()
-    assert call("hardest", "found.csv", "--classes", "4") == 0
-    out = capfd.readouterr().out
-    assert out.startswith("# the 4 hardest of 10 classes: top-1 accuracy 0.00 to ")
-    assert call("hardest", "found.csv", "--classes", "4", "--out", "hard/four.txt") == 0
-    assert Path("hard/four.txt").read_text() == out
-    assert capfd.readouterr().out == "classes: hard/four.txt\n"
-    # And trained on.
-    assert call("train", "mine.yaml", *PAIRS, "--data.class_list", "hard/four.txt") == 0
+    assert call("train", "mine.yaml", *PAIRS, "--data.class_list", "h-imagenet.txt") == 0
     assert call("explain", "mine.yaml", "--ckpt_path", "last", "--figures", "drawn") == 0
     written = {"credit.png", "heatmaps.png", "heatmaps-of-groups.png", "index.html"}
     assert {path.name for path in Path("drawn").iterdir()} == written
-
-
-@pytest.mark.parametrize(
-    ("content", "count", "said"),
-    [
-        ("", "1", "has no column label"),
-        ("label,guess\na,b\n", "1", "has no column prediction"),
-        ("label,prediction\na,b\n", "2", r"classes .* 2\b"),
-        ("label,prediction\na,b\n", "0", r"classes .* 0\b"),
-    ],
-)
-def test_bad_predictions(capfd, content, count, said):
-    Path("found.csv").write_text(content)
-    assert re.search(said, error_of(capfd, "hardest", "found.csv", "--classes", count, "--out", "list.txt"))
-    assert "gone.csv: cannot be read" in error_of(capfd, "hardest", "gone.csv", "--classes", "1")
-    assert "unknown argument --all" in error_of(capfd, "hardest", "found.csv", "--classes", "1", "--all")
-    assert [path.name for path in Path().iterdir()] == ["found.csv"]

@@ -28,7 +28,6 @@ def test_only_the_second_image_moves():
     assert overlaid(a, b, (3, 9)).max() == 0
 
 
-@pytest.mark.filterwarnings("ignore:.* the published file has")
 def test_overlaid_as_in_multimnist(mnist_of_noise: Path):
     data = MultiMNIST(str(mnist_of_noise), parts=True)
     data.setup("test")

@@ -15,7 +15,6 @@ from torchcaps.cli import (
     bench,
     explain,
     export,
-    hardest,
     models,
     predict,
     recipes,
@@ -31,7 +30,7 @@ from torchcaps.utils.processes import rank, reports
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import Stopped, StopSignals
 
-COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, hardest, bench)
+COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, bench)
 
 
 def run() -> None:

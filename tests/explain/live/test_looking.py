@@ -135,8 +135,7 @@ def test_images_for_the_page(mnist_of_noise, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path)
     assert images_of(MNIST()) == []  # and nothing is downloaded
-    with pytest.warns(UserWarning, match="has md5"):
-        assert images_of(MNIST(str(mnist_of_noise)))
+    assert images_of(MNIST(str(mnist_of_noise)))
     assert images_of(StereoToys()) == []  # and nothing is rendered
 
 
@@ -154,7 +153,6 @@ def test_nothing_is_downloaded_into_empty_folders(kind, place, tmp_path, monkeyp
 
 @pytest.mark.parametrize("kind", [MNIST, AffNIST, CIFAR10, SVHN, SmallNORB])
 @pytest.mark.parametrize("place", ["cache", "root"])
-@pytest.mark.filterwarnings("ignore:.* it is used anyway")
 def test_images_of_files_that_are_here(kind, place, images_of_noise, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
     monkeypatch.setattr("pooch.os_cache", lambda name: images_of_noise if place == "cache" else tmp_path)
