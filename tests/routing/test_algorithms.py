@@ -33,8 +33,8 @@ from torchcaps.testing import (
     assert_padding_changes_nothing,
     assert_routing_laws,
     assert_stacks_are_alive,
-    first_pass,
     measure_first_pass,
+    propose_gain,
 )
 
 names = pytest.mark.parametrize("name", ALGORITHMS)
@@ -107,7 +107,7 @@ def test_a_stack_that_dies():
 def test_hard_first_coefficients_are_found():
     routing = EMRouting()
     routing.alike = 0.0
-    with pytest.raises(AssertionError, match="nearly hard.*first_pass"):
+    with pytest.raises(AssertionError, match="nearly hard.*propose_gain"):
         assert_stacks_are_alive(routing)
 
 
@@ -128,7 +128,7 @@ def test_gains_are_found(capsys):
     for guessed in (1.0, 4.4):
         routing = DynamicRouting()
         routing.gain, routing.alike = guessed, 0.0
-        found = first_pass(routing, gains=(1.0, 2.0), alikes=(0.0, 0.98))
+        found = propose_gain(routing, gains=(1.0, 2.0), alikes=(0.0, 0.98))
         assert (found.gain, found.alike) == (2.0, 0.98)
         assert (routing.gain, routing.alike) == (guessed, 0.0)
         printed = capsys.readouterr().out
@@ -136,10 +136,10 @@ def test_gains_are_found(capsys):
         assert "<- now" in printed
         assert printed.endswith("proposed: gain = 2, alike = 0.98\n")
     with pytest.raises(ValueError, match="takes the poses as votes"):
-        first_pass(SlotAttention())
+        propose_gain(SlotAttention())
     routing.gain = 0.1
     with pytest.raises(ValueError, match="no gain and alike keep stacks alive"):
-        first_pass(routing, gains=(), alikes=())
+        propose_gain(routing, gains=(), alikes=())
 
 
 @names

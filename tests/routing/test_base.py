@@ -27,7 +27,8 @@ from torchcaps import (
     VectorNormRouting,
     list_routings,
 )
-from torchcaps.routing import Dot, Gaussian, Iteration, LayerShape, Routing, WeightedVotes
+from torchcaps.ops import Dot, Gaussian, WeightedVotes
+from torchcaps.routing import Iteration, LayerShape, Routing
 from torchcaps.routing.equilibrium import flatten, unflatten
 
 

@@ -27,7 +27,8 @@ from torchcaps import (
     SelfRouting,
     VectorNormRouting,
 )
-from torchcaps.routing import Iteration, Routing, WeightedVotes
+from torchcaps.ops import WeightedVotes
+from torchcaps.routing import Iteration, Routing
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ class HeinsenVectorRouting(Routing):
     Args:
         iterations: number of iterations, at least 1.
         normalize: normalize the parents that are returned. Parents of one entry never are.
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
+        gradient: see :class:`torchcaps.Routing`.
 
     Reference:
         Heinsen 2022, sections 2 and 3.
@@ -65,16 +65,16 @@ class HeinsenVectorRouting(Routing):
         groups, parents, d, h = shape.groups, shape.parents, shape.rows * shape.in_features, shape.features
 
         def normal(*sizes: int, std: float = 1.0) -> nn.Parameter:
-            return nn.Parameter(torch.randn(sizes) * std)
+            return nn.Parameter(torch.randn(sizes) * std if std else torch.zeros(sizes))
 
-        def zeros(*sizes: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(sizes))
-
-        self.activation_weight, self.activation_bias = normal(groups, d, std=2 * d**-0.5), zeros(groups)
+        self.activation_weight, self.activation_bias = normal(groups, d, std=2 * d**-0.5), normal(groups, std=0)
         self.vote_scale, self.vote_weight = normal(parents, d), normal(d, h, std=2 * d**-0.5)
-        self.vote_bias, self.prediction_weight = zeros(parents, h), normal(h, d, std=h**-0.5)
-        self.prediction_scale, self.prediction_bias = normal(parents, d), zeros(parents, d)
-        self.similarity_weight, self.similarity_bias = normal(groups, parents, std=d**-0.5), zeros(groups, parents)
+        self.vote_bias, self.prediction_weight = normal(parents, h, std=0), normal(h, d, std=h**-0.5)
+        self.prediction_scale, self.prediction_bias = normal(parents, d), normal(parents, d, std=0)
+        self.similarity_weight, self.similarity_bias = (
+            normal(groups, parents, std=d**-0.5),
+            normal(groups, parents, std=0),
+        )
         for name in ("beta_use", "beta_ignore"):
             setattr(self, name, nn.Linear(d, parents) if shape.children is None else normal(groups, parents))
         if shape.any_parents:
@@ -89,20 +89,16 @@ class HeinsenVectorRouting(Routing):
     def step(self, votes: WeightedVotes, o: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
         scale = votes.count().clamp_min(1e-6).rsqrt()  # 1 / sqrt(n)
         active = Activation(self.activation_weight, self.activation_bias, scale)  # f without the gates
-        total, mass = votes.net_sum((_betas(self.beta_use), _betas(self.beta_ignore)), active)
+        use, ignore = (
+            Linear(x) if isinstance(x, Tensor) else Linear(x.bias.unsqueeze(0), x.weight)
+            for x in (self.beta_use, self.beta_ignore)
+        )
+        total, mass = votes.net_sum((use, ignore), active)
         with autocast_off(total.device.type):
             moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
-        o = moved + mass.unsqueeze(-1) * self._vote_bias(votes.parents)
+        bias = self.vote_bias  # B
+        if self.shape is not None and self.shape.any_parents:
+            bias = bias + evenly_spaced(votes.parents, bias)[:, None] * self.symmetry_breaking
+        o = moved + mass.unsqueeze(-1) * bias
         normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
         return votes.capsules(normal if self.normalize else o), normal
-
-    def _vote_bias(self, parents: int) -> Tensor:
-        """Return B, `(parents, features)`."""
-        if self.shape is None or not self.shape.any_parents:
-            return self.vote_bias
-        return self.vote_bias + evenly_spaced(parents, self.vote_bias)[:, None] * self.symmetry_breaking
-
-
-def _betas(values: Tensor | nn.Linear) -> Linear:
-    """Return betas with a row for each child, or linear in the poses of the children."""
-    return Linear(values) if isinstance(values, Tensor) else Linear(values.bias.unsqueeze(0), values.weight)
