@@ -186,9 +186,8 @@ def test_heinsens_algorithm_in_plain_loops(parents, backend):
     weight = layer.weight.expand(-1, parents, -1, -1).tolist()
     bias = [[(layer.bias[0, 0] + offset * layer.symmetry_breaking).tolist() for offset in offsets]]
     betas = layer.routing.beta_use.tolist(), layer.routing.beta_ignore.tolist()
-    expected = oracles.heinsen_routing(
-        oracles.votes_from_poses(poses.tolist(), weight, bias), scores.tolist(), *betas, iterations=3
-    )
+    votes = oracles.votes_from_poses(poses.tolist(), weight, bias)
+    expected = oracles.heinsen_routing(votes, *betas, 3, gates=scores.sigmoid().tolist())
     out = layer(Capsules(poses, scores), out_capsules=parents)
     for field in ("poses", "scores", "variances"):
         found = getattr(out, field)
