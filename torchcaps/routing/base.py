@@ -231,7 +231,7 @@ class Routing(RoutingParameters, ABC):
 
 def list_routings() -> list[str]:
     """Return the sorted names of all routing algorithms that have been imported."""
-    classes: list[type[Routing]] = [Routing]
+    classes: list[type] = [Routing]
     for routing in classes:  # grows by the subclasses of what it has
         classes += routing.__subclasses__()
     return sorted({x.__name__ for x in classes if not inspect.isabstract(x)})

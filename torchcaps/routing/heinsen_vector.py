@@ -96,7 +96,7 @@ class HeinsenVectorRouting(Routing):
         total, mass = votes.net_sum((use, ignore), active)
         with autocast_off(total.device.type):
             moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
-        bias = self.vote_bias  # B
+        bias: Tensor = self.vote_bias  # B
         if self.shape is not None and self.shape.any_parents:
             bias = bias + evenly_spaced(votes.parents, bias)[:, None] * self.symmetry_breaking
         o = moved + mass.unsqueeze(-1) * bias
