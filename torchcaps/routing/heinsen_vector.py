@@ -40,13 +40,11 @@ class HeinsenVectorRouting(Routing):
     vote_weight and vote_bias, :math:`F^1`, :math:`F^2` and :math:`B`; prediction_weight, prediction_scale and
     prediction_bias, :math:`G^1`, :math:`G^2` and :math:`b^G`; similarity_weight and similarity_bias, :math:`W^S` and
     :math:`b^S`; beta_use and beta_ignore; and symmetry_breaking, :math:`b`.
-
     It takes the poses of the children as their votes: use it in a :class:`torchcaps.CapsuleShared`.
 
     Args:
-        iterations: number of iterations, at least 1.
+        iterations, gradient: see :class:`torchcaps.Routing`.
         normalize: normalize the parents that are returned. Parents of one entry never are.
-        gradient: see :class:`torchcaps.Routing`.
 
     Reference:
         Heinsen 2022, sections 2 and 3.
@@ -89,10 +87,8 @@ class HeinsenVectorRouting(Routing):
     def step(self, votes: WeightedVotes, o: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
         scale = votes.count().clamp_min(1e-6).rsqrt()  # 1 / sqrt(n)
         active = Activation(self.activation_weight, self.activation_bias, scale)  # f without the gates
-        use, ignore = (
-            Linear(x) if isinstance(x, Tensor) else Linear(x.bias.unsqueeze(0), x.weight)
-            for x in (self.beta_use, self.beta_ignore)
-        )
+        betas = self.beta_use, self.beta_ignore
+        use, ignore = (Linear(x) if isinstance(x, Tensor) else Linear(x.bias[None], x.weight) for x in betas)
         total, mass = votes.net_sum((use, ignore), active)
         with autocast_off(total.device.type):
             moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
