@@ -128,7 +128,7 @@ ROUTINGS = [
     lambda: RandomRouting(fixed=False, activation=None),
     lambda: HeinsenVectorRouting(2),
     lambda: SlotAttention(2),
-    lambda: SlotAttention(1, "learned", "sum", 0),
+    lambda: SlotAttention(1, "learned", 3),
 ]
 
 

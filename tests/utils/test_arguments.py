@@ -28,14 +28,13 @@ from torchcaps import (
     squash,
 )
 from torchcaps.functional import feature_kl, margin_loss, sinkhorn_divergence, spread_loss, transport_cost
-from torchcaps.ops import Dot, backends
+from torchcaps.ops import Dot, Softmax, backends
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
     Routing,
-    Softmax,
     VectorNormRouting,
 )
 from torchcaps.utils.arguments import (
