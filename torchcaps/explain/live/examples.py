@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pooch
+import torch
 from torch import Tensor
 
 from torchcaps.data import (
@@ -22,6 +23,7 @@ from torchcaps.data import (
     StereoToys,
 )
 from torchcaps.data.files import own_folder
+from torchcaps.explain.page import Samples, samples_of
 from torchcaps.utils.arguments import checked
 
 MOST = 10
@@ -29,36 +31,39 @@ BATCHES = 20  # that are searched for an image of each class
 
 
 @checked
-def test_images(data: ImageData) -> list[tuple[Tensor, str]]:
-    """Return the first test image of each of the first classes, `(1, *shape)`, and the names of its classes.
+def test_images(data: ImageData) -> Samples | None:
+    """Return the first test image of each of the first classes.
 
     Nothing is downloaded or rendered: there are none if the files of the data set are not there.
     """
     here = _here(data)
     if here is None:
-        return []
-    found: dict[tuple[int, ...], Tensor] = {}
+        return None
+    first: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     try:
         here.setup("test")
         for number, (images, labels, *_) in enumerate(here.test_dataloader()):
             for image, label in zip(here.center(images), labels, strict=True):
                 key = (int(label),) if label.dim() == 0 else tuple(label.nonzero().flatten().tolist())
-                found.setdefault(key, image.unsqueeze(0))
-            if len(found) >= min(MOST, here.classes) or number + 1 == BATCHES:
+                first.setdefault(key, (image, label))
+            if len(first) >= min(MOST, here.classes) or number + 1 == BATCHES:
                 break
     except (DataError, OSError):
-        return []
-    return [(found[key], " and ".join(here.names[label] for label in key)) for key in sorted(found)[:MOST]]
+        return None
+    keys = sorted(first)[:MOST]
+    titles = ["test image: " + " and ".join(here.names[label] for label in key) for key in keys]
+    images, labels = (torch.stack(list(parts)) for parts in zip(*(first[key] for key in keys), strict=True))
+    return samples_of(images, labels, here.names, titles)
 
 
 @checked
-def check_ways(data: ImageData, examples: list[tuple[Tensor, str]]) -> None:
+def check_ways(data: ImageData, examples: Samples | None) -> None:
     """Check that there is a way to give a network an image: to draw it, to drop it, or to take a test image.
 
     Raises:
         DataError: there is none.
     """
-    if data.shape[0] not in (1, 3) and not examples:
+    if data.shape[0] not in (1, 3) and examples is None:
         raise DataError(
             f"the network takes images of {data.shape[0]} channels, which nobody can draw, and there are no test "
             f"images of {type(data).__name__} on this machine: test the network first"
