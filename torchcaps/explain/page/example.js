@@ -74,11 +74,11 @@ function inputAndDrawing(view) {
   const { example } = view;
   const input = figure(picture(example.image, `The input: ${example.title}`), "The input: ",
     make("strong", {}, example.title));
-  if (!example.reconstruction) return make("div", { class: "inputs" }, input);
+  if (!example.reconstruction) return make("div", { class: "input-pair" }, input);
   const name = quoted(view, example.predicted);
   const drawn = figure(picture(example.reconstruction, `What the network draws from the vector of ${name}`),
     `Drawn back from nothing but the vector of ${name}`);
-  return make("div", { class: "inputs" }, input, drawn);
+  return make("div", { class: "input-pair" }, input, drawn);
 }
 
 /** What stands beside each class: probabilities that the run has calibrated, or else activations, or logits' softmax. */

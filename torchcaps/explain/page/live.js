@@ -1,6 +1,7 @@
 "use strict";
 // The live page: what the network does with the input, drawn anew after each answer of the network.
-// `element`, `props` and `watch` are Gradio's.
+// `element`, `props` and `watch` are Gradio's. It takes quoted words of a script for names of events, so that those of
+// its own properties (inputs, every) must not be quoted in any script of the live page.
 
 function showAnswer() {
   loaded.clear(); // pictures of inputs that are gone

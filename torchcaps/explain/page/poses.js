@@ -53,7 +53,7 @@ function transformedBlock(view, change) {
       markAll(index);
     } });
   markAll(start);
-  const pictures = make("div", { class: "inputs" }, figure(input.element, "The input"),
+  const pictures = make("div", { class: "input-pair" }, figure(input.element, "The input"),
     drawn ? figure(drawn.element, "Drawn back from its vector") : null);
   return make("div", { class: "block" }, make("h3", {}, capitalized(name)), moved.element, sentence,
     make("div", { class: "change" }, pictures, charts.map((chart) => chart.element)));
