@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from torchcaps.data import StereoData, read_picture
 from torchcaps.explain.axes import write
-from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructions_figure
-from torchcaps.explain.drawing.credit import credit_figure
-from torchcaps.explain.drawing.heatmaps import heatmaps_figure
-from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
-from torchcaps.explain.pixels import places
-from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
+from torchcaps.explain.capsnet import perturbations_figure, reconstructions_figure
+from torchcaps.explain.heatmaps import heatmaps_figure
+from torchcaps.explain.pixels import credit_figure, places
+from torchcaps.explain.poses import (
+    Angle,
+    how_to_vary,
+    pose_trajectories,
+    pose_trajectories_figure,
+    relative_changes_figure,
+)
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
