@@ -83,7 +83,7 @@ def report(
     snapshots: list[Snapshot] = []
     for number, (label, load) in enumerate(states):
         load()
-        say(f"{label or 'network'}: scores of {len(samples)} samples")
+        say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
         scores = torch.cat([predict(network, inputs).scores.cpu() for inputs, _ in samples.batches()])
         if kept is None or number == len(states) - 1:
             last_scores = scores
@@ -120,6 +120,10 @@ def about(network: nn.Module, samples: Samples, temperature: Positive | None) ->
     }
 
 
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 def _chosen(samples: Samples, scores: Tensor) -> list[int]:
     """Return the first sample of each class, and the first mistakes; without labels all samples."""
     if samples.labels is None:
@@ -143,7 +147,7 @@ def _snapshot(
     runs = _runs(network, samples)
     found = None if samples.labels is None else accuracy(network, samples.batches())
     seen = places(network, _shape(samples)) if samples.are_images else {}
-    say(f"{label or 'network'}: {len(chosen)} examples")
+    say(f"{label or 'network'}: {_counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
     controls: list[Control] = []
     sharp: list[dict[str, Any]] = []
