@@ -197,12 +197,12 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
     if len(images) == 1:
         classes = scores[0].topk(min(CLASSES, len(called))).indices.sort().values.tolist()
         word = "score" if kind_of_scores(network) == "logits" else "activation"
-        titles = [f"input:\n{called[int(labels[0])]}", *(f"{called[k]}\n{word} {scores[0, k]:.2f}" for k in classes)]
+        titles = [f"input:\n{called[int(labels[0])]}", *(f"{called[k]}\n{scores[0, k]:.2f}" for k in classes)]
         bold = [{"fontweight": "bold" if k == scores[0].argmax() else "normal"} for k in classes]
         shown = {name: list(x[0, classes]) for name, x in layers.items()}
         rows = [Row([None, *panels], label=name) for name, panels in shown.items()]
         rows[0] = Row([images[0], *rows[0].panels[1:]], titles, [{}, *bold], rows[0].label)
-        title = "Where each class (bold: the predicted one) takes its input from: the brighter, the more"
+        title = f"Where each class, named with its {word}, takes its input from: the brighter, the more"
     else:
         predicted = scores.argmax(1).cpu()
         pairs = list(zip(labels.tolist(), predicted.tolist(), strict=True))
