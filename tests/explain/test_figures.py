@@ -38,7 +38,7 @@ def test_perturbations_tweak_one_entry_at_a_time(network):
             (1, 8, 8),
             0,
             torch.zeros(0),
-            r"tweaks must have the shape \(tweaks,\), with at least one, got .* shape \(0,\)",
+            r"tweaks must have the shape \(tweaks,\), with .* got .* shape \(0,\)",
         ),
         ((1, 8, 9), 0, torch.zeros(1), r"expected an image of shape \(1, 8, 8\), got "),
     ],

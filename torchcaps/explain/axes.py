@@ -121,7 +121,7 @@ def panels_figure(
     columns = min(count, per_line)
     blocks = -(-count // columns)
     lines = blocks * height
-    inches = blocks * sum(side + (0.3 if row.titles else 0.02) for row in rows) + 0.6
+    inches = max(2.5, blocks * sum(side + (0.3 if row.titles else 0.02) for row in rows) + 0.6)
     figure = Figure(figsize=(max(side * columns + 1.8, 6.5), inches))
     grid = figure.subplots(lines, columns, squeeze=False)
     for axis in grid.flat:

@@ -202,7 +202,7 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
         shown = {name: list(x[0, classes]) for name, x in layers.items()}
         rows = [Row([None, *panels], label=name) for name, panels in shown.items()]
         rows[0] = Row([images[0], *rows[0].panels[1:]], titles, [{}, *bold], rows[0].label)
-        title = f"Where each class, named with its {word}, takes its input from: the brighter, the more"
+        title = f"Where each class takes its input from: the brighter, the more\nBelow each name: its {word}"
     else:
         predicted = scores.argmax(1).cpu()
         pairs = list(zip(labels.tolist(), predicted.tolist(), strict=True))
