@@ -1,5 +1,6 @@
 """What the live page answers, and which test images it offers, without a browser."""
 
+import gc
 import json
 
 import pytest
@@ -55,6 +56,8 @@ def test_the_parts_of_the_page_are_values_of_json():
     """Gradio takes a quoted word of a script for the name of an event, also that of one of its own properties."""
     page = app(Trained(create_model("capsnet_digits").eval(), Digits(), {}))
     json.dumps(page.get_config_file()["components"])
+    del page
+    gc.collect()  # the loops, while their warnings are ignored
 
 
 def test_ports():

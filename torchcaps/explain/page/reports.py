@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.controls import accuracy, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import accuracy, similarity, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
@@ -22,7 +22,6 @@ from torchcaps.explain.predicting import has_decoder, inputs_for, kind_of_scores
 from torchcaps.explain.recording import Run, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
-from torchcaps.explain.similarity import similarity
 from torchcaps.utils.arguments import Positive, checked
 
 STATISTICS = 128  # samples for statistics of capsules
