@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps import HeinsenRouting, InvertedAttentionRouting, create_model
+from torchcaps import HeinsenRouting, create_model
 from torchcaps.data import Digits
 from torchcaps.explain import credit, heat, parse_tree
 from torchcaps.explain.page import Samples, report, write_page
@@ -111,14 +111,12 @@ def test_several_states(digits_report) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "shape", "classes", "layers"),
     [
-        ("narrow_cifar10", {"routing": InvertedAttentionRouting(2), "types": 2, "channels": 8}, (3, 32, 32), 10, 3),
         ("narrow_cifar10", {"routing": HeinsenRouting(2), "types": 2, "channels": 8}, (3, 32, 32), 10, 3),
         ("capnet_em", {"types": 2, "grid": 2}, (3, 32, 32), 10, 2),
         ("shallow_encapnet", {"types": 2}, (3, 32, 32), 10, 1),
         ("heinsen_smallnorb", {"parts": 4, "channels": 4}, (2, 32, 32), 5, 2),
         ("pooling_resnet_small", {}, (3, 32, 32), 10, 1),
         ("pooling_cnn", {"pooling": "max"}, (3, 32, 32), 10, 0),
-        ("convnet_mnist", {}, (1, 28, 28), 10, 0),
     ],
 )
 def test_networks_of_all_papers(model, options, shape, classes, layers, tmp_path) -> None:

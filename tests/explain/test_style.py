@@ -119,7 +119,7 @@ def test_a_single_image_has_a_map_for_each_class(network):
     assert bold == [k == int(scores.argmax()) for k in range(3)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 11])
+@pytest.mark.parametrize("count", [1, 11])
 def test_no_text_is_cut_off_or_overlaps(network, count):
     names = ["a frilled lizard", "a flying squirrel", "eel"]
     figure = credit_figure(network, torch.rand(count, 1, 8, 8), torch.arange(count) % 3, names)

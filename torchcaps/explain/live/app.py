@@ -127,7 +127,7 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> No
                 draws=draws,
                 drops=drops,
                 megabytes=LARGEST,
-                images=[(picture(image[0], THUMBNAIL), title) for image, title in shown],  # type: ignore[index]
+                images=[(picture(image[0], THUMBNAIL), title) for image, title in shown],
             )
         with gr.Column(min_width=300, scale=3):
             gr.Markdown("### What the network does with it")
