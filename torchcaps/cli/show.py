@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
@@ -56,4 +55,4 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _say(text: str) -> None:
     """Say what is done, in the long time before the page is there."""
-    print(f"torchcaps: {text}", file=sys.stderr, flush=True)
+    print(f"torchcaps: {text}", flush=True)
