@@ -144,7 +144,7 @@ def _report(
         options.recipe,
         facts,
         [(label, partial(_load, training, path)) for label, path in checkpoints],
-        float(about.get("temperature") or 1.0),
+        about.get("temperature"),
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )

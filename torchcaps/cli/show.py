@@ -28,18 +28,22 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     # Read when Gradio and huggingface_hub are imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    _say(f"reading {path}")
     with needs("train"):
         from torchcaps.deploy import Trained
     with bad_data():
         trained = Trained.load(path, options.allow_code)
+    _say("starting Gradio")
     from torchcaps.explain.live import app, listen, serve
 
     try:
         listening = listen(options.port)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise BadInput(
-            f"port {options.port} cannot be used ({error.strerror}): give another one, or leave out --port"
+            f"port {options.port} cannot be used ({reason}): give another one, or leave out --port"
         ) from None
+    _say("making the page, with test images if they are on this machine")
     with listening, bad_data():
         try:
             page = app(trained)
@@ -47,3 +51,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             raise BadInput(str(error)) from error
         print(f"page: http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
         serve(page, listening, not options.no_browser)
+
+
+def _say(text: str) -> None:
+    """Say what is done, in the long time before the page is there."""
+    print(f"torchcaps: {text}", flush=True)

@@ -2,6 +2,9 @@
 
 import os
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,25 @@ class DataError(RuntimeError):
         # A DataLoader raises a worker's error again, with the worker's traceback as the message: keep only our line,
         # which is at its end.
         super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].strip())
+
+
+_present_only: ContextVar[bool] = ContextVar("present_only", default=False)
+
+
+@contextmanager
+def present_files_only() -> Iterator[None]:
+    """Within this context, data sets download and render nothing: a missing file is a DataError."""
+    token = _present_only.set(True)
+    try:
+        yield
+    finally:
+        _present_only.reset(token)
+
+
+def check_may_make(path: Path) -> None:
+    """Raise DataError if a missing file must not be made now."""
+    if _present_only.get():
+        raise DataError(f"{path} is not there")
 
 
 def own_folder(root: str | None, folder: str) -> Path | None:
@@ -77,6 +99,8 @@ class CanonicalFile:
 
     def _download(self, place: Path | None) -> Path:
         cache = pooch.os_cache("torchcaps") / self.folder
+        if not (cache / self.name).exists():
+            check_may_make(cache / self.name)
         failures = []
         for url in self.urls:
             try:

@@ -100,7 +100,10 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         attached = tuple(x.detach().requires_grad_() if x.is_floating_point() else x for x in given)
         output, runs = record(network, attached)  # also gradients of networks whose parameters need none
     prediction = _prediction(network, output)
-    check_runs(network, runs)
+    if not runs:
+        raise NoCapsules(
+            f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
+        )
     chain = connected(runs)
     top = _top(*chain[-1], prediction)
     layers: list[LayerCredit] = []
@@ -126,14 +129,6 @@ def _prediction(network: nn.Module, output: Any) -> Prediction:
             f"{shown_with_type(output)}"
         )
     return found
-
-
-def check_runs(network: nn.Module, runs: Sequence[Run]) -> None:
-    """Check that a network ran capsule layers."""
-    if not runs:
-        raise NoCapsules(
-            f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
-        )
 
 
 def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:

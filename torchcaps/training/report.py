@@ -17,7 +17,7 @@ from torch import Tensor
 from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
-from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
 from torchcaps.utils.files import write_csv_whole, write_text_whole
 

@@ -7,11 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from torchcaps.explain.axes import MARKERS, color_bar, in_style, show
+from torchcaps.explain.axes import MARKERS, Row, color_bar, in_style, panels_figure
 from torchcaps.utils.arguments import checked
 
 MOST_NUMBERED = 25  # classes whose counts are written into the confusion matrix
-COLUMNS = 6
 
 
 @checked
@@ -71,7 +70,6 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 @checked
-@in_style
 def mistakes_figure(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
     """Draw images in a grid, each under its title.
 
@@ -79,14 +77,5 @@ def mistakes_figure(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
         images: each `(channels, height, width)` in [0, 1].
         titles: a title for each of them, perhaps of several lines.
     """
-    columns = min(COLUMNS, len(images))
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(max(1.7 * columns, 4), 2.1 * rows + 0.4))
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes[len(images) :]:
-        axis.set_axis_off()
-    for axis, image, title in zip(axes, images, titles, strict=False):
-        show(axis, image)
-        axis.set_title(title, fontsize=8)
-    figure.suptitle("Images that are taken for another class")
-    return figure
+    rows = [Row(images, titles, [{"fontsize": 8}] * len(titles))]
+    return panels_figure(rows, "Images that are taken for another class", 1.7, 6)
