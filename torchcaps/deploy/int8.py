@@ -3,16 +3,14 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.deploy.onnx import quiet, run_onnx
-from torchcaps.deploy.places import whole_files
-from torchcaps.deploy.programs import batches
 from torchcaps.utils.arguments import FloatTensor, checked
 from torchcaps.utils.extras import needs
+from torchcaps.utils.files import whole_files
 
 with needs("export"):
     import onnxruntime
@@ -70,7 +68,7 @@ def quantize(source: str | Path, path: str | Path, images: FloatTensor) -> float
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
-        *_, (after, *_) = run_onnx(unfinished, [*batches((images,)), (images,)])
+        after = run_onnx(unfinished, [(images[:1],), (images,)])[1][0]
         if not after.isfinite().all():
             raise ValueError(f"{source} has scores in int8 that are not finite")
         return (before[0].argmax(1) == after.argmax(1)).double().mean().item()
@@ -86,23 +84,19 @@ def compare(files: Mapping[str, Path], images: Tensor, labels: Tensor) -> list[t
     """
     batches = [{"images": batch.numpy()} for batch in images.split(BATCH)]
     sessions = {name: onnxruntime.InferenceSession(file) for name, file in files.items()}
-    timed = batches[:TIMED]
+    count = len(images[: TIMED * BATCH])
     times: dict[str, list[float]] = {name: [] for name in files}
     for _ in range(REPEATS):
         for name, session in sessions.items():
             start = time.perf_counter()
-            _scores(session, timed)
-            times[name].append(1e3 * (time.perf_counter() - start) / sum(len(batch["images"]) for batch in timed))
-    return [
-        (
-            name,
-            f"{file.stat().st_size:,}",
-            "" if labels.dim() > 1 else f"{(_scores(sessions[name], batches).argmax(1) == labels).double().mean():.4f}",
-            f"{min(times[name]):.3f}",
-        )
-        for name, file in files.items()
-    ]
-
-
-def _scores(session: "onnxruntime.InferenceSession", batches: list[dict[str, Any]]) -> Tensor:
-    return torch.cat([torch.from_numpy(session.run(["scores"], batch)[0]) for batch in batches])
+            for batch in batches[:TIMED]:
+                session.run(["scores"], batch)
+            times[name].append(1e3 * (time.perf_counter() - start) / count)
+    rows = []
+    for name, file in files.items():
+        accuracy = ""
+        if labels.dim() == 1:
+            classes = torch.cat([torch.from_numpy(sessions[name].run(["scores"], x)[0]).argmax(1) for x in batches])
+            accuracy = f"{(classes == labels).double().mean():.4f}"
+        rows.append((name, f"{file.stat().st_size:,}", accuracy, f"{min(times[name]):.3f}"))
+    return rows

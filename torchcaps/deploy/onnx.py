@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from torchcaps.deploy.programs import ImageProgram, Inputs, TextProgram
+from torchcaps.deploy.programs import Inputs, Program
 from torchcaps.utils.extras import needs
 
 with needs("export"):
@@ -25,13 +25,7 @@ op: Any = opset18  # its types do not know all that its functions take
 LARGEST = 2**31 - 2**24  # bytes of weights that a file can hold, with room for the rest: protobuf takes less than 2 GB
 
 
-def write_onnx(
-    program: ExportedProgram,
-    module: ImageProgram | TextProgram,
-    inputs: Inputs,
-    facts: dict[str, Any],
-    path: Path,
-) -> None:
+def write_onnx(program: ExportedProgram, module: Program, inputs: Inputs, facts: dict[str, Any], path: Path) -> None:
     """Write a program as an ONNX file, with the facts as metadata, and check its form."""
     try:
         with quiet():
@@ -76,21 +70,18 @@ def digamma(x: Any) -> Any:
     series = number(0.0)
     for coefficient in (1 / 240, -1 / 252, 1 / 120, -1 / 12):
         series = op.Mul(square, op.Add(number(coefficient), series))
-    found = op.Add(op.Sub(op.Log(y), op.Mul(inverse, number(0.5))), series)
+    result = op.Add(op.Sub(op.Log(y), op.Mul(inverse, number(0.5))), series)
     for k in range(6):
-        found = op.Sub(found, op.Reciprocal(op.Add(x, number(float(k)))))
-    return found
+        result = op.Sub(result, op.Reciprocal(op.Add(x, number(float(k)))))
+    return result
 
 
-def run_onnx(path: Path, samples: list[Inputs]) -> list[Inputs]:
+def run_onnx(path: Path, batches: list[Inputs]) -> list[Inputs]:
     """Run an ONNX file on each batch, on the CPU."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [given.name for given in session.get_inputs()]
-    found = (
-        session.run(None, {name: x.numpy() for name, x in zip(names, batch, strict=True)})  # by the order of inputs
-        for batch in samples
-    )
-    return [tuple(torch.from_numpy(out) for out in outputs) for outputs in found]
+    names = [entry.name for entry in session.get_inputs()]  # in the order of the inputs
+    outputs = (session.run(None, {name: x.numpy() for name, x in zip(names, b, strict=True)}) for b in batches)
+    return [tuple(map(torch.from_numpy, arrays)) for arrays in outputs]
 
 
 @contextmanager
