@@ -116,8 +116,7 @@ def without_stops(err: str, by: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", ["1", "null"])
-@pytest.mark.parametrize("by", STARTED)
+@pytest.mark.parametrize(("by", "rank"), [("Lightning", "1"), ("spawn", "null"), ("torchrun", "1")])
 def test_an_error_of_a_process_ends_all_with_one_line(by, rank):
     given = [*INTERRUPT, "--trainer.callbacks.by=error", f"--trainer.callbacks.rank={rank}"]
     process = start([*STARTED[by], *given])
@@ -131,12 +130,7 @@ def test_an_error_of_a_process_ends_all_with_one_line(by, rank):
 @pytest.mark.slow
 @pytest.mark.parametrize("by", STARTED)
 def test_a_process_that_is_killed_ends_all(by):
-    given = [
-        *INTERRUPT,
-        "--trainer.callbacks.by=SIGKILL",
-        "--trainer.callbacks.rank=1",
-        "--trainer.callbacks.real=true",
-    ]
+    given = [*INTERRUPT, *(f"--trainer.callbacks.{x}" for x in ("by=SIGKILL", "rank=1", "real=true"))]
     status, _, err = ended(start([*STARTED[by], *given]), 120)
     assert status not in (0, 124)
     assert len(lines(err)) == 1 or by == "torchrun", err  # torchrun may be the first to end the other process
@@ -153,8 +147,14 @@ def wait_for_checkpoint(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "to"), [(signal.SIGINT, "the group"), (signal.SIGTERM, "the first")])
-@pytest.mark.parametrize("by", STARTED)
+@pytest.mark.parametrize(
+    ("by", "number", "to"),
+    [
+        ("Lightning", signal.SIGINT, "the group"),
+        ("spawn", signal.SIGTERM, "the first"),
+        ("torchrun", signal.SIGTERM, "the first"),
+    ],
+)
 def test_a_signal_stops_all_and_says_how_to_go_on(by, number, to):
     """Ctrl-C goes to all processes of a terminal's group; `kill` and a cluster's signal to the one that was started."""
     process = start([*STARTED[by], "--trainer.max_epochs=1000"])

@@ -27,12 +27,6 @@ RECIPES = {
             class_pose: 4, decoder: [8]}}}
         trainer: {max_epochs: 2}
         """,
-    "batch-norm.yaml": """
-        extends: tsai2020/figure5/cnn --small
-        model: {network: {init_args: {channels: 4, hidden: 8}}}
-        data: {init_args: {epoch_size: 16, test_size: 7}}
-        trainer: {max_epochs: 2, max_steps: -1}
-        """,
     "texts.yaml": """
         extends: heinsen2019/table3/mean --small
         model: {network: {init_args: {layers: 3, width: 8}}, mixup: 0}
@@ -130,14 +124,6 @@ def test_three_processes_learn_as_one(capfd):
     assert_learn_alike("digits.yaml", ["--data.batch_size=99"], ["--data.batch_size=33"], capfd, processes=3)
 
 
-@pytest.mark.slow
-def test_statistics_of_batches_are_those_of_one_process_if_they_are_synchronized(capfd):
-    """Each process normalizes its own part of a batch, unless `sync_batchnorm` is set. This needs GPUs."""
-    assert train("alone", "batch-norm.yaml", "--data.batch_size=8") == 0
-    assert train_together("both", "batch-norm.yaml", "--data.batch_size=4") == [0, 0]
-    assert difference("alone", "both") > 1e-4
-
-
 def test_the_predictions_of_two_processes_are_those_of_one(capfd):
     assert train("alone", "digits.yaml", "--data.batch_size=32", "--trainer.max_epochs=1") == 0
     last = ["--ckpt_path=last", "--runs=alone", *QUIET]
@@ -212,7 +198,7 @@ def test_batches_that_do_not_end_where_the_run_has_stopped(capfd):
 # Errors
 
 
-@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, "null"))])
+@pytest.mark.parametrize("rank", [1, pytest.param("null", marks=pytest.mark.slow)])
 def test_an_error_is_said_once_and_ends_all(rank, capfd):
     assert train_together("runs", "digits.yaml", *interrupt(2, "error", rank=rank)) == [2, 2]
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("torchcaps: ")]
@@ -279,7 +265,7 @@ def test_two_processes_compute_each_embedding_once(monkeypatch):
     assert len(computed(0)) + len(computed(1)) == len(set(TEXTS))  # none of them again
 
 
-@pytest.mark.parametrize("kill", [0, 1])
+@pytest.mark.parametrize("kill", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_embeddings_of_processes_of_which_one_is_killed(kill, monkeypatch):
     make_encoder(Path("bert"))
     record_computed(monkeypatch)

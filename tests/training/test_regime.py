@@ -40,7 +40,7 @@ def test_the_shares_are_of_the_beta_distribution():
         assert between.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
 
 
-def test_all_inputs_are_mixed_alike():
+def test_all_inputs_are_mixed_alike_in_their_own_precision():
     torch.manual_seed(0)
     numbers = torch.rand(6, 3)
     (first, second), soft = mixup((numbers, numbers[:, :1].half()), torch.tensor([0, 1, 0, 1, 0, 1]), 2)
@@ -48,9 +48,6 @@ def test_all_inputs_are_mixed_alike():
     assert second.dtype == torch.float16
     assert soft.dtype == torch.float32
     assert not torch.equal(first, numbers)
-
-
-def test_mixed_in_half_precision():
     torch.set_default_dtype(torch.bfloat16)  # as the Trainer does for precision bf16-true
     try:
         mixed, soft = mixup(torch.rand(8, 3), torch.arange(8) % 2, 2)
@@ -157,7 +154,11 @@ def fit(cycle, optimizer, checkpoint=None, epochs=2, **options) -> Trainer:
 
 @pytest.mark.parametrize(
     ("optimizer", "first"),
-    [(lambda p: torch.optim.RAdam(p, 5e-4, betas=(0.8, 0.99)), 0.8), (lambda p: torch.optim.SGD(p, 5e-4, 0.95), 0.95)],
+    [
+        (lambda p: torch.optim.RAdam(p, 5e-4, betas=(0.8, 0.99)), 0.8),
+        (lambda p: torch.optim.SGD(p, 5e-4, 0.95), 0.95),
+        (lambda p: torch.optim.SGD(p, 5e-4), 0.0),
+    ],
 )
 def test_the_cycle_of_a_training(optimizer, first):
     cycle = Recorder(first=1e-5, warmup=0.2, momentum=0.9)
@@ -166,17 +167,6 @@ def test_the_cycle_of_a_training(optimizer, first):
     expected = [(1e-5 + part * 49e-5, first * (1 - 0.1 * part)) for part in parts]
     assert len(cycle.seen) == 10
     torch.testing.assert_close(torch.tensor(cycle.seen), torch.tensor(expected))
-
-
-def test_the_cycle_without_momentum():
-    class Group(Recorder):
-        def on_train_batch_start(self, trainer, *rest):
-            OneCycle.on_train_batch_start(self, trainer, *rest)
-            self.seen.append(trainer.optimizers[0].param_groups[0]["momentum"])
-
-    cycle = Group()
-    fit(cycle, lambda p: torch.optim.SGD(p, 5e-4))
-    assert cycle.seen == [0] * 10
 
 
 def test_a_resumed_cycle_goes_on(tmp_path):
