@@ -13,6 +13,7 @@ import pytest
 import torch
 from commands import call
 from encoders import make_encoder
+from interruptions import interrupt, newest
 from processes import together
 
 from torchcaps.data.encoder import Encoder
@@ -37,7 +38,6 @@ RECIPES = {
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 QUIET += ["--trainer.log_every_n_steps=1"]
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +50,12 @@ def _own_folder(tmp_path, monkeypatch, images_of_noise):
 
 
 def train(runs: str, recipe: str, *options: str) -> int:
-    return call("train", recipe, "--allow_code", *QUIET, *options, "--runs", runs)
+    return call("train", recipe, *QUIET, *options, "--runs", runs)
 
 
 def train_together(runs: str, recipe: str, *options: str, processes: int = 2) -> list[Any]:
     both = [f"--trainer.devices={processes}", "--trainer.strategy=ddp", *options]
     return together(lambda rank: train(runs, recipe, *both), processes)
-
-
-def interrupt(step: int, by: str, **more: Any) -> list[str]:
-    given = {"step": step, "by": by, **more}
-    options = [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
-    return ["--trainer.callbacks+=interruptions.Interrupt", *options]
-
-
-def newest(runs: str) -> dict[str, Any]:
-    found = max(Path(runs).rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    return torch.load(found, weights_only=True)
 
 
 def difference(runs: str, others: str) -> float:
@@ -163,7 +152,8 @@ def test_one_process_goes_on_where_two_have_stopped_and_the_other_way_round():
 def test_an_epoch_goes_on_in_batches_of_another_size_with_every_sample_once(capfd):
     """Seven batches of 50 from two processes each, then batches of 50 from one process: each image once."""
     seen = Path("seen")
-    options = ["--data.batch_size=50", "--trainer.max_epochs=1", "--trainer.callbacks+=processes.Record"]
+    options = ["--data.batch_size=50", "--trainer.max_epochs=1"]
+    options += ["--allow_code", "--trainer.callbacks+=processes.Record"]
     options += [f"--trainer.callbacks.folder={seen}"]
     assert train_together("runs", "digits.yaml", *options, *STOP) == [143, 0]
     assert train("runs", "digits.yaml", *options, "--ckpt_path=last") == 0

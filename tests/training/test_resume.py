@@ -19,7 +19,7 @@ import pytest
 import torch
 from commands import call as run_command
 from encoders import make_encoder
-from interruptions import Killed
+from interruptions import Killed, interrupt, newest
 
 from torchcaps.training import Classifier
 from torchcaps.training.checkpoints import LastCheckpoints
@@ -80,7 +80,6 @@ CASES = {
         *("digits.yaml", *EPOCHS, "--data.batch_size=400", "--trainer.limit_train_batches=1.0", "--model.compile=true"),
     ],
     "in memory, workers": ["digits.yaml", *STEPS, "--data.num_workers=2"],
-    "in memory, gradients of two batches": ["digits.yaml", *STEPS, "--trainer.accumulate_grad_batches=2"],
     "in memory, gradients of two of five": [
         *("digits.yaml", "--trainer.max_epochs=4", "--trainer.limit_train_batches=5"),
         "--trainer.accumulate_grad_batches=2",
@@ -91,7 +90,6 @@ CASES = {
     "batch normalization": ["batch-norm.yaml", *STEPS],
     "texts": ["mean.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--data.group_by_length=false"],
     "texts by length": ["mean.yaml", *STEPS, "--trainer.limit_train_batches=4", "--data.group_by_length=true"],
-    "texts, capsules": ["capsules.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--model.mixup=0.2"],
     "texts by length, workers": ["capsules.yaml", *STEPS, "--data.group_by_length=true", "--data.num_workers=2"],
 }
 # The fast tests have accumulated gradients with a shorter last step, and texts by length with mixup and a one-cycle
@@ -131,11 +129,6 @@ def train(runs: str, *arguments: str) -> int:
     return run_command("train", recipe, *QUIET, *options, "--runs", runs)
 
 
-def newest(runs: str) -> dict[str, Any]:
-    found = max(Path(runs).rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    return torch.load(found, weights_only=True)
-
-
 def assert_same(one: Any, other: Any, place: str = "") -> None:
     """Assert that two checkpoints, or parts of them, are the same bit by bit."""
     assert type(one) is type(other), place
@@ -170,12 +163,6 @@ def assert_ends_alike(runs: str, others: str | dict[str, Any]) -> None:
     one, other = newest(runs), newest(others) if isinstance(others, str) else others
     for part in ("global_step", "epoch", "state_dict", "optimizer_states", "lr_schedulers"):
         assert_same(one[part], other[part], part)
-
-
-def interrupt(step: int, by: str, **more: Any) -> list[str]:
-    options = {"step": step, "by": by, **more}
-    given = [f"--trainer.callbacks.{name}={value}" for name, value in options.items()]
-    return ["--allow_code", "--trainer.callbacks+=interruptions.Interrupt", *given]
 
 
 def interrupted(monkeypatch, runs: str, case: list[str], step: int, by: str, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Make the small weights of the package, and their card, of a checkpoint: the files in `torchcaps/models/weights`.
+"""Makes small weights of the package, and their card, of a checkpoint: the files in `torchcaps/models/weights`.
 
-    torchcaps train pretrained/mnist
-    python -m torchcaps.deploy.pack pretrained/mnist runs/pretrained/mnist/version_0/checkpoints/last.ckpt
+torchcaps train pretrained/mnist
+python docs/weights.py pretrained/mnist runs/pretrained/mnist/version_0/checkpoints/last.ckpt
 
 Weights are stored in half precision. The card has the accuracy on the test set of the network as it was trained, and of
 the network that `create_model` makes of the stored file.
@@ -146,7 +146,7 @@ def _half(name: str, value: Tensor) -> Tensor:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m torchcaps.deploy.pack", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("recipe", help="recipe of the checkpoint, e.g. pretrained/mnist")
     parser.add_argument("checkpoint", type=Path, help="checkpoint of its training")
     parser.add_argument("--limit", action="append", default=[], help="a limit that the card mentions; several times")
