@@ -119,9 +119,6 @@ def _compare_values(path: Path, content: dict[str, Any], training: "Training", p
         found = values_of(path, content)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    if found is None:
-        _warn(f"{path} does not say with which values it was trained: it is taken for one of {training.recipe.name}")
-        return
     then, now = _by_name(found), _by_name(training.values)
     for name in {**then, **now}:
         if then.get(name) == now.get(name):

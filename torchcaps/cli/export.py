@@ -93,7 +93,7 @@ def _onnx(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
     from torchcaps.data import ImageData
 
     with needs("export"):
-        from torchcaps.deploy.int8 import compare, quantize
+        from torchcaps.deploy.onnx import compare, quantize
 
     if not isinstance(trained.data, ImageData):
         raise BadInput(f"--int8 is for networks of images, and {type(trained.data).__name__} has none")

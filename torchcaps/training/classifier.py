@@ -179,8 +179,8 @@ class Classifier(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         if self.predictions is not None and self.trainer.world_size > 1:
-            own = torch.cat([torch.empty(2, 0, dtype=torch.int64), *self.predictions], 1)
-            self.predictions = [self.of_all_processes(own)]
+            columns = torch.cat([torch.empty(2, 0, dtype=torch.int64), *self.predictions], 1)
+            self.predictions = [self.of_all_processes(columns)]
 
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
@@ -207,8 +207,8 @@ class Classifier(LightningModule):
     def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
         """Return the mean loss of a batch, its weight in the mean over the processes, and the scores."""
         images, labels, *parts = _parts_of(batch)
-        own, together = self._share(stage, batch_idx, len(labels))
-        weight = own * self._processes / together
+        count, together = self._share(stage, batch_idx, len(labels))  # samples here, and in all processes
+        weight = count * self._processes / together
         mixed = stage == "train" and self.mixup > 0
         divergence = None
         if stage == "train" and self.feedback is not None:
@@ -250,11 +250,11 @@ class Classifier(LightningModule):
             self._log_mean(f"{stage}/reconstruction_error", error * weight, together)
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
-        if own and self.labels_per_image == 1:
+        if count and self.labels_per_image == 1:
             accuracy(prediction.scores, labels.argmax(1) if mixed else labels)
             if stage == "test" and self.predictions is not None:
                 self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
-        elif own:
+        elif count:
             # As integers, because the metric would guess from the range of scores whether they are logits.
             accuracy(self._predicted(prediction.scores).int(), labels.int())
         train = stage == "train"
@@ -275,14 +275,14 @@ class Classifier(LightningModule):
                 return order.share(batch_idx)
         return count, count * self._processes
 
-    def of_all_processes(self, own: Tensor) -> Tensor:
+    def of_all_processes(self, columns: Tensor) -> Tensor:
         """Return the columns of all processes, which have taken the samples in turn, in the order of the samples."""
         if self._processes == 1:
-            return own
-        columns: list[Any] = [None] * self._processes
-        torch.distributed.all_gather_object(columns, own)
-        merged = own.new_empty(len(own), sum(part.shape[1] for part in columns))
-        for rank, part in enumerate(columns):
+            return columns
+        parts: list[Any] = [None] * self._processes
+        torch.distributed.all_gather_object(parts, columns)
+        merged = columns.new_empty(len(columns), sum(part.shape[1] for part in parts))
+        for rank, part in enumerate(parts):
             merged[:, rank :: self._processes] = part
         return merged
 
@@ -328,13 +328,13 @@ class Classifier(LightningModule):
 
     def _first_non_finite(self, inputs: Inputs) -> str:
         """Return where in the network a value that is not finite appears first, as part of an error message."""
-        found: list[str] = []
+        layers: list[str] = []
 
         def look(name: str) -> Any:
             def hook(module: nn.Module, inputs: Any, output: Any) -> None:
                 tensors = output if isinstance(output, tuple) else (output,)
                 if any(isinstance(t, Tensor) and not torch.isfinite(t).all() for t in tensors):
-                    found.append(f"{name} ({type(module).__name__})")
+                    layers.append(f"{name} ({type(module).__name__})")
 
             return hook
 
@@ -348,7 +348,7 @@ class Classifier(LightningModule):
             self(inputs)
         for handle in handles:
             handle.remove()
-        return f"the first output that is not finite is that of {found[0]}" if found else "all layers are finite"
+        return f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
 
 
 def check_compiler(device: torch.device) -> None:

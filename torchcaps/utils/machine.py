@@ -25,10 +25,10 @@ def commit() -> str:
 def processor() -> str:
     """Return the name of the processor."""
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        name = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        name = None
+    return name[1] if name else platform.processor() or platform.machine()
 
 
 def hardware() -> str:

@@ -1,7 +1,7 @@
-"""Make the small weights of the package, and their card, of a checkpoint: the files in `torchcaps/models/weights`.
+"""Makes small weights of the package, and their card, of a checkpoint: the files in `torchcaps/models/weights`.
 
-    torchcaps train pretrained/mnist
-    python -m torchcaps.deploy.pack pretrained/mnist runs/pretrained/mnist/version_0/checkpoints/last.ckpt
+torchcaps train pretrained/mnist
+python docs/weights.py pretrained/mnist runs/pretrained/mnist/version_0/checkpoints/last.ckpt
 
 Weights are stored in half precision. The card has the accuracy on the test set of the network as it was trained, and of
 the network that `create_model` makes of the stored file.
@@ -12,24 +12,19 @@ import json
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.data import DataError, ImageData
+from torchcaps.deploy.trained import Trained
 from torchcaps.models import create_model
-from torchcaps.models.pretrained import FOLDER, SUFFIX, load_state, write_tensors
+from torchcaps.models.pretrained import FOLDER, SUFFIX, write_tensors
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_process
-
-with needs("train"):
-    from torchcaps.training.build import Training
-    from torchcaps.training.checkpoint_files import network_state
 
 MOST_BYTES = 2_000_000
 
@@ -45,7 +40,7 @@ Trained weights that are part of torchcaps, in half precision: {title}.
 | | |
 |---|---|
 | network | {model}({arguments}): {parameters:,} parameters |
-| data | {dataset}: {train} training images, {test} test images, {classes} classes |
+| data | {dataset}: {train:,} training images, {test:,} test images, {classes} classes |
 | classes | {names} |
 | test accuracy | {half:.2%} with this file |
 | test accuracy in float32, as it was trained | {full:.2%} |
@@ -82,14 +77,13 @@ def accuracy(network: nn.Module, data: ImageData) -> float:
     return torch.cat(right).double().mean().item()
 
 
-def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = (), about: dict[str, str] | None = None) -> Path:
+def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = ()) -> Path:
     """Write the weights of a checkpoint, and their card, to the folder of the package's weights.
 
     Args:
         recipe: the checkpoint's recipe, `pretrained/<data>`.
         checkpoint: checkpoint of its training.
         limits: limits of the weights that the card mentions before those of all weights.
-        about: entries of the card, in place of those found out: `names`, `commit`, `hardware`.
 
     Returns:
         The file of the weights.
@@ -98,62 +92,50 @@ def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = (), about: 
         ValueError: the checkpoint is not of this recipe, or the weights are too large or not finite in half precision.
         DataError: the test set is missing or damaged.
     """
-    training = Training(recipe, [])
-    network, data = training.model.network, training.datamodule
-    if not isinstance(data, ImageData) or training.model.labels_per_image != 1:
+    trained = Trained.load(checkpoint)
+    network, data, values = trained.network, trained.data, trained.values["model"]["network"]
+    path, arguments, model = values["class_path"], values["init_args"], values["class_path"].rpartition(".")[2]
+    if not str(recipe.config["model"]["network"]["class_path"]).endswith(model):
+        raise ValueError(f"{checkpoint} has a {path}, and {recipe.name} trains another network")
+    if not isinstance(data, ImageData) or trained.values["model"]["labels_per_image"] != 1:
         raise ValueError(f"{recipe.name} has no images with one label each, which the package's weights are for")
-    values = training.values["model"]["network"]
-    model, arguments = values["class_path"].rpartition(".")[2], values["init_args"]
-    load_state(network, _state(checkpoint), checkpoint)
     data.setup()
     assert data.train_set is not None
     assert data.test_set is not None
-    full = accuracy(network, data)
-    path = FOLDER / f"{model}.{Path(recipe.name).name}{SUFFIX}"
     state = {name: _half(name, value) for name, value in network.state_dict().items()}
-    facts = {"model": model, "arguments": json.dumps(arguments), "recipe": recipe.name}
     if (size := sum(value.nbytes for value in state.values())) > MOST_BYTES:
         raise ValueError(f"the weights of {model} have {size:,} bytes, and the package takes {MOST_BYTES:,}")
-    write_tensors(path, state, facts)
-    half = accuracy(create_model(model, pretrained=Path(recipe.name).name), data)
-    entries: dict[str, Any] = {
-        "model": model,
-        "data": Path(recipe.name).name,
-        "dataset": recipe.dataset,
-        "title": recipe.title,
-        "shape": ", ".join(map(str, data.shape)),
-        "classes": data.classes,
-        "names": ", ".join(data.names),
-        "arguments": ", ".join(f"{name}={value!r}" for name, value in arguments.items()),
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "train": f"{len(data.train_set):,}",
-        "test": f"{len(data.test_set):,}",
-        "half": half,
-        "full": full,
-        "recipe": recipe.name,
-        "commit": commit(),
-        "date": date.today().isoformat(),
-        "hardware": hardware(),
-        "bytes": path.stat().st_size,
-        "seed": training.config.seed_everything,
-        "limits": "\n".join(f"- {limit}" for limit in (*limits, *LIMITS)),
-    }
-    write_text_whole(path.with_suffix(".md"), CARD.format(**{**entries, **(about or {})}))
-    return path
-
-
-def _state(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the state dict of the network in a checkpoint."""
-    try:
-        return network_state(torch.load(checkpoint, map_location="cpu", weights_only=True))
-    except Exception as error:  # bytes that anybody wrote make torch raise errors of many types
-        raise ValueError(f"{checkpoint} is not a checkpoint of `torchcaps train` ({one_line(error)})") from error
+    data_name = Path(recipe.name).name
+    file = FOLDER / f"{model}.{data_name}{SUFFIX}"
+    write_tensors(file, state, {"model": model, "arguments": json.dumps(arguments), "recipe": recipe.name})
+    card = CARD.format(
+        model=model,
+        data=data_name,
+        dataset=recipe.dataset,
+        title=recipe.title,
+        shape=", ".join(map(str, data.shape)),
+        classes=data.classes,
+        names=", ".join(data.names),
+        arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        train=len(data.train_set),
+        test=len(data.test_set),
+        half=accuracy(create_model(model, pretrained=data_name), data),
+        full=accuracy(network, data),
+        recipe=recipe.name,
+        commit=commit(),
+        date=date.today().isoformat(),
+        hardware=hardware(),
+        bytes=file.stat().st_size,
+        seed=trained.values["seed_everything"],
+        limits="\n".join(f"- {limit}" for limit in (*limits, *LIMITS)),
+    )
+    write_text_whole(file.with_suffix(".md"), card)
+    return file
 
 
 def _half(name: str, value: Tensor) -> Tensor:
-    if not value.is_floating_point():
-        return value
-    half = value.half()
+    half = value.half() if value.is_floating_point() else value
     if not half.isfinite().all():
         raise ValueError(
             f"{name} has numbers that are infinite in half precision: the largest is {value.abs().max():g}"
@@ -163,18 +145,14 @@ def _half(name: str, value: Tensor) -> Tensor:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m torchcaps.deploy.pack", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("recipe", help="recipe of the checkpoint, e.g. pretrained/mnist")
     parser.add_argument("checkpoint", type=Path, help="checkpoint of its training")
     parser.add_argument("--limit", action="append", default=[], help="a limit that the card mentions; several times")
-    parser.add_argument("--names", help="names of the classes (default: those of the data set)")
-    parser.add_argument("--commit", help="commit of the training (default: that of this clone)")
-    parser.add_argument("--hardware", help="hardware of the training (default: this machine)")
     options = parser.parse_args()
     quiet_process()
-    about = {name: value for name in ("names", "commit", "hardware") if (value := getattr(options, name))}
     try:
-        path = pack(load_recipe(options.recipe), options.checkpoint, tuple(options.limit), about)
+        path = pack(load_recipe(options.recipe), options.checkpoint, tuple(options.limit))
     except (DataError, ValueError, ImportError, OSError) as error:
         sys.exit(f"torchcaps: {one_line(error)}")
     print(path.with_suffix(".md").read_text(encoding="utf-8"))
