@@ -1,7 +1,6 @@
 """A trained network with all that is needed to use it, read from a checkpoint alone."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +12,7 @@ from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
 from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
-from torchcaps.training.names import known_names_only
+from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
 from torchcaps.utils.arguments import Positive, checked
 
@@ -60,10 +59,7 @@ class Trained:
         if not path.is_file():
             raise ValueError(f"there is no file {path}: {EXPECTED}")
         content = read_checkpoint(path, "state_dict")
-        values = values_of(path, content)
-        if values is None:
-            raise ValueError(f"{path} does not say with which values it was trained: {EXPECTED}")
-        return cls.built(path, values, network_state(content), facts_of(content), allow_code)
+        return cls.built(path, values_of(path, content), network_state(content), facts_of(content), allow_code)
 
     @classmethod
     def built(
@@ -87,9 +83,11 @@ class Trained:
             ValueError: the values are not those of a recipe, or the state does not fit the network.
         """
         try:
-            with nullcontext() if allow_code else known_names_only():
-                data = build_part(LabeledData, values["data"])
-                network = build_part(nn.Module, untrained(values["model"]["network"]))
+            names = Names(allow_code)
+            names.check(values["data"], LabeledData)
+            names.check(values["model"]["network"], nn.Module)
+            data = build_part(LabeledData, values["data"])
+            network = build_part(nn.Module, untrained(values["model"]["network"]))
         except Exception as error:  # values that anybody wrote, and classes of the user's own
             if isinstance(error, ImportError):
                 raise

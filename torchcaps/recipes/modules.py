@@ -51,15 +51,12 @@ class OwnModules:
         if used:
             raise ValueError(_hidden_message(min(used), hidden[min(used)]))
 
-    def why_not(self, error: BaseException, where: str) -> str | None:
-        """Return a message that says which name cannot be imported and why, or None for other errors.
+    def why_not(self, error: BaseException | None) -> str | None:
+        """Return why a name in the recipe cannot be imported, or None if this is another error.
 
         Args:
-            error: error that the parser raised.
-            where: where the name stands, the recipe's own name or an override.
+            error: error that the import raised.
         """
-        while error.__cause__ is not None and not isinstance(error, ImportError):  # an ImportError says what to install
-            error = error.__cause__
         hidden = dict(self._hidden())
         module, name = None, None
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
@@ -69,17 +66,17 @@ class OwnModules:
         top = ((module.__name__ if module else name) or "").partition(".")[0]
         if top in hidden:
             return _hidden_message(top, hidden[top])
-        if place := self._place(error):
+        if error and (place := self._place(error)):
             message = error.msg if isinstance(error, SyntaxError) else error
-            return f"{where} needs {place}, which cannot be imported: {type(error).__name__}: {message}"
+            return f"needs {place}, which cannot be imported: {type(error).__name__}: {message}"
         if module:
             known = nearest(str(name), [known for known in dir(module) if not known.startswith("_")])
             hint = known if known.startswith("; did") else ": correct the name"
-            return f"{where}: there is no {name!r} in {_file(module) or module.__name__}{hint}"
+            return f"there is no {name!r} in {_file(module) or module.__name__}{hint}"
         if isinstance(error, ModuleNotFoundError):
             beside = f"beside {self.recipe}" if self.folders else "beside a recipe of your own"
             advice = "" if top in sys.modules else f", put {top}.py {beside}, or install it"
-            return f"{where}: there is no module {name!r}: correct the name{advice}"
+            return f"there is no module {name!r}: correct the name{advice}"
         return None
 
     def _place(self, error: BaseException) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchcaps.recipes import Recipe, list_recipes, load_recipe, name_now
+from torchcaps.recipes import Recipe, list_recipes, load_recipe
 from torchcaps.reproduce.results import SMALL, Key, small_name
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.extras import needs
@@ -105,8 +105,6 @@ def _rows_of_tables() -> list[str]:
 def _rows_of(name: str) -> list[str]:
     """Return the rows of a paper, a table or a recipe."""
     wanted = name.removesuffix(SMALL).rstrip("/")
-    if now := name_now(wanted):
-        raise ValueError(f"no recipe is called {wanted!r}: it is now called {now}")
     rows = [row for row in _rows_of_tables() if _belongs(row, wanted)]
     if not rows:
         raise ValueError(f"no paper, table or row is called {wanted!r}{nearest(wanted, names_of_runs())}")

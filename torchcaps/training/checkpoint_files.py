@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from torchcaps.recipes import Loader, check_size
 from torchcaps.training.checkpoints import FACTS, VALUES, damage
 
 KINDS: dict[str, type] = {  # parts of a checkpoint
@@ -70,22 +68,12 @@ def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the values with which a checkpoint was trained: they are in it, or beside those of earlier versions."""
-    text = content.get(VALUES)
-    config = path.resolve().parent.parent / "config.yaml"
+def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with which a checkpoint was trained."""
     try:
-        if text is not None:
-            found = json.loads(text)
-        elif config.is_file():
-            found = yaml.load(config.read_text(encoding="utf-8"), Loader)
-            check_size(config, found, {})
-        else:
-            return None
-        if not isinstance(found, dict):
-            raise TypeError("no values")
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        where = config if text is None else path
-        advice = "remove it" if text is None else EXPECTED
-        raise ValueError(f"{where} does not hold the values of a recipe ({type(error).__name__}): {advice}") from error
+        found = json.loads(content[VALUES])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not hold the values of a recipe ({type(error).__name__}): {EXPECTED}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} does not hold the values of a recipe: {EXPECTED}")
     return found
