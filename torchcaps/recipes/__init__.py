@@ -28,7 +28,7 @@ with needs("train"):
 
     from torchcaps.recipes.reading import read_yaml
     from torchcaps.recipes.search import Search, read_search
-    from torchcaps.recipes.values import ARGUMENTS, Tree, merge, plain, spelled, with_source
+    from torchcaps.recipes.values import Tree, merge, plain, with_source
 
 FOLDER = Path(__file__).parent
 VALUES = ("seed_everything", "model", "data", "trainer")
@@ -249,28 +249,7 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     for key in HEAD:
         if not isinstance(content.get(key, ""), str):
             raise ValueError(f"{path}: {key} must be a text, got {content[key]!r}")
-    for key in ("model", "data", "trainer", "small"):
-        if key in content:
-            _check_names(path, (key,), content[key])
+    for key in (*VALUES[1:], "small"):
+        if not isinstance(content.get(key, {}), dict):
+            raise ValueError(f"{path}: {key} must have values of its own, {{NAME: VALUE}}, got {content[key]!r}")
     return content
-
-
-def _check_names(path: Path, names: tuple[str | int, ...], values: Any) -> None:
-    """Check that the names of values are texts, and that there are values where a recipe has more than one.
-
-    Args:
-        path: the file.
-        names: where the values stand in it.
-        values: the values.
-    """
-    where, name = f"{path}: {spelled(names)}", names[-1]
-    if isinstance(values, dict):
-        for key, value in values.items():
-            if not isinstance(key, str):
-                raise ValueError(f'{where}: names must be texts, got {key!r}: if it is one, write "{key}"')
-            _check_names(path, (*names, key), value)
-    elif len(names) == 1 or (names[0] == "small" and len(names) == 2 and name in VALUES[1:]) or name in ARGUMENTS:
-        raise ValueError(f"{where} must have values of its own, as in {name}: {{NAME: VALUE}}, got {values!r}")
-    elif isinstance(values, list):
-        for index, value in enumerate(values):
-            _check_names(path, (*names, index), value)

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from torchcaps.recipes import FOLDER, Recipe
 from torchcaps.utils.checks import nearest
@@ -31,25 +30,6 @@ class OwnModules:
         own = [file.parent.resolve() for file in recipe.files if not file.resolve().is_relative_to(FOLDER.resolve())]
         self.folders = list(dict.fromkeys(reversed(own))) if allowed else []
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
-
-    def check_names(self, config: dict[str, Any]) -> None:
-        """Check that no other module hides one that the recipe uses, for example an installed one of the same name.
-
-        A recipe uses the modules that it names. If one of them is in its folder, that module may import any other in
-        the folder, so that none of them may be hidden.
-
-        Args:
-            config: all values of the recipe.
-
-        Raises:
-            ValueError: a module that the recipe uses is hidden.
-        """
-        hidden = dict(self._hidden())
-        used = {path.partition(".")[0] for path in _class_paths(config)} & set(hidden)
-        if not used and any(_comes_from(sys.modules.get(name), path) for name, path in self._beside()):
-            used = set(hidden)  # modules of the recipe may have imported the hidden ones
-        if used:
-            raise ValueError(_hidden_message(min(used), hidden[min(used)]))
 
     def why_not(self, error: BaseException | None) -> str | None:
         """Return why a name in the recipe cannot be imported, or None if this is another error.
@@ -106,16 +86,6 @@ class OwnModules:
             module = sys.modules.get(name)
             if module and not _comes_from(module, path):
                 yield name, path
-
-
-def _class_paths(value: Any) -> Iterator[str]:
-    """Yield all values of `class_path` in a recipe."""
-    if isinstance(value, dict):
-        if isinstance(value.get("class_path"), str):
-            yield value["class_path"]
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _class_paths(item)
 
 
 def _file(module: ModuleType) -> str | None:

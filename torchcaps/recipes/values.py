@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-
 ARGUMENTS = ("init_args", "dict_kwargs")  # of the class or function that stands beside them as class_path
 
 

@@ -31,9 +31,9 @@ from torchcaps.training.classifier import Classifier
 from torchcaps.training.errors import innermost, refused, where
 from torchcaps.training.margin import SpreadMargin
 from torchcaps.training.monitors import ChecksMonitors
-from torchcaps.training.names import Names, Refused
+from torchcaps.training.names import Names, Refused, import_name
 from torchcaps.training.overrides import Override, read_overrides, with_override
-from torchcaps.training.parts import build_part, class_of, untrained
+from torchcaps.training.parts import build_part, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
@@ -129,12 +129,11 @@ class Training:
                 names.check(values)
             config = self.parser.parse_object(values)
             names.check(yaml.safe_load(self.parser.dump(config, skip_none=False)))  # also what the parser has read
+            return config
         except (Refused, ArgumentError, RecursionError) as error:
             path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
             said = own_modules.why_not(error.__cause__) or said
             raise ValueError(f"{where(path, self.recipe.name, done)}: {said}") from error
-        own_modules.check_names(config.as_dict())
-        return config
 
     def _build(self) -> None:
         """Build the trainer, the model and the data."""
@@ -168,7 +167,7 @@ class Training:
         """Write what the files of the user's own data determine into the values of the recipe: arguments of the data
         that were left open, the number of classes, and arguments of the network."""
         values = self.config.data
-        if class_of(values.class_path).facts is LabeledData.facts:
+        if import_name(values.class_path).facts is LabeledData.facts:
             return  # a published data set: its recipes have all values
         network = self.config.model.network
         arguments = network.init_args

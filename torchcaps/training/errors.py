@@ -7,8 +7,6 @@ from torchcaps.recipes.values import ARGUMENTS, Path, spelled
 from torchcaps.training.overrides import Override
 from torchcaps.utils.checks import one_line
 
-UNION = re.compile(r"Subtypes: \[(.*)\]\n")
-
 
 def innermost(error: BaseException) -> str:
     """Return the message of the first error in a chain of causes, on one line."""
@@ -35,31 +33,15 @@ def refused(error: BaseException) -> tuple[Path, str]:
     may be of several types, its message lists all of them, and the cause is the error of the first.
     """
     path: list[str] = []
-    reason = ""
-    found: BaseException | None = error
-    while found is not None:
-        message = str(found)
+    message, reason = "", innermost(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        outer, message = message, str(cause)
         if key := re.match(r'(?:Type .* callable class: )?Parser key "([\w.]+)"', message):
             path += [name for name in key[1].split(".") if [name] != path[-1:]]
-        types = UNION.findall(message)
-        plain = types and not re.search(r"class '(?!int|float|bool|str|NoneType)|Callable|Iterable|list", types[-1])
-        if plain and found.__cause__ is not None and found.__cause__.__cause__ is None:
-            reason = f"expected {_in_words(types[-1])}, got {_value(found)}"
-        found = found.__cause__
-    return tuple(path), reason or _shorter(innermost(error))
-
-
-def _in_words(types: str) -> str:
-    """Return the types of a union, such as "int or None"."""
-    words = re.findall(r"class '(?:\w+\.)*(\w+)'|Literal\[([^\]]*)\]", types)
-    return " or ".join({"NoneType": "None"}.get(name, name) or choices for name, choices in words)
-
-
-def _value(error: BaseException) -> str:
-    return repr(str(error).rpartition("Given value: ")[2])
-
-
-def _shorter(message: str) -> str:
-    """Return a message of jsonargparse without what it says about its own forms of values."""
-    message = message.partition(" Subclass types expect one of")[0]
-    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
+        cause = cause.__cause__
+    expected = re.findall(r"\n *- Expected a (.*)", outer) if re.search(r"Union subtypes\n", outer) else []
+    if expected and len(expected) == len(re.findall(r"\n *- ", outer)):
+        reason = f"Expected {' or '.join(expected)}. Got value: {outer.rpartition('Given value: ')[2]}"
+    reason = reason.partition(" Subclass types expect one of")[0]  # the rest is about jsonargparse's own forms
+    return tuple(path), re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None")

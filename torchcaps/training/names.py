@@ -6,7 +6,6 @@ All names in the values of a recipe are checked here before the parser sees them
 import importlib
 import inspect
 import re
-from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -24,7 +23,6 @@ from torchcaps.training.signatures import (
     choices,
     classes,
     family,
-    is_list,
     is_open,
     is_plain,
     parameters,
@@ -33,7 +31,7 @@ from torchcaps.training.trainer import Trainer
 from torchcaps.utils.checks import nearest, one_line
 
 PACKAGES = ("torchcaps", "torch", "lightning", "torchmetrics")
-DOTTED = re.compile(r"[^\s./]+(\.[^\s./]+)+")
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 class Refused(ValueError):
@@ -51,6 +49,9 @@ class Refused(ValueError):
 
 def recipe_signature(seed_everything: int | bool, model: Classifier, data: LabeledData, trainer: Trainer) -> None:
     """A function whose parameters are the names at the top level of a recipe, with their types."""
+
+
+OWNERS = (recipe_signature, Trainer, Classifier)  # whose arguments are given without their name
 
 
 class Names:
@@ -78,17 +79,22 @@ class Names:
             values = _read(values, annotation, path)
         expected = classes(annotation)
         if isinstance(values, list):
-            several = not expected or any(is_list(choice) for choice in choices(annotation))
-            if not several:
-                raise Refused(path, _expected(expected, values))
             for index, value in enumerate(values):
                 self.check(value, annotation, (*path, index))
         elif isinstance(values, dict):
             self._check_part(values, annotation, path)
         elif isinstance(values, str):
-            self._check_text(values, annotation, expected, path)
+            takes_texts = is_plain(annotation) or str in choices(annotation) or not expected
+            if (expected and not takes_texts) or (not is_plain(annotation) and self._may_import(values)):
+                self.find(values, annotation, path)
+        elif annotation in OWNERS:
+            raise Refused(path, f"must have values of its own, {{NAME: VALUE}}, got {values!r}")
         elif expected and not _may_be_plain(annotation, values):
             raise Refused(path, _expected(expected, values))
+
+    def _may_import(self, text: str) -> bool:
+        """Return whether the parser may import what a text names, where it takes any text."""
+        return DOTTED.fullmatch(text) is not None and not self.allow_code
 
     def _check_part(self, values: dict[Any, Any], annotation: Any, path: Path) -> None:
         """Check a dictionary: the top of a recipe, a class with its arguments, or any other."""
@@ -103,28 +109,22 @@ class Names:
             self.check(values.get("dict_kwargs"), UNKNOWN, (*path, "dict_kwargs"))
         elif owner is None and (expected := classes(annotation)):
             raise Refused(path, _expected(expected, values))
-        known = None if owner is None else parameters(owner)
         if not isinstance(arguments, dict):
             raise Refused(inner, f"must have values of its own, {{NAME: VALUE}}, got {arguments!r}")
+        known = None if owner is None else parameters(owner)
         for name, value in arguments.items():
+            if not isinstance(name, str):
+                raise Refused(inner, f'names must be texts, got {name!r}: if it is one, write "{name}"')
             if known is not None and name not in known and not is_open(known):
-                raise Refused((*inner, name), f"there is no {name!r}{nearest(str(name), known)}")
+                raise Refused((*inner, name), f"there is no {name!r}{nearest(name, known)}")
             has = known[name].annotation if known and name in known else UNKNOWN
             self.check(value, has, (*inner, name))
 
     def owner(self, values: dict[Any, Any], annotation: Any, path: Path) -> Any:
         """Return the class or function whose arguments a dictionary has, or None if it has those of none."""
-        if annotation in (recipe_signature, Trainer, Classifier):
+        if annotation in OWNERS:
             return annotation
         return self.find(values["class_path"], annotation, (*path, "class_path")) if "class_path" in values else None
-
-    def _check_text(self, text: str, annotation: Any, expected: list[type], path: Path) -> None:
-        """Check a text that may name a class or a function."""
-        takes_texts = str in choices(annotation) or not expected
-        if is_plain(annotation) or (takes_texts and not DOTTED.fullmatch(text)) or _is_number(text):
-            return
-        if expected or not self.allow_code:
-            self.find(text, annotation, path)
 
     def find(self, name: Any, annotation: Any, path: Path = ()) -> Any:
         """Import the class or function that has a name, after a check that it is allowed.
@@ -136,22 +136,20 @@ class Names:
         """
         if not isinstance(name, str) or not name:
             raise Refused(path, f"must be the name of a class or a function, got {name!r}")
-        if "." not in name:
+        first, *others = name.split(".")
+        if not others:
             known = {kind.__name__: kind for base in classes(annotation) for kind in family(base)}
             if name in known:
                 return known[name]
             if full := import_path(name):
                 raise Refused(path, f"classes and functions are named with their module: {full}")
-            kinds = _kinds(classes(annotation)) or "class"
-            raise Refused(
-                path, f"there is no {kinds} called {name!r}: correct the name, or add its module: MODULE.{name}"
-            )
-        first, *others = name.split(".")
-        if not all(part.isidentifier() for part in (first, *others)):
+            advice = f"correct the name, or add its module: MODULE.{name}"
+            raise Refused(path, f"there is no {_kinds(classes(annotation)) or 'class'} called {name!r}: {advice}")
+        if not DOTTED.fullmatch(name):
             raise Refused(path, f"there is no {name!r}: correct the name")
         allowed = self.allow_code or (first in PACKAGES and not any(part.startswith("_") for part in others))
         try:
-            found = _import(name) if allowed else None
+            found = import_name(name) if allowed else None
         except Exception as error:  # modules may raise any exception
             raise Refused(path, f"{name} cannot be imported ({type(error).__name__}: {one_line(error)})") from error
         if not allowed or not (self.allow_code or _is_allowed(found)):
@@ -160,10 +158,6 @@ class Names:
                 path,
                 f"{name} is not among the classes of {packages} that every recipe may name: add --allow_code to run "
                 "its code",
-            )
-        if inspect.isfunction(found) and inspect.signature(found).return_annotation is UNKNOWN and classes(annotation):
-            raise Refused(
-                path, f"the function {name} has no return annotation: annotate it with the class that it returns"
             )
         return found
 
@@ -187,7 +181,8 @@ def _may_be_plain(annotation: Any, value: Any) -> bool:
     return type(None) in takes if value is None else any(choice is not type(None) for choice in takes)
 
 
-def _import(name: str) -> Any:
+def import_name(name: str) -> Any:
+    """Return the class or function that has a dotted name."""
     module, _, attribute = name.rpartition(".")
     try:
         owner: Any = importlib.import_module(module)
@@ -211,13 +206,6 @@ def _is_allowed(found: Any) -> bool:
     except (TypeError, NameError):
         return False
     return inspect.isclass(returned) and issubclass(returned, (*PARTS, Tensor))
-
-
-def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        float(text)
-        return True
-    return False
 
 
 def _kinds(expected: list[type]) -> str:

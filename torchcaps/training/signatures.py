@@ -1,8 +1,6 @@
 """What signatures say about the arguments of classes and functions: their names, and what each of them takes."""
 
-import collections.abc
 import inspect
-import os
 import types
 import typing
 from datetime import timedelta
@@ -63,31 +61,19 @@ def classes(annotation: Any) -> list[type]:
     returns. There are none if it takes no objects."""
     found: list[type] = []
     for choice in choices(annotation):
-        origin, arguments = typing.get_origin(choice), typing.get_args(choice)
-        if origin is collections.abc.Callable:
-            found += classes(arguments[-1])
-        elif is_list(choice):
-            found += [base for part in arguments for base in classes(part)]
-        elif inspect.isclass(choice) and origin is None and issubclass(choice, KINDS):
+        if inspect.isclass(choice) and issubclass(choice, KINDS):
             found.append(choice)
-    return list(dict.fromkeys(found))
-
-
-def is_list(annotation: Any) -> bool:
-    """Return whether an annotation is that of a list, a tuple or another collection, but not of a dictionary."""
-    origin = typing.get_origin(annotation)
-    return inspect.isclass(origin) and issubclass(origin, collections.abc.Iterable) and not issubclass(origin, dict)
+        for part in typing.get_args(choice):
+            found += classes(part)
+    return found
 
 
 def is_plain(annotation: Any) -> bool:
     """Return whether an annotation takes numbers, texts, paths, None, and collections of these, and nothing else."""
     for choice in choices(annotation):
         origin, parts = typing.get_origin(choice), typing.get_args(choice)
-        if origin is typing.Literal or choice in PLAIN or choice is Ellipsis:
-            continue
-        if not (parts and inspect.isclass(origin) and issubclass(origin, collections.abc.Iterable | os.PathLike)):
-            return False
-        if not all(map(is_plain, parts)):
+        known = origin is typing.Literal or choice in PLAIN or choice is Ellipsis
+        if not known and (origin is type or not parts or not all(map(is_plain, parts))):
             return False
     return True
 
