@@ -33,15 +33,18 @@ def refused(error: BaseException) -> tuple[Path, str]:
     may be of several types, its message lists all of them, and the cause is the error of the first.
     """
     path: list[str] = []
-    message, reason = "", innermost(error)
+    key, message, reason = "", "", innermost(error)
     cause: BaseException | None = error
     while cause is not None:
         outer, message = message, str(cause)
-        if key := re.match(r'(?:Type .* callable class: )?Parser key "([\w.]+)"', message):
-            path += [name for name in key[1].split(".") if [name] != path[-1:]]
+        found = re.match(r'(?:Type .* callable class: )?Parser key "([\w.]+)"', message)
+        if found and found[1] != key:
+            key = found[1]
+            path += key.split(".")
         cause = cause.__cause__
     expected = re.findall(r"\n *- Expected a (.*)", outer) if re.search(r"Union subtypes\n", outer) else []
     if expected and len(expected) == len(re.findall(r"\n *- ", outer)):
-        reason = f"Expected {' or '.join(expected)}. Got value: {outer.rpartition('Given value: ')[2]}"
+        reason = f"Expected a {' or '.join(expected)}. Got value: {outer.rpartition('Given value: ')[2]}"
     reason = reason.partition(" Subclass types expect one of")[0]  # the rest is about jsonargparse's own forms
-    return tuple(path), re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None")
+    reason = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None")
+    return tuple(path), re.sub(r"Expected a (.*)\. Got value: ", r"expected \1, got ", reason)

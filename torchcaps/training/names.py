@@ -100,7 +100,7 @@ class Names:
         """Check a dictionary: the top of a recipe, a class with its arguments, or any other."""
         arguments, inner = values, path
         owner = self.owner(values, annotation, path)
-        if "class_path" in values and owner is not annotation:
+        if "class_path" in values and annotation not in OWNERS:
             for name in values:
                 if name not in (*ARGUMENTS, "class_path"):
                     message = f"arguments of a class stand in its init_args: {{init_args: {{{name}: ...}}}}"

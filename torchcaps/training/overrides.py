@@ -8,7 +8,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS, Path
-from torchcaps.training.names import Names, Refused, recipe_signature
+from torchcaps.training.names import OWNERS, Names, Refused, recipe_signature
 from torchcaps.training.signatures import UNKNOWN, parameters
 from torchcaps.utils.checks import one_line
 
@@ -84,7 +84,7 @@ def _changed(values: Any, names_left: Path, override: Override, names: Names, an
     owner: Any = names.owner(values, annotation, path)
     known = (parameters(owner) if owner is not None else None) or {}
     place = values
-    if "class_path" in values and owner is not annotation:
+    if "class_path" in values and annotation not in OWNERS:
         place = values["init_args"] = dict(values.get("init_args") or {})
     annotation = known[name].annotation if name in known else UNKNOWN
     place[name] = _changed(place.get(name), left, override, names, annotation, (*path, name))

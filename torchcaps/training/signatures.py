@@ -65,7 +65,7 @@ def classes(annotation: Any) -> list[type]:
             found.append(choice)
         for part in typing.get_args(choice):
             found += classes(part)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def is_plain(annotation: Any) -> bool:
