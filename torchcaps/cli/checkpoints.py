@@ -57,8 +57,8 @@ def find_run(options: argparse.Namespace, given: str | None, resumed: bool = Fal
     content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
     try:
         values = with_source(values_of(path, content), str(path))
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: {error}" if isinstance(error, RecursionError) else str(error)) from error
     named = Recipe(options.recipe, (), {}) if is_run(options.recipe) else load_requested(options)
     return Run(path, content, replace(named, values=values))
 

@@ -119,9 +119,9 @@ class Training:
     def _parsed(self) -> Namespace:
         """Parse the values of the recipe with the overrides."""
         own_modules, names = OwnModules(self.recipe, self.allow_code), Names(self.allow_code)
-        values = self.recipe.config
         done: list[Override] = []
         try:
+            values = self.recipe.config
             names.check(values)
             for override in read_overrides(self.overrides):
                 done.append(override)
