@@ -129,8 +129,9 @@ def test_a_reader_that_stops_reading(tmp_path):
 def test_a_name_that_is_not_in_utf_8(tmp_path):
     (tmp_path / "\udcff").mkdir()
     (tmp_path / "\udcff" / "mine.yaml").write_text("extends: quickstart\n")
-    run = subprocess.run(
-        [sys.executable, "-m", "torchcaps", "recipes", "\udcff/mine.yaml"], capture_output=True, text=True, cwd=tmp_path
-    )
+    command = [sys.executable, "-m", "torchcaps", "recipes", "\udcff/mine.yaml"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert run.returncode == 2
-    assert run.stderr == "torchcaps: '# runs: runs/\\udcff/mine' is a name that is not in UTF-8: rename it\n"
+    assert run.stderr.endswith("\\udcff/mine.yaml' is a name that is not in UTF-8: rename it\n")
+    assert len(run.stderr.splitlines()) == 1

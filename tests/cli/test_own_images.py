@@ -246,7 +246,7 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
     (folder / "model.safetensors").unlink()
     last = "runs/own/images/smoke_0/checkpoints/last.ckpt"
-    assert call("test", last, "--trainer.limit_test_batches", "1") == 0
+    assert call("test", last, *arguments, "--trainer.limit_test_batches", "1") == 0  # what is the same may be repeated
     for epochs in ("2", "3"):
         more = ["--ckpt_path", last, "--trainer.max_epochs", epochs]
         assert call("train", "own/images", "--smoke", *more) == 0

@@ -141,7 +141,8 @@ class Training:
             data, model = self.config.data.init_args, self.config.model
             if self.smoke and "max_texts" in data and data.max_texts is None:
                 data.max_texts = 8  # otherwise all texts would be embedded before the first step
-            self._fit_to_data()
+            if self.checkpoint is None:  # otherwise the values are those of a run, which was fitted
+                self._fit_to_data()
             text = self.parser.dump(self.config, skip_none=False)
             self.values: dict[str, Any] = yaml.safe_load(text)
             network = model.network
