@@ -230,7 +230,7 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("does not hold the values of a recipe", lambda state: state.pop("recipe")),
     ("does not hold the values of a recipe", lambda state: state.update(recipe="[1]")),
     ("does not hold the values of a recipe", lambda state: state.update(recipe="[" * 100_000)),
-    ("bad.ckpt: maximum recursion", lambda state: state.update(recipe='{"a": ' * 600 + "1" + "}" * 600)),
+    ("does not hold the values of a recipe", lambda state: state.update(recipe='{"a": ' * 600 + "1" + "}" * 600)),
     ("subprocess.getoutput is not among", lambda state: named(state, class_path="subprocess.getoutput")),
 ]
 OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [

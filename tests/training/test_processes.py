@@ -56,7 +56,9 @@ def _own_folder(tmp_path, monkeypatch, images_of_noise):
 
 
 def train(runs: str, recipe: str, *options: str) -> int:
-    return call("train", recipe, "--allow_code", *QUIET, *options, "--runs", runs)
+    goes_on = any("--ckpt_path" in option for option in options) and not any("+=" in option for option in options)
+    uninterrupted = ["--trainer.callbacks+=[]"] if goes_on else []  # those of the recipe, without an `Interrupt`
+    return call("train", recipe, "--allow_code", *QUIET, *options, *uninterrupted, "--runs", runs)
 
 
 def train_together(runs: str, recipe: str, *options: str, processes: int = 2) -> list[Any]:

@@ -41,11 +41,13 @@ class Run(NamedTuple):
     recipe: "Recipe"
 
 
-def find_run(options: argparse.Namespace, given: str | None, resumed: bool = False) -> Run:
+def find_run(options: argparse.Namespace, overrides: list[str], given: str | None = None, resumed: bool = False) -> Run:
     """Find the checkpoint that a command is given, and read it.
 
     Args:
         options: the command's arguments.
+        overrides: values that were given as options. A list of the trainer that they add to is that of the recipe, if
+            the command names one: the same command can be given again.
         given: see `locate`.
         resumed: whether the training goes on from it.
     """
@@ -56,11 +58,18 @@ def find_run(options: argparse.Namespace, given: str | None, resumed: bool = Fal
     path = locate(options, given)
     content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
     try:
-        values = with_source(values_of(path, content), str(path))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}" if isinstance(error, RecursionError) else str(error)) from error
-    named = Recipe(options.recipe, (), {}) if is_run(options.recipe) else load_requested(options)
-    return Run(path, content, replace(named, values=values))
+        values = values_of(path, content)
+        if is_run(options.recipe):
+            return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
+        recipe = load_requested(options)
+        added = [name[2:].split(".") for name, sign, _ in (token.partition("+=") for token in overrides) if sign]
+        for name in [path[1] for path in added if path[0] == "trainer" and len(path) == 2]:
+            values["trainer"] = {**dict(values["trainer"]), name: recipe.config["trainer"].get(name)}
+        return Run(path, content, replace(recipe, values=with_source(values, str(path))))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise BadInput(f"{path} does not hold the values of a recipe ({type(error).__name__}: {error})") from error
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     if options.samples < 2:
         raise BadInput(f"--samples must be at least 2, got {options.samples}")
-    runs = [find_run(options, given) for given in options.ckpt_path or [None]]
+    runs = [find_run(options, overrides, given) for given in options.ckpt_path or [None]]
     training = build_run(options, overrides, runs[-1], "network.")
     for other in runs[:-1]:
         check_shapes(training, other)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Print the test metrics of a checkpoint."""
-    training = build_run(options, overrides, find_run(options, options.ckpt_path), "network.")
+    training = build_run(options, overrides, find_run(options, overrides, options.ckpt_path), "network.")
     check_test(training)
     with bad_data(), ends_together(training.trainer):
         run_test(training)

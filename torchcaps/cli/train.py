@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         recipe = load_requested(options)
         training = build_training(options, overrides, recipe, runs_of(options, recipe), options.smoke)
     else:
-        resumed = find_run(options, options.ckpt_path or "last", resumed=True)
+        resumed = find_run(options, overrides, options.ckpt_path or "last", resumed=True)
         checkpoint, folder = resumed.checkpoint, runs_of_run(options, resumed)
         training = build_run(options, overrides, resumed, "", folder=folder, smoke=options.smoke)
     try:
