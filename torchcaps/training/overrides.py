@@ -65,7 +65,9 @@ def with_override(values: Any, override: Override, names: Names) -> Any:
     return _changed(values, override.path, override, names, recipe_signature, ())
 
 
-def _changed(values: Any, names_left: Path, override: Override, names: Names, annotation: Any, path: Path) -> Any:
+def _changed(
+    values: Any, names_left: tuple[str, ...], override: Override, names: Names, annotation: Any, path: Path
+) -> Any:
     """Return values that stand at `path` with a change of the value that `names_left` lead to from there."""
     if not names_left:
         return _added(values, override, path) if override.adds else _replaced(values, override, names, annotation, path)
@@ -77,7 +79,7 @@ def _changed(values: Any, names_left: Path, override: Override, names: Names, an
         last = len(items) - 1
         return [*items[:-1], _changed(items[-1], names_left, override, names, annotation, (*path, last))]
     values = dict(values) if isinstance(values, dict) else {}
-    name, *left = names_left
+    name, left = names_left[0], names_left[1:]
     if name in (*ARGUMENTS, "class_path"):
         values[name] = _changed(values.get(name), left, override, names, UNKNOWN, (*path, name))
         return values
