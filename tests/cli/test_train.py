@@ -73,7 +73,6 @@ def test_a_run_with_other_values_than_its_recipe(capfd):
     changed = ("--model.network.iterations", "1", "--data", "torchcaps.data.Digits", "--data.val_size", "64")
     assert call("train", "quickstart", *changed, "--trainer.max_epochs", "1", *TINY) == 0
     assert call("test", "quickstart") == 0
-    assert call("explain", "quickstart", "--samples", "9", "--figures", "drawn") == 0
     content = torch.load(checkpoint(Path("runs")), weights_only=True)
     assert json.loads(content["recipe"])["model"]["network"]["init_args"]["iterations"] == 1
 

@@ -127,9 +127,7 @@ class Training:
                 done.append(override)
                 values = with_override(values, override, names)
                 names.check(values)
-            config = self.parser.parse_object(values)
-            names.check(yaml.safe_load(self.parser.dump(config, skip_none=False)))  # also what the parser has read
-            return config
+            return self.parser.parse_object(values)
         except (Refused, ArgumentError, RecursionError) as error:
             path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
             said = own_modules.why_not(error.__cause__) or said
@@ -138,6 +136,8 @@ class Training:
     def _build(self) -> None:
         """Build the trainer, the model and the data."""
         try:
+            read = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            Names(self.allow_code).check(read)  # again, as the parser has read them
             data, model = self.config.data.init_args, self.config.model
             if self.smoke and "max_texts" in data and data.max_texts is None:
                 data.max_texts = 8  # otherwise all texts would be embedded before the first step
