@@ -259,11 +259,6 @@ def test_a_module_with_the_name_of_an_installed_one(capfd):
     assert message.endswith(": give yours a name of its own")
 
 
-def test_a_module_that_nothing_uses_may_have_any_name():
-    Path("mine/json.py").write_text("raise RuntimeError\n")
-    build(write("mine/digits.yaml", "torchcaps.models.capsnet_digits"))
-
-
 # In other processes
 
 

@@ -34,7 +34,7 @@ FIGURES = {  # what a figure shows, by the beginning of its name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps explain`."""
-    add_recipe(parser)
+    add_recipe(parser, run=True)
     add_checkpoint(parser, nargs="+")
     parser.add_argument("--figures", help="folder for index.html and the figures (default: beside the checkpoint)")
     parser.add_argument(

@@ -10,7 +10,7 @@ from torchcaps.utils.processes import ends_together
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps test`."""
-    add_recipe(parser)
+    add_recipe(parser, run=True)
     add_checkpoint(parser)
 
 

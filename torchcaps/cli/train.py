@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps train`."""
-    add_recipe(parser, run=False)
+    add_recipe(parser)
     parser.add_argument(
         "--ckpt_path",
         help="continue a run, with its values: `last` for the newest checkpoint of this recipe, or a path. A folder of "
