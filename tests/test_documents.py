@@ -195,10 +195,7 @@ def test_commands_have_the_options_that_are_mentioned(page):
 class Parsed(Training):
     """Checks the values of a recipe and builds nothing."""
 
-    def before_instantiate_classes(self) -> None:
-        pass
-
-    def instantiate_classes(self) -> None:
+    def _build(self) -> None:
         pass
 
 

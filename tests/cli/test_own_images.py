@@ -272,19 +272,23 @@ def test_another_network_by_its_name(own, name, shape, loss, capfd):
     assert getattr(trained.network, "decoder", None) is None  # nothing would train it
 
 
-def test_continuing_a_run_and_testing_it(own, capfd):
-    best = str(run_of(own) / "checkpoints" / "best.ckpt")
-    arguments = ["--data.folder", str(own / "pictures"), *SMALL]
-    assert call("test", "own/images", "--ckpt_path", best, *arguments) == 0
-    out = capfd.readouterr().out
+def test_a_run_knows_its_data_and_its_network(own, capfd):
+    """No command that takes a run asks for the folder again. A recipe's name means its newest run."""
+    runs = ["--runs", str(own / "runs")]
     accuracy = json.loads((run_of(own) / "report" / "summary.json").read_text())["metrics"]["test/accuracy"]
-    assert f"test/accuracy: {accuracy:.4f}" in out
-    assert "mean of the classes" in out
+    for run in (["own/images", *runs], [str(run_of(own))], [str(run_of(own) / "checkpoints" / "best.ckpt")]):
+        assert call("test", *run) == 0
+        out = capfd.readouterr().out
+        assert f"test/accuracy: {accuracy:.4f}" in out
+        assert "mean of the classes" in out
     assert list(Path().iterdir()) == []
-    last = ["--ckpt_path", "last", "--runs", str(own / "runs")]
-    assert "--trainer.max_epochs 8 or more" in error_of(
-        capfd, "train", "own/images", *last, *arguments, "--trainer.max_epochs", "2"
-    )
+    assert call("explain", "own/images", *runs, "--samples", "9", "--figures", "drawn") == 0
+    assert "page: drawn/index.html" in capfd.readouterr().out
+    last = str(run_of(own) / "checkpoints" / "last.ckpt")
+    assert "--trainer.max_epochs 8 or more" in error_of(capfd, "train", last, "--trainer.max_epochs", "2")
+    assert call("train", "own/images", "--ckpt_path", last, "--trainer.max_epochs", "8") == 0
+    command = json.loads(Path("runs/own/images/version_0/report/summary.json").read_text())["command"]
+    assert command == f"torchcaps train own/images --trainer.max_epochs 8 --ckpt_path {last}"
 
 
 def test_a_network_of_transformers(own, capfd, tmp_path):
@@ -299,10 +303,10 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
     (folder / "model.safetensors").unlink()
     last = "runs/own/images/smoke_0/checkpoints/last.ckpt"
-    assert call("test", "own/images", "--ckpt_path", last, *arguments, "--trainer.limit_test_batches", "1") == 0
+    assert call("test", last, *arguments, "--trainer.limit_test_batches", "1") == 0  # what is the same may be repeated
     for epochs in ("2", "3"):
         more = ["--ckpt_path", last, "--trainer.max_epochs", epochs]
-        assert call("train", "own/images", "--smoke", *more, *arguments) == 0
+        assert call("train", "own/images", "--smoke", *more) == 0
         last = max(Path("runs").rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
         assert Trained.load(last).values["model"]["network"]["init_args"]["pretrained"] is True
         last = str(last)

@@ -177,19 +177,6 @@ def test_crops_are_not_reconstructed():
     assert losses[0] == losses[1]
 
 
-def test_predictions_of_the_test_are_kept_if_wanted():
-    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=4)
-    labels = torch.tensor([0, 1, 1, 3])
-    classifier.test_step((SCORES, labels), 0)
-    assert classifier.predictions is None
-    classifier.predictions = []
-    classifier.test_step((SCORES, labels), 0)
-    classifier.validation_step((SCORES, labels), 0)
-    classifier.training_step((SCORES.clone().requires_grad_(), labels), 0)
-    (kept,) = classifier.predictions
-    assert kept.tolist() == [[0, 1, 1, 3], [0, 0, 1, 2]]
-
-
 # What goes wrong while training
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,7 +127,12 @@ def seen(monkeypatch) -> list[tuple[int, ...]]:
 
 def train(runs: str, *arguments: str) -> int:
     recipe, *options = arguments
-    return run_command("train", recipe, *QUIET, *options, "--runs", runs)
+    return run_command("train", recipe, *QUIET, *options, *uninterrupted(options), "--runs", runs)
+
+
+def uninterrupted(options: Sequence[str]) -> list[str]:
+    """Return the option by which a run that goes on has the callbacks of its recipe, without an `Interrupt`."""
+    return ["--trainer.callbacks+=[]"] if "--ckpt_path" in options and not any("+=" in o for o in options) else []
 
 
 def assert_same(one: Any, other: Any, place: str = "") -> None:
@@ -371,6 +377,7 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 def start(runs: str, *arguments: str, seconds: float = 120.0) -> subprocess.Popen[str]:
     recipe, *options = arguments
     Path("run.py").write_text(RUN.format(seconds))  # a file, because with two processes both run it
+    options += uninterrupted(options)
     command = [sys.executable, "run.py", "train", recipe, *QUIET, *options, "--runs", runs]
     path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": path}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe_name
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_whole
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps predict`."""
-    add_recipe_name(parser)
+    add_recipe_name(parser, folders=True)
     parser.add_argument(
         "paths",
         nargs="+",
@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pictures, folders of pictures, or tables (.csv, .tsv, .jsonl) with a column `file`; for a network of "
         "texts: tables, or files with a text in each line; - for standard input, with a path or a text in each line",
     )
-    parser.add_argument(
-        "--ckpt_path", help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last)"
-    )
+    add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
     parser.add_argument("--column", help="column of tables (default: `file`, or the column of texts in the training)")
     parser.add_argument("--batch_size", type=int, default=64, metavar="N", help="samples in a batch (default: 64)")
@@ -76,7 +74,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.out and options.out.is_dir():
         raise BadInput(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)
-    path = locate(options, options.ckpt_path)
+    path = locate(options, options.ckpt_path, folders=True)
     with bad_data(), _says_how_to_skip():
         trained = Trained.load(path, options.allow_code)
         if trained.values["model"].get("labels_per_image", 1) != 1:

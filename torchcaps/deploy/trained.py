@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +14,7 @@ from torchcaps.data import LabeledData
 from torchcaps.models.pretrained import read_tensors
 from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
-from torchcaps.training.names import known_names_only
+from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
 from torchcaps.utils.arguments import Positive, checked
 from torchcaps.utils.checks import one_line
@@ -68,9 +67,11 @@ class Trained:
         else:
             raise ValueError(f"there is no file {path}: {EXPECTED}")
         try:
-            with nullcontext() if allow_code else known_names_only():
-                data = build_part(LabeledData, values["data"])
-                network = build_part(nn.Module, untrained(values["model"]["network"]))
+            names = Names(allow_code)
+            names.check(values["data"], LabeledData)
+            names.check(values["model"]["network"], nn.Module)
+            data = build_part(LabeledData, values["data"])
+            network = build_part(nn.Module, untrained(values["model"]["network"]))
         except Exception as error:  # values that anybody wrote, and classes of the user's own
             if isinstance(error, ImportError):
                 raise

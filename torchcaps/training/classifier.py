@@ -57,11 +57,6 @@ class Classifier(LightningModule):
         top_k: number of highest scores among which the score of the true class counts as correct; 1 with several labels
             per image.
 
-    Attributes:
-        predictions: None, or a list set before a test. With one label per image, the test appends a tensor `(2, batch)`
-            of labels and predicted classes for each batch. With several processes, all of them then have one tensor
-            of all samples, in the order of the data set.
-
     Raises:
         TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
         ValueError: an argument is out of range, the network has another number of classes, a batch is empty, the loss
@@ -131,7 +126,6 @@ class Classifier(LightningModule):
             else MultilabelExactMatch(classes)
             for _ in range(3)
         )
-        self.predictions: list[Tensor] | None = None
 
     def configure_callbacks(self) -> list[Callback]:
         return [BeginsAlive()]
@@ -176,11 +170,6 @@ class Classifier(LightningModule):
     @torch.compiler.set_stance("force_eager")
     def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
         return {"scores": self._step("test", batch, batch_idx)[2]}
-
-    def on_test_epoch_end(self) -> None:
-        if self.predictions is not None and self.trainer.world_size > 1:
-            columns = torch.cat([torch.empty(2, 0, dtype=torch.int64), *self.predictions], 1)
-            self.predictions = [self.of_all_processes(columns)]
 
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
@@ -252,8 +241,6 @@ class Classifier(LightningModule):
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
         if count and self.labels_per_image == 1:
             accuracy(prediction.scores, labels.argmax(1) if mixed else labels)
-            if stage == "test" and self.predictions is not None:
-                self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
         elif count:
             # As integers, because the metric would guess from the range of scores whether they are logits.
             accuracy(self._predicted(prediction.scores).int(), labels.int())
