@@ -147,7 +147,7 @@ def review(of: Network) -> Figure:
     states, mask = encoder.embed([text]).padded([0])
     found = explain.credit(of.network, (states.float(), mask))
     shares = word_shares(words, found.layers[0].shares, states.shape[2])[0]
-    first, second = found.prediction.scores[0].topk(2).indices.tolist()
+    first, second = found.prediction.evidence[0].topk(2).indices.tolist()
     return words_figure([word.text for word in words], shares, first, second, of.data.names)
 
 

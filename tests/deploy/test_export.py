@@ -92,7 +92,7 @@ def test_every_model(name, to, tmp_path, request):
     inputs = example if isinstance(example, tuple) else (example,)
     batch = tuple(torch.cat([x.flip(0)] * 2 + [x[:1]]) for x in inputs)
     with torch.no_grad():
-        expected = model(*batch).scores
+        expected = model(*batch).evidence
     largest = expected.abs().max().item()
     assert expected.std() > 0
     assert 0 <= difference <= 1e-4 * largest
@@ -145,7 +145,7 @@ def test_an_onnx_file_takes_any_batch(images_file, size):
     images = torch.rand(size, 1, 12, 12)
     with torch.no_grad():
         prediction = network(images)
-        expected = [prediction.scores, network.reconstruct(prediction.capsules)]
+        expected = [prediction.evidence, network.reconstruct(prediction.capsules)]
     assert_close(run(path, images), expected)
 
 
@@ -204,7 +204,7 @@ def test_a_program_needs_torch_alone(tmp_path):
     assert b"decoder" not in content
     assert str(Path(__file__).parents[2]).encode() not in content
     with torch.no_grad():
-        torch.save((images, network(images).scores), tmp_path / "numbers")
+        torch.save((images, network(images).evidence), tmp_path / "numbers")
     subprocess.run([sys.executable, "-P", "-c", ALONE], cwd=tmp_path, check=True)
 
 
@@ -244,7 +244,7 @@ class AtRest(nn.Module):
 
     def forward(self, images: Tensor) -> Prediction:
         capsules = self.capsules(Capsules(images.flatten(1).unflatten(1, (6, 24))))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ class VariationalBayes(nn.Module):
 
     def forward(self, images: Tensor) -> Prediction:
         capsules = self.capsules(images.flatten(1).unflatten(1, (6, 24)))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_a_report_has_all_that_the_page_shows(found) -> None:
 def test_numbers_are_those_of_the_network(digits, found) -> None:
     network, samples = digits
     images = torch.cat(samples.inputs)
-    scores = network(images).scores.detach()
+    scores = network(images).evidence.detach()
     right = scores.argmax(1) == samples.labels
     (snapshot,) = found["snapshots"]
     assert snapshot["accuracy"] == pytest.approx(float(right.double().mean()))
@@ -95,7 +95,7 @@ def test_numbers_are_those_of_the_network(digits, found) -> None:
 
 def test_mistakes_are_among_the_examples(digits) -> None:
     network, samples = digits
-    scores = network(torch.cat(samples.inputs)).scores
+    scores = network(torch.cat(samples.inputs)).evidence
     wrong_labels = samples.labels.clone()
     wrong_labels[17] = (int(scores[17].argmax()) + 1) % 10
     mistaken = Samples(samples.inputs, wrong_labels, samples.names, samples.titles)

@@ -120,7 +120,7 @@ def test_logits_are_read_from_poses_and_activations():
     model, images = compare(**SMALL), torch.rand(2, 1, 8, 8)
     *pose, presence = torch.arange(1.0, 6.0)
     model.head.classifier.weight.data = torch.stack([*pose, presence])[None]
-    scores, capsules = model(images)
+    scores, capsules, _ = model(images)
     for b in range(2):
         for j in range(5):
             v = capsules.poses[b, j]

@@ -57,8 +57,8 @@ def test_any_image(channels, size, routing):
     height, width = (size, size) if isinstance(size, int) else size
     images = torch.rand(2, channels, height, width)
     prediction = model(images)
-    assert prediction.scores.shape == (2, 4)
-    assert ((prediction.scores >= 0) & (prediction.scores <= 1)).all()
+    assert prediction.evidence.shape == (2, 4)
+    assert ((prediction.evidence >= 0) & (prediction.evidence <= 1)).all()
     assert model.reconstruct(prediction.capsules).shape == images.shape
 
 
@@ -81,12 +81,12 @@ def test_the_decoder_sees_one_class_only():
 def test_scores_are_lengths():
     model = CapsNet(1, 8, classes=3, **SMALL)
     prediction = model(torch.rand(2, 1, 8, 8))
-    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    torch.testing.assert_close(prediction.evidence, prediction.capsules.poses.norm(dim=-1))
 
 
 def test_convnet():
     model = ConvNet(1, 8, 5, channels=(2, 3, 4), hidden=(6, 7))
-    assert model(torch.rand(2, 1, 8, 8)).scores.shape == (2, 5)
+    assert model(torch.rand(2, 1, 8, 8)).evidence.shape == (2, 5)
 
 
 def test_compile_and_export():
@@ -97,7 +97,7 @@ def test_compile_and_export():
     torch.testing.assert_close(compiled.capsules.poses, expected.capsules.poses)
     exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
     three = torch.cat([images, images[:1]])
-    torch.testing.assert_close(exported(three).scores, model(three).scores)
+    torch.testing.assert_close(exported(three).evidence, model(three).evidence)
 
 
 def test_bad_input():
@@ -199,7 +199,7 @@ def test_a_builder_that_returns_no_module(own_registry):
 
 def test_the_small_capsnet_takes_any_routing_whose_activations_say_how_present_a_class_is():
     network = create_model("capsnet_digits", decoder=False, routing=EMRouting())
-    scores = network(torch.rand(2, 1, 8, 8)).scores
+    scores = network(torch.rand(2, 1, 8, 8)).evidence
     assert ((scores >= 0) & (scores <= 1)).all()
     for arguments, message in (
         ({"routing": InvertedAttentionRouting()}, "does not say how present a class is.*: use DynamicRouting"),

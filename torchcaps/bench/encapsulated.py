@@ -135,8 +135,8 @@ def main() -> None:
     images = torch.rand(options.batch, 3, 32, 32)
 
     def step() -> Tensor:
-        scores: Tensor = network(images).scores
-        return scores.sum()
+        activations: Tensor = network(images).activations
+        return activations.sum()
 
     activation = encapsulated.BNReLUSquash
     runs = {

@@ -31,9 +31,9 @@ class _Program(nn.Module):
         if isinstance(prediction, Tensor):
             return prediction
         if not self.decoder:
-            return prediction.scores
+            return prediction.evidence
         network: Any = self.network
-        return prediction.scores, network.reconstruct(prediction.capsules)
+        return prediction.evidence, network.reconstruct(prediction.capsules)
 
 
 class ImageProgram(_Program):

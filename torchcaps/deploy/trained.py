@@ -115,7 +115,7 @@ class Trained:
         """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them."""
         output = self.network(*inputs) if isinstance(inputs, tuple) else self.network(inputs)
         assert isinstance(output, Prediction)
-        return output.scores.float()
+        return output.evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the

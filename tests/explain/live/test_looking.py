@@ -50,7 +50,7 @@ def test_a_network_with_a_decoder():
 def test_the_likeliest_class_is_shown():
     found = looking("capsnet_small", MNIST(), pretrained="mnist")
     image = torch.rand(1, 1, 28, 28)
-    label = int(found.network(image).scores.argmax())
+    label = int(found.network(image).evidence.argmax())
     assert captions(found.image(image, -1, [])[2]) == [f"from {label}"]
 
 

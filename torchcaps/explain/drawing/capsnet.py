@@ -17,7 +17,7 @@ def reconstructions_figure(network: ReconstructingCapsNet, images: FloatTensor, 
     """Draw images above the reconstructions that the decoder makes from their most active class capsule."""
     prediction = network(images)
     reconstructions = network.reconstruct(prediction.capsules)
-    classes = prediction.scores.argmax(1)
+    classes = prediction.evidence.argmax(1)
     figure = Figure(figsize=(max(1 + 0.95 * len(images), 6), 3.1))
     axes = figure.subplots(2, len(images), squeeze=False)
     for column, (image, drawn) in enumerate(zip(images, reconstructions, strict=True)):

@@ -43,7 +43,7 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
     maps = heat_of(found, places(network, (images.shape[1], *size)), size)
     if not maps:
         raise ValueError(f"{type(network).__name__} has no capsule layer whose children lie on a grid: nothing to draw")
-    scores = found.prediction.scores
+    scores = found.prediction.evidence
     if len(images) == 1:
         return _of_classes(images[0], int(labels[0]), scores[0], {name: x[0] for name, x in maps.items()}, names)
     predicted = scores.argmax(1)

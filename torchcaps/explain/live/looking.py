@@ -64,8 +64,8 @@ class Looking:
     @checked
     def scores(self, prediction: Prediction) -> str:
         """Return bars of the scores of one input."""
-        scores = prediction.scores[0].detach().float().cpu()
-        if self.trained.temperature is None and not getattr(self.network, "gives_logits", True):
+        scores = prediction.evidence[0].detach().float().cpu()
+        if self.trained.temperature is None and prediction.activations is not None:
             said, values = "How present each class is: the activation of its capsule", scores
         else:
             said = "Probability of each class"
@@ -89,7 +89,7 @@ class Looking:
                     return self.scores(self._predicted(image)), note("This network has no capsules."), ""
             prediction = found.prediction
             maps = heat_of(found, self.seen, (image.shape[2], image.shape[3]))
-            classes = self.classes(prediction.scores[0], chosen)
+            classes = self.classes(prediction.evidence[0], chosen)
             shown = []
             for label in classes:
                 name = self.trained.names[label]
@@ -108,7 +108,7 @@ class Looking:
             return ""
         with self.lock, torch.no_grad():
             prediction = self._predicted(image)
-            return self._drawn(prediction, self.classes(prediction.scores[0], chosen), changes)
+            return self._drawn(prediction, self.classes(prediction.evidence[0], chosen), changes)
 
     @torch.no_grad()
     def _drawn(self, prediction: Prediction, classes: list[int], changes: Sequence[float]) -> str:
@@ -160,7 +160,7 @@ class Reading(Looking):
                 with torch.no_grad():
                     return self.scores(self._predicted(inputs)), note("This network has no capsules for words.")
             found = credit(self.network, tuple(tensor.to(self._like) for tensor in inputs))
-            (label, *_) = self.classes(found.prediction.scores[0], chosen)
+            (label, *_) = self.classes(found.prediction.evidence[0], chosen)
             first = found.layers[0]
             shares, even = (word_shares(words, x, self.network.layers)[0, label] for x in (first.shares, first.even))
             times = shares / even.clamp_min(1e-12)

@@ -42,7 +42,7 @@ def example(network: nn.Module, samples: Samples, index: int, seen: dict[str, Pl
     label = None if samples.labels is None or samples.labels.dim() > 1 else int(samples.labels[index])
     found = _credit(network, inputs)
     prediction = predict(network, inputs)
-    scores = prediction.scores[0].cpu()
+    scores = prediction.evidence[0].cpu()
     predicted = int(scores.argmax())
     shown: Example = {
         "title": _title(samples, index),
