@@ -45,7 +45,7 @@ def main() -> None:
 
     def step(row: str) -> None:
         loss = F.cross_entropy if "CNN" in row else MarginLoss()
-        loss(networks[row](images).scores, labels).backward()
+        loss(networks[row](images).evidence, labels).backward()
         optimizers[row].step()
         optimizers[row].zero_grad(set_to_none=False)
 

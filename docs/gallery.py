@@ -183,7 +183,7 @@ def review(of: Network) -> Figure:
     figure = Figure(figsize=(6.5, 0.3 * len(words) + 1.2))
     axis = figure.subplots()
     styles: tuple[dict[str, Any], ...] = ({"color": BLUE}, {"facecolor": "w", "edgecolor": ORANGE, "hatch": "////"})
-    two = found.prediction.scores[0].topk(2).indices.tolist()
+    two = found.prediction.evidence[0].topk(2).indices.tolist()
     for offset, class_, style in zip((-0.2, 0.2), two, styles, strict=True):
         places = [place + offset for place in range(len(words))]
         axis.barh(places, (100 * shares[class_]).tolist(), height=0.36, label=of.data.names[class_], **style)

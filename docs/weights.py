@@ -35,7 +35,7 @@ Trained weights that are part of torchcaps, in half precision: {title}.
     from torchcaps.models import create_model
 
     model = create_model("{model}", pretrained="{data}")
-    scores = model(images).scores  # images (batch, {shape}) in [0, 1]; scores (batch, {classes})
+    evidence = model(images).evidence  # images (batch, {shape}) in [0, 1]; evidence (batch, {classes})
 
 | | |
 |---|---|
@@ -73,7 +73,7 @@ def accuracy(network: nn.Module, data: ImageData) -> float:
     right = []
     with torch.inference_mode():
         for images, labels in data.test_dataloader():
-            right.append(network(data.center(images)).scores.argmax(1) == labels)
+            right.append(network(data.center(images)).evidence.argmax(1) == labels)
     return torch.cat(right).double().mean().item()
 
 

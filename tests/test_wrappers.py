@@ -223,7 +223,7 @@ assert not [name for name in sys.modules if name.startswith("torchcaps")]
 from torchcaps import CapsNet
 model = CapsNet(image_size=12, channels=4, kernel_size=3, primary_types=2, primary_kernel_size=5).eval()
 class Scores(torch.nn.Sequential):
-    def forward(self, x): return self[0](x).scores
+    def forward(self, x): return self[0](x).evidence
 torch.jit.trace(Scores(model), torch.rand(2, 1, 12, 12))
 """
 
@@ -386,7 +386,7 @@ def test_gradients_of_each_sample_through_a_loss_of_labels():
     def loss(x: Tensor, label: Tensor) -> Tensor:
         prediction = model(x.unsqueeze(0))
         image = model.decoder(prediction.capsules, label.unsqueeze(0))
-        return margin_loss(prediction.scores, label.unsqueeze(0)) + image.square().sum()
+        return margin_loss(prediction.activations, label.unsqueeze(0)) + image.square().sum()
 
     found = torch.vmap(torch.func.grad(loss))(x, labels)
     for sample, label, gradient in zip(x, labels, found, strict=True):
@@ -664,7 +664,7 @@ def test_copies(name):
 
 def detached(out):
     if isinstance(out, Prediction):
-        return Prediction(out.scores.detach(), None if out.capsules is None else out.capsules.detach())
+        return out.detach()
     return out.detach()
 
 

@@ -90,7 +90,7 @@ def test_every_model(name, to, tmp_path, request):
     inputs = example if isinstance(example, tuple) else (example,)
     batch = tuple(torch.cat([x.flip(0)] * 2 + [x[:1]]) for x in inputs)
     with torch.no_grad():
-        expected = model(*batch).scores
+        expected = model(*batch).evidence
     largest = expected.abs().max().item()
     assert expected.std() > 0
     assert 0 <= difference <= 1e-4 * largest
@@ -143,7 +143,7 @@ def test_an_onnx_file_takes_any_batch(images_file):
         images = torch.rand(size, 1, 12, 12)
         with torch.no_grad():
             prediction = network(images)
-            expected = [prediction.scores, network.reconstruct(prediction.capsules)]
+            expected = [prediction.evidence, network.reconstruct(prediction.capsules)]
         assert_close(run(path, images), expected)
 
 
@@ -187,7 +187,7 @@ def test_a_program_has_facts_and_no_path(tmp_path):
     assert str(Path(__file__).parents[2]).encode() not in content
     facts = {"facts.json": ""}
     program = torch.export.load(tmp_path / "small.pt2", extra_files=facts)
-    assert_close(program.module()(images), network(images).scores)
+    assert_close(program.module()(images), network(images).evidence)
     assert json.loads(facts["facts.json"])["temperature"] == 1.5
 
 
@@ -227,7 +227,7 @@ class AtRest(nn.Module):
 
     def forward(self, images: Tensor) -> Prediction:
         capsules = self.capsules(Capsules(images.flatten(1).unflatten(1, (6, 24))))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ class VariationalBayes(nn.Module):
 
     def forward(self, images: Tensor) -> Prediction:
         capsules = self.capsules(images.flatten(1).unflatten(1, (6, 24)))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_fresh_weights(model, inputs):
     weights = [name for name in own if name.endswith("weight") and own[name].std() > 0]
     assert weights
     assert not any(own[name].equal(others[name]) for name in weights)
-    assert with_new_weights(network, seed=3)(*inputs).scores.equal(drawn(*inputs).scores)
+    assert with_new_weights(network, seed=3)(*inputs).evidence.equal(drawn(*inputs).evidence)
     assert not drawn.training
 
 

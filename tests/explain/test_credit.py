@@ -40,7 +40,7 @@ class Layers(nn.Module):
             x = part(x)
         if isinstance(x, torch.Tensor):
             return Prediction(x)
-        return Prediction(x.poses.flatten(2).norm(dim=-1), x)
+        return Prediction(activations=x.poses.flatten(2).norm(dim=-1), capsules=x)
 
 
 def sums_of(network: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -254,7 +254,7 @@ def test_layers_are_connected_by_their_poses_not_by_their_numbers() -> None:
 
         def forward(self, x: torch.Tensor) -> Prediction:
             capsules = self.second(self.change(x, self.first(x).poses))
-            return Prediction(capsules.activations, capsules)
+            return Prediction(activations=capsules.activations, capsules=capsules)
 
     x = torch.randn(2, 4, 3)
     names = {

@@ -82,7 +82,7 @@ class Vectors(Turned):
     """The same network with the first pose vector alone."""
 
     def forward(self, images: Tensor) -> Prediction:
-        scores, capsules = super().forward(images)
+        scores, capsules, _ = super().forward(images)
         return Prediction(scores, Capsules(capsules.poses[:, :, 0]))
 
 
@@ -405,12 +405,12 @@ class Plain(nn.Linear):
 def test_networks_without_class_capsules():
     class Few(Turned):
         def forward(self, images):
-            scores, capsules = super().forward(images)
+            scores, capsules, _ = super().forward(images)
             return Prediction(scores[:, :3], Capsules(capsules.poses[:, :3]))
 
     class Lost(Turned):
         def forward(self, images):
-            scores, capsules = super().forward(images)
+            scores, capsules, _ = super().forward(images)
             return Prediction(scores, Capsules(capsules.poses / 0))
 
     class OnAGrid(Turned):

@@ -44,7 +44,7 @@ def test_samples_are_evenly_spaced_and_named(digits) -> None:
 def test_numbers_are_those_of_the_network(digits, found) -> None:
     network, samples = digits
     images = torch.cat(samples.inputs)
-    scores = network(images).scores.detach()
+    scores = network(images).evidence.detach()
     right = scores.argmax(1) == samples.labels
     (snapshot,) = found["snapshots"]
     assert snapshot["accuracy"] == pytest.approx(float(right.double().mean()))

@@ -89,7 +89,7 @@ def maps_of(figure: Figure) -> list[np.ndarray]:
 
 def test_images_stand_above_the_maps_of_their_predicted_classes(network):
     images = torch.rand(12, 1, 8, 8)
-    scores = network(images).scores
+    scores = network(images).evidence
     labels = scores.argmax(1)
     labels[1] = (labels[1] + 1) % 3
     figure = credit_figure(network, images, labels, ["cat", "dog", "eel"])
@@ -113,7 +113,7 @@ def test_a_single_image_has_a_map_for_each_class(network):
     for k, found in enumerate(maps_of(figure)):
         torch.testing.assert_close(torch.from_numpy(found), expected[0, k])
     titles = [axis.get_title() for axis in figure.axes]
-    scores = network(image).scores[0]
+    scores = network(image).evidence[0]
     assert titles[:4] == ["input:\nclass 1", *(f"class {k}\n{scores[k]:.2f}" for k in range(3))]
     bold = [axis.title.get_fontweight() == "bold" for axis in figure.axes[1:4]]
     assert bold == [k == int(scores.argmax()) for k in range(3)]

@@ -74,9 +74,9 @@ def test_depths():
 def test_encapnet_runs(coefficients, skips):
     model = create_model("encapnet_v1", capsules=2, depth=2, coefficients=coefficients, skips=skips, classes=3)
     prediction = model(torch.rand(2, 3, 32, 32))
-    assert prediction.scores.shape == (2, 3)
+    assert prediction.evidence.shape == (2, 3)
     assert prediction.capsules.poses.shape == (2, 3, 16)
-    assert prediction.scores.max() < 1
+    assert prediction.evidence.max() < 1
     kinds = [type(layer.shortcut) for module in model.layers for layer in (module.type1, *module.type2)]
     assert kinds.count(nn.Conv2d) == (4 if skips in ("type1", "both") else 0)
 
@@ -85,7 +85,7 @@ def test_encapnet_runs(coefficients, skips):
 def test_sizes(name, size):
     model = create_model(name, capsules=2, image_size=size, classes=4).eval()
     assert model.class_capsules.in_capsules == 2 * 4 * 4
-    assert model(torch.rand(1, 3, size, size)).scores.shape == (1, 4)
+    assert model(torch.rand(1, 3, size, size)).evidence.shape == (1, 4)
 
 
 def test_skips_over_layers_of_type_two():
@@ -126,13 +126,13 @@ def test_capnet_runs_and_learns(name, arguments):
     losses = []
     for _ in range(20):
         prediction = model(images)
-        loss = margin_loss(prediction.scores, labels)
+        loss = margin_loss(prediction.evidence, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert prediction.capsules.poses.shape == (8, 4, 16)
-    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    torch.testing.assert_close(prediction.evidence, prediction.capsules.poses.norm(dim=-1))
     assert losses[-1] < 0.8 * losses[0]
     assert all(p.grad is not None for p in model.parameters())
 
@@ -141,11 +141,11 @@ def test_activity_of_children_counts_for_em_routing():
     torch.manual_seed(0)
     model = create_model("capnet_em", types=2, grid=2).eval()
     images = torch.rand(2, 3, 16, 16)
-    before = model(images).scores
+    before = model(images).evidence
     with torch.no_grad():
         model.activity[1].weight[0] = 0  # the first type is absent everywhere
         model.activity[1].bias[0] = 0
-    assert not torch.allclose(model(images).scores, before)
+    assert not torch.allclose(model(images).evidence, before)
 
 
 def children_per_class(least_variance: float | None) -> torch.Tensor:

@@ -12,10 +12,10 @@ from torchcaps.models import EfficientCapsNet
 def test_shapes(channels, size, classes):
     network = EfficientCapsNet(channels, size, classes, decoder=(8,))
     images = torch.rand(2, channels, size, size)
-    scores, capsules = network(images)
-    assert scores.shape == (2, classes)
+    _, capsules, activations = network(images)
+    assert activations.shape == (2, classes)
     assert capsules.poses.shape == (2, classes, 16)
-    assert ((scores > 0) & (scores < 1)).all()
+    assert ((activations > 0) & (activations < 1)).all()
     assert network.reconstruct(capsules).shape == images.shape
 
 
@@ -57,4 +57,5 @@ def test_what_cannot_be(make, message):
 
 
 def test_another_routing():
-    assert EfficientCapsNet(routing=DynamicRouting(2), decoder=None)(torch.rand(2, 1, 28, 28)).scores.shape == (2, 10)
+    network = EfficientCapsNet(routing=DynamicRouting(2), decoder=None)
+    assert network(torch.rand(2, 1, 28, 28)).activations.shape == (2, 10)

@@ -31,8 +31,8 @@ def test_any_image(channels, size, routing):
     height, width = (size, size) if isinstance(size, int) else size
     images = torch.rand(2, channels, height, width)
     prediction = model(images)
-    assert prediction.scores.shape == (2, 4)
-    assert ((prediction.scores >= 0) & (prediction.scores <= 1)).all()
+    assert prediction.evidence.shape == (2, 4)
+    assert ((prediction.evidence >= 0) & (prediction.evidence <= 1)).all()
     assert model.reconstruct(prediction.capsules).shape == images.shape
 
 
@@ -54,7 +54,7 @@ def test_the_decoder_sees_one_class_only():
 
 def test_convnet():
     model = ConvNet(1, 8, 5, channels=(2, 3, 4), hidden=(6, 7))
-    assert model(torch.rand(2, 1, 8, 8)).scores.shape == (2, 5)
+    assert model(torch.rand(2, 1, 8, 8)).evidence.shape == (2, 5)
 
 
 def test_bad_input():
@@ -146,7 +146,7 @@ def test_a_builder_that_returns_no_module(own_registry):
 
 def test_the_small_capsnet_takes_any_routing_whose_activations_say_how_present_a_class_is():
     network = create_model("capsnet_digits", decoder=False, routing=EMRouting())
-    scores = network(torch.rand(2, 1, 8, 8)).scores
+    scores = network(torch.rand(2, 1, 8, 8)).evidence
     assert ((scores >= 0) & (scores <= 1)).all()
     for arguments, message in (
         ({"routing": InvertedAttentionRouting()}, "does not say how present a class is.*: use DynamicRouting"),

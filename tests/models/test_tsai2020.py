@@ -42,8 +42,8 @@ ATTENTION_C = InvertedAttentionRouting(2, activations=True)
 def test_models_train(name, arguments, image, classes):
     model = create_model(name, **arguments)
     prediction = model(torch.rand(2, *image))
-    assert prediction.scores.shape == (2, classes)
-    prediction.scores.square().sum().backward()
+    assert prediction.evidence.shape == (2, classes)
+    prediction.evidence.square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())  # or several devices could not train it together
 
 
@@ -71,7 +71,7 @@ def test_what_counts_cannot_tell():
     assert (model.primary_capsules(100 * images).poses.norm(dim=-1) < 1).all()
     prediction = model(images)
     expected = model.classifier(prediction.capsules.poses).squeeze(-1)  # logits, with one classifier for all classes
-    torch.testing.assert_close(prediction.scores, expected)
+    torch.testing.assert_close(prediction.evidence, expected)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_counts_cannot_tell():
 )
 def test_narrow_networks_take_any_routing(routing):
     model = narrow_cifar10(routing, types=2, channels=4)
-    assert model(torch.rand(2, 3, 32, 32)).scores.shape == (2, 10)
+    assert model(torch.rand(2, 3, 32, 32)).evidence.shape == (2, 10)
 
 
 def test_without_a_classifier_scores_are_activations():
@@ -88,9 +88,9 @@ def test_without_a_classifier_scores_are_activations():
         return CapsuleClassifier(nn.Identity(), PrimaryCapsules(1, 2, 4), capsules)
 
     prediction = build(DynamicRouting(2))(torch.rand(2, 1, 4, 4))
-    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    torch.testing.assert_close(prediction.evidence, prediction.capsules.poses.norm(dim=-1))
     prediction = build(ATTENTION_C)(torch.rand(2, 1, 4, 4))
-    torch.testing.assert_close(prediction.scores, prediction.capsules.scores.sigmoid())
+    torch.testing.assert_close(prediction.evidence, prediction.capsules.scores.sigmoid())
     with pytest.raises(ValueError, match="InvertedAttentionRouting does not say how present a class is"):
         build(InvertedAttentionRouting(2))
 
@@ -100,7 +100,7 @@ def test_coefficients_of_the_class_capsules():
     images = torch.rand(2, 3, 32, 32)
     prediction = model(images, return_coefficients=True)
     assert prediction.capsules.coefficients.shape == (2, 2 * 5 * 5, 10)
-    torch.testing.assert_close(prediction.scores, model(images).scores)
+    torch.testing.assert_close(prediction.evidence, model(images).evidence)
 
 
 def test_images_are_standardized():

@@ -85,7 +85,7 @@ def test_the_accuracy_is_that_of_the_card(file):
     count = len(samples.test_set) if data == "digits" else SAMPLE
     images, labels = samples.test_set.__getitems__(list(range(count)))
     with torch.inference_mode():
-        right = (network(images).scores.argmax(1) == labels).double().mean().item()
+        right = (network(images).evidence.argmax(1) == labels).double().mean().item()
     share = float(said) / 100
     if data == "digits":
         assert right == pytest.approx(share, abs=0.5 / 360)

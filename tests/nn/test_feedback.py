@@ -200,7 +200,7 @@ def test_capsules_are_neighboring_channels():
 def test_a_prediction_stands_for_its_capsules():
     class Classifier(nn.Module):
         def forward(self, poses):
-            return Prediction(poses.norm(dim=-1), Capsules(poses))
+            return Prediction(activations=poses.norm(dim=-1), capsules=Capsules(poses))
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 24), nn.ReLU(), nn.Unflatten(1, (4, 6)), Classifier())
     feedback = attach(model, [("1", "")], critic=False)

@@ -66,7 +66,7 @@ def test_the_formula_from_stored_numbers(name):
     children = head.primary_capsules(features)
     assert_close(children.poses, u)
     assert_close(children.scores.sigmoid(), gates)
-    logits, parents = head.predict(features)
+    logits, parents, _ = head.predict(features)
     w = head.classifier.weight[0]
     expected = parents.poses @ w[:6]
     if routing.measures_presence:
@@ -95,7 +95,7 @@ def test_a_single_logit_by_hand():
 def test_maps_tokens_and_vectors(name, parts):
     head = small(name, parts=parts)
     maps = torch.randn(2, 5, 3, 4)
-    logits, capsules = head.predict(maps, return_coefficients=True)
+    logits, capsules, _ = head.predict(maps, return_coefficients=True)
     assert logits.shape == (2, 3)
     assert capsules.poses.shape == (2, 3, 6)
     assert capsules.coefficients.shape == (2, 4 if parts else 4 * 12, 3)

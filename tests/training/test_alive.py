@@ -24,7 +24,7 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Prediction:
         capsules = self.stack(Capsules(x))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 def said(network: nn.Module, loss: nn.Module | None = None) -> list[str]:
@@ -59,12 +59,17 @@ def test_a_first_layer_without_a_gradient_is_named():
 
 
 def test_a_cross_entropy_that_cannot_fall_is_named():
-    class Sure(Deep):
-        def forward(self, x: Tensor) -> Prediction:
-            scores, capsules = super().forward(x)
-            return Prediction(4 * scores, capsules)
+    class AsScores(Deep):
+        factor = 1
 
-    (message,) = said(Deep(DynamicRouting(2)), loss=nn.CrossEntropyLoss())
+        def forward(self, x: Tensor) -> Prediction:
+            _, capsules, activations = super().forward(x)
+            return Prediction(self.factor * activations, capsules)
+
+    class Sure(AsScores):
+        factor = 4
+
+    (message,) = said(AsScores(DynamicRouting(2)), loss=nn.CrossEntropyLoss())
     assert message == (
         "the cross-entropy of activations, which are from 0 to 1, cannot fall below 0.55 with 3 classes: use "
         "torchcaps.MarginLoss, or logits such as those of a CapsuleHead"

@@ -28,9 +28,9 @@ def test_the_loss_is_margin_plus_reconstruction():
     loss = Classifier(network, MarginLoss(), classes=3, reconstruction_weight=0.01).training_step((images, labels), 0)
     prediction = network(images)
     error = (network.reconstruct(prediction.capsules, labels) - images).square().sum(dim=(1, 2, 3)).mean()
-    torch.testing.assert_close(loss, margin_loss(prediction.scores, labels) + 0.01 * error)
+    torch.testing.assert_close(loss, margin_loss(prediction.activations, labels) + 0.01 * error)
     loss = Classifier(network, MarginLoss(), classes=3).training_step((images, labels.byte()), 0)  # any integers
-    torch.testing.assert_close(loss, margin_loss(prediction.scores, labels))
+    torch.testing.assert_close(loss, margin_loss(prediction.activations, labels))
 
 
 def test_training_reconstructs_the_label_and_tests_the_likeliest_class(monkeypatch):
@@ -61,6 +61,12 @@ def test_arguments_that_do_not_fit_together(options, said):
 
 
 # Images of several classes
+
+
+def of_activations(loss: nn.Module) -> nn.Module:
+    """Let a loss that is made for scores read activations."""
+    loss.reads = "activations"
+    return loss
 
 
 class Scores(nn.Module):
@@ -96,7 +102,9 @@ def test_exact_match(labels_per_image, correct, scale):
 
 def test_several_labels():
     # All lengths of capsules are above 0, so that a threshold of 0 would predict every class: the highest count.
-    classifier = Classifier(Scores(), MarginLoss(), classes=4, labels_per_image=2)
+    loss = MarginLoss()
+    loss.reads = "scores"
+    classifier = Classifier(Scores(), loss, classes=4, labels_per_image=2)
     classifier.test_step((torch.tensor([[0.3, 0.1, 0.2, 0.05]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]])), 0)
     assert classifier.test_accuracy.compute() == 1
     loss = nn.BCEWithLogitsLoss()
@@ -123,7 +131,7 @@ def test_each_digit_of_an_image_is_drawn_from_its_own_capsule():
     labels, parts = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.rand(2, 3, 1, 8, 8)
     classifier = Classifier(network, MarginLoss(), classes=3, reconstruction_weight=0.01, labels_per_image=2)
     prediction = network(images)
-    capsules, scores = prediction.capsules, prediction.scores
+    capsules, scores = prediction.capsules, prediction.evidence
 
     def expected(chosen):
         error = 0.0
@@ -147,10 +155,10 @@ def test_each_digit_of_an_image_is_drawn_from_its_own_capsule():
 def test_scores_of_crops_are_averaged(loss, labels_per_image):
     network, crops = small(decoder=None), torch.rand(4, 10, 1, 8, 8)
     labels = torch.tensor([0, 2, 1, 1]) if labels_per_image == 1 else torch.tensor([[1.0, 0.0, 1.0]] * 4)
-    classifier = Classifier(network, loss, classes=3, labels_per_image=labels_per_image)
-    single = [network(crops[:, k]).scores for k in range(10)]
+    classifier = Classifier(network, of_activations(loss), classes=3, labels_per_image=labels_per_image)
+    single = [network(crops[:, k]).evidence for k in range(10)]
     mean = sum(single) / 10
-    torch.testing.assert_close(classifier(crops).scores, mean)
+    torch.testing.assert_close(classifier(crops).evidence, mean)
     torch.testing.assert_close(classifier._step("test", (crops, labels), 0)[0], loss(mean, labels))
     if labels_per_image == 1:
         right = mean.argmax(1) == labels
@@ -253,7 +261,7 @@ IMAGES, LABELS = torch.rand(4, 1, 8, 8), torch.tensor([0, 2, 1, 1])
 )
 def test_wrong_batches(wrong, error, message):
     for mixup in (0.0, 0.2):
-        classifier = Classifier(small(), nn.CrossEntropyLoss(), classes=3, mixup=mixup)
+        classifier = Classifier(small(), of_activations(nn.CrossEntropyLoss()), classes=3, mixup=mixup)
         with pytest.raises(error, match=rf"^{message}[^\n]*$"):
             classifier.training_step(wrong, 0)
 
@@ -263,7 +271,9 @@ def test_wrong_batches(wrong, error, message):
     [
         (SCORES, TypeError, r"the network must return .*Prediction\(scores\), got a tensor of shape \(4, 4\)"),
         (None, TypeError, r"the network must return .*Prediction\(scores\), got None"),
-        (Prediction(SCORES[0]), ValueError, r"must return scores of shape \(batch, classes\), got .*\(4,\)"),
+        (Prediction(SCORES[0]), ValueError, r"must be a tensor \(batch, classes\), got .*\(4,\)"),
+        (Prediction(), ValueError, "scores .* or activations, got neither"),
+        (Prediction(SCORES, None, SCORES), ValueError, "scores .* or activations, got both"),
     ],
 )
 def test_networks_that_return_no_prediction(output, error, message):

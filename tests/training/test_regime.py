@@ -79,7 +79,9 @@ def test_the_loss_is_that_of_mixed_samples():
     expected = -(soft * mixed.log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(loss.detach(), expected)
     assert model.train_accuracy.compute() == (mixed.argmax(1) == soft.argmax(1)).float().mean()
-    loss = Classifier(Scores(), MarginLoss(), classes=3, mixup=0.5).training_step((inputs.sigmoid(), labels), 0)
+    of_scores = MarginLoss()
+    of_scores.reads = "scores"
+    loss = Classifier(Scores(), of_scores, classes=3, mixup=0.5).training_step((inputs.sigmoid(), labels), 0)
     assert loss.isfinite()
 
 

@@ -37,7 +37,7 @@ class Program(nn.Module):
                 f"decoder, got {shown_with_type(prediction)}"
             )
         network: Any = self.network
-        scores = prediction.scores
+        scores = prediction.evidence
         return (scores, network.reconstruct(prediction.capsules)) if self.decoder else scores
 
 

@@ -98,12 +98,12 @@ class Trained:
         """
         output = self.network(*inputs) if isinstance(inputs, tuple) else self.network(inputs)
         assert isinstance(output, Prediction)
-        if output.scores.isnan().any():
+        if output.evidence.isnan().any():
             raise ValueError(
                 "the network's scores are NaN: its weights or its inputs are not finite; take an earlier checkpoint, "
                 "or train again with a lower learning rate"
             )
-        return output.scores.float()
+        return output.evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the

@@ -77,7 +77,7 @@ def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
         if not is_row(batch) or len(batch) < 2 or not isinstance(batch[1], Tensor):
             raise TypeError(f"batches must be tuples of inputs and labels, got {shown_with_type(batch)}")
         labels: Tensor = batch[1]
-        scores = predict(network, inputs_of(batch)).scores.cpu()
+        scores = predict(network, inputs_of(batch)).evidence.cpu()
         labels = labels.cpu()
         if labels.shape not in (scores.shape[:1], scores.shape):
             expected = f"(batch,) = {tuple(scores.shape[:1])} or (batch, classes) = {tuple(scores.shape)}"

@@ -123,7 +123,7 @@ def pose_trajectories(
         if class_poses.shape[1] < data.classes:
             raise ValueError(f"expected a class capsule for each of {data.classes} classes, got {class_poses.shape[1]}")
         poses.append(class_poses[torch.arange(len(classes)), classes])
-        right.append(prediction.scores.argmax(1).cpu() == classes)
+        right.append(prediction.evidence.argmax(1).cpu() == classes)
     shape = len(toys), len(grid[varying])
     found = torch.cat(poses).unflatten(0, shape)
     if not found.isfinite().all():

@@ -201,7 +201,7 @@ class Training:
             arguments["decoder"] = False  # nothing would train it
         loss = model.loss.class_path
         if loss == "torch.nn.CrossEntropyLoss" and not getattr(built, "gives_logits", True):
-            model.loss = Namespace(class_path="torchcaps.MarginLoss")  # its scores are activations in [0, 1]
+            model.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
         _set(values.init_args, data.found())
 
     def _without_values(self, network: Namespace) -> nn.Module:

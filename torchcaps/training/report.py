@@ -75,12 +75,12 @@ class Report(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if trainer.state.fn == "validate":
-            self._add("validate", batch[1], outputs["scores"])
+            self._add("validate", batch[1], outputs["evidence"])
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        self._add("test", batch[1], outputs["scores"])
+        self._add("test", batch[1], outputs["evidence"])
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         labels, scores = self._of_all("test", pl_module)

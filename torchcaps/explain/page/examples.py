@@ -45,7 +45,7 @@ def example(
     inputs = inputs_for(network, samples.inputs[index])
     label = None if samples.labels is None or samples.labels.dim() > 1 else int(samples.labels[index])
     prediction = predict(network, inputs)
-    scores = prediction.scores[0].float().cpu()
+    scores = prediction.evidence[0].float().cpu()
     shown: Example = {
         "title": samples.titles[index],
         "label": label,

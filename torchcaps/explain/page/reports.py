@@ -83,7 +83,7 @@ def report(
     for number, (label, load) in enumerate(states):
         load()
         say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
-        scores = torch.cat([predict(network, inputs).scores.cpu() for inputs, _ in samples.batches()])
+        scores = torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
         if kept is None or number == len(states) - 1:
             last_scores = scores
             few = 4 if len(states) > 1 else 10**6
@@ -255,7 +255,7 @@ def _compared(
     """Compare the maps of the predicted classes with those of another network for the same classes."""
     chosen = samples.spread(COMPARED)
     images = torch.stack([_image(samples, index) for index in chosen])
-    classes = predict(network, images).scores.argmax(1)
+    classes = predict(network, images).evidence.argmax(1)
     layer = next(iter(seen))
     found = [credit(x, images) for x in (network, other)]
     size = images.shape[2], images.shape[3]
