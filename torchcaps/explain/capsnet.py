@@ -53,7 +53,7 @@ def perturb(
 def reconstructions_figure(network: ReconstructingCapsNet, images: FloatTensor, labels: Tensor) -> Figure:
     """Draw images above the reconstructions that the decoder makes from their most active class capsule."""
     prediction = network(images)
-    classes = prediction.scores.argmax(1).tolist()
+    classes = prediction.evidence.argmax(1).tolist()
     right = [label == seen for label, seen in zip(labels.tolist(), classes, strict=True)]
     said = [f"seen as {seen}" + ("" if ok else ",\nwrong") for seen, ok in zip(classes, right, strict=True)]
     styles = [{} if ok else {"color": VERMILLION, "fontweight": "bold"} for ok in right]

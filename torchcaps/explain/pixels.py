@@ -191,7 +191,7 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
     maps = heat_of(found, places(network, (images.shape[1], *size)), size)
     if not maps:
         raise ValueError(f"{type(network).__name__} has no capsule layer whose children lie on a grid: nothing to draw")
-    scores = found.prediction.scores
+    scores = found.prediction.evidence
     called = [textwrap.fill(names[k] if k < len(names) else f"class {k}", WIDTH) for k in range(scores.shape[1])]
     layers = {name.replace(".", ".\n"): x.cpu() for name, x in maps.items()}
     if len(images) == 1:
