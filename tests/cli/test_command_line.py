@@ -98,7 +98,8 @@ def test_a_new_process_prints_what_is_for_the_user(tmp_path):
     code += "'--smoke', '--trainer.enable_progress_bar=false'])"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == ""
-    *metrics, last = run.stdout.splitlines()
+    first, *metrics, last = run.stdout.splitlines()
+    assert first.startswith("trains capsnet_digits with DynamicRouting: ")
     assert all(line.startswith("test/") for line in metrics)
     assert last == "run: runs/quickstart/smoke_0"
 
