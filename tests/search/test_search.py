@@ -343,7 +343,7 @@ def test_the_head_is_extended_shown_and_ignored_by_training(capfd):
         ({"model.optimizer.rl": {"low": 1, "high": 2}}, "model.optimizer.rl=2: there is no 'rl'; did you mean lr"),
         ({5: {"low": 1, "high": 2}}, "5"),
         ({"config": {"choices": ["a.yaml", "b.yaml"]}}, "config"),
-        ({"data.batch_size": {"choices": [8, "many"]}}, "--data.batch_size=many: expected int, got 'many'"),
+        ({"data.batch_size": {"choices": [8, "many"]}}, "--data.batch_size=many: expected int, got many"),
     ],
 )
 def test_bad_heads(capfd, change, said):

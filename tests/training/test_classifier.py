@@ -296,7 +296,7 @@ def test_digits_of_another_shape(parts):
 
 
 def test_functions_that_return_something_else():
-    classifier = Classifier(small(), nn.CrossEntropyLoss(reduction="none"), classes=3)
+    classifier = Classifier(small(), of_activations(nn.CrossEntropyLoss(reduction="none")), classes=3)
     with pytest.raises(ValueError, match=r"loss must be one number, .* \(4,\) .*: give CrossEntropyLoss the option"):
         classifier.training_step((IMAGES, LABELS), 0)
     with pytest.raises(TypeError, match=r"feedback must return a FeedbackAgreement, got 3 \(int\)"):

@@ -33,7 +33,11 @@ MOST_FEATURES, MOST_VOTES, MOST_WEIGHTS = 64, 2**13, 512
 _warned: set[str] = set()
 # Backends of the contexts that are open, in the order in which they were entered. Threads may leave theirs in another
 # order. No ContextVar: torch.compile cannot read one, and the threads of DataParallel would not see the caller's.
-_entered: dict[object, Backend] = {}
+_entered: dict["_Context", Backend] = {}
+
+
+class _Context:
+    """Key of an open context. Contexts of the same backend have different ones; compiled code cannot make an object()."""
 
 
 @checked
@@ -56,7 +60,7 @@ def use_backend(backend: Backend) -> Iterator[None]:
     `torch.jit.trace`, `torch.func`, `torch.autograd.forward_ad` or `torch.onnx.export`, which know PyTorch's own
     operators only; any other backend raises an error there.
     """
-    key = object()
+    key = _Context()
     _entered[key] = backend
     try:
         yield
