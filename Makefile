@@ -21,7 +21,7 @@ test-slow: .venv/.done
 
 # The core on the newest versions of PyTorch and the libraries, with networks of torchvision, timm and transformers, and
 # on the oldest PyTorch that pyproject.toml allows.
-CORE := tests/ops tests/routing tests/nn tests/models tests/test_capsules.py tests/test_functional.py
+CORE := tests/ops tests/routing tests/nn tests/models tests/test_capsules.py
 test-newest: .venv-newest/.done
 	.venv-newest/bin/pytest -n 2 --dist worksteal $(CORE)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
@@ -21,10 +22,8 @@ import torchcaps.models
 from torchcaps import create_model, explain
 from torchcaps.data import CIFAR10, MNIST, AffineMNIST, ImageData
 from torchcaps.deploy.trained import Trained
-from torchcaps.explain.axes import in_style
-from torchcaps.explain.drawing.overlaps import overlaps_figure
-from torchcaps.explain.drawing.sharpening import sharpening_figure
-from torchcaps.explain.drawing.words import words_figure
+from torchcaps.explain.axes import BLUE, MARKERS, ORANGE, VERMILLION, Row, in_style, panels_figure
+from torchcaps.explain.overlaps import taken_apart
 from torchcaps.explain.words import LoadedEncoder, word_shares, words_of
 from torchcaps.training.checkpoint_files import read_checkpoint
 from torchcaps.utils.files import write_text_whole, write_whole
@@ -120,9 +119,42 @@ def credits_of(of: Network) -> Figure:
 
 
 def overlaps(of: Network) -> Figure:
+    """Draw images of two digits above what the capsules of the two highest-scoring classes draw (Sabour et al. 2017,
+    Figure 5)."""
     of.data.setup("test")
     images, labels, *_ = next(iter(of.data.test_dataloader()))
-    return overlaps_figure(of.network, images[:8], labels[:8].nonzero()[:, 1].view(8, 2))
+    pairs = labels[:8].nonzero()[:, 1].view(8, 2).tolist()
+    rows = [Row(list(images[:8]), [f"{a} and {b}" for a, b in pairs], label="input")]
+    apart = [taken_apart(of.network, image) for image in images[:8]]
+    for place, label in enumerate(("drawn from\none capsule", "drawn from\nthe other")):
+        at = [int(found.classes.argsort()[place]) for found in apart]  # the lower class above
+        classes = [int(found.classes[index]) for found, index in zip(apart, at, strict=True)]
+        wrong = [class_ not in pair for class_, pair in zip(classes, pairs, strict=True)]
+        titles = [f"seen: {class_}{', wrong' * error}" for class_, error in zip(classes, wrong, strict=True)]
+        styles = [{"color": VERMILLION} if error else {} for error in wrong]
+        rows.append(Row([found.drawn[index] for found, index in zip(apart, at, strict=True)], titles, styles, label))
+    return panels_figure(rows, "Two digits over each other, and what the two likeliest class capsules draw")
+
+
+@in_style
+def sharpening(of: Network, images: Tensor) -> Figure:
+    """Draw over how many capsules the coefficients of each layer are spread after each iteration; 100 % is uniform."""
+    figure = Figure(figsize=(8.5, 3.4))
+    spread, largest = figure.subplots(1, 2)
+    for marker, (name, layer) in zip(MARKERS, explain.sharpening(of.network, [images]).items(), strict=False):
+        steps = range(1, 1 + len(layer.largest))
+        label = f"{name}: {layer.size:,} {layer.over}"
+        spread.plot(steps, (100 * layer.effective / layer.size).tolist(), marker=marker, label=label)
+        largest.plot(steps, layer.largest.tolist(), marker=marker)
+    spread.set(ylim=(0, 105), ylabel="capsules that coefficients\nare spread over, %")
+    largest.set(ylim=(0, 1.05), ylabel="mean largest coefficient")
+    for axis in (spread, largest):
+        axis.set(xlabel="iteration")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.grid()
+    title = "How coefficients sharpen from iteration to iteration"
+    figure.legend(*spread.get_legend_handles_labels(), title=title, loc="outside upper center", ncols=3)
+    return figure
 
 
 def dynamics(of: Network, paths: list[Path]) -> Figure:
@@ -138,8 +170,9 @@ def dynamics(of: Network, paths: list[Path]) -> Figure:
     return explain.routing_dynamics_figure(list(rows.values()), layers)
 
 
+@in_style
 def review(of: Network) -> Figure:
-    """Draw the words of the first test text with 10 to 16 words."""
+    """Draw what the two likeliest classes take from each word of the first test text with 10 to 16 words."""
     texts, _ = of.data.read("test")
     text = next(text for text in texts if 10 <= len(text.split()) <= 16)
     encoder = LoadedEncoder.of(of.data)
@@ -147,8 +180,20 @@ def review(of: Network) -> Figure:
     states, mask = encoder.embed([text]).padded([0])
     found = explain.credit(of.network, (states.float(), mask))
     shares = word_shares(words, found.layers[0].shares, states.shape[2])[0]
-    first, second = found.prediction.scores[0].topk(2).indices.tolist()
-    return words_figure([word.text for word in words], shares, first, second, of.data.names)
+    figure = Figure(figsize=(6.5, 0.3 * len(words) + 1.2))
+    axis = figure.subplots()
+    styles: tuple[dict[str, Any], ...] = ({"color": BLUE}, {"facecolor": "w", "edgecolor": ORANGE, "hatch": "////"})
+    two = found.prediction.evidence[0].topk(2).indices.tolist()
+    for offset, class_, style in zip((-0.2, 0.2), two, styles, strict=True):
+        places = [place + offset for place in range(len(words))]
+        axis.barh(places, (100 * shares[class_]).tolist(), height=0.36, label=of.data.names[class_], **style)
+    axis.set_yticks(range(len(words)), [word.text for word in words])
+    axis.invert_yaxis()
+    axis.set(xlabel="share in the class, %")
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="x")
+    figure.legend(title="What the two classes take from each word", loc="outside upper center", ncols=2)
+    return figure
 
 
 def pictures(runs: Path) -> Iterator[tuple[str, Network, Callable[[], Figure]]]:
@@ -160,7 +205,7 @@ def pictures(runs: Path) -> Iterator[tuple[str, Network, Callable[[], Figure]]]:
     two = trained(runs, "overlaps")
     yield "sabour-overlaps", two, lambda: overlaps(two)
 
-    photos = packaged("pooling_resnet_small", "cifar10", CIFAR10())
+    photos = packaged("pooling_resnet_small", "cifar10", CIFAR10(check_hashes=False))
     shown, _ = one_per_class(photos.data)
     yield "zhao-pool", photos, lambda: explain.heatmaps_figure(photos.network, shown, photos.data.names)
     affine = packaged("resnet_capsnet_small", "affine-mnist", AffineMNIST())
@@ -172,7 +217,7 @@ def pictures(runs: Path) -> Iterator[tuple[str, Network, Callable[[], Figure]]]:
 
     tsai = trained(runs, "tsai")
     yield "tsai-credit", tsai, lambda: credits_of(tsai)
-    yield "tsai-sharpening", tsai, lambda: sharpening_figure(explain.sharpening(tsai.network, [shown]))
+    yield "tsai-sharpening", tsai, lambda: sharpening(tsai, shown)
 
     toys = trained(runs, "toys")
     angles: tuple[Literal["elevation", "azimuth"], ...] = ("elevation", "azimuth")

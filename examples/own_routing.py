@@ -19,7 +19,7 @@ from torchcaps.testing import assert_routing_laws
 class MomentumRouting(Routing):
     """Votes agree with a moving average of the parents, in which earlier parents have the share `memory`."""
 
-    gain, alike = 2.0, 0.98  # of the first vote weights, proposed by torchcaps.testing.first_pass(MomentumRouting())
+    gain, alike = 2.0, 0.98  # of the first vote weights, proposed by torchcaps.testing.propose_gain(MomentumRouting())
 
     def __init__(self, iterations: int = 3, memory: float = 0.5):
         super().__init__(iterations)
@@ -48,13 +48,13 @@ def main(epochs: int = 8) -> float:
     for epoch in range(epochs):
         for images, labels in data.train_dataloader():
             optimizer.zero_grad()
-            error = loss(network(images).scores, labels)
+            error = loss(network(images).activations, labels)
             error.backward()
             optimizer.step()
         print(f"epoch {epoch + 1}: loss {error.item():.4f}")
 
     with torch.inference_mode():
-        right = [network(x).scores.argmax(1) == y for x, y in data.test_dataloader()]
+        right = [network(x).activations.argmax(1) == y for x, y in data.test_dataloader()]
     accuracy = torch.cat(right).float().mean().item()
     print(f"test accuracy: {accuracy:.3f}")
     return accuracy

@@ -125,7 +125,7 @@ def test_capsules_and_predictions_pass_through_exports():
     class Network(torch.nn.Module):
         def forward(self, prediction: Prediction) -> Prediction:
             capsules = prediction.capsules
-            return Prediction(capsules.activations, capsules._replace(poses=2 * capsules.poses))
+            return Prediction(activations=capsules.activations, capsules=capsules._replace(poses=2 * capsules.poses))
 
     given = Prediction(torch.rand(2, 3), Capsules(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4), pose_dims=1))
     out = torch.export.export(Network(), (given,)).module()(given)

@@ -21,7 +21,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parallel import gather, replicate, scatter
+from torch.nn.parallel import replicate
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -223,7 +223,7 @@ assert not [name for name in sys.modules if name.startswith("torchcaps")]
 from torchcaps import CapsNet
 model = CapsNet(image_size=12, channels=4, kernel_size=3, primary_types=2, primary_kernel_size=5).eval()
 class Scores(torch.nn.Sequential):
-    def forward(self, x): return self[0](x).scores
+    def forward(self, x): return self[0](x).evidence
 torch.jit.trace(Scores(model), torch.rand(2, 1, 12, 12))
 """
 
@@ -386,7 +386,7 @@ def test_gradients_of_each_sample_through_a_loss_of_labels():
     def loss(x: Tensor, label: Tensor) -> Tensor:
         prediction = model(x.unsqueeze(0))
         image = model.decoder(prediction.capsules, label.unsqueeze(0))
-        return margin_loss(prediction.scores, label.unsqueeze(0)) + image.square().sum()
+        return margin_loss(prediction.activations, label.unsqueeze(0)) + image.square().sum()
 
     found = torch.vmap(torch.func.grad(loss))(x, labels)
     for sample, label, gradient in zip(x, labels, found, strict=True):
@@ -521,36 +521,6 @@ def test_precision(name, dtype):
 # ---------------------------------------------------------------- several devices, threads and processes
 
 
-@names
-def test_data_parallel_on_one_device(name):
-    module, x = make(name)
-    assert_close(tensors(nn.DataParallel(module)(x)), tensors(module(x)))
-
-
-class OnTheCPU:
-    """Replaces the functions of PyTorch that copy between GPUs by functions that copy on the CPU."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        def broadcast(values, devices, detach=False):
-            return [[x.detach().clone() if detach else x.clone() for x in values] for _ in devices]
-
-        class Gather:
-            apply = staticmethod(lambda device, dim, *parts: torch.cat(parts, dim))
-
-        class Scatter:
-            apply = staticmethod(lambda devices, sizes, dim, x: x.chunk(len(devices), dim))
-
-        monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)
-        monkeypatch.setattr(sys.modules["torch.nn.parallel.scatter_gather"], "Gather", Gather)
-        monkeypatch.setattr(sys.modules["torch.nn.parallel._functions"], "Scatter", Scatter)
-        monkeypatch.setattr(sys.modules["torch.nn.parallel.scatter_gather"], "Scatter", Scatter)
-
-    def run(self, module: nn.Module, x) -> object:
-        """Do what the forward pass of `nn.DataParallel` does on two devices."""
-        replicas, parts = replicate(module, [0, 1]), scatter((x,), [0, 1])
-        return gather(in_threads([lambda i=i: replicas[i](*parts[i]) for i in range(2)]), "cpu")
-
-
 def in_threads(functions: list[Callable[[], object]]) -> list:
     """Call functions at the same time, each in a thread of its own."""
     results: list = [None] * len(functions)
@@ -575,24 +545,23 @@ def in_threads(functions: list[Callable[[], object]]) -> list:
 
 
 @names
-def test_data_parallel_on_two_devices(name, monkeypatch):
+def test_replicas_in_threads(name, monkeypatch):
+    """What `nn.DataParallel` does on two devices, with copies on the CPU in place of those on GPUs."""
+
+    def broadcast(values, devices, detach=False):
+        return [[x.detach().clone() if detach else x.clone() for x in values] for _ in devices]
+
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)
     module, x = make(name)
     x = torch.cat([x, x.flip(0)])
-    found, expected = OnTheCPU(monkeypatch).run(module, x), module(x)
-    assert type(found) is type(expected)
-    assert_close(tensors(found), tensors(expected))
-    found, expected = (
-        (torch.autograd.grad(loss_of(out), list(module.parameters()), allow_unused=True) for out in (found, expected))
-        if list(module.parameters())
-        else ((), ())
-    )
-    assert_close(found, expected)
-
-
-def test_data_parallel_scatters_capsules(monkeypatch):
-    layer, poses = make("em")
-    capsules = Capsules(poses, torch.randn(poses.shape[:2], dtype=poses.dtype))
-    assert_close(tensors(OnTheCPU(monkeypatch).run(layer, capsules)), tensors(layer(capsules)))
+    replicas = replicate(module, [0, 1])
+    calls = [functools.partial(replica, part) for replica, part in zip(replicas, x.chunk(2), strict=True)]
+    parts = [tensors(out) for out in in_threads(calls)]
+    results = [torch.cat(pair) for pair in zip(*parts, strict=True)], tensors(module(x))
+    assert_close(*results)
+    leaves = list(module.parameters())
+    if leaves:
+        assert_close(*(torch.autograd.grad(loss_of(tuple(r)), leaves, allow_unused=True) for r in results))
 
 
 def test_threads_share_modules():
@@ -695,7 +664,7 @@ def test_copies(name):
 
 def detached(out):
     if isinstance(out, Prediction):
-        return Prediction(out.scores.detach(), None if out.capsules is None else out.capsules.detach())
+        return out.detach()
     return out.detach()
 
 

@@ -80,16 +80,36 @@ class Capsules(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Output of a classifier.
+    """Output of a classifier: scores or activations of the classes, one of the two.
 
     Fields:
-        scores: `(batch, classes)`, larger for likelier classes, in the range that the model's loss expects: activations
-            in [0, 1] for the margin loss of a CapsNet, logits for cross-entropy.
+        scores: logits of the classes, `(batch, classes)`, for a cross-entropy; None if the model gives activations.
         capsules: the class capsules, or None if the model has none.
+        activations: how present each class is, `(batch, classes)`, from 0 to 1 where a squash or a sigmoid makes it so,
+            for a margin loss or a spread loss; None if the model gives scores.
     """
 
-    scores: Tensor
+    scores: Tensor | None = None
     capsules: Capsules | None = None
+    activations: Tensor | None = None
+
+    @property
+    def evidence(self) -> Tensor:
+        """The scores, or the activations: `(batch, classes)`, larger for likelier classes."""
+        if (self.scores is None) == (self.activations is None):
+            given = "neither" if self.scores is None else "both"
+            raise ValueError(f"a Prediction has scores (logits) or activations, got {given}: give it one of the two")
+        evidence: Any = self.activations if self.scores is None else self.scores
+        if not isinstance(evidence, Tensor) or evidence.dim() != 2:
+            raise ValueError(
+                f"the scores or activations of a Prediction must be a tensor (batch, classes), got {shown(evidence)}"
+            )
+        return evidence
+
+    def detach(self) -> Self:
+        """Return the prediction as constants: no gradient flows through it."""
+        fields: Any = (x if x is None else x.detach() for x in self)
+        return type(self)(*fields)
 
 
 def as_logits(scores: Tensor, like: Any) -> Tensor:

@@ -36,7 +36,7 @@ from torchcaps.ops import backends as available
 from torchcaps.routing import Equilibrium, Gradient, Routing
 
 BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
-# Children, parents and entries of a pose in the layers that `first_pass` measures, and what it measures there.
+# Children, parents and entries of a pose in the layers that `propose_gain` measures, and what it measures there.
 SIZES = ((16, 10, 16), (128, 10, 16), (1152, 10, 16), (32, 32, 16), (32, 100, 8))
 SOFT = 0.5
 GAINS, ALIKES = (0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8), (0.0, 0.9, 0.98)
@@ -236,7 +236,7 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
                 if largest > HARD:
                     raise AssertionError(
                         f"the first coefficients are nearly hard: the largest is {largest:.2g} on average in {where}; "
-                        "torchcaps.testing.first_pass(routing) proposes values for gain and alike"
+                        "torchcaps.testing.propose_gain(routing) proposes values for gain and alike"
                     )
 
 
@@ -278,7 +278,7 @@ class Pass(NamedTuple):
     largest: float
 
 
-def first_pass(
+def propose_gain(
     routing: Routing, gains: Sequence[float] = GAINS, alikes: Sequence[float] = ALIKES, layers: int = 3
 ) -> Pass:
     """Measure the first passes of new layers over gain and alike, print them as a table, and propose values.
@@ -338,7 +338,7 @@ def _with(routing: Routing, gain: float, alike: float) -> Routing:
 
 
 def measure_first_pass(routing: Routing, gain: float, alike: float, layers: int = 3) -> Pass:
-    """Measure the first passes with one gain and one alike, see `first_pass`."""
+    """Measure the first passes with one gain and one alike, see `propose_gain`."""
     routing = _with(routing, gain, alike)
     lengths, spreads, largest = [], [], []
     with torch.random.fork_rng(devices=[]), torch.no_grad():

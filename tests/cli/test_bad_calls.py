@@ -3,7 +3,7 @@
 import json
 import os
 import re
-import shutil
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from commands import call, checkpoint, error_of
+from commands import TINY, call, checkpoint, error_of
+from encoders import make_encoder
 
 from torchcaps.data import DataError, Encoder
 
@@ -28,145 +29,176 @@ def bad(capfd, *arguments: str) -> str:
     return message
 
 
-# Values
+# Overrides of the quickstart, with a part of the message. Those of another kind than any before them are fast tests.
+OVERRIDES = [
+    ("--trainer.max_epochs three", "--trainer.max_epochs three: expected int or None, got three"),
+    ("--trainer.precision 99", "--trainer.precision 99: expected .*bf16.*, got 99"),
+    ("--model.network.decoder=4", "--model.network.decoder=4: expected bool, got 4"),
+    ("--trainer.max_epoch 3", "--trainer.max_epoch 3: there is no 'max_epoch'; did you mean max_epochs"),
+    ("--model.network.iteration 3", "--model.network.iteration 3: there is no 'iteration'; did you mean iterations"),
+    ("--model.network.iterations 0", r"iterations .* 0\b"),
+    ("--model.network.decoder false", r"reconstruction_weight=0\.005 .*decoder"),
+    ("--model.loss Loss", "--model.loss Loss: there is no Module called 'Loss': correct the name, or add its mod"),
+    ("--model.loss torchcaps.MarginLos", "--model.loss torchcaps.MarginLos: there is no 'MarginLos' in "),
+    ("--model.network capsnet_mnist", "named with their module: torchcaps.models.sabour2017.capsnet_mnist"),
+    ("--data torchcaps.MarginLoss", "--data torchcaps.MarginLoss: .* subclass of LabeledData"),
+    ("--data FashionMNIST --data.rot x", "--data.rot x: there is no 'rot'; did you mean root"),
+    ("--data LabeledData", "LabeledData is a base of data sets and has no data: choose a data set"),
+    ("--data.batch_size [", "--data.batch_size .: expected int"),
+    ("--model.classes 9", "Digits has 10 classes"),
+    ("--model.optimizer.lr null", "--model.optimizer.lr null: expected float"),
+    ("--model.optimizer.lr -1", "model.optimizer or model.scheduler cannot be built: Invalid learning rate"),
+    ("--model.scheduler torch.optim.lr_scheduler.ReduceLROnPlateau", "model.scheduler cannot be ReduceLROnPlateau"),
+    ("--trainer.callbacks 5", r"--trainer.callbacks 5: expected Callback, as \{class_path: MODULE.NAME\}, got 5"),
+    ("--trainer.callbacks [EarlyStoping]", "there is no Callback called 'EarlyStoping'"),
+    ("--trainer.callbacks+=EarlyStopping", "=EarlyStopping: the following arguments are required: monitor"),
+    ("--trainer.callbacks+=torchcaps.training.SpreadMargin", "SpreadMargin needs a SpreadLoss as model.loss"),
+    ("--trainer.devices two", "devices.* int > 0"),
+    ("--trainer.val_check_interval 0", "val_check_interval must be a number of batches, at least 1, or a fraction"),
+    ("--trainer.accumulate_grad_batches 0", "accumulate_grad_batches must be at least 1, got 0"),
+    ("--trainer.limit_test_batches 0", "no batch to test on"),
+    ("--trainer.limit_train_batches 0", "limit_train_batches must be above 0, got 0"),
+    ("--seed_everything -1", "seed_everything must be from 0 to 4294967295, got -1"),
+    ("--seed_everything", "--seed_everything has no value"),
+    ("--modl capsnet_mnist", r"unknown argument --modl; did you mean --model\?"),
+    ("-x 5", "unexpected argument '-x'"),
+    ("nine", "unexpected argument 'nine': give values of the recipe as --NAME VALUE"),
+    ("--config other.yaml", "unknown argument --config"),
+    # Found when the first step begins.
+    ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/nope", "did you mean val/loss"),
+    ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss", "no validation: set data.val_size"),
+    (
+        "--model.reconstruction_weight 0 --model.network torch.nn.Conv2d --model.network.in_channels 1 "
+        "--model.network.out_channels 1 --model.network.kernel_size 30",
+        "the network does not fit the samples: .*Kernel size can't be greater",
+    ),
+    ("--model.labels_per_image null --model.reconstruction_weight 0", "labels_per_image=None"),
+    (
+        "--model.network torchcaps.models.capsnet_digits --model.network.classes 9",
+        "network .* 9 .*classes=10",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        ("--trainer.devices two", "devices.* int > 0"),
-        pytest.param("--trainer.devices 9999999999999", "cannot be built: MemoryError", marks=pytest.mark.slow),
-        ("--trainer.val_check_interval 0", "val_check_interval must be a number of batches, at least 1, or a fraction"),
-        pytest.param(
-            "--trainer.accumulate_grad_batches 0",
-            "accumulate_grad_batches must be at least 1, got 0",
-            marks=pytest.mark.slow,
-        ),
-        ("--seed_everything -1", "seed_everything must be from 0 to 4294967295, got -1"),
-        pytest.param(
-            "--trainer.callbacks 5",
-            r"--trainer.callbacks 5: expected Callback, as \{class_path: MODULE.NAME\}, got '5'",
-            marks=pytest.mark.slow,
-        ),
-        ("--trainer.callbacks [EarlyStoping]", "there is no Callback called 'EarlyStoping'"),
-        pytest.param(
-            "--trainer.callbacks torchcaps.training.OneCycl",
-            "there is no 'torchcaps.training.OneCycl'",
-            marks=pytest.mark.slow,
-        ),
-        ("--trainer.callbacks+=torchcaps.training.SpreadMargin", "SpreadMargin needs a SpreadLoss as model.loss"),
-        pytest.param(
-            "--trainer.callbacks+=EarlyStopping",
-            "=EarlyStopping: the following arguments are required: monitor",
-            marks=pytest.mark.slow,
-        ),
-        ("--data LabeledData", "LabeledData is a base of data sets and has no data: choose a data set"),
-        ("--model.optimizer.lr null", "model.optimizer or model.scheduler cannot be built: '<='"),
-        pytest.param("--model.optimizer.lr x", "--model.optimizer.lr x: Expected a float", marks=pytest.mark.slow),
-        ("--model.scheduler torch.optim.lr_scheduler.ReduceLROnPlateau", "model.scheduler cannot be ReduceLROnPlateau"),
-        ("--model.network capsnet_mnist", "with their module: torchcaps.models.sabour2017.capsnet_mnist"),
-        ("--trainer.limit_test_batches 0", "no batch to test on"),
-        ("--trainer.limit_train_batches 0", "limit_train_batches must be above 0, got 0"),
-        ("-x 5", "unexpected argument '-x'"),
-    ],
-)
-def test_values(capfd, overrides, said):
-    assert re.search(said, bad(capfd, "train", "quickstart", *SHORT, *overrides.split()))
+@pytest.mark.parametrize(("overrides", "said"), OVERRIDES)
+def test_overrides(capfd, overrides, said):
+    assert re.search(said, bad(capfd, "train", "quickstart", *SHORT, *shlex.split(overrides)))
 
 
-MONITOR = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor "
-CONVOLUTION = "--model.reconstruction_weight 0 --model.network torch.nn.Conv2d --model.network.in_channels 1 "
+MORE = {
+    "trainer": (
+        "devices=0 devices=-3 devices=1.5 devices=[] max_epochs=-5 max_epochs=1e400 max_steps=-7 min_epochs=-1 "
+        "max_time=x max_time=00:00 val_check_interval=-1 val_check_interval=nan check_val_every_n_epoch=0 "
+        "limit_train_batches=-1 limit_val_batches=2.5 overfit_batches=-1 gradient_clip_val=-1 "
+        "gradient_clip_algorithm=x log_every_n_steps=-1 num_sanity_val_steps=-2 accelerator=x strategy=x "
+        "strategy=[1] num_nodes=0 profiler=x deterministic=x fast_dev_run=-1 callbacks=[null] callbacks={a:1} logger=x "
+        "logger=[5] plugins=x plugins=[5] reload_dataloaders_every_n_epochs=-1 sync_batchnorm=x callbacks.a=3"
+    ),
+    "model": (
+        "classes=0 classes=x network=x network=. network=a..b network={a:1} network=torch.nn network=null loss=5 "
+        "network=torch.nn.Linear network=torchcaps network=torchcaps. network.iterations=true loss=null "
+        "loss=torch.optim.Adam optimizer=Adan optimizer=torch.nn.Linear optimizer.lr=x optimizer.lrr=1 scheduler=5 "
+        "scheduler.gamma=x scheduler_interval=day reconstruction_weight=-1 labels_per_image=11 feedback=x mixup=-1 "
+        "top_k=0 nope=1 network.class_path=[a] network.init_args=5"
+    ),
+    "data": "batch_size=0 batch_size=true num_workers=-1 shift=-1 shift=100 val_size=-1 resize=0 resize=3 nope=1",
+}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (f"{MONITOR}val/nope", "EarlyStopping monitors 'val/nope', which is not logged; did you mean val/loss"),
-        (f"{MONITOR}val/loss", "EarlyStopping monitors 'val/loss', and there is no validation: set data.val_size"),
-        (f"{MONITOR}val/loss --data.val_size 64 --trainer.limit_val_batches 0", "and there is no validation"),
-        (
-            f"{CONVOLUTION} --model.network.out_channels 1 --model.network.kernel_size 30",
-            "the network does not fit the samples: .*Kernel size can't be greater",
-        ),
-    ],
-)
-def test_values_that_are_found_when_the_first_step_begins(capfd, overrides, said):
-    assert re.search(said, bad(capfd, "train", "quickstart", *SHORT, *overrides.split()))
+@pytest.mark.slow
+@pytest.mark.parametrize("override", [f"--{part}.{text}" for part, texts in MORE.items() for text in texts.split()])
+def test_more_overrides(capfd, override):
+    assert bad(capfd, "train", "quickstart", *SHORT, override)
 
 
-def test_a_monitor_that_is_logged():
-    arguments = [*SHORT, "--trainer.max_epochs=1", *f"{MONITOR}val/loss --data.val_size 64".split()]
-    assert call("train", "quickstart", *arguments, "--trainer.limit_test_batches=1") == 0
+# Contents of a file that extends the quickstart, with a part of the message.
+FILES = [
+    ("model: {network: {init_args: {iteration: 3}}}", "mine.yaml: model.network.iteration: there is no 'iteration'"),
+    ("data: {init_args: {batch_size: many}}", "mine.yaml: data.batch_size: expected int, got many"),
+    ("model: {network: {iterations: 5}}", "mine.yaml: model.network.iterations: arguments of a class stand in its in"),
+    ("model: {network: {init_args: 5}}", "mine.yaml: model.network: must have values of its own, .*, got 5"),
+    ("model: {network: {class_path: {a: 1}}}", "model.network: must be the name of a class or a function, got "),
+    ("model: {network: [a, b]}", r"model.network\[0\]: there is no Module called 'a'"),
+    ("model: {network: 5}", "model.network: expected Module, as"),
+    ("model: {loss: torchcaps.MarginLos}", "mine.yaml: model.loss: there is no 'MarginLos' in "),
+    ("trainer: {callbacks: [[]]}", "trainer.callbacks"),
+    (
+        "trainer: {callbacks: [{class_path: ModelCheckpoint}, {class_path: Timer, init_args: {patence: 1}}]}",
+        r"mine.yaml: trainer.callbacks\[1\].patence: there is no 'patence'",
+    ),
+    (
+        "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: train/loss, patience: many}}]}",
+        "mine.yaml: trainer.callbacks.patience: expected int, got many",
+    ),
+    ("title: 5", "mine.yaml: title must be a text, got 5"),
+    ("trainer: 3", "mine.yaml: trainer must have values of its own, {NAME: VALUE}, got 3"),
+    ("trainer: {on: 6}", "mine.yaml: trainer: names must be texts, got True"),
+    ("trainer: {max_epochs: 1, max_epochs: 3}", "the key 'max_epochs' stands twice"),
+    ("trainer: [", "mine.yaml cannot be read as a recipe: "),
+    ("trainer: !!python/object/apply:os.system ['touch owned']", "could not determine a constructor for the tag"),
+    # What would take minutes, or end the process.
+    ("model: &a {network: *a}", r"an alias \(\*NAME\) or a merge key \(<<\) cannot be used: write the values out"),
+    ("model: {a: {<<: {<<: {b: 1}}}}", r"a merge key \(<<\) cannot be used"),
+    ("model: " + "[" * 200_000, "its values are nested too deeply, in more than 50 levels"),
+    (f"model: {{loss: '{'[' * 200_000}'}}", "mine.yaml: model.loss: its values are nested too deeply"),
+    ("".join(f"k{i}: 1\n" for i in range(20_000)), "mine.yaml: unknown key 'k0'"),
+    (f"title: {'x' * 1_000_000}", "it is longer than 1,000,000 characters"),
+]
 
 
-# Files
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("model: {network: {init_args: 5}}", "model.network.init_args must have values of its own, .*, got 5"),
-        ("model: {network: {class_path: [a]}}", r"class_path must be the name of a class or a function, got \['a'\]"),
-        (
-            "model: {network: {class_path: {a: 1}}}",
-            r"class_path must be the name of a class or a function, got \{'a': 1",
-        ),
-        ("model: {network: [a, b]}", "model.network: expected Module, as"),
-        ("model: {network: 5}", "model.network: expected Module, as"),
-        ("trainer: {callbacks: 5}", r"trainer.callbacks: expected Callback, as \{class_path: MODULE.NAME\}, got 5"),
-        ("trainer: {callbacks: [[]]}", r"trainer.callbacks\[0\]: expected Callback, as"),
-        ("trainer: {callbacks: [{class_path: EarlyStoping}]}", r"callbacks\[0\]: there is no Callback called 'EarlyS"),
-        (
-            "trainer: {callbacks: [{class_path: ModelCheckpoint}, {class_path: Timer, init_args: {patence: 1}}]}",
-            r"mine.yaml: trainer.callbacks\[1\].patence: there is no 'patence'",
-        ),
-        (
-            "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: train/loss, patience: many}}]}",
-            r"mine.yaml: trainer.callbacks\[0\].patience: expected int, got 'many'",
-        ),
-        (
-            "trainer: {callbacks: [{class_path: EarlyStopping, monitor: a}]}",
-            r"callbacks\[0\].monitor: arguments of a c",
-        ),
-        ("model: {5: 6}", 'mine.yaml: model: names must be texts, got 5: if it is one, write "5"'),
-        ("trainer: {on: 6}", "mine.yaml: trainer: names must be texts, got True"),
-        ("model: &a {network: *a}", r"an alias \(\*NAME\) stands inside of what it names"),
-        ("trainer: {callbacks: &a [*a]}", r"an alias \(\*NAME\) stands inside of what it names"),
-        ("model: " + "{a: " * 2000 + "1" + "}" * 2000, "its values are nested too deeply"),
-        (
-            "model:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
-            + "".join(f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)),
-            "it has more than 100,000 values",
-        ),
-        ("trainer: !!python/object/apply:os.system ['touch owned']", "could not determine a constructor for the tag"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), FILES, ids=range(len(FILES)))
 def test_files(capfd, content, said):
     Path("mine.yaml").write_text(f"extends: quickstart\n{content}\n")
     assert re.search(said, bad(capfd, "train", "mine.yaml", *SHORT))
 
 
-@pytest.mark.parametrize(
-    ("extends", "said"),
-    [
-        ("nothere.yaml", "mine.yaml extends nothere.yaml: no file nothere.yaml"),
-        ("quikstart", "mine.yaml extends quikstart: no recipe 'quikstart'; did you mean quickstart"),
-        ("[quickstart]", r"mine.yaml: extends must be RECIPE or RECIPE --small, got \['quickstart'\]"),
-        ("''", "mine.yaml: extends must be RECIPE or RECIPE --small, got ''"),
-    ],
-)
-def test_what_a_file_extends(capfd, extends, said):
-    Path("mine.yaml").write_text(f"extends: {extends}\n")
-    assert re.search(said, bad(capfd, "train", "mine.yaml"))
+# Whole commands, with a part of the message. `{run}` is a whole checkpoint of the quickstart, `{runs}` its runs.
+COMMANDS = [
+    ("trian quickstart", "invalid choice: 'trian'"),
+    ("train", "the following arguments are required: RECIPE; see torchcaps train --help"),
+    ("test", "the following arguments are required: RUN"),
+    ("reproduce --hours x", "--hours"),
+    ("models --all", "unknown argument --all"),
+    ("models vgg*", "no model matches 'vgg.*'"),
+    ("recipes zhao2019/table2/resnet20-averag", "did you mean zhao2019/table2/resnet20-average"),
+    ("train sabour2017/table1/cmn", "did you mean sabour2017/table1/cnn"),
+    ("train sabour2017", "choose one of sabour2017/table1/cnn, "),
+    ("train quickstart --small", "quickstart has no small version"),
+    ("train mine.yaml", "no file mine.yaml"),
+    ("train a\nb.yaml", "no file a b.yaml"),
+    ("train \udcff.yaml", "no file"),
+    ("train nothere.yaml --smoke", "no file nothere.yaml: give the path of a recipe, or a name from"),
+    ("train sabour2017/table1/cnn --trainer.max_steps 1", "nowhere/mnist.*train-images-idx3-ubyte.gz"),
+    ("train heinsen2019/table1/heinsen --small --trainer.callbacks.warmup 3", r"warmup .* 3\.0\b"),
+    ("train quickstart --ckpt_path ''", "no checkpoint ."),
+    ("train gone.ckpt", "no checkpoint gone.ckpt: give the path of a .ckpt file"),
+    ("train {run} --trainer.max_epochs 1", "has finished 2 epochs, and this training ends after 1: give --trainer.max"),
+    ("train {run} --trainer.max_steps 1", "has taken 4 steps, and this training ends after 1"),
+    (
+        "train {run} --model.optimizer.lr=0.5",
+        "was trained with model.optimizer.init_args.lr = 0.002, and now it is 0.5",
+    ),
+    ("test {run} --model.network.iterations 1", "iterations = 3, and now it is 1: leave out what changes it"),
+    ("test {run} --data.ten_crop true", "ten_crop needs resize"),
+    ("test quickstart --runs {runs} --ckpt_path best", "has no best.ckpt: its recipe keeps none"),
+    ("test quickstart --ckpt_path last", "no checkpoint under runs/quickstart: run `torchcaps train quickstart` first"),
+    ("explain empty", "no checkpoint under empty: give another folder"),
+    ("explain saved", "saved is a folder of `save_pretrained`, without the training: give a run or a checkpoint"),
+    ("predict empty x.png", "no checkpoint under empty"),
+    ("show saved", "saved has no model.safetensors|saved/config.json does not hold the values"),
+]
 
 
-def test_the_place_of_a_wrong_name_is_said(capfd):
-    """An override is blamed for its own names, and not the recipe."""
-    Path("mine.yaml").write_text("extends: quickstart\n")
-    message = bad(capfd, "train", "mine.yaml", "--model.loss", "torchcaps.MarginLos")
-    assert message.startswith("torchcaps: --model.loss torchcaps.MarginLos: there is no 'MarginLos' in ")
-    Path("mine.yaml").write_text("extends: quickstart\nmodel: {loss: torchcaps.MarginLos}\n")
-    assert bad(capfd, "train", "mine.yaml").startswith("torchcaps: mine.yaml: there is no 'MarginLos' in ")
+@pytest.mark.parametrize(("command", "said"), COMMANDS)
+def test_commands(capfd, trained, monkeypatch, command, said):
+    monkeypatch.setenv("TORCHCAPS_DATA", "nowhere")
+    monkeypatch.setattr("pooch.retrieve", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
+    Path("empty").mkdir()
+    Path("saved").mkdir()
+    Path("saved/config.json").write_text("{}")
+    command = command.replace("{run}", str(checkpoint(trained))).replace("{runs}", str(trained))
+    arguments = shlex.split(command.replace("\n", "'\n'"))
+    assert re.search(said, bad(capfd, *arguments))
 
 
 # Checkpoints
@@ -181,181 +213,78 @@ def processed(state: dict[str, Any], epochs: Any) -> None:
     state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] = epochs
 
 
-CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a payload": lambda state: state.update(more=Payload()),
-    "a payload among the weights": lambda state: state["state_dict"].update(more=Payload()),
-    "ints": lambda state: state.update(state_dict=dict.fromkeys(state["state_dict"], 3)),
-    "a list": lambda state: state.update(state_dict=[1]),
-    "nothing": lambda state: state.update(state_dict=None),
-    "other shapes": lambda state: state.update(state_dict=dict.fromkeys(state["state_dict"], torch.zeros(3))),
-    "no weights": lambda state: state.pop("state_dict"),
-    "one more": lambda state: state["state_dict"].update(more=torch.zeros(3)),
-}
-OF_THE_TRAINING: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a later epoch": lambda state: processed(state, 8),
-    "no epoch": lambda state: processed(state, "x"),
-    "no loops": lambda state: state.pop("loops"),
-    "other loops": lambda state: state.update(loops={"fit_loop": 5}),
-    "no optimizer": lambda state: state.pop("optimizer_states"),
-    "an optimizer of nothing": lambda state: state.update(optimizer_states=[5]),
-    "callbacks of nothing": lambda state: state.update(callbacks=5),
-    "another optimizer": lambda state: state["optimizer_states"][0]["param_groups"][0].update(params=[0]),
-    "no version": lambda state: state.pop("pytorch-lightning_version"),
-    "another version": lambda state: state.update({"pytorch-lightning_version": "x.y"}),
-}
+def named(state: dict[str, Any], **loss: Any) -> None:
+    values = json.loads(state["recipe"])
+    values["model"]["loss"] = loss
+    state["recipe"] = json.dumps(values)
 
 
-@pytest.mark.parametrize("command", ["test", pytest.param("train", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CHANGES)
-def test_checkpoints_of_other_things(capfd, trained, command, name):
+CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("read safely", lambda state: state.update(more=Payload())),
+    ("read safely", lambda state: state["state_dict"].update(more=Payload())),
+    ("read safely", lambda state: state.pop("state_dict")),
+    ("not what `torchcaps train` writes", lambda state: state.update(state_dict=dict.fromkeys(state["state_dict"], 3))),
+    ("not what `torchcaps train` writes", lambda state: state.update(state_dict=None)),
+    ("another architecture", lambda state: state.update(state_dict=dict.fromkeys(state["state_dict"], torch.zeros(3)))),
+    ("another architecture", lambda state: state["state_dict"].update(more=torch.zeros(3))),
+    ("does not hold the values of a recipe", lambda state: state.pop("recipe")),
+    ("does not hold the values of a recipe", lambda state: state.update(recipe="[1]")),
+    ("does not hold the values of a recipe", lambda state: state.update(recipe="[" * 100_000)),
+    ("does not hold the values of a recipe", lambda state: state.update(recipe='{"a": ' * 600 + "1" + "}" * 600)),
+    ("subprocess.getoutput is not among", lambda state: named(state, class_path="subprocess.getoutput")),
+]
+OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [
+    lambda state: processed(state, 8),
+    lambda state: processed(state, "x"),
+    lambda state: state.pop("loops"),
+    lambda state: state.update(loops={"fit_loop": 5}),
+    lambda state: state.pop("optimizer_states"),
+    lambda state: state.update(optimizer_states=[5]),
+    lambda state: state.update(callbacks=5),
+    lambda state: state["optimizer_states"][0]["param_groups"][0].update(params=[0]),
+    lambda state: state.pop("pytorch-lightning_version"),
+    lambda state: state.update({"pytorch-lightning_version": "x.y"}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_checkpoints_of_other_things(capfd, trained, number):
+    said, change = CHANGES[number]
     state = torch.load(checkpoint(trained), weights_only=True)
-    CHANGES[name](state)
+    change(state)
     torch.save(state, "bad.ckpt")
-    arguments = SHORT if command == "train" else []
-    assert "bad.ckpt is " in bad(capfd, command, "quickstart", "--ckpt_path", "bad.ckpt", *arguments)
+    commands = ["test", "explain", "train"]
+    assert said in bad(capfd, commands[number % 3], "bad.ckpt")
 
 
-@pytest.mark.parametrize("name", OF_THE_TRAINING)
-def test_checkpoints_that_cannot_be_resumed(capfd, trained, name):
+@pytest.mark.parametrize("number", range(len(OF_THE_TRAINING)))
+def test_checkpoints_that_cannot_be_resumed(capfd, trained, number):
     state = torch.load(checkpoint(trained), weights_only=True)
-    OF_THE_TRAINING[name](state)
+    OF_THE_TRAINING[number](state)
     torch.save(state, "bad.ckpt")
-    message = bad(capfd, "train", "quickstart", "--ckpt_path", "bad.ckpt", *SHORT)
-    assert message.startswith("torchcaps: bad.ckpt ")
-    if name == "a later epoch":
-        assert message.endswith(
-            "has finished 8 epochs, and this training ends after 3: give --trainer.max_epochs 8 or more"
-        )
+    assert bad(capfd, "train", "quickstart", "--ckpt_path", "bad.ckpt", *SHORT).startswith("torchcaps: bad.ckpt ")
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "header", "text", "folder"])
-def test_damaged_checkpoints(capfd, trained, damage):
+def test_damaged_checkpoints(capfd, trained):
     whole = checkpoint(trained).read_bytes()
-    path = Path("bad.ckpt")
-    if damage == "folder":
-        path.mkdir()
-    else:
-        changed = {"empty": b"", "cut": whole[:-99], "header": bytes(9) + whole[9:], "text": b"a text"}
-        path.write_bytes(changed[damage])
-    assert "bad.ckpt" in bad(capfd, "test", "quickstart", "--ckpt_path", "bad.ckpt")
+    for content in (b"", whole[:-99], bytes(9) + whole[9:], b"a text"):
+        Path("bad.ckpt").write_bytes(content)
+        assert "bad.ckpt is damaged" in bad(capfd, "test", "bad.ckpt")
 
 
-ENDLESS = "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" if n else "a0: &a0 [x]\n" for n in range(9))
-
-
-@pytest.mark.parametrize("text", ["model: [", "model: &a {network: *a}", "\udcff", ENDLESS, "3"])
-def test_a_damaged_configuration_of_a_run(capfd, trained, text, tmp_path):
-    """Of an earlier version, whose checkpoints do not hold the values themselves."""
-    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    path.parent.mkdir(parents=True)
-    content = torch.load(checkpoint(trained), weights_only=True)
-    del content["recipe"]
-    torch.save(content, path)
-    path.parent.with_name("config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    assert "config.yaml does not hold the values of a recipe" in bad(
-        capfd, "test", "quickstart", "--ckpt_path", str(path)
-    )
-
-
-def test_no_checkpoint_given(capfd):
-    assert "no checkpoint ." in bad(capfd, "train", "quickstart", "--ckpt_path", "", *SHORT)
-
-
-# Many
-
-
-OPTIONS = {
-    "trainer": (
-        "devices=0 devices=-3 devices=1.5 devices=[] max_epochs=x max_epochs=-5 max_epochs=1e400 max_steps=-7 "
-        "min_epochs=-1 max_time=x max_time=00:00 val_check_interval=-1 val_check_interval=nan "
-        "check_val_every_n_epoch=0 limit_train_batches=-1 limit_val_batches=2.5 overfit_batches=-1 "
-        "accumulate_grad_batches=-1 gradient_clip_val=-1 gradient_clip_algorithm=x log_every_n_steps=-1 "
-        "num_sanity_val_steps=-2 precision=99 accelerator=x strategy=x strategy=[1] num_nodes=0 profiler=x "
-        "deterministic=x fast_dev_run=-1 callbacks=[null] callbacks={a:1} logger=x logger=[5] plugins=x "
-        "plugins=[5] reload_dataloaders_every_n_epochs=-1 sync_batchnorm=x max_epoch=3 callbacks.a=3 "
-    ),
-    "model": (
-        "classes=0 classes=x classes=9 network=x network=. network=a..b network={a:1} network=torch.nn "
-        "network=null loss=5 network=torch.nn.Linear network=torchcaps network=torchcaps. network.iterations=0 "
-        "network.iterations=true loss=null loss=torch.optim.Adam optimizer=Adan optimizer=torch.nn.Linear "
-        "optimizer.lr=-1 optimizer.lrr=1 scheduler=5 scheduler.gamma=x scheduler_interval=day "
-        "reconstruction_weight=-1 labels_per_image=11 feedback=x mixup=-1 top_k=0 nope=1 network.class_path=[a] "
-        "network.init_args=5 "
-    ),
-    "data": (
-        "batch_size=0 batch_size=[ batch_size=true num_workers=-1 shift=-1 shift=100 val_size=-1 resize=0 resize=3 "
-        "nope=1 "
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("override", [f"--{part}.{text}" for part, texts in OPTIONS.items() for text in texts.split()])
-def test_many_values(capfd, override):
-    assert bad(capfd, "train", "quickstart", *SHORT, override)
+# Code that must not run, and other files
 
 
 @pytest.mark.slow
 def test_a_process_that_ends_in_one_line():
-    Path("mine.yaml").write_text(
-        "extends: quickstart\nmodel: {loss: {class_path: subprocess.getoutput, init_args: {cmd: a}}}"
-    )
-    run = subprocess.run(
-        [sys.executable, "-m", "torchcaps", "train", "mine.yaml"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert run.returncode == 2
-    assert run.stdout == ""
-    (said,) = run.stderr.splitlines()
-    assert said.startswith(
-        "torchcaps: mine.yaml: model.loss: subprocess.getoutput is not among the classes of torchcaps"
-    )
-
-
-# What a second reader found
-
-
-def test_a_checkpoint_says_what_it_was_trained_with_wherever_it_lies(trained, capfd):
-    saved = checkpoint(trained)
-    shutil.copy(saved, "alone.ckpt")
-    Path("link.ckpt").symlink_to(saved)
-    for path in ("alone.ckpt", "link.ckpt"):
-        said = error_of(capfd, "test", "quickstart", "--ckpt_path", path, "--model.network.iterations", "1")
-        assert "was trained with model.network.init_args.iterations = 3, and now it is 1" in said
-    for option in (["--model.optimizer.lr=0.5"], ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"]):
-        said = bad(capfd, "train", "quickstart", *SHORT, "--ckpt_path", "alone.ckpt", *option)
-        assert "was trained with model.optimizer" in said
-    said = bad(capfd, "train", "quickstart", *SHORT, "--ckpt_path", "alone.ckpt", "--trainer.max_steps", "1")
-    assert "alone.ckpt has taken 4 steps, and this training ends after 1" in said
-
-
-def test_values_in_a_checkpoint_that_are_none(trained, capfd):
-    content = torch.load(checkpoint(trained), weights_only=True)
-    for wrong in ("[1]", "{", 3):
-        torch.save({**content, "recipe": wrong}, "wrong.ckpt")
-        said = error_of(capfd, "test", "quickstart", "--ckpt_path", "wrong.ckpt")
-        assert "wrong.ckpt does not hold the values of a recipe" in said
-    del content["recipe"]
-    torch.save(content, "none.ckpt")
-    assert call("test", "quickstart", "--ckpt_path", "none.ckpt") == 0
-    assert "none.ckpt does not say with which values it was trained" in capfd.readouterr().err
-
-
-def test_a_key_that_stands_twice(capfd):
-    Path("twice.yaml").write_text("extends: quickstart\ntrainer: {max_epochs: 1, max_epochs: 3}\n")
-    assert "the key 'max_epochs' stands twice" in bad(capfd, "recipes", "twice.yaml")
-
-
-@pytest.mark.slow
-def test_a_file_beside_a_recipe_is_not_imported():
+    """And a module beside a recipe is not imported, also where the package itself imports a module of this name."""
     Path("wandb.py").write_text("open('executed', 'w')")
-    Path("mine.yaml").write_text(
-        "extends: quickstart\ntrainer: {logger: {class_path: lightning.pytorch.loggers.WandbLogger}}\n"
-    )
-    ended = subprocess.run([sys.executable, "-m", "torchcaps", "train", "mine.yaml"], capture_output=True, text=True)
-    assert ended.returncode == 2
+    for trainer in ("logger: {class_path: lightning.pytorch.loggers.WandbLogger}", "logger: {class_path: wandb.Run}"):
+        Path("mine.yaml").write_text(f"extends: quickstart\ntrainer: {{{trainer}}}\n")
+        command = [sys.executable, "-m", "torchcaps", "train", "mine.yaml"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1), ended.stderr
     assert not Path("executed").exists()
 
 
@@ -375,3 +304,40 @@ def test_a_file_of_results_that_is_no_text(capfd):
     Path("runs").mkdir()
     Path("runs/results.csv").write_bytes(b"\xff\xff")
     assert "results.csv is not a file of results" in error_of(capfd, "reproduce", "--list", "--runs", "runs")
+
+
+def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_noise, monkeypatch):
+    """It is said before all is embedded."""
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    encoder = make_encoder(tmp_path / "bert")
+    message = error_of(capfd, "train", "heinsen2019/table3/heinsen", "--small", f"--data.encoder={encoder}", *SHORT)
+    assert re.search(r"bert .*3 .*8\b.* 7 .*384.*model\.network\.layers=3\b", message)
+    assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*") if file.is_file()) < 5000
+
+
+def test_bad_photographs(tmp_path, monkeypatch, capfd):
+    Path("mine.yaml").write_text(
+        "extends: zhao2019/table1/cifar10-routing --small\n"
+        "data: {class_path: torchcaps.data.ImageNet, init_args: {size: 32, resize: 36, num_workers: 0}}\n"
+    )
+    arguments = ("train", "mine.yaml", "--smoke", "--trainer.enable_progress_bar", "false")
+    monkeypatch.setenv("TORCHCAPS_DATA", "nowhere")
+    assert "no ImageNet: put its images at nowhere/imagenet/" in error_of(capfd, *arguments)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    for part in ("train", "val"):
+        Path("imagenet", part, "n01").mkdir(parents=True)
+        Path("imagenet", part, "n01", "a.JPEG").write_text("no image")
+    assert "imagenet/train/n01/a.JPEG: is not a JPEG or PNG" in error_of(capfd, *arguments)
+    assert "neither gone.txt nor" in error_of(capfd, *arguments, "--data.class_list", "gone.txt")
+
+
+def test_a_loss_that_is_not_finite(capfd):
+    assert "the loss is nan at step 1: " in error_of(
+        capfd, "train", "quickstart", *SHORT, "--model.optimizer.lr", "1e30"
+    )
+
+
+def test_a_monitor_that_is_logged():
+    monitor = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --data.val_size 64"
+    assert call("train", "quickstart", "--trainer.max_epochs=1", *monitor.split(), *TINY) == 0

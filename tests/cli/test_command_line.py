@@ -58,13 +58,6 @@ def test_completion(line, expected, tmp_path):
     assert answer.read_text().split("|") == expected
 
 
-def test_the_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"torchcaps {torchcaps.__version__}\n"
-
-
 def test_warnings_and_logging_are_as_before_after_a_command():
     logger = logging.getLogger("lightning.pytorch")
     filters, level = list(warnings.filters), logger.level
@@ -105,7 +98,8 @@ def test_a_new_process_prints_what_is_for_the_user(tmp_path):
     code += "'--smoke', '--trainer.enable_progress_bar=false'])"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == ""
-    *metrics, last = run.stdout.splitlines()
+    first, *metrics, last = run.stdout.splitlines()
+    assert first.startswith("trains capsnet_digits with DynamicRouting: ")
     assert all(line.startswith("test/") for line in metrics)
     assert last == "run: runs/quickstart/smoke_0"
 
@@ -126,9 +120,19 @@ def test_names_of_the_package_are_imported_when_they_are_used():
     assert modules.split() == ["torchcaps.nn", "torchcaps.routing", "torchcaps.models"]
 
 
-@pytest.mark.parametrize("line", ["trian quickstart", "train", "test quickstart", "reproduce --hours x"])
-def test_wrong_arguments_are_one_line(line, capsys):
-    assert main(line.split()) == 2
-    (said,) = capsys.readouterr().err.strip().splitlines()
-    assert said.startswith("torchcaps: ")
-    assert said.endswith(" --help")
+def test_a_reader_that_stops_reading(tmp_path):
+    """As `torchcaps ... | head` does."""
+    line = f"{sys.executable} -m torchcaps recipes | head -n 1"
+    run = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_name_that_is_not_in_utf_8(tmp_path):
+    (tmp_path / "\udcff").mkdir()
+    (tmp_path / "\udcff" / "mine.yaml").write_text("extends: quickstart\n")
+    command = [sys.executable, "-m", "torchcaps", "recipes", "\udcff/mine.yaml"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert run.returncode == 2
+    assert run.stderr.endswith("\\udcff/mine.yaml' is a name that is not in UTF-8: rename it\n")
+    assert len(run.stderr.splitlines()) == 1

@@ -149,10 +149,65 @@ def test_an_interrupted_prediction_goes_on(own, capfd, monkeypatch):
     assert [row.split(",")[:2] for row in Path("p.csv").read_text().splitlines()] == [
         row.split(",")[:2] for row in rows
     ]
-    Path(".p.csv.unfinished").write_text('"{""checkpoint"": ""another""}"\nx,one,1,1,0,0\n')
+    Path(".p.csv.1-of-1.unfinished").write_text('{"checkpoint": "another"}\nx,one,1,1,0,0\n')
     assert predict(own, *files, "--out", "p.csv") == 0
-    assert "is of another checkpoint: starting anew" in capfd.readouterr().err
+    assert "is of another checkpoint or samples: starting anew" in capfd.readouterr().err
     assert Path("p.csv").read_text().splitlines() == rows
+
+
+def test_what_was_left_out_before_an_interruption_is_counted(own, capfd, monkeypatch):
+    good = sorted(str(path) for path in (own / "new").rglob("*.png"))[:6]
+    bad = []
+    for number in range(3):
+        Path(f"bad{number}.png").write_text("no picture")
+        bad.append(f"bad{number}.png")
+    arguments = (bad[0], *good[:3], bad[1], *good[3:], bad[2], "--skip_bad", "--batch_size", "2", "--out", "p.csv")
+    real, read = Trained.probabilities, []
+
+    def stops(self, inputs):
+        read.append(len(inputs))
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        return real(self, inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trained, "probabilities", stops)
+        with pytest.raises(KeyboardInterrupt):
+            predict(own, *arguments)
+    capfd.readouterr()
+    assert predict(own, *arguments) == 0
+    err = capfd.readouterr().err
+    assert "going on after 6 samples" in err
+    assert "left out 3 files: bad0.png, before the interruption; bad1.png, before the interruption; bad2.png is" in err
+    assert [row["file"] for row in rows_of(Path("p.csv").read_text())] == good
+
+
+def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
+    new = str(own / "new")
+    assert predict(own, new, "--out", "whole.csv") == 0
+    Path("p.csv").write_text("a table of another day")
+    for part in ("3/3", "1/3"):
+        assert predict(own, new, "--out", "p.csv", "--part", part) == 0
+    assert "part 1 is whole; p.csv is written when these are too: 2" in capfd.readouterr().out
+    assert Path("p.csv").read_text() == "a table of another day"
+    monkeypatch.setenv("RANK", "1")  # as torchrun would start the second of three processes
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert predict(own, new, "--out", "p.csv") == 0
+    assert "predictions: p.csv" in capfd.readouterr().out
+    columns = [[row.split(",")[:2] for row in Path(name).read_text().splitlines()] for name in ("whole.csv", "p.csv")]
+    assert columns[0] == columns[1]
+    assert sorted(path.name for path in Path().iterdir()) == ["p.csv", "whole.csv"]
+
+
+def test_scores_that_are_nan_are_one_line(own, capfd):
+    content = torch.load(run_of(own) / "checkpoints" / "best.ckpt", weights_only=True)
+    content["state_dict"] = {name: value * torch.nan for name, value in content["state_dict"].items()}
+    torch.save(content, "nan.ckpt")
+    assert call("predict", "own/images", "--ckpt_path", "nan.ckpt", str(own / "new"), "--out", "p.csv") == 2
+    first, error = capfd.readouterr().err.splitlines()
+    assert first.startswith("torchcaps: 120 samples, ")
+    assert error.startswith("torchcaps: the network's scores are NaN: ")
+    assert not Path("p.csv").exists()
 
 
 def test_bad_pictures_are_skipped_only_when_asked(own, capfd):
@@ -164,7 +219,7 @@ def test_bad_pictures_are_skipped_only_when_asked(own, capfd):
     assert "or leave such files out by --skip_bad" in said
     assert predict(own, "bad.png", good, "--skip_bad", "--out", "p.csv") == 0
     assert [row["file"] for row in rows_of(Path("p.csv").read_text())] == [good]
-    assert "left out 1 files: bad.png is not a picture" in capfd.readouterr().err
+    assert "left out 1 file: bad.png is not a picture" in capfd.readouterr().err
 
 
 def test_bad_calls(own, capfd):
@@ -174,6 +229,8 @@ def test_bad_calls(own, capfd):
     assert "there is no file gone.png" in error("gone.png")
     assert "--batch_size must be at least 1, got 0" in error("--batch_size", "0", str(own))
     assert "--out . is a folder" in error("--out", ".", str(own))
+    assert "--part must be K/N with K from 1 to N, such as 3/8, got 4/3" in error("--part", "4/3", str(own))
+    assert "give --out, and no -" in error("--part", "1/3", str(own))
     assert "unknown argument --data.folder" in error("--data.folder", "x", str(own))
     Path("empty").mkdir()
     assert "empty: has no pictures" in error("empty")
@@ -215,19 +272,23 @@ def test_another_network_by_its_name(own, name, shape, loss, capfd):
     assert getattr(trained.network, "decoder", None) is None  # nothing would train it
 
 
-def test_continuing_a_run_and_testing_it(own, capfd):
-    best = str(run_of(own) / "checkpoints" / "best.ckpt")
-    arguments = ["--data.folder", str(own / "pictures"), *SMALL]
-    assert call("test", "own/images", "--ckpt_path", best, *arguments) == 0
-    out = capfd.readouterr().out
+def test_a_run_knows_its_data_and_its_network(own, capfd):
+    """No command that takes a run asks for the folder again. A recipe's name means its newest run."""
+    runs = ["--runs", str(own / "runs")]
     accuracy = json.loads((run_of(own) / "report" / "summary.json").read_text())["metrics"]["test/accuracy"]
-    assert f"test/accuracy: {accuracy:.4f}" in out
-    assert "mean of the classes" in out
+    for run in (["own/images", *runs], [str(run_of(own))], [str(run_of(own) / "checkpoints" / "best.ckpt")]):
+        assert call("test", *run) == 0
+        out = capfd.readouterr().out
+        assert f"test/accuracy: {accuracy:.4f}" in out
+        assert "mean of the classes" in out
     assert list(Path().iterdir()) == []
-    last = ["--ckpt_path", "last", "--runs", str(own / "runs")]
-    assert "--trainer.max_epochs 8 or more" in error_of(
-        capfd, "train", "own/images", *last, *arguments, "--trainer.max_epochs", "2"
-    )
+    assert call("explain", "own/images", *runs, "--samples", "9", "--figures", "drawn") == 0
+    assert "page: drawn/index.html" in capfd.readouterr().out
+    last = str(run_of(own) / "checkpoints" / "last.ckpt")
+    assert "--trainer.max_epochs 8 or more" in error_of(capfd, "train", last, "--trainer.max_epochs", "2")
+    assert call("train", "own/images", "--ckpt_path", last, "--trainer.max_epochs", "8") == 0
+    command = json.loads(Path("runs/own/images/version_0/report/summary.json").read_text())["command"]
+    assert command == f"torchcaps train own/images --trainer.max_epochs 8 --ckpt_path {last}"
 
 
 def test_a_network_of_transformers(own, capfd, tmp_path):
@@ -242,10 +303,10 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
     (folder / "model.safetensors").unlink()
     last = "runs/own/images/smoke_0/checkpoints/last.ckpt"
-    assert call("test", "own/images", "--ckpt_path", last, *arguments, "--trainer.limit_test_batches", "1") == 0
+    assert call("test", last, *arguments, "--trainer.limit_test_batches", "1") == 0  # what is the same may be repeated
     for epochs in ("2", "3"):
         more = ["--ckpt_path", last, "--trainer.max_epochs", epochs]
-        assert call("train", "own/images", "--smoke", *more, *arguments) == 0
+        assert call("train", "own/images", "--smoke", *more) == 0
         last = max(Path("runs").rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
         assert Trained.load(last).values["model"]["network"]["init_args"]["pretrained"] is True
         last = str(last)

@@ -1,10 +1,13 @@
 """Fixtures that make the tests of data independent of this machine's files and network."""
 
+import os
 from pathlib import Path
 
 import pooch
 import pytest
 import requests
+
+REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +27,11 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
     return asked
+
+
+@pytest.fixture
+def real(request: pytest.FixtureRequest) -> str:
+    """The data root with the real files that a test names (`parametrize("real", [...], indirect=True)`)."""
+    if not (REAL / request.param).exists():
+        pytest.skip(f"no {request.param} in {REAL} (set TORCHCAPS_DATA to the folder of data sets)")
+    return str(REAL)

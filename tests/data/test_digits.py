@@ -50,18 +50,3 @@ def test_split_is_fixed_stratified_and_disjoint() -> None:
     assert len(set(keys(train)) | set(keys(test))) == 1797
     share = test_labels.bincount() / (train_labels.bincount() + test_labels.bincount())
     assert ((share - 0.2).abs() < 0.005).all()
-
-
-def test_batches() -> None:
-    data = Digits(batch_size=100, val_size=137)
-    data.setup()
-    assert [len(labels) for _, labels in data.test_dataloader()] == [100, 100, 100, 60]
-    assert data.train_set is not None
-    assert len(data.train_set) == 1300
-    images, labels = next(iter(data.val_dataloader()))
-    assert images.shape == (100, *Digits.shape)
-    assert images.dtype == torch.float32
-    assert images.min() == 0
-    assert images.max() == 1
-    assert labels.min() >= 0
-    assert labels.max() < Digits.classes

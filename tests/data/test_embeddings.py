@@ -1,6 +1,5 @@
 """Embeddings of tiny encoders with random weights: correct, computed once, and intact after interruptions."""
 
-import json
 import os
 import pickle
 import shutil
@@ -94,11 +93,12 @@ def test_a_text_is_computed_once_and_kept_once(folders, tmp_path, monkeypatch):
     computed = counted(monkeypatch)
     first = encoder(folders["bert"], tmp_path).embed(TEXTS)
     assert computed == [sorted(set(TEXTS))]
-    assert first.start[0] == first.start[3]
+    assert first.padded([0])[0].equal(first.padded([3])[0])
     monkeypatch.setattr(Encoder, "_load", lambda self: pytest.fail("no text is new"))
     again = encoder(folders["bert"], tmp_path).embed(TEXTS[1:])
-    np.testing.assert_array_equal(again.start, first.start[1:])
-    assert len(again.states) == first.tokens[:3].sum()
+    np.testing.assert_array_equal(again.tokens, first.tokens[1:])
+    assert again.padded([0, 1, 2])[0].equal(first.padded([1, 2, 3])[0])
+    assert len(files_of(tmp_path)) == 1
 
 
 def test_new_texts_are_added(folders, tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_new_texts_are_added(folders, tmp_path, monkeypatch):
     one = encoder(folders["gpt2"], tmp_path).embed(TEXTS[:1])
     both = encoder(folders["gpt2"], tmp_path).embed(TEXTS[:2])
     assert computed == [[TEXTS[0]], [TEXTS[1]]]
-    np.testing.assert_array_equal(both.states[: len(one.states)], one.states)
+    assert both.padded([0])[0].equal(one.padded([0])[0])
     alone = encoder(folders["gpt2"], tmp_path / "other").embed(TEXTS[:2])
     torch.testing.assert_close(both.padded([0, 1])[0], alone.padded([0, 1])[0], rtol=1e-3, atol=1e-3)
 
@@ -118,6 +118,10 @@ def test_models_do_not_share(folders, tmp_path):
     assert encoder(other, tmp_path).folder != folder
     moved = shutil.copytree(folders["bert"], tmp_path / "elsewhere" / "bert")
     assert encoder(moved, tmp_path).folder == folder
+
+
+def files_of(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "kept").rglob("*.safetensors"))
 
 
 def small_batches(monkeypatch) -> None:
@@ -147,85 +151,65 @@ def test_what_an_interrupted_run_computed_is_kept(folders, tmp_path, monkeypatch
         torch.testing.assert_close(resumed.padded([i])[0], whole.padded([i])[0])
 
 
-@pytest.mark.parametrize("stage", ["within the states", "before the index", "within the index", "before anything"])
-def test_what_is_not_whole_is_cut_off(folders, tmp_path, monkeypatch, stage):
-    """Kill a run after every possible number of bytes."""
+def test_a_run_that_is_killed_while_it_writes(folders, tmp_path, monkeypatch):
+    """What is not whole has another name, does not count, and is removed by the next run that computes."""
     small_batches(monkeypatch)
-    kept = encoder(folders["bert"], tmp_path)
-    whole = kept.embed(TEXTS)
+    whole = encoder(folders["bert"], tmp_path).embed(TEXTS)
     expected = [whole.padded([i])[0].clone() for i in range(4)]
-    states, index = kept.folder / "states.f16", kept.folder / "index.bin"
-    last = int(np.fromfile(index, embeddings.RECORD)["tokens"][-1])
-    del whole
-    if stage == "within the states":
-        os.truncate(states, states.stat().st_size - last * 48 + 7)
-        os.truncate(index, index.stat().st_size - 32)
-    elif stage == "before the index":
-        os.truncate(index, index.stat().st_size - 32)
-    elif stage == "within the index":
-        os.truncate(index, index.stat().st_size - 5)
-    else:
-        index.unlink()
+    *_, last = files_of(tmp_path)
+    unfinished = last.with_name(f".{last.stem}.123.unfinished.safetensors")
+    unfinished.write_bytes(last.read_bytes()[:-7])
+    last.unlink()
     computed = counted(monkeypatch)
     again = encoder(folders["bert"], tmp_path).embed(TEXTS)
-    assert len(computed[0]) == (3 if stage == "before anything" else 1)
-    assert len(again.states) == again.tokens[:3].sum()
+    assert [len(texts) for texts in computed] == [1]
     for i in range(4):
         torch.testing.assert_close(again.padded([i])[0], expected[i])
+    assert not unfinished.exists()
 
 
-def test_damage_is_an_error_and_nothing_is_cut_off(folders, tmp_path):
+def test_damage_is_an_error(folders, tmp_path):
     kept = encoder(folders["bert"], tmp_path)
     kept.embed(TEXTS)
-    states, index, about = (kept.folder / name for name in ("states.f16", "index.bin", "about.json"))
-    size, records = states.stat().st_size, index.read_bytes()
-    for tail in (bytes(32), bytes(range(32))):  # zeros, as after a loss of power, and other bytes
-        index.write_bytes(records + tail)
+    (path,) = files_of(tmp_path)
+    good = path.read_bytes()
+    for content in (b"", good[:100], good[:-7], good + b"more", bytes(len(good)), good.replace(b"keys", b"mops")):
+        path.write_bytes(content)
         for texts in (TEXTS, ["new"]):
-            with pytest.raises(DataError, match="index.bin: its records do not follow each other: remove its folder"):
+            with pytest.raises(DataError, match=f"^{path}: cannot be read .*: remove it to have its embeddings comp"):
                 kept.embed(texts)
-        assert states.stat().st_size == size
-    index.write_bytes(records)
-    os.truncate(states, 10)
-    with pytest.raises(DataError, match="states.f16: it is shorter than the index says: remove its folder"):
-        kept.embed(TEXTS)
-    states.unlink()
-    with pytest.raises(DataError, match=r"it or states.f16 cannot be read \(FileNotFoundError\): remove its folder"):
-        kept.embed(TEXTS)
-    about.write_text("[]")
-    with pytest.raises(DataError, match=r"about.json: it or states.f16 cannot be read \(TypeError\): remove its"):
-        kept.embed(TEXTS)
+    path.unlink()
+    assert kept.embed(TEXTS).tokens.tolist() == [6, 3, 8, 6]
 
 
-def test_reading_while_another_process_adds(folders, tmp_path):
-    """Kept embeddings are read without a lock and without a change, whatever follows them in the files."""
+def test_two_processes_at_once(folders, tmp_path):
+    """Kept embeddings are read without a lock while another run computes; a text that two have added counts once."""
     kept = encoder(folders["bert"], tmp_path)
     expected = kept.embed(TEXTS).padded([0, 1])[0]
-    for name in ("states.f16", "index.bin"):
-        with (kept.folder / name).open("ab") as file:
-            file.write(b"\x01\x02\x03")
-    before = {path.name: path.stat().st_mtime_ns for path in kept.folder.iterdir()}
-    with FileLock(kept.folder / "lock"):
+    before = {path: path.stat().st_mtime_ns for path in kept.folder.iterdir()}
+    with FileLock(kept.folder / "run.lock"):
         found = kept.embed(TEXTS)
     torch.testing.assert_close(found.padded([0, 1])[0], expected)
-    assert before == {path.name: path.stat().st_mtime_ns for path in kept.folder.iterdir()}
-    more = kept.embed(["film", *TEXTS])
-    torch.testing.assert_close(more.padded([1, 2])[0], expected)
-    assert len(more.states) == more.tokens[:4].sum()
+    assert before == {path: path.stat().st_mtime_ns for path in kept.folder.iterdir()}
+    store = embeddings.EmbeddingStore(kept.folder)
+    for texts in (["bad", "x"], ["y", "bad"]):
+        store.add(texts, [1, 2], torch.ones(3, 3, 8).half())
+    assert len(files_of(tmp_path)) == 3
+    assert kept.embed(["y", "x"]).tokens.tolist() == [1, 2]
 
 
 def test_what_is_pickled_is_the_way_to_the_states(folders, tmp_path):
     embedded = encoder(folders["bert"], tmp_path).embed([" ".join(["bad"] * n) for n in range(1, 11)])
     states = embedded.padded([3])[0]
     raw = pickle.dumps(embedded)
-    assert len(raw) < embedded.states.nbytes
+    assert len(raw) < embedded.padded(range(10))[0].nbytes / 5
     torch.testing.assert_close(pickle.loads(raw).padded([3])[0], states)
 
 
 def test_texts_that_are_too_long(folders, tmp_path):
     with pytest.raises(DataError, match=r"bert takes texts of 1 to 12 tokens, and 'bad bad .* has 13: choose"):
         encoder(folders["bert"], tmp_path).embed(["good", "bad " * 11])
-    assert len(encoder(folders["bert"], tmp_path).embed(["bad " * 10]).states) == 12
+    assert encoder(folders["bert"], tmp_path).embed(["bad " * 10]).tokens.tolist() == [12]
     with pytest.raises(DataError, match=r"gpt2 takes texts of 1 to 12 tokens"):
         encoder(folders["gpt2"], tmp_path).embed(["bad " * 12])
     with pytest.raises(DataError, match="no text to embed"):
@@ -285,10 +269,9 @@ def test_models_of_the_hub_without_a_network(folders, tmp_path, monkeypatch):
     for revision in (None, commit):
         hub_encoder = Encoder("someone/tiny", revision, tmp_path / "kept")
         assert hub_encoder.revision == f"someone/tiny@{commit}"
-        assert hub_encoder.embed(["bad"]).states.shape == (3, 3, 8)
+        assert hub_encoder.embed(["bad"]).padded([0])[0].shape == (1, 3, 3, 8)
         shutil.rmtree(model, ignore_errors=True)  # with a complete commit hash, the kept embeddings are enough
     with pytest.raises(DataError, match="^the encoder 'someone/tiny' is not a folder .* not in Hugging Face's cache"):
         Encoder("someone/tiny", None, tmp_path / "kept")
     (kept,) = (tmp_path / "kept").iterdir()
     assert kept.name.startswith("someone-tiny-")
-    assert json.loads((kept / "about.json").read_text()) == {"layers": 3, "width": 8}

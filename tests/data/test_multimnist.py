@@ -1,23 +1,21 @@
 """MultiMNIST: its random numbers, its images against plain loops, and the independence of its streams."""
 
-import os
 import random
 from collections import Counter
 from pathlib import Path
 
-import lightning
 import numpy as np
 import pytest
 import torch
+from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchcaps.data import MNIST, DataError, DiverseMultiMNIST, ImageData, MultiMNIST
+from torchcaps.data import DataError, DiverseMultiMNIST, MultiMNIST
 from torchcaps.data.images import ImageSet
 from torchcaps.data.multimnist import Overlays
 from torchcaps.data.streams import splitmix64
 
-REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CPU = torch.device("cpu")
 MASK = 2**64 - 1
 
@@ -169,13 +167,13 @@ def corners(count: int, single: float = 0.0, sizes: tuple[int, int] = (1, 1)) ->
 
 
 def test_shifts_are_uniform_and_independent() -> None:
-    _, first, second = corners(10_000)
+    _, first, second = corners(4_000)
     for shifts in (first, second):
         counts = Counter(tuple(pair) for pair in shifts.tolist())
         assert set(counts) == {(down, right) for down in range(-4, 5) for right in range(-4, 5)}
         assert abs(chi_square(list(counts.values()))) < 4
     correlation = torch.corrcoef(torch.cat([first, second], 1).double().T) - torch.eye(4)
-    assert correlation.abs().max() < 4 / 10_000**0.5
+    assert correlation.abs().max() < 4 / 4_000**0.5
     # "Two digits' bounding boxes overlap by on average 80 %": the digits' frames of 28 x 28.
     overlap = ((28 - (first - second).abs()).prod(1) / 28**2).mean()
     assert 0.795 < overlap < 0.805
@@ -183,10 +181,10 @@ def test_shifts_are_uniform_and_independent() -> None:
 
 def test_a_sixth_has_one_digit() -> None:
     assert (corners(1000)[0].sum(1) == 2).all()
-    labels = corners(10_000, single=1 / 6)[0].sum(1)
+    labels = corners(4_000, single=1 / 6)[0].sum(1)
     assert labels.unique().tolist() == [1, 2]
     share = (labels == 1).double().mean()
-    assert abs(share - 1 / 6) < 4 * (1 / 6 * 5 / 6 / 10_000) ** 0.5
+    assert abs(share - 1 / 6) < 4 * (1 / 6 * 5 / 6 / 4_000) ** 0.5
     # The first digit is drawn from the digits, not from the classes.
     single = corners(2_000, single=1.0, sizes=(3, 1))[0]
     assert (single.sum(1) == 1).all()
@@ -200,7 +198,7 @@ def test_second_digit_is_uniform_over_the_other_classes() -> None:
     for i in range(7):
         digits[i, 0, 4 * i, 27 * (i % 2)] = 30 + i
     made = Overlays(ImageSet(digits, classes), seed=2, length=1, single=0.0, device=CPU)
-    images, labels = made.__getitems__(list(range(10_000)))
+    images, labels = made.__getitems__(list(range(4_000)))
     levels = (images * 255).round().int().flatten(1)
     found: Counter[tuple[int, ...]] = Counter()
     shown = torch.stack([(levels == 30 + i).any(1) for i in range(7)], 1)
@@ -229,16 +227,15 @@ def test_one_class_only() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.parametrize("kind", [Multi, Diverse])
-def test_batches_and_workers_do_not_matter(kind: type[MultiMNIST]) -> None:
+def test_batches_and_workers_do_not_matter() -> None:
     sizes = {"epoch_size": 50, "test_size": 30}
     expected = {
-        "train": [images_of(loaded(kind), "fit", range(50 * e, 50 * e + 50)) for e in range(2)],
-        "test": [images_of(loaded(kind), "test", range(30))] * 2,
+        "train": [images_of(loaded(Diverse), "fit", range(50 * e, 50 * e + 50)) for e in range(2)],
+        "test": [images_of(loaded(Diverse), "test", range(30))] * 2,
     }
     for arguments in ({"batch_size": 7}, {"batch_size": 64}, {"batch_size": 16, "num_workers": 2}):
         torch.manual_seed(random.randrange(1000))
-        data = loaded(kind, **sizes, **arguments)
+        data = loaded(Diverse, **sizes, **arguments)
         for epoch in range(2):
             for part, loader in (("train", data.train_dataloader()), ("test", data.test_dataloader())):
                 images, labels = collect(loader)
@@ -286,53 +283,19 @@ def test_digits_of_the_parts_are_disjoint() -> None:
     assert loaded(Multi).val_dataloader() == []
 
 
-class Recorder(lightning.LightningModule):
-    """Records every batch that the Trainer passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: dict[str, list[Tensor]] = {"train": [], "val": [], "test": []}
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        self.seen["train"].append(batch[0])
-        return (self.weight - batch[1].mean()) ** 2
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.seen["val"].append(batch[0])
-
-    def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        self.seen["test"].append(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def trainer(epochs: int) -> lightning.Trainer:
-    return lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
     "ignore:.*LeafSpec.* is deprecated:FutureWarning",
     "ignore:.*use of fork:DeprecationWarning",
 )
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path, num_workers: int) -> None:
-    arguments = {"epoch_size": 30, "test_size": 20, "batch_size": 8, "val_size": 20, "num_workers": num_workers}
-    module, data, first = Recorder(), Multi(**arguments), trainer(2)
+def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path) -> None:
+    arguments = {"epoch_size": 30, "test_size": 20, "batch_size": 8, "val_size": 20}
+    module, data, first = Recorder(), Multi(**arguments), small_trainer(2)
     first.fit(module, data)
     first.test(module, data, verbose=False)
     first.save_checkpoint(tmp_path / "two.ckpt")
     resumed = Recorder()
-    trainer(4).fit(resumed, Multi(**arguments), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+    small_trainer(4).fit(resumed, Multi(**arguments), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
 
     train = torch.cat(module.seen["train"] + resumed.seen["train"])
     plain = loaded(Multi, **arguments)
@@ -344,40 +307,7 @@ def test_the_trainer_reads_the_same_images_resumed_or_not(tmp_path: Path, num_wo
 # Files and arguments
 
 
-@pytest.mark.filterwarnings("ignore:.*has md5")
-def test_digits_come_from_the_files_of_mnist(mnist_of_noise: Path) -> None:
-    data = DiverseMultiMNIST(root=str(mnist_of_noise), batch_size=5, epoch_size=9, test_size=6)
-    data.prepare_data()
-    data.setup()
-    assert [tuple(images.shape) for images, _ in data.train_dataloader()] == [(5, 1, 36, 36), (4, 1, 36, 36)]
-    assert [tuple(labels.shape) for _, labels in data.test_dataloader()] == [(5, 10), (1, 10)]
-    assert data.test_set is not None
-    assert torch.equal(data.test_set.images, MNIST(root=str(mnist_of_noise)).load(train=False)[0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epoch_size": 0}, r"epoch_size .* 0\b"),
-        ({"test_size": 0}, r"test_size .* 0\b"),
-        ({"batch_size": 0}, r"batch_size .* 0\b"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Multi(**arguments)
-
-
-def test_loader_before_setup_says_what_to_call() -> None:
-    with pytest.raises(RuntimeError, match=r'setup\("fit"\)'):
-        Multi().train_dataloader()
-    assert issubclass(MultiMNIST, ImageData)
-
-
-@pytest.mark.skipif(
-    not (REAL / "mnist" / "t10k-images-idx3-ubyte.gz").is_file(),
-    reason=f"no MNIST at {REAL}/mnist (set TORCHCAPS_DATA to a folder that has mnist/)",
-)
+@pytest.mark.parametrize("real", ["mnist"], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "classes", "ink"),
     [
@@ -385,9 +315,9 @@ def test_loader_before_setup_says_what_to_call() -> None:
         (DiverseMultiMNIST, [[0, 3], [4, 7], [5], [4], [0, 1]], 431701485),
     ],
 )
-def test_real_mnist(kind: type[MultiMNIST], classes: list[list[int]], ink: int) -> None:
+def test_real_mnist(real: str, kind: type[MultiMNIST], classes: list[list[int]], ink: int) -> None:
     """Published accuracies refer to this stream: its first labels, and the sum of all gray levels."""
-    data = kind(root=str(REAL))
+    data = kind(real)
     data.setup("test")
     images, labels = images_of(data, "test", range(10_000))
     assert [row.nonzero().flatten().tolist() for row in labels[:5]] == classes

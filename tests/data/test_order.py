@@ -132,6 +132,8 @@ def test_batches_are_of_about_equal_length():
         return sum(int(np.ptp(LENGTHS[batch.numpy()])) for batch in order.of_process(0).split(4))
 
     assert spread(an_order(ByLength)) < spread(an_order()) / 3
+    firsts = LENGTHS[an_order(ByLength).of_process(0)[::4].numpy()]
+    assert firsts.tolist() != sorted(firsts)  # the batches are in a random order
 
 
 def test_new_images_are_new_in_every_epoch():

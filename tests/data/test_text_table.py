@@ -190,7 +190,7 @@ def test_a_split_is_written_and_read(tmp_path):
     with pytest.raises(DataError, match="split.csv: .*d.csv has no text in line 41: give the split of this file"):
         TextTable(write(tmp_path / "d.csv", many(39)), split=str(split)).setup()
     split.write_text(split.read_text().replace("test", "tset"))
-    with pytest.raises(DataError, match=r"split.csv line \d+: the part is 'tset': expected train, val, test"):
+    with pytest.raises(DataError, match=r"split.csv line \d+: the part of \d+ is 'tset': expected train, val, test"):
         TextTable(file, split=str(split)).setup()
     with pytest.raises(DataError, match="a.csv: no column 'file': expected the split.csv of a run"):
         TextTable(file, split=file).setup()
@@ -275,12 +275,13 @@ def test_long_texts_are_cut(tmp_path, kind, capsys):
     states = embedded.padded([0, 1, 2])[0]
     torch.testing.assert_close(states[1], states[0])
     torch.testing.assert_close(states[2], states[0])
-    assert Encoder(folder, cache=kept).embed([whole]).start.tolist() == embedded.start[:1].tolist()
+    assert Encoder(folder, cache=kept).embed([whole]).tokens.tolist() == [12]
     for text in (cut, same):  # what is kept of a cut text is not taken for the whole text
         with pytest.raises(DataError, match="takes texts of 1 to 12 tokens"):
             Encoder(folder, cache=kept).embed([text])
     again = Encoder(folder, cache=kept, truncate=True).embed([cut, same])
-    assert again.start.tolist() == embedded.start[1:].tolist()
+    assert again.padded([0, 1])[0].equal(states[1:])
+    assert len(list(kept.rglob("*.safetensors"))) == 1
     assert capsys.readouterr().err == ""
 
 

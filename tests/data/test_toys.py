@@ -227,13 +227,6 @@ def test_fitted_parts_are_moved_and_scaled_only() -> None:
     np.testing.assert_allclose(first.axes, np.eye(3) / 3, atol=1e-9)
 
 
-def test_a_toy_is_always_the_same() -> None:
-    before = renderer.render(0, 3, 2, 8, [0, 4], 16)
-    toy.cache_clear()
-    assert np.array_equal(before, renderer.render(0, 3, 2, 8, [0, 4], 16))
-    assert np.array_equal(before[1:], renderer.render(0, 3, 2, 8, [4], 16))
-
-
 def test_what_the_numbers_of_a_pose_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -283,26 +276,6 @@ def test_the_set(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert batch.dtype == torch.float32
     assert not rest
     assert torch.equal((batch * 255).round().byte(), data.load(train=False)[0])
-
-
-def test_unseen_poses_are_disjoint() -> None:
-    poses = []
-    data = StereoToys(
-        size=8,
-        train_elevations=[0, 8],
-        train_azimuths=[0],
-        train_lightings=[0],
-        test_elevations=[4],
-        test_azimuths=[2, 4],
-        test_lightings=[0, 3],
-    )
-    data.setup()
-    for stage in ("fit", "test"):
-        known = data.metadata(stage)
-        poses.append(set(zip(known.elevation.tolist(), known.azimuth.tolist(), strict=True)))
-    assert poses == [{(0, 0), (8, 0)}, {(4, 2), (4, 4)}]
-    assert len(data.metadata("fit").category) == 50
-    assert len(data.metadata("test").category) == 100
 
 
 def test_rendered_once_and_memory_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,53 +346,30 @@ def test_no_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "No data left in file"),
-        (b"neither", "Failed to interpret|pickled"),
         (
             np.zeros((100, 2, 8, 7), np.uint8),
-            r"holds shape \(100, 2, 8, 7\) of uint8, expected \(100, 2, 8, 8\) of uint8",
+            r"holds shape \(100, 2, 8, 7\) of uint8, expected \(100, 2, 8, 8\)",
         ),
-        (np.zeros((99, 2, 8, 8), np.uint8), r"holds shape \(99, 2, 8, 8\) of uint8, expected"),
         (np.zeros((100, 2, 8, 8), np.int8), "of int8, expected"),
-        ("truncated", "mmap length is greater than file size"),
+        (None, "mmap length is greater than file size"),
     ],
-    ids=["empty", "no_npy", "shape", "count", "dtype", "truncated"],
+    ids=["shape", "dtype", "truncated"],
 )
-def test_a_corrupt_cache(cache: Path, content: bytes | str | np.ndarray, problem: str) -> None:
+def test_a_corrupt_cache(cache: Path, content: np.ndarray | None, problem: str) -> None:
     cache.mkdir(parents=True)
     path = cache / "train-8-v1-e3-a0.6-l0.1.npy"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        np.save(path, np.zeros((100, 2, 8, 8), np.uint8) if isinstance(content, str) else content)
-    if isinstance(content, str):
+    np.save(path, np.zeros((100, 2, 8, 8), np.uint8) if content is None else content)
+    if content is None:
         path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=problem) as caught:
+    with pytest.raises(DataError, match=f"^{path}: .*{problem}.*: remove the file to have it rendered again$"):
         StereoToys(**FEW).read(train=True)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert str(caught.value).endswith(": remove the file to have it rendered again")
-    assert "\n" not in str(caught.value)
 
 
-def test_every_option() -> None:
-    data = StereoToys(batch_size=3, val_size=20, num_workers=0, flip=True, resize=50, ten_crop=True, shift=8)
-    assert (data.batch_size, data.val_size, data.flip, data.resize, data.ten_crop) == (3, 20, True, 50, True)
-    assert data.shape == (2, 48, 48)
-    assert data.augment(torch.rand(2, 2, 48, 48)).shape == (2, 2, 48, 48)
-    with pytest.raises(TypeError, match="resise"):
-        StereoToys(resise=100)
+def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"size .* 7\b"):
         StereoToys(size=7)
     with pytest.raises(ValueError, match="^test_azimuths must be some of 0, 2, 4"):
         StereoToys(test_azimuths=[3])
-
-
-def test_what_shift_moves_in_is_background() -> None:
-    data = StereoToys(**FEW, shift=4)
-    images = torch.from_numpy(renderer.render(4, 0, 0, 0, [0], 8))
-    moved = torch.cat([data.augment(images) for _ in range(20)])
-    assert (moved >= 0.05).all()
-    assert len(moved.unique(dim=0)) > 5
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,6 @@ def test_only_the_second_image_moves():
     assert overlaid(a, b, (3, 9)).max() == 0
 
 
-@pytest.mark.filterwarnings("ignore:.* the published file has")
 def test_overlaid_as_in_multimnist(mnist_of_noise: Path):
     data = MultiMNIST(str(mnist_of_noise), parts=True)
     data.setup("test")
@@ -49,8 +48,8 @@ def test_each_class_is_drawn_from_its_own_capsule():
     found = taken_apart(network, image, 3)
     assert network.training
     prediction = network.eval()(image[None])
-    assert_close(found.scores, prediction.scores[0])
-    assert found.classes.tolist() == prediction.scores[0].argsort(descending=True)[:3].tolist()
+    assert_close(found.scores, prediction.evidence[0])
+    assert found.classes.tolist() == prediction.evidence[0].argsort(descending=True)[:3].tolist()
     assert found.drawn.shape == (3, 1, 8, 8)
     for label, drawn in zip(found.classes, found.drawn, strict=True):
         assert_close(drawn, network.reconstruct(prediction.capsules, label[None])[0])

@@ -8,9 +8,10 @@ import re
 import pytest
 import torch
 from PIL import Image
-from reports import image_report, text_report
 
 from torchcaps.explain.page import encoded_maps, picture, sprite, write_page
+
+pytest_plugins = ["pages"]
 
 
 def opened(source: str) -> Image.Image:
@@ -21,26 +22,20 @@ def content(page: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="report">(.*?)</script>', page).group(1))
 
 
-def test_the_page_is_one_file_without_addresses(tmp_path):
-    path = write_page(image_report(), tmp_path / "new" / "index.html")
-    page = path.read_text(encoding="utf-8")
+def test_the_page_is_one_file_without_addresses(images, digits_report):
+    page = images.read_text(encoding="utf-8")
     assert set(re.findall(r"\w+://[\w./]*", page)) == {"http://www.w3.org/2000/svg"}  # the name of SVG's elements
     assert not re.search(r"<(link|script|img)[^>]* (src|href)=\"(?!data:)", page)
     assert "<noscript>" in page
     assert "default-src 'none'" in page  # the browser itself forbids all loading
-    assert [found.name for found in path.parent.iterdir()] == ["index.html"]
+    assert [found.name for found in images.parent.iterdir()] == ["index.html"]
+    (wanted,) = digits_report["snapshots"][1]["sharpening"]
+    assert content(page)["snapshots"][1]["sharpening"][0]["largest"] == pytest.approx(wanted["largest"].tolist(), 1e-4)
 
 
-def test_the_report_is_in_the_page(tmp_path):
-    report = text_report()
-    assert content(write_page(report, tmp_path / "index.html").read_text()) == json.loads(
-        json.dumps(report), parse_float=lambda number: float(f"{float(number):.5g}")
-    )
-
-
-def test_no_text_ends_the_script_or_the_title(tmp_path):
+def test_no_text_ends_the_script_or_the_title(text_report, tmp_path):
     wild = "</script><!-- <script> \u2028 \u2029 & </title><b>"
-    page = write_page({**text_report(), "title": wild}, tmp_path / "index.html").read_text(encoding="utf-8")
+    page = write_page({**text_report, "title": wild}, tmp_path / "index.html").read_text(encoding="utf-8")
     assert content(page)["title"] == wild
     assert "\u2028" not in page.partition("<script")[2]
     assert page.count("</title>") == 1
@@ -48,20 +43,13 @@ def test_no_text_ends_the_script_or_the_title(tmp_path):
     assert page.count("</script>") == page.count("<script")
 
 
-def test_a_page_that_is_too_large_is_refused(tmp_path):
-    report = {**text_report(), "limits": ["x" * 10_000_000]}
+def test_pages_that_are_refused(text_report, tmp_path):
     with pytest.raises(ValueError, match=r"the page would have 10\.\d MB, .* show fewer examples or checkpoints"):
-        write_page(report, tmp_path / "index.html")
+        write_page({**text_report, "limits": ["x" * 10_000_000]}, tmp_path / "index.html")
+    scores = [{"scores": torch.tensor([0.0, float("nan")])}]
+    with pytest.raises(ValueError, match=r"report\.snapshots\[0\]\.scores\[1\] is nan: all numbers"):
+        write_page({**text_report, "snapshots": scores}, tmp_path / "index.html")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_must_be_finite(tmp_path, value):
-    report = text_report()
-    report["snapshots"][0]["examples"][0]["scores"][1] = value
-    expected = rf"report\.snapshots\[0\]\.examples\[0\]\.scores\[1\] is {value}: all numbers"
-    with pytest.raises(ValueError, match=expected):
-        write_page(report, tmp_path / "index.html")
 
 
 @pytest.mark.parametrize(
@@ -103,14 +91,6 @@ def test_tiles_of_a_sprite_lie_row_by_row():
         low, high = whole.crop((left, top, left + 56, top + 56)).getextrema()
         assert abs(low - 51 * place) < 4  # no tile runs into its neighbor
         assert abs(high - 51 * place) < 4
-
-
-def test_a_sprite_of_a_capsule_is_small():
-    x = torch.linspace(-1, 1, 28)
-    digit = torch.exp(-8 * ((x.view(-1, 1) ** 2 + x**2).sqrt() - 0.6) ** 2 * 4)
-    tiles = torch.stack([digit.roll(step % 5, 0) for step in range(16 * 11)]).unsqueeze(1)
-    assert len(sprite(tiles, 16, 11)["image"]) < 300_000
-    assert opened(sprite(tiles[:1], 1, 1)["image"]).size == (56, 56)
 
 
 def test_maps_are_bytes_of_multiples_of_an_even_share():

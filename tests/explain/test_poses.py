@@ -82,7 +82,7 @@ class Vectors(Turned):
     """The same network with the first pose vector alone."""
 
     def forward(self, images: Tensor) -> Prediction:
-        scores, capsules = super().forward(images)
+        scores, capsules, _ = super().forward(images)
         return Prediction(scores, Capsules(capsules.poses[:, :, 0]))
 
 
@@ -260,15 +260,7 @@ def test_points_that_are_few_or_the_same():
     assert mds(torch.ones(1, 3)).tolist() == [[0, 0]]
     line = torch.tensor([[1.0], [2], [4]])
     torch.testing.assert_close(torch.pdist(mds(line)), torch.tensor([1.0, 3, 2]))
-
-
-def test_points_in_half_precision_and_with_a_gradient():
-    line = torch.tensor([[1.0], [2], [4]], requires_grad=True)
-    placed = mds(line)
-    assert not placed.requires_grad
-    half = mds(line.bfloat16())
-    assert half.dtype == torch.bfloat16
-    assert torch.equal(half, placed.bfloat16())
+    assert torch.equal(mds(line.bfloat16()), mds(line.requires_grad_()).bfloat16())  # without a gradient
 
 
 @pytest.mark.parametrize(
@@ -359,7 +351,7 @@ def test_figure_of_trajectories(found):
     assert [bar.get_ylim() for bar in bars] == [(30, 70), (0, 360)]
 
 
-@pytest.mark.parametrize("columns", [1, 2, 5])
+@pytest.mark.parametrize("columns", [1, 5])
 def test_no_text_is_cut_off_or_overlaps(found, columns):
     def at(trajectories: PoseTrajectories) -> PoseTrajectories:
         kept = trajectories.category < columns
@@ -413,12 +405,12 @@ class Plain(nn.Linear):
 def test_networks_without_class_capsules():
     class Few(Turned):
         def forward(self, images):
-            scores, capsules = super().forward(images)
+            scores, capsules, _ = super().forward(images)
             return Prediction(scores[:, :3], Capsules(capsules.poses[:, :3]))
 
     class Lost(Turned):
         def forward(self, images):
-            scores, capsules = super().forward(images)
+            scores, capsules, _ = super().forward(images)
             return Prediction(scores, Capsules(capsules.poses / 0))
 
     class OnAGrid(Turned):
@@ -537,17 +529,6 @@ def test_explain_stereo_toys(tiny, capfd, monkeypatch):
     single = ["--data.test_elevations=[4]", "--data.test_azimuths=[4]"]
     assert call("explain", "tiny.yaml", "--ckpt_path", "last", *single, "--figures", "still") == 0
     assert not [path for path in (tiny / "still").iterdir() if path.name.startswith(("poses", "trajectories"))]
-
-
-@lightning
-def test_explain_stereo_toys_to_a_network_without_capsules(tiny, capfd):
-    sizes = "{classes: 5, pooling: average, in_channels: 2, channels: 4}"
-    network = f"{{class_path: torchcaps.models.pooling_cnn, init_args: {sizes}}}"
-    (tiny / "cnn.yaml").write_text(f"extends: tiny.yaml\nmodel:\n  network: {network}\n")
-    assert call("train", "cnn.yaml") == 0
-    capfd.readouterr()
-    assert call("explain", "cnn.yaml", "--ckpt_path", "last", "--figures", "cnn") == 0
-    assert [path.name for path in (tiny / "cnn").iterdir()] == ["index.html"]
 
 
 @pytest.mark.parametrize("network", [Turned, Plain])

@@ -99,7 +99,7 @@ def test_paths_of_a_network_with_a_decoder():
     for k, value in enumerate((-20.0, 0.0, 20.0)):
         prediction = network(transformed(image[None], "turned", value))
         assert_close(found.poses[k], prediction.capsules.poses[0, 3])
-        assert_close(found.scores[k], prediction.scores[0])
+        assert_close(found.scores[k], prediction.evidence[0])
         assert_close(found.reconstructions[k], network.reconstruct(prediction.capsules, torch.tensor([3]))[0])
     assert not found.poses.requires_grad
 

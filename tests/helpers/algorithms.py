@@ -7,6 +7,7 @@ children's poses, the votes, the gates and the learned parameters.
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import oracles
@@ -65,15 +66,9 @@ class Algorithm(NamedTuple):
 
 
 def dynamic(routing: DynamicRouting, x: Numbers) -> oracles.Routed:
-    return oracles.dynamic_routing(
-        x.votes,
-        routing.iterations,
-        softmax=routing.softmax,
-        bias=x.learned.get("bias"),
-        leaky=routing.leaky,
-        gates=x.gates,
-        start=x.learned.get("first_logits"),
-    )
+    options = {"softmax": routing.softmax, "leaky": routing.leaky, "gates": x.gates}
+    given = {"bias": x.learned.get("bias"), "start": x.learned.get("first_logits")}
+    return oracles.dynamic_routing(x.votes, routing.iterations, **options, **given)
 
 
 def vector_norm(routing: VectorNormRouting, x: Numbers) -> oracles.Routed:
@@ -83,49 +78,43 @@ def vector_norm(routing: VectorNormRouting, x: Numbers) -> oracles.Routed:
 
 
 def inverted_attention(routing: InvertedAttentionRouting, x: Numbers) -> oracles.Routed:
-    start = x.learned.get("first_poses")
+    norm = partial(oracles.layer_norm, weight=x.learned.get("weight"), bias=x.learned.get("bias"))
     return oracles.inverted_attention_routing(
         x.votes,
         routing.iterations,
-        weight=x.learned.get("weight"),
-        bias=x.learned.get("bias"),
-        layer_norm=routing.layer_norm and len(x.votes[0][0][0]) > 1,
+        normalize=norm if routing.layer_norm and len(x.votes[0][0][0]) > 1 else list,
         gates=x.gates,
-        start=None if start is None else start * len(x.votes),
+        start=x.learned["first_poses"][0] if "first_poses" in x.learned else None,
         betas=(x.learned["beta_a"], x.learned["beta_u"]) if routing.activations else None,
     )
 
 
 def em(routing: EMRouting, x: Numbers) -> oracles.Routed:
-    gates = [[1.0] * len(votes) for votes in x.votes] if x.gates is None else x.gates
-    betas = x.learned["beta_a"], x.learned["beta_u"]
-    schedule = routing.iterations, routing.inverse_temperature, routing.decay
+    numbers = x.learned["beta_a"], x.learned["beta_u"], routing.iterations, routing.inverse_temperature, routing.decay
     options = {"schedule": routing.schedule, "cost_range": routing.cost_range}
-    return oracles.em_routing(x.votes, gates, *betas, *schedule, **options)
+    return oracles.em_routing(x.votes, *numbers, gates=x.gates, **options)
 
 
 def heinsen(routing: HeinsenRouting, x: Numbers) -> oracles.Routed:
-    gates = [[1.0] * len(votes) for votes in x.votes] if x.gates is None else x.gates
-    scores = [[oracles.logit(gate) for gate in row] for row in gates]
-    use, ignore = x.learned["beta_use"], x.learned.get("beta_ignore")
-    return oracles.heinsen_routing(x.votes, scores, use, ignore, routing.iterations, model=routing.model)
+    betas = x.learned["beta_use"], x.learned.get("beta_ignore")
+    return oracles.heinsen_routing(x.votes, *betas, routing.iterations, model=routing.model, gates=x.gates)
 
 
 def self_routing(routing: SelfRouting, x: Numbers) -> oracles.Routed:
-    return oracles.self_routing(x.votes, x.poses, x.learned["route_weight"], x.learned["route_bias"], gates=x.gates)
+    children = [list(zip(votes, poses, strict=True)) for votes, poses in zip(x.votes, x.poses, strict=True)]
+    return oracles.self_routing(children, x.learned["route_weight"], x.learned["route_bias"], gates=x.gates)
 
 
 def variational_bayes(routing: VBRouting, x: Numbers) -> oracles.Routed:
     names = [f"{norm}.running_{value}" for norm in ("pose_norm", "score_norm") for value in ("mean", "var")]
     running = None if routing.training else tuple(x.learned[name] for name in names)
-    return oracles.variational_bayes_routing(
-        x.votes, x.gates, routing.iterations, running, routing.alpha0, routing.kappa0, routing.nu0
-    )
+    priors = {"alpha0": routing.alpha0, "kappa0": routing.kappa0, "nu0": routing.nu0}
+    return oracles.variational_bayes_routing(x.votes, routing.iterations, running, gates=x.gates, **priors)
 
 
 def uniform(routing: UniformRouting, x: Numbers) -> oracles.Routed:
     activation = None if routing.activation is None else oracles.squash
-    return oracles.uniform_routing(x.votes, x.gates, x.learned.get("logits"), activation)
+    return oracles.uniform_routing(x.votes, x.learned.get("logits"), activation, gates=x.gates)
 
 
 def efficient(routing: EfficientRouting, x: Numbers) -> oracles.Routed:

@@ -32,17 +32,26 @@ class Page:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> "Page":
-        """Open a file at a width in pixels, and wait until it has drawn; earlier complaints are forgotten."""
+    def open(
+        self,
+        address: Path | str,
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
+        drawn: str = "document.documentElement.dataset.drawn",
+    ) -> "Page":
+        """Open a file or an address at a width in pixels, and wait until it has drawn; earlier complaints are
+        forgotten."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+        self.driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         self.driver.get("about:blank")
         self.complaints()
         self.loaded()
-        self.driver.get(path.as_uri())
-        self.wait("document.documentElement.dataset.drawn")
+        self.driver.get(address if isinstance(address, str) else address.as_uri())
+        self.wait(drawn)
         return self
 
     def run(self, script: str, *values: Any) -> Any:
@@ -62,7 +71,9 @@ class Page:
 
     def press(self, *keys: str) -> None:
         """Press keys where the focus is."""
-        self.driver.switch_to.active_element.send_keys(*keys)
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
 
     def focus(self, selector: str) -> None:
         """Put the focus on an element."""

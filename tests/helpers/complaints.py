@@ -113,4 +113,4 @@ def play(cell: Cell, seed: int = 0) -> Outcome:
 
 
 def scores_of(output: Tensor | tuple) -> Tensor:
-    return output if isinstance(output, Tensor) else output.scores
+    return output if isinstance(output, Tensor) else output.evidence

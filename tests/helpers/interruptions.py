@@ -1,7 +1,10 @@
-"""A Lightning callback that interrupts a training."""
+"""A Lightning callback that interrupts a training, the options that set it, and the checkpoint that is left."""
 
 import signal
+from pathlib import Path
+from typing import Any
 
+import torch
 from lightning import Callback
 
 
@@ -31,3 +34,15 @@ class Interrupt(Callback):
             if self.by == "SIGKILL" and not self.real:
                 raise Killed
             signal.raise_signal(getattr(signal, self.by))  # handled at once, in this thread
+
+
+def interrupt(step: int, by: str, **more: Any) -> list[str]:
+    """Return the options of `torchcaps train` for an `Interrupt`."""
+    options = [f"--trainer.callbacks.{name}={value}" for name, value in {"step": step, "by": by, **more}.items()]
+    return ["--allow_code", "--trainer.callbacks+=interruptions.Interrupt", *options]
+
+
+def newest(runs: str) -> dict[str, Any]:
+    """Return the newest checkpoint of a folder of runs."""
+    path = max(Path(runs).rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    return torch.load(path, weights_only=True)

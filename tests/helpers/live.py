@@ -10,15 +10,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+CODE = "${Object.assign(window,{pwned:1})}"
+NAMES = [
+    *(CODE, "`{{images}}", "\\u{0}", "@children", "{{{value}}}", "<img src=x onerror=pwned=1>", '" b', "& c"),
+    *("7", "9"),
+]
+
 
 def trained(kind: str, place: str) -> Any:
-    """Return a small network of digits, with MNIST in the folder `place`, or one of texts, with an encoder there."""
-    from torchcaps.data import MNIST, TextTable
+    """Return a small network: "digits" with MNIST in the folder `place`, "texts" with an encoder there, or "names" of
+    digits whose classes have names that look like code."""
+    from torchcaps.data import MNIST, Digits, TextTable
     from torchcaps.deploy import Trained
     from torchcaps.models import create_model
 
     if kind == "digits":
-        return Trained(create_model("capsnet_small", pretrained="mnist").eval(), MNIST(place), {})
+        return Trained(create_model("capsnet_small", pretrained="mnist").eval(), MNIST(place, check_hashes=False), {})
+    if kind == "names":
+        data = type("Named", (Digits,), {"names": NAMES})()
+        return Trained(create_model("capsnet_digits", pretrained="digits").eval(), data, {})
     network = create_model("heinsen_sst", classes=2, layers=7, width=384, parts=4, features=8).eval()
     return Trained(network, TextTable(encoder=place, class_names=["bad {{#each}}", "good"]), {})
 
@@ -42,7 +52,7 @@ def main(kind: str, place: str) -> None:
 
 
 @contextmanager
-def served(kind: str, place: str) -> Iterator[tuple[str, Path]]:
+def served(kind: str, place: str = "") -> Iterator[tuple[str, Path]]:
     """Serve a page in another process within this context; return its address and the file with what it prints."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said.txt"

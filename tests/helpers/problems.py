@@ -3,6 +3,7 @@ kernels or protection against overflow."""
 
 import itertools
 import math
+import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -73,38 +74,18 @@ AGREEMENTS = ["uniform", "dot", "unit", "sigmoid", "gaussian", "poses"]
 WAYS = [*SOFTMAX, "moments", *(f"coefficients, {softmax}" for softmax in SOFTMAX)]  # a weighted sum has no name
 
 
-def covering(**parameters: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return few combinations in which any two values of any two parameters occur together."""
-    values = {name: list(choices) for name, choices in parameters.items()}
-    missing = {
-        frozenset([(a, i), (b, j)])
-        for a, b in itertools.combinations(values, 2)
-        for i, j in itertools.product(range(len(values[a])), range(len(values[b])))
-    }
-    order, used, found = sorted(missing, key=lambda pair: sorted(pair)), dict[tuple[str, int], int](), []
-    for first in order:
-        if first not in missing:
-            continue
-        row = dict(first)
-        for name in values:
-            if name not in row:
-                row[name] = min(
-                    range(len(values[name])),
-                    key=lambda i, name=name: (
-                        -sum(frozenset([(name, i), other]) in missing for other in row.items()),
-                        used.get((name, i), 0),
-                    ),
-                )
-        for item in row.items():
-            used[item] = used.get(item, 0) + 1
-        missing -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
-        found.append({name: values[name][row[name]] for name in values})
-    return found
+def mixed(count: int, **parameters: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return `count` random combinations in which the values of each parameter occur equally often."""
+    generator, columns = random.Random(0), []
+    for choices in map(list, parameters.values()):
+        columns.append([choices[i % len(choices)] for i in range(count)])
+        generator.shuffle(columns[-1])
+    return [dict(zip(parameters, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def every(**parameters: Iterable[Any]) -> list[Any]:
-    """Return all combinations. The fast tests have those of `covering`, the slow ones the others."""
-    fast = covering(**parameters)
+def every(count: int, **parameters: Iterable[Any]) -> list[Any]:
+    """Return all combinations. The fast tests have those of `mixed`, the slow ones the others."""
+    fast = mixed(count, **parameters)
     all_of_them = (dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values()))
     return fast + [pytest.param(case, marks=pytest.mark.slow) for case in all_of_them if case not in fast]
 

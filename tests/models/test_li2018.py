@@ -1,4 +1,4 @@
-"""The networks of Li et al. 2018: parameter counts, options and forward passes."""
+"""The networks of Li et al. 2018: options and forward passes."""
 
 from functools import cache
 
@@ -9,7 +9,6 @@ from torch import nn
 from torchcaps import FeedbackAgreement, create_model
 from torchcaps.functional import margin_loss
 from torchcaps.models.li2018 import EncapsulatedModule2d
-from torchcaps.nn.encapsulated import as_map
 from torchcaps.routing import Iteration
 
 
@@ -49,28 +48,6 @@ def test_counts_by_hand():
         assert count(shapes_of("encapnet_v2")) == by_hand(32, *very_deep)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "parameters"),
-    [
-        ("encapnet_v1", {}, 34_466_400),
-        ("encapnet_v1", {"coefficients": None}, 1_738_848),
-        ("encapnet_v2", {}, 174_722_784),
-        ("encapnet_v3", {}, 176_279_264),
-        ("capnet_dynamic", {}, 9_913_120),
-        ("capnet_dynamic", {"grid": 4}, 2_835_232),
-        ("capnet_em", {}, 9_991_028),
-        ("capnet_em", {"grid": 4}, 2_910_068),
-        ("shallow_cnn", {}, 1_574_698),
-        ("shallow_cnn", {"channels": 80}, 9_811_930),
-        ("shallow_encapnet", {}, 8_131_424),
-        ("shallow_encapnet", {"coefficients": None}, 1_688_352),
-    ],
-)
-def test_parameter_counts(name, arguments, parameters):
-    with torch.device("meta"):
-        assert count(create_model(name, **arguments) if arguments else shapes_of(name)) == parameters
-
-
 def test_published_megabytes():
     """At 16 bytes per parameter, three numbers of Table 1 come out to within 0.03."""
     with torch.device("meta"):
@@ -97,23 +74,18 @@ def test_depths():
 def test_encapnet_runs(coefficients, skips):
     model = create_model("encapnet_v1", capsules=2, depth=2, coefficients=coefficients, skips=skips, classes=3)
     prediction = model(torch.rand(2, 3, 32, 32))
-    assert prediction.scores.shape == (2, 3)
+    assert prediction.evidence.shape == (2, 3)
     assert prediction.capsules.poses.shape == (2, 3, 16)
-    assert prediction.scores.max() < 1
+    assert prediction.evidence.max() < 1
     kinds = [type(layer.shortcut) for module in model.layers for layer in (module.type1, *module.type2)]
     assert kinds.count(nn.Conv2d) == (4 if skips in ("type1", "both") else 0)
-
-
-def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r"\(batch, 3, 32, 32\), got \(1, 3, 48, 48\)"):
-        create_model("encapnet_v1", capsules=2)(torch.rand(1, 3, 48, 48))
 
 
 @pytest.mark.parametrize(("name", "size"), [("encapnet_v1", 128), ("encapnet_v2", 32), ("encapnet_v3", 128)])
 def test_sizes(name, size):
     model = create_model(name, capsules=2, image_size=size, classes=4).eval()
     assert model.class_capsules.in_capsules == 2 * 4 * 4
-    assert model(torch.rand(1, 3, size, size)).scores.shape == (1, 4)
+    assert model(torch.rand(1, 3, size, size)).evidence.shape == (1, 4)
 
 
 def test_skips_over_layers_of_type_two():
@@ -128,13 +100,6 @@ def test_skips_over_layers_of_type_two():
         for (_, shortcut), start in zip(seen, starts, strict=True):
             assert (shortcut is None) == (start is None)
             assert start is None or shortcut.poses is seen[start][0].poses
-
-
-def test_skips_of_other_names_are_refused():
-    with pytest.raises(ValueError, match=r"skips .*all\b"):
-        EncapsulatedModule2d(2, 2, 2, depth=1, skips="all")
-    with pytest.raises(ValueError, match=r"skip_span .* -1\b"):
-        EncapsulatedModule2d(2, 2, 2, depth=1, skip_span=-1)
 
 
 def test_feedback_attaches_to_a_layer_that_routes():
@@ -161,13 +126,13 @@ def test_capnet_runs_and_learns(name, arguments):
     losses = []
     for _ in range(20):
         prediction = model(images)
-        loss = margin_loss(prediction.scores, labels)
+        loss = margin_loss(prediction.evidence, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert prediction.capsules.poses.shape == (8, 4, 16)
-    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    torch.testing.assert_close(prediction.evidence, prediction.capsules.poses.norm(dim=-1))
     assert losses[-1] < 0.8 * losses[0]
     assert all(p.grad is not None for p in model.parameters())
 
@@ -176,11 +141,11 @@ def test_activity_of_children_counts_for_em_routing():
     torch.manual_seed(0)
     model = create_model("capnet_em", types=2, grid=2).eval()
     images = torch.rand(2, 3, 16, 16)
-    before = model(images).scores
+    before = model(images).evidence
     with torch.no_grad():
         model.activity[1].weight[0] = 0  # the first type is absent everywhere
         model.activity[1].bias[0] = 0
-    assert not torch.allclose(model(images).scores, before)
+    assert not torch.allclose(model(images).evidence, before)
 
 
 def children_per_class(least_variance: float | None) -> torch.Tensor:
@@ -244,9 +209,3 @@ def test_feedback_attaches_to_every_pair_of_the_recipes():
     divergence.backward()
     assert divergence > 0
     assert model.layers[1].type1.conv.weight.grad.abs().max() > 0
-
-
-def test_blocks_keep_their_output_as_a_map():
-    model = create_model("encapnet_v1", capsules=2, depth=1)
-    poses = model.layers(torch.rand(2, 2, 32, 32, 1)).poses
-    assert as_map(poses).data_ptr() == poses.data_ptr()

@@ -51,10 +51,18 @@ TRANSFORMERS: dict[str, dict[str, object]] = {
     "Swinv2": {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4},
     "ViT": VIT,
 }
+TRAINED_ALWAYS = ("ConvNext", "ViT")
 NETWORKS = [
     f"{library}/{name}" for library, names in (("torchvision", TORCHVISION), ("timm", TIMM)) for name in names.split()
 ]
 NETWORKS += [f"transformers/{kind}" for kind in TRANSFORMERS]
+
+
+# A training and an export take some seconds: `make test` has two of transformers, `make test-slow` the others.
+TRAINED = [
+    pytest.param(name, marks=pytest.mark.slow) if "transformers" in name and name[13:] not in TRAINED_ALWAYS else name
+    for name in NETWORKS
+]
 
 
 @pytest.fixture(params=NETWORKS)
@@ -89,6 +97,7 @@ def test_forward_and_backward(name):
     assert all(torch.equal(x, before[key]) for key, x in frozen.features.state_dict().items())
 
 
+@pytest.mark.parametrize("name", TRAINED, indirect=True)
 def test_a_step_by_the_command_line_and_an_export(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw_digits(Path("pictures"), 0, 20)

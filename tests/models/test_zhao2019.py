@@ -1,4 +1,4 @@
-"""The networks of Zhao & Huang 2019: parameter counts, options and forward passes."""
+"""The networks of Zhao & Huang 2019: options and forward passes."""
 
 import pytest
 import torch
@@ -10,34 +10,11 @@ from torchcaps.models import ResNetCapsNet
 from torchcaps.models.cnn import BasicBlock, StandardizeEach
 
 
-def count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "parameters"),
-    [
-        ("pooling_cnn", {}, 312_906),
-        ("pooling_cnn", {"in_channels": 1, "pooling": "max"}, 309_706),
-        ("pooling_resnet", {"depth": 20}, 269_722),  # 0.27M
-        ("pooling_resnet", {"depth": 32, "pooling": "average"}, 464_154),  # 0.46M
-        ("pooling_resnet", {"depth": 44}, 658_586),  # 0.66M
-        ("pooling_resnet", {"depth": 56}, 853_018),  # 0.85M
-        ("resnet_capsnet", {}, 2_526_768),  # 2.53M
-        ("resnet_capsnet", {"image_size": 36, "sharpness": 5.0}, 2_215_168),  # 2.21M
-        ("capsnet_affnist", {}, 13_475_648),  # about 13.4M
-    ],
-)
-def test_parameter_counts(name, arguments, parameters):
-    with torch.device("meta"):
-        assert count(create_model(name, **arguments)) == parameters
-
-
 @pytest.mark.parametrize("pooling", ["max", "average", "routing"])
 @pytest.mark.parametrize("size", [20, 33])
 def test_the_cnn_pools_images_of_any_size(pooling, size):
     model = create_model("pooling_cnn", in_channels=1, channels=4, pooling=pooling, features=2, classes=3)
-    assert model(torch.rand(2, 1, size, size)).scores.shape == (2, 3)
+    assert model(torch.rand(2, 1, size, size)).evidence.shape == (2, 3)
     kinds = {"max": nn.AdaptiveMaxPool2d, "average": nn.AdaptiveAvgPool2d, "routing": RoutingPool2d}
     assert isinstance(model.features[-2], kinds[pooling])
 
@@ -74,7 +51,7 @@ def test_color_images_are_standardized(channels, standardized):
         create_model("pooling_resnet", depth=8, in_channels=channels).eval(),
     ):
         images = torch.rand(2, channels, 20, 20)
-        same = torch.allclose(model(images).scores, model(0.5 * images + 0.3).scores, atol=1e-5)
+        same = torch.allclose(model(images).evidence, model(0.5 * images + 0.3).evidence, atol=1e-5)
         assert same == standardized
 
 
@@ -106,8 +83,8 @@ def test_resnet_capsnet(routing):
     model = ResNetCapsNet(2, 20, 3, routing, depth=8, primary_pose=16, class_pose=4, decoder=(8,)).eval()
     images = torch.rand(2, 2, 20, 20)
     prediction = model(images, return_coefficients=True)
-    assert prediction.scores.shape == (2, 3)
-    torch.testing.assert_close(prediction.scores, prediction.capsules.poses.norm(dim=-1))
+    assert prediction.evidence.shape == (2, 3)
+    torch.testing.assert_close(prediction.evidence, prediction.capsules.poses.norm(dim=-1))
     children = model.primary_capsules(images).poses
     assert children.shape == (2, 4, 5, 5, 16)  # 64 channels are 4 types of 16, at a quarter of 20 x 20
     features = model.features(images)

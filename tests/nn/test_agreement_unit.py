@@ -71,10 +71,3 @@ def test_types_must_divide_the_channels():
 def test_maps_of_another_shape(run, message):
     with pytest.raises(ValueError, match=message):
         run(AgreementUnit(MapShape(4, 8, 8), MapShape(8, 4, 4)))
-
-
-def test_a_divergence_that_is_set_later():
-    unit = AgreementUnit(MapShape(4, 8, 8), MapShape(8, 4, 4))
-    unit.divergence = "x"
-    with pytest.raises(ValueError, match="divergence must be one of 'sinkhorn', 'kl', got 'x'"):
-        unit(torch.rand(2, 4, 8, 8), torch.rand(2, 8, 4, 4))

@@ -81,31 +81,6 @@ def test_gradients(coefficients):
     assert torch.autograd.gradcheck(run, (x, *block.parameters()), fast_mode=True)
 
 
-@pytest.mark.parametrize("coefficients", COEFFICIENTS)
-def test_types_meet_in_the_aide_alone(coefficients):
-    block = CapsuleBlock2d(TYPES, 2, 2, 3, coefficients=coefficients).eval()
-    x = poses(2).requires_grad_()
-    block(x).poses[:, 0].sum().backward()
-    assert x.grad[:, 0].abs().max() > 0
-    assert (x.grad[:, 1:].abs().max() > 0) == (coefficients is not None)
-
-
-def test_what_coefficients_read():
-    """A branch influences its own coefficient with "own", that of the other branch with "other", both with "both"."""
-    for coefficients, moved in (("own", (True, False)), ("other", (False, True)), ("both", (True, True))):
-        block = CapsuleBlock2d(1, 2, 2, 1, coefficients=coefficients)
-        master, aide = torch.rand(1, 2, 4, 4), torch.rand(1, 2, 4, 4)
-        # With one branch at zero only the other branch times its coefficient is left.
-        c_master = block._mixed(master, torch.zeros(1, 2, 4, 4)) / master
-        c_aide = block._mixed(torch.zeros(1, 2, 4, 4), aide) / aide
-        other = torch.rand(1, 2, 4, 4)
-        assert torch.allclose(c_master[:, 0], c_master[:, 1]), "one coefficient per type and position"
-        changes_with_own = not torch.allclose(c_master, block._mixed(other, torch.zeros(1, 2, 4, 4)) / other)
-        mixed = block._mixed(master, aide) - c_aide * aide  # the master's part, plus changes of the coefficients
-        assert changes_with_own == moved[0], coefficients
-        assert (not torch.allclose(mixed, c_master * master)) == moved[1], coefficients
-
-
 def test_blocks_pass_maps_on_without_a_copy():
     first, second = CapsuleBlock2d(TYPES, 2, 4, 3, 2), CapsuleBlock2d(TYPES, 4, 4, 1)
     capsules = first(poses(2)).poses

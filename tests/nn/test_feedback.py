@@ -200,7 +200,7 @@ def test_capsules_are_neighboring_channels():
 def test_a_prediction_stands_for_its_capsules():
     class Classifier(nn.Module):
         def forward(self, poses):
-            return Prediction(poses.norm(dim=-1), Capsules(poses))
+            return Prediction(activations=poses.norm(dim=-1), capsules=Capsules(poses))
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 24), nn.ReLU(), nn.Unflatten(1, (4, 6)), Classifier())
     feedback = attach(model, [("1", "")], critic=False)
@@ -395,19 +395,6 @@ def test_a_network_that_raises_keeps_no_hooks():
     assert all(m.training for m in model.modules())
 
 
-def test_two_on_one_network_and_copies():
-    model, x = plain(), images()
-    first, second = attach(model), attach(model, [("lower.0", "higher")], divergence="kl")
-    both = first(x)[1], second(x)[1]
-    assert_close(both, (first(x)[1], second(x)[1]))
-    both_copied, model_copied = copy.deepcopy((first, model))
-    assert_close(both_copied(x), first(x))
-    with torch.no_grad():
-        model_copied.stem.weight.zero_()
-    assert not torch.isclose(both_copied(x)[1], both[0])
-    assert_close(first(x)[1], both[0])
-
-
 def test_it_is_in_the_network_s_precision_and_can_be_moved():
     model = plain().to(torch.bfloat16)
     feedback = attach(model)
@@ -420,7 +407,7 @@ def test_it_is_in_the_network_s_precision_and_can_be_moved():
     model.float()
     feedback.train().to(torch.float32)
     x = images().float()
-    assert_close(feedback(x), attach_copy(feedback, model)(x))
+    assert_close(feedback(x), same_weights(feedback, model)(x))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, divergence = feedback(x)
     assert divergence.dtype == torch.float32
@@ -428,14 +415,9 @@ def test_it_is_in_the_network_s_precision_and_can_be_moved():
     assert attach(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), [("0", "1")])(x.double())[1] >= 0  # no parameters
 
 
-def attach_copy(feedback, model):
-    other = attach(model)
-    other.load_state_dict(feedback.state_dict())
-    return other
-
-
-@pytest.mark.parametrize("make", [plain, capsules])
-@pytest.mark.parametrize("options", [{}, {"divergence": "kl"}, {"cost": "l2", "critic": False}], ids=str)
+@pytest.mark.parametrize(
+    ("make", "options"), [(capsules, {}), (plain, {"divergence": "kl"}), (plain, {"cost": "l2", "critic": False})]
+)
 def test_it_can_be_learned(make, options):
     model, x = make(), images(8)
     feedback = attach(model, **options)
@@ -470,26 +452,18 @@ def two_convolutions() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1))
 
 
-class Answer(nn.Module):
-    def forward(self, x):
-        return Prediction(x.flatten(1))
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (
             lambda: attach(plain(), [("lower.2", "higher")]),
             ValueError,
-            r"Net has no layer 'lower.2'; the nearest are lower",
+            r"has no layer 'lower.2'; the nearest are lower",
         ),
         (lambda: attach(plain(), []), ValueError, "pairs of names, a lower and a higher layer each, got \\[\\]"),
-        (lambda: attach(plain(), [("lower",)]), ValueError, "pairs of names, a lower and a higher layer each"),
         (lambda: attach(plain(), ("lower", "higher")), ValueError, r"pairs of names, .*, got \['lower', 'higher'\]"),
         (lambda: attach(plain(), [("lower", 3)]), ValueError, r"pairs of names, .*, got \[\('lower', 3\)\]"),
-        (lambda: attach(plain(), "lower"), ValueError, "pairs of names, .*, got 'lower'"),
         (lambda: FeedbackAgreement(plain(), PAIR, (8, 8)), ValueError, "image_shape must be a tuple of 3 items"),
-        (lambda: FeedbackAgreement(plain(), PAIR, ()), ValueError, "image_shape must be a tuple of 3 items"),
         (
             lambda: FeedbackAgreement(plain(), PAIR, (1, 8, 8)),
             ValueError,
@@ -500,11 +474,6 @@ class Answer(nn.Module):
             lambda: attach(plain(), [("higher", "lower")]),
             ValueError,
             "layers 'higher' and 'lower': 6x4x4 cannot be generated from 8x8x8",
-        ),
-        (
-            lambda: attach(Net(nn.Conv2d(4, 4, 4), nn.Conv2d(4, 4, 2))),
-            ValueError,
-            "layers 'lower' and 'higher': 4x5x5 cannot be generated from 4x4x4",
         ),
         (
             lambda: attach(capsules(), [("higher", "higher")]),
@@ -519,19 +488,9 @@ class Answer(nn.Module):
         ),
         (lambda: attach(idle(), [("lower", "spare")]), ValueError, "layer 'spare' did not run: name a layer that"),
         (
-            lambda: attach(nn.Sequential(nn.Flatten(2), nn.ReLU()), [("0", "1")]),
-            TypeError,
-            r"layer '0' returns a tensor of shape \(2, 3, 64\)",
-        ),
-        (
             lambda: attach(nn.Sequential(nn.Flatten(2), nn.LSTM(64, 4)), [("1", "1")]),
             TypeError,
             "layer '1' returns a tuple; expected a map",
-        ),
-        (
-            lambda: attach(nn.Sequential(Answer()), [("0", "0")]),
-            TypeError,
-            "layer '0' returns a Prediction; expected a map",
         ),
         (
             lambda: attach(two_convolutions(), [("0", "1")])(torch.rand(2, 3, 8, 10)),

@@ -35,8 +35,8 @@ from torchcaps import (
     squash,
 )
 from torchcaps.nn import first_pass
-from torchcaps.ops import as_votes
-from torchcaps.routing import Routing, WeightedVotes
+from torchcaps.ops import WeightedVotes, as_votes
+from torchcaps.routing import Routing
 
 
 def changed(routing: Routing, **attributes: float) -> Routing:

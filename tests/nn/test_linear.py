@@ -37,37 +37,6 @@ def trained(*args, **options) -> CapsuleLinear:
     return layer
 
 
-# Any number of children
-
-
-@backends
-@pytest.mark.parametrize(("pose", "bias"), [((4, 3), True), (((2, 4), (2, 3)), False), (((2, 4), (2, 3)), True)])
-def test_votes_and_routing(pose, bias, backend):
-    layer = trained(5, 3, *pose, DynamicRouting(3), bias=bias, backend=backend)
-    x = torch.randn(2, 5, *layer.in_pose)
-    expected = algorithms.expected_of("dynamic", layer, x)
-    out = layer(x, return_coefficients=True)
-    assert out.poses.shape == (2, 3, *layer.out_pose)
-    close(out.poses.flatten(2), expected["poses"])
-    close(out.coefficients, expected["coefficients"])
-    assert layer(x).coefficients is None
-    close(layer(Capsules(x)).poses, out.poses)
-
-
-@backends
-@pytest.mark.parametrize("children", [1, 7])
-def test_any_number_of_children(children, backend):
-    layer = trained(None, 4, 3, 5, HeinsenRouting(2), bias=True, backend=backend)
-    assert layer.weight.shape == (1, 4, 3, 5)
-    assert layer.bias.shape == (1, 4, 1, 5)
-    assert layer.routing.beta_use.shape == (1, 4)
-    x, scores = torch.randn(2, children, 3), torch.randn(2, children)
-    expected = algorithms.expected_of("heinsen", layer, x, scores)
-    out = layer(Capsules(x, scores))
-    for field in ("poses", "scores", "variances"):
-        close(getattr(out, field), expected[field])
-
-
 # On a grid and in a sequence
 
 
@@ -150,12 +119,10 @@ def evidence(out: Capsules, leaves: list[Tensor]) -> list[Tensor]:
 @routings
 @pytest.mark.parametrize(
     ("children", "asked", "backend"),
-    [(None, None, "reference"), (5, None, "tiled"), (None, 7, "tiled"), (5, 2, "reference"), (None, 1, "reference")],
+    [(None, None, "reference"), (5, 7, "tiled"), (None, 1, "reference")],
 )
 def test_votes_of_all_parents(name, children, asked, backend):
     """The layer equals one with as many parents, whose biases differ along a line from -1 to 1."""
-    if "linear lambda" in name:
-        pytest.skip("it rescales the differences of costs, which are rounding errors here")
     layer, parents = layer_of(ROUTINGS[name](), children, backend=backend), asked or 5
     fixed = CapsuleLinear(children, parents, (2, 3), (2, 2), ROUTINGS[name](), bias=True, backend="reference").eval()
     line = torch.linspace(-1, 1, parents)[:, None, None]
@@ -186,9 +153,8 @@ def test_heinsens_algorithm_in_plain_loops(parents, backend):
     weight = layer.weight.expand(-1, parents, -1, -1).tolist()
     bias = [[(layer.bias[0, 0] + offset * layer.symmetry_breaking).tolist() for offset in offsets]]
     betas = layer.routing.beta_use.tolist(), layer.routing.beta_ignore.tolist()
-    expected = oracles.heinsen_routing(
-        oracles.votes_from_poses(poses.tolist(), weight, bias), scores.tolist(), *betas, iterations=3
-    )
+    votes = oracles.votes_from_poses(poses.tolist(), weight, bias)
+    expected = oracles.heinsen_routing(votes, *betas, 3, gates=scores.sigmoid().tolist())
     out = layer(Capsules(poses, scores), out_capsules=parents)
     for field in ("poses", "scores", "variances"):
         found = getattr(out, field)
@@ -241,18 +207,13 @@ def test_types_on_a_grid_for_any_number_of_parents(asked):
     assert_close(out[:3], own(grid.flatten(1, 3), out_capsules=asked)[:3], **EXACT)
 
 
-def test_export_with_any_number_of_children_and_parents():
+def test_a_saved_export_takes_any_number_of_children_and_parents(tmp_path):
     layer = CapsuleLinear(None, None, 3, 2, HeinsenRouting())
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("children", min=2)}
-    exported = torch.export.export(layer, (torch.randn(2, 5, 3),), dynamic_shapes=(sizes,)).module()
+    program = torch.export.export(layer, (torch.randn(2, 5, 3),), dynamic_shapes=(sizes,))
+    torch.export.save(program, tmp_path / "layer.pt2")
     larger = torch.randn(3, 7, 3)
-    close(exported(larger).poses, layer(larger).poses)
-
-
-def test_an_export_can_be_saved(tmp_path):
-    layer, x = CapsuleLinear(4, 3, 2, 2, EMRouting()), torch.randn(2, 4, 2)
-    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
-    close(torch.export.load(tmp_path / "layer.pt2").module()(x).poses, layer(x).poses)
+    close(torch.export.load(tmp_path / "layer.pt2").module()(larger).poses, layer(larger).poses)
 
 
 def test_the_example_of_the_documentation():

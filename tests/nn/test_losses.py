@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from torchcaps import MarginLoss, SpreadLoss
+from torchcaps import MarginLoss, Prediction, SpreadLoss
 from torchcaps.functional import margin_loss, spread_loss
+from torchcaps.nn.losses import read_by
 
 
 def test_margin_loss_by_hand():
@@ -55,11 +56,6 @@ def test_the_margin_is_saved():
     assert other.margin.item() == pytest.approx(0.7)
 
 
-def test_repr():
-    assert repr(MarginLoss(0.8)) == "MarginLoss(0.8, 0.1, down_weight=0.5)"
-    assert repr(SpreadLoss(0.2)) == "SpreadLoss(margin=0.2)"
-
-
 def test_bad_targets():
     scores = torch.rand(2, 3)
     with pytest.raises(ValueError, match=r"targets of shape \(2,\) or \(2, 3\), got \(2, 4\)"):
@@ -68,3 +64,17 @@ def test_bad_targets():
         margin_loss(scores, torch.tensor([0, 1, 2]))
     with pytest.raises(ValueError, match=r"class indices .*\(2, 3\)"):
         spread_loss(scores, torch.rand(2, 3))
+
+
+def test_what_a_loss_reads():
+    numbers = torch.rand(2, 3)
+    scores, activations = Prediction(numbers), Prediction(activations=numbers)
+    cross_entropy = torch.nn.CrossEntropyLoss()
+    assert read_by(cross_entropy, scores) is read_by(MarginLoss(), activations) is numbers
+    assert read_by(SpreadLoss(), activations) is numbers
+    with pytest.raises(ValueError, match="MarginLoss reads activations, and the network gives scores: .*CrossEntropy"):
+        read_by(MarginLoss(), scores)
+    with pytest.raises(ValueError, match="CrossEntropyLoss reads scores, and the network gives activations: .*Margin"):
+        read_by(cross_entropy, activations)
+    cross_entropy.reads = "activations"
+    assert read_by(cross_entropy, activations) is numbers

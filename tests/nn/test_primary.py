@@ -53,11 +53,6 @@ def test_the_normalization_learns_with_the_layer():
     assert "normalization.weight" in dict(primary.named_parameters())
 
 
-def test_repr():
-    assert PrimaryCapsules(3, 2, (2, 3)).extra_repr() == "out_capsules=2, out_pose=(2, 3), normalization=squash"
-    assert "out_pose=6, normalization=None" in repr(PrimaryCapsules(3, 2, 6, normalization=None))
-
-
 def test_a_pose_has_one_or_two_sides():
     with pytest.raises(ValueError, match="a pose"):
         PrimaryCapsules(3, 2, (2, 2, 2))

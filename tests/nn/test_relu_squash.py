@@ -76,19 +76,6 @@ def test_half_precision_errs_no_more_than_the_reference(dtype):
     assert errors[0] <= 2 * errors[1]
 
 
-def test_what_is_transformed_or_compiled_is_the_same():
-    x = maps(3, 6, 2, 2)
-    expected = relu_squash(x, 3)
-    mapped = torch.vmap(lambda one: relu_squash(one.unsqueeze(0), 3).squeeze(0))(x)
-    torch.testing.assert_close(mapped, expected)
-    compiled = torch.compile(lambda x: relu_squash(x, 3), backend="aot_eager", fullgraph=True)(x)
-    torch.testing.assert_close(compiled, expected)
-    weights = torch.arange(72.0, dtype=torch.float64).view(3, 6, 2, 2)
-    by_function = torch.func.grad(lambda x: (relu_squash(x, 3) * weights).sum())(x.detach())
-    (relu_squash(x, 3) * weights).sum().backward()
-    torch.testing.assert_close(by_function, x.grad)
-
-
 def test_second_derivatives_need_the_reference():
     x = maps(1, 2, 1, 1)
     with pytest.raises(RuntimeError, match="no second derivatives"):

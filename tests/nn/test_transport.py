@@ -109,17 +109,6 @@ def test_plain_loops(cost, eps, iterations):
     exact(sinkhorn_divergence(x, y, *options), 2 * moved(x, y) - moved(x, x) - moved(y, y))
 
 
-@pytest.mark.parametrize("iterations", [1, 7])
-@pytest.mark.parametrize("eps", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("cost", COSTS)
-def test_pot_after_as_many_iterations(cost, eps, iterations):
-    """POT updates v first and we update u first, so POT gets the transposed problem."""
-    costs = transport_cost(*batches(), cost)
-    rows, columns = np.full(4, 1 / 4), np.full(6, 1 / 6)
-    theirs = ot.sinkhorn(rows, columns, costs.T.numpy(), eps, numItermax=iterations, stopThr=0, warn=False).T
-    exact(transport_plan(costs, eps, iterations), theirs)
-
-
 @pytest.mark.parametrize("iterations", [1, 10, 1000])
 @pytest.mark.parametrize("cost", COSTS)
 def test_pot_in_logarithms(cost, iterations):
@@ -236,16 +225,6 @@ def test_converged_it_is_symmetric_and_positive(cost):
             exact(sinkhorn_divergence(y, x, eps, 1000, cost), divergence, atol=1e-8)
 
 
-@pytest.mark.parametrize("options", [{}, {"cost": "l2"}, {"debias": False}], ids=str)
-def test_the_order_of_samples_does_not_matter_and_that_of_features_agrees(options):
-    x, y = torch.randn(6, 4), torch.randn(5, 4)
-    expected = sinkhorn_divergence(x, y, **options)
-    exact(sinkhorn_divergence(x[torch.randperm(6)], y[torch.randperm(5)], **options), expected)
-    features = torch.randperm(4)
-    exact(sinkhorn_divergence(x[:, features], y[:, features], **options), expected)
-    exact(sinkhorn_divergence(x.view(6, 2, 1, 2), y.view(5, 2, 1, 2), **options), expected)
-
-
 @pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("cost", COSTS)
 def test_gradients_through_the_plan(cost, debias):
@@ -290,7 +269,7 @@ def test_zero_samples_keep_gradients_finite(cost):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cost", COSTS)
-def test_half_precision_is_computed_in_float32(cost, dtype):
+def test_half_precision_and_autocast_are_computed_in_float32(cost, dtype):
     x, y = (z.to(dtype) for z in batches())
     for function in (
         lambda x, y: transport_cost(x, y, cost),
@@ -300,17 +279,12 @@ def test_half_precision_is_computed_in_float32(cost, dtype):
         out = function(x, y)
         assert out.dtype == torch.float32
         assert_close(out, function(x.float(), y.float()), rtol=0, atol=0)
+    x, y = x.float(), y.float()
+    expected = sinkhorn_divergence(x, y, 1e-2, cost=cost)
+    with torch.autocast("cpu", dtype=dtype):
+        assert_close(sinkhorn_divergence(x, y, 1e-2, cost=cost), expected, rtol=0, atol=0)
     costs = torch.rand(3, 4).to(dtype) * 1e4
     assert_close(transport_plan(costs, 1e-3), transport_plan(costs.float(), 1e-3), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("cost", COSTS)
-def test_autocast_changes_nothing(cost):
-    x, y = (z.float() for z in batches())
-    expected = sinkhorn_divergence(x, y, 1e-2, cost=cost)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = sinkhorn_divergence(x, y, 1e-2, cost=cost)
-    assert_close(out, expected, rtol=0, atol=0)
 
 
 # Kullback-Leibler
@@ -334,11 +308,8 @@ def test_kl_by_hand_and_in_plain_loops():
     ("make", "message"),
     [
         (lambda x: transport_cost(x, x[:, :2]), r"\(n, features\) and \(m, features\), got \(4, 3\) and \(4, 2\)"),
-        (lambda x: transport_cost(x, x[0]), r"got \(4, 3\) and \(3,\)"),
         (lambda x: transport_plan(x[0]), r"shape \(n, m\) with at least one sample each, got \(3,\)"),
-        (lambda x: transport_plan(x[:0]), r"got \(0, 3\)"),
         (lambda x: sinkhorn_divergence(x, x[:, :2]), r"the same number of features, got shapes \(4, 3\) and \(4, 2\)"),
-        (lambda x: sinkhorn_divergence(x[0], x[0]), r"got shapes \(3,\) and \(3,\)"),
         (lambda x: sinkhorn_divergence(x, x[:0]), r"got shapes \(4, 3\) and \(0, 3\)"),
         (lambda x: feature_kl(x, x[:2]), "the same number of samples in both batches, got 4 and 2"),
     ],

@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from algorithms import ALGORITHMS, loss_of, make, randomize
-from problems import BACKENDS, UNSTORED, covering, every, label, set_sizes
+from problems import BACKENDS, UNSTORED, every, label, mixed, set_sizes
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -71,8 +71,7 @@ def assert_all_close(expected: list[Tensor | None], found: list[Tensor | None], 
 
 @pytest.mark.parametrize(
     "case",
-    # Every algorithm occurs in every kind of layer, in the fast tests too.
-    every(name=ALGORITHMS, kind=KINDS, gradient=["unrolled", "last"], with_scores=[False, True]),
+    every(3 * len(ALGORITHMS), name=ALGORITHMS, kind=KINDS, gradient=["unrolled", "last"], with_scores=[False, True]),
     ids=label,
 )
 def test_backends_are_like_the_reference(case, monkeypatch):
@@ -134,7 +133,7 @@ def check_triton(name: str, kind: str, dtype: torch.dtype) -> None:
     assert_all_close(expected, results_of(layer, children), **tolerance)
 
 
-@pytest.mark.parametrize("case", covering(name=ALGORITHMS, backend=BACKENDS), ids=label)
+@pytest.mark.parametrize("case", mixed(len(ALGORITHMS), name=ALGORITHMS, backend=BACKENDS), ids=label)
 def test_empty_batch(case):
     for kind in ("per child", "types", "padded conv", "line"):
         layer, shape = make_layer(kind, make(case["name"]), case["backend"])

@@ -14,8 +14,8 @@ from problems import (
     PoseProblem,
     assert_same,
     compare,
-    covering,
     label,
+    mixed,
     set_sizes,
 )
 from torch import Tensor
@@ -23,8 +23,8 @@ from torch.testing import assert_close
 
 from torchcaps.ops import (
     Activation,
+    Beta,
     Gaussian,
-    Linear,
     PoseLogits,
     PoseVotes,
     SigmoidDot,
@@ -49,7 +49,7 @@ def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> PoseProblem:
     return PoseProblem(*case["shape"], case["gates"])
 
 
-@pytest.mark.parametrize("case", covering(**CHILDREN, agreement=AGREEMENTS, way=WAYS, offset=ROWS), ids=label)
+@pytest.mark.parametrize("case", mixed(42, **CHILDREN, agreement=AGREEMENTS, way=WAYS, offset=ROWS), ids=label)
 def test_with_an_agreement(case, monkeypatch):
     p, way = problem_of(case, monkeypatch), case["way"]
     options = (p.draw_rows(case["offset"]), 1e-3) if way == "moments" else ()
@@ -58,7 +58,7 @@ def test_with_an_agreement(case, monkeypatch):
     compare(p, BACKENDS if agreement is None else KINDS, agreement, way, *options)
 
 
-@pytest.mark.parametrize("case", covering(**CHILDREN, constants=ROWS[1:]), ids=label)
+@pytest.mark.parametrize("case", mixed(12, **CHILDREN, constants=ROWS[1:]), ids=label)
 def test_without_coefficients(case, monkeypatch):
     p = problem_of(case, monkeypatch)
     constants = p.draw_rows(case["constants"])
@@ -68,14 +68,12 @@ def test_without_coefficients(case, monkeypatch):
         assert_same(expected, [votes.vote_sum(), votes.constant_sum(constants), votes.lengths()], p.leaves)
 
 
-def parts_of_net_sums(p: PoseProblem, rows: str) -> tuple[list, tuple[Linear, Linear], Activation]:
+def parts_of_net_sums(p: PoseProblem, rows: str) -> tuple[list, tuple[Beta, Beta], Activation]:
     """Return agreements, betas and an activation, with or without weights of the poses."""
     count = p.count(rows)
     agreements = [None, p.dot(rows), p.agreement("sigmoid", rows), PoseLogits(p.draw(1, p.parents, p.rows, p.d))]
     use, ignore = (
-        Linear(
-            p.draw_rows(rows, 1 if rows == "groups" else None), p.draw(p.parents, p.features) if count == 1 else None
-        )
+        Beta(p.draw_rows(rows, 1 if rows == "groups" else None), p.draw(p.parents, p.features) if count == 1 else None)
         for _ in range(2)
     )
     return agreements, (use, ignore), Activation(p.draw(count, p.features), p.draw(count), p.draw(p.samples))
@@ -95,7 +93,7 @@ def net_factors(p: PoseProblem, agreement, betas, activation) -> Tensor:
     return p.gated(phi)
 
 
-@pytest.mark.parametrize("case", covering(**CHILDREN, rows=ROWS[1:]), ids=label)
+@pytest.mark.parametrize("case", mixed(12, **CHILDREN, rows=ROWS[1:]), ids=label)
 def test_net_sums(case, monkeypatch):
     p = problem_of(case, monkeypatch)
     agreements, betas, activation = parts_of_net_sums(p, case["rows"])
@@ -128,7 +126,7 @@ def test_a_net_sum_in_plain_loops():
     query, slope, offset = torch.randn(1, 3, 2), torch.randn(4, 3), torch.randn(4, 3)
     use, ignore = torch.randn(4, 3), torch.randn(4, 3)
     votes = PoseVotes(poses, 3, (2,)).gated(gates)
-    sums, masses = votes.net_sum(SigmoidDot(query, slope, offset), (Linear(use), Linear(ignore)))
+    sums, masses = votes.net_sum(SigmoidDot(query, slope, offset), (Beta(use), Beta(ignore)))
     expected, total = torch.zeros(3, 2), torch.zeros(3)
     for i in range(4):
         x = poses[0, i, 0]

@@ -22,13 +22,14 @@ from torchcaps import (
     InvertedAttentionRouting,
     RandomRouting,
     SelfRouting,
+    SlotAttention,
     UniformRouting,
     VBRouting,
     VectorNormRouting,
     list_routings,
 )
-from torchcaps.routing import Dot, Gaussian, Iteration, LayerShape, Routing, WeightedVotes
-from torchcaps.routing.equilibrium import flatten, unflatten
+from torchcaps.ops import Dot, Gaussian, WeightedVotes
+from torchcaps.routing import Iteration, LayerShape, Routing
 
 
 class ScaledAttention(Routing):
@@ -80,21 +81,6 @@ def test_a_layer_tells_its_routing_its_shape():
     shared = CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True, expected_children=72)
     assert (shared.layer_shape.groups, shared.layer_shape.children) == (2, 72)
     assert CapsuleConv2d(2, 3, 4, 5, (2, 3), DynamicRouting()).layer_shape == LayerShape(12, 12, 3, 1, 4, 5, window=6)
-
-
-def test_what_is_learned_is_declared_once():
-    routing = ScaledAttention(temperature=2.0)
-    layer = CapsuleLinear(6, 3, 4, 5, routing)
-    assert list(routing.parameters()) == []
-    assert {key for key, _ in layer.named_parameters()} == {"weight", "routing.log_temperature"}
-    assert_close(layer.routing.log_temperature.data, torch.full((3,), math.log(2)))
-    nn.init.zeros_(layer.routing.log_temperature)
-    layer.reset_parameters()
-    assert_close(layer.routing.log_temperature.data, torch.full((3,), math.log(2)))
-    other = CapsuleLinear(6, 3, 4, 5, routing)
-    assert other.routing.log_temperature is not layer.routing.log_temperature
-    layer(torch.randn(2, 6, 4)).poses.square().sum().backward()
-    assert layer.routing.log_temperature.grad.any()
 
 
 def test_buffers_and_modules_are_declared_like_parameters():
@@ -315,37 +301,23 @@ def test_without_a_state_all_iterations_are_uniform():
         assert_close(layer(x).poses, out.poses)
 
 
-def test_states_are_flattened_for_an_equilibrium():
-    mean, score = torch.randn(2, 3, 4), torch.randn(2, 3)
-    for state, size in ((mean, 12), (Fit(mean, score), 15), (Gaussian(mean, mean.exp(), score), 27), (Dot(mean), 12)):
-        flat = flatten(state)
-        back = unflatten(flat, state)
-        assert flat.shape == (2, size)
-        assert type(back) is type(state)
-        for found, expected in zip(back, state, strict=True):
-            assert found is expected is None or found.equal(expected)
+def test_an_equilibrium_of_a_state_that_all_samples_share():
+    class SharedOffset(ScaledAttention):
+        agreement = Routing.agreement
 
+        def step(self, votes: WeightedVotes, dot: Dot | None, t: float) -> tuple[Capsules, Dot]:
+            p = votes.weighted_sum()
+            return votes.capsules(p), Dot(p, torch.ones(6, 3))
 
-def test_a_temperature_is_a_temperature():
-    votes = torch.randn(2, 5, 3, 4)
-    hot = ScaledAttention(2).with_values(log_temperature=torch.zeros(3))(votes, return_coefficients=True)
-    expected = ((votes * votes.sum(1, keepdim=True) / 3).sum(-1)).softmax(2)
-    assert_close(hot.coefficients, expected)
-    cold = ScaledAttention(2).with_values(log_temperature=torch.full((3,), 10.0))(votes, return_coefficients=True)
-    assert_close(cold.coefficients, torch.full((2, 5, 3), 1 / 3), atol=1e-3, rtol=0)
+    layer = CapsuleLinear(6, 3, 4, 5, SharedOffset())
+    assert layer(torch.randn(2, 6, 4)).poses.shape == (2, 3, 5)
+    with pytest.raises(ValueError, match=r"2 samples, but the state of SharedOffset .*\(6, 3\).*`agreement`"):
+        CapsuleStack(layer, schedule=Equilibrium())(torch.randn(2, 6, 4))
 
 
 @pytest.mark.parametrize(
     ("routing", "missing"),
-    [
-        (EMRouting(), "beta_a, beta_u"),
-        (HeinsenRouting(), "beta_use, beta_ignore"),
-        (DynamicRouting(learn_bias=True), "bias"),
-        (VectorNormRouting(learn_sharpness=True), "learned_sharpness"),
-        (SelfRouting(), "route_weight, route_bias"),
-        (VBRouting(), "pose_norm, score_norm"),
-        (RandomRouting(), "logits"),
-    ],
+    [(EMRouting(), "beta_a, beta_u"), (VBRouting(), "pose_norm, score_norm"), (RandomRouting(), "logits")],
 )
 def test_a_routing_without_a_layer_says_what_it_misses(routing, missing):
     with pytest.raises(RuntimeError, match=f"{missing}.*capsule layer"):
@@ -355,19 +327,10 @@ def test_a_routing_without_a_layer_says_what_it_misses(routing, missing):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: ScaledAttention(0), "iterations.*1.*0"),
         (lambda: DynamicRouting(0), "iterations.*1.*0"),
         (lambda: VectorNormRouting(-1), "iterations.*0.*-1"),
-        (lambda: DynamicRouting(gradient="all"), "gradient.*'unrolled'.*'last'.*'all'"),
-        (lambda: DynamicRouting(init="xavier"), "init.*'fan_in'.*'paper'.*'xavier'"),
-        (lambda: DynamicRouting(softmax="child"), "softmax.*'child'"),
         (lambda: DynamicRouting(softmax="children", leaky=True), "leaky.*softmax='parents'"),
-        (lambda: DynamicRouting(start="ones"), "start.*'ones'"),
-        (lambda: InvertedAttentionRouting(start="learned", gradient="last"), "start='learned'.*gradient"),
-        (lambda: HeinsenRouting(model="skm"), "model.*'gaussian'.*'kmeans'.*'skm'"),
-        (lambda: EMRouting(schedule="square"), "schedule.*'square'"),
-        (lambda: EMRouting(cost_range=0.0), "cost_range.*0.0"),
-        (lambda: EMRouting(cost_range=math.inf), "cost_range.*inf"),
-        (lambda: VectorNormRouting(sharpness=-1.0), "sharpness.*-1"),
         (lambda: VectorNormRouting(0, learn_sharpness=True), "learn_sharpness.*iterations=0"),
         (
             lambda: SelfRouting().with_values(route_weight=torch.zeros(2, 2, 1, 2), route_bias=torch.zeros(2, 2))(
@@ -381,6 +344,19 @@ def test_what_cannot_be(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [InvertedAttentionRouting, SlotAttention])
+def test_a_start_that_the_last_iteration_cannot_learn(make):
+    """It is refused from the beginning, and when an option is changed later."""
+    with pytest.raises(ValueError, match="start='learned' gets no gradient .* use gradient='unrolled'"):
+        make(start="learned", gradient="last")
+    one, last, learned = make(1, start="learned", gradient="last"), make(3, gradient="last"), make(3, start="learned")
+    for routing, option, value in ((one, "iterations", 2), (last, "start", "learned"), (learned, "gradient", "last")):
+        with pytest.raises(ValueError, match="start='learned' gets no gradient"):
+            setattr(routing, option, value)
+    assert learned.gradient == "unrolled"
+    DynamicRouting(start="learned", gradient="last")  # whose logits add up, from the first on
 
 
 def test_iterations_without_meaning_are_no_arguments():
@@ -548,15 +524,3 @@ def test_a_copy_with_values_leaves_the_original_alone():
     with pytest.raises(RuntimeError, match="bias"):
         routing(torch.randn(1, 2, 2, 2))
     assert copy.deepcopy(given).bias.shape == (2, 2)
-
-
-def test_least_number_of_iterations():
-    """A routing needs one iteration unless it says otherwise; with one, the last iteration alone is all of them."""
-
-    class Own(UniformRouting):
-        def __init__(self, iterations):
-            Routing.__init__(self, iterations)
-
-    with pytest.raises(ValueError, match="iterations must be an int of at least 1, got 0"):
-        Own(0)
-    assert InvertedAttentionRouting(1, start="learned", gradient="last").start == "learned"

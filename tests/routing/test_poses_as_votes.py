@@ -1,5 +1,5 @@
 """Slot attention and Heinsen's vector routing, whose votes are the poses of the children: against oracles in plain
-loops, the laws, gradients, compiling, export, and what the published code of vector routing gets wrong."""
+loops, the laws, gradients, compiling and export."""
 
 import math
 
@@ -29,7 +29,7 @@ from torchcaps.ops.tiled import blocks
 
 ROUTINGS = {
     "slots": SlotAttention(start="learned"),
-    "slots, sum, no mlp": SlotAttention(2, start="learned", update="sum", hidden=0),
+    "slots, wide": SlotAttention(2, start="learned", hidden=11, eps=0.01),
     "vectors": HeinsenVectorRouting(),
     "vectors, not normalized": HeinsenVectorRouting(3, normalize=False),
 }
@@ -61,14 +61,10 @@ def expected_of(layer: CapsuleShared, poses: Tensor, scores: Tensor | None) -> o
     learned = {name: value.tolist() for name, value in routing.state_dict().items()}
     gates = None if scores is None else scores.sigmoid().tolist()
     if isinstance(routing, SlotAttention):
-        slots = [learned["first_slots"]] * len(flat)
-        return oracles.slot_attention(
-            flat, slots, learned, routing.iterations, gates, routing.update == "mean", routing.eps
-        )
-    betas = (learned["beta_use"], learned["beta_ignore"]) if "beta_use" in learned else None
-    return oracles.heinsen_vector_routing(
-        flat, learned, betas, routing.iterations, layer.out_capsules, gates, routing.normalize
-    )
+        slots = learned["first_slots"]
+        return oracles.slot_attention(flat, slots, learned, routing.iterations, routing.eps, gates=gates)
+    sizes = routing.iterations, layer.out_capsules, routing.normalize
+    return oracles.heinsen_vector_routing(flat, learned, *sizes, gates=gates)
 
 
 @names
@@ -91,17 +87,11 @@ def test_against_the_oracle(name, case, monkeypatch):
 
 
 @names
-def test_laws(name):
-    routing = ROUTINGS[name]
-    testing.assert_attributes_are_true(routing)
-    testing.assert_coefficients_sum_to_one(routing)
-    testing.assert_children_have_no_order(routing)
-    testing.assert_parents_have_no_order(routing)
-    testing.assert_samples_are_independent(routing)
-    testing.assert_padding_changes_nothing(routing)
-    testing.assert_backends_agree(routing)
-    if isinstance(routing, HeinsenVectorRouting):
-        testing.assert_all_parameters_learn(routing)
+def test_laws(name, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 12)  # several blocks even for few children
+    if name.startswith("slots"):  # the last iteration alone gives a learned start no gradient
+        monkeypatch.setattr(testing, "assert_all_parameters_learn", lambda routing: None)
+    testing.assert_routing_laws(ROUTINGS[name])
 
 
 def test_all_parameters_of_slots_that_are_drawn_learn():
@@ -131,9 +121,7 @@ def test_first_values_of_vectors_that_are_drawn():
         assert parameter.std().item() == pytest.approx(expected.get(name, 0), rel=0.1), name
 
 
-@pytest.mark.parametrize(
-    ("name", "children"), [("slots", None), ("slots, sum, no mlp", None), ("vectors", None), ("vectors", 4)]
-)
+@pytest.mark.parametrize(("name", "children"), [("slots", None), ("vectors", None), ("vectors", 4)])
 @pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients(name, children, fast_mode, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 12)
@@ -252,33 +240,19 @@ def test_slots_at_an_equilibrium_have_the_gradient_of_many_iterations():
         assert implicit.abs().max() > 1e-5
 
 
-class TestWhatThePublishedCodeGetsWrong:
-    """Faults of github.com/glassroom/heinsen_routing: NaN for a child that no parent may use, padding that counts in
-    the number of children, and a class that cannot take any number of children."""
-
-    @pytest.mark.parametrize("children", [None, 6])
-    def test_a_child_that_nobody_may_use(self, children):
-        layer = layer_of("vectors", children)
-        poses = torch.randn(2, 6, 4, requires_grad=True)
-        mask = torch.ones(2, 6, dtype=torch.bool)
-        mask[0, 2] = False
-        mask[1] = False  # nothing at all
-        out = layer(Capsules(poses, mask)).poses
-        assert out.isfinite().all()
-        out.sin().sum().backward()
-        assert poses.grad.isfinite().all()
-        assert not poses.grad[0, 2].any()
-
-    def test_padding_does_not_count(self):
-        layer, poses = layer_of("vectors"), torch.randn(2, 6, 4)
-        padded = torch.cat([poses, torch.full((2, 3, 4), 7.0)], 1)
-        mask = torch.arange(9).expand(2, -1) < 6
-        assert_close(layer(Capsules(padded, mask)).poses, layer(poses).poses)
-
-    def test_any_number_of_children(self):
-        layer = layer_of("vectors")
-        for children in (1, 6, 50):
-            assert layer(torch.randn(2, children, 4)).poses.shape == (2, 3, 5)
+@pytest.mark.parametrize("children", [None, 6])
+def test_a_child_that_no_parent_may_use(children):
+    """The published code of vector routing (github.com/glassroom/heinsen_routing) gives NaN here."""
+    layer = layer_of("vectors", children)
+    poses = torch.randn(2, 6, 4, requires_grad=True)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[0, 2] = False
+    mask[1] = False  # nothing at all
+    out = layer(Capsules(poses, mask)).poses
+    assert out.isfinite().all()
+    out.sin().sum().backward()
+    assert poses.grad.isfinite().all()
+    assert not poses.grad[0, 2].any()
 
 
 @names
@@ -320,8 +294,6 @@ def test_nothing_is_stored_for_each_child_and_parent(monkeypatch):
         (lambda: CapsuleLinear(4, 3, 2, 2, SlotAttention()), "SlotAttention takes the poses.*CapsuleShared"),
         (lambda: CapsuleShared(4, 3, 2, SlotAttention(), out_pose=3), "SlotAttention.*out_pose=3.*leave out_pose out"),
         (lambda: CapsuleShared(4, 3, (2, 2), HeinsenVectorRouting(), out_pose=4), "rows"),
-        (lambda: SlotAttention(start="learned", gradient="last"), "start='learned'.*gradient"),
-        (lambda: SlotAttention(update="max"), "update.*'mean'.*'sum'.*'max'"),
         (lambda: CapsuleShared(4, None, 2, SlotAttention())(torch.randn(1, 4, 2)), "out_capsules=None.*number"),
         (
             lambda: CapsuleShared(4, 3, 2, SlotAttention())(torch.randn(1, 4, 2), out_capsules=2),

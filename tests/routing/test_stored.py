@@ -6,7 +6,6 @@ import pytest
 import torch
 from algorithms import route
 from torch import Tensor
-from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from torchcaps import (
@@ -22,7 +21,7 @@ from torchcaps import (
     VectorNormRouting,
     squash,
 )
-from torchcaps.ops import StoredVotes, WeightedVotes
+from torchcaps.ops import WeightedVotes
 from torchcaps.ops.stored import coefficients_of
 from torchcaps.testing import assert_coefficients_sum_to_one
 
@@ -68,14 +67,6 @@ def test_stored_votes_are_routed_as_in_a_layer(name):
 
 
 @names
-def test_gates_that_votes_have_count_without_scores(name):
-    votes, scores = randn(2, 5, 3, 4), randn(2, 5, seed=1)
-    learned = layer_of(name, 5)[1]
-    found = route(ROUTINGS[name], StoredVotes(votes).gated(scores.sigmoid()), **learned)
-    assert_close(found.poses, route(ROUTINGS[name], votes, scores, **learned).poses)
-
-
-@names
 def test_padding(name):
     votes, padding = randn(2, 4, 3, 4), 1e4 * randn(2, 2, 3, 4, seed=3)
     scores, nobody = randn(2, 4, seed=1), torch.full((2, 2), -math.inf, dtype=torch.float64)
@@ -85,22 +76,6 @@ def test_padding(name):
     found = route(ROUTINGS[name], torch.cat([votes, padding], 1), torch.cat([scores, nobody], 1), **padded)
     assert_close(found.poses, expected.poses)
     assert_close(found.coefficients[:, :4], expected.coefficients)
-
-
-def test_gradients_of_what_is_learned():
-    v, scores = randn(2, 4, 3, 2), randn(2, 4, seed=1)
-    row, table = randn(3, seed=2).requires_grad_(), randn(4, 3, seed=3).requires_grad_()
-    pose, entry = randn(3, 2, seed=4).requires_grad_(), randn(2, seed=5).requires_grad_()
-    sharpness = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    dynamic = DynamicRouting(learn_bias=True, start="learned")
-    assert gradcheck(lambda b, s: route(dynamic, v, bias=b, first_logits=s).poses, (pose, table))
-    normed = VectorNormRouting(learn_sharpness=True)
-    assert gradcheck(lambda s: route(normed, v, learned_sharpness=s).poses, sharpness)
-    assert gradcheck(lambda w, b: route(InvertedAttentionRouting(), v, weight=w, bias=b).poses, (entry, entry))
-    for em in (EMRouting(inverse_temperature=1.0), EMRouting(schedule="linear", cost_range=10.0)):
-        assert gradcheck(lambda a, u, em=em: route(em, v, scores, beta_a=a, beta_u=u)[:3], (row, row))
-    heinsen = HeinsenRouting()
-    assert gradcheck(lambda u, i: route(heinsen, v, scores, beta_use=u, beta_ignore=i)[:3], (table, table))
 
 
 @pytest.mark.parametrize(
@@ -162,17 +137,10 @@ def test_a_softmax_over_the_wrong_axis_breaks_a_law(monkeypatch):
     [
         (BIAS, {"bias": randn(2, 5)}, r"bias.*\(3, 5\).*\(2, 5\)"),
         (START, {"first_logits": randn(3, 3)}, r"first_logits.*\(4, 3\).*\(3, 3\)"),
-        (START, {"first_logits": randn(0, 3)}, r"first_logits.*\(4, 3\).*\(0, 3\)"),
         (EMRouting(), {"beta_a": randn(2, 1), "beta_u": randn(3)}, r"beta_a.*\(3,\).*\(2, 1\)"),
-        (HeinsenRouting(single_beta=True), {"beta_use": randn(4, 2)}, r"beta_use.*\(4, 3\).*\(4, 2\)"),
         (HeinsenRouting(single_beta=True), {"beta": randn(4, 3)}, "has no beta_use yet"),
         (DynamicRouting(), {"bias": randn(3, 5)}, "learns no 'bias', but nothing"),
         (BIAS, {"bias": randn(3, 5), "bias_": randn(3, 5)}, "learns no 'bias_', but bias"),
-        (
-            InvertedAttentionRouting(layer_norm=False, start="learned"),
-            {"first_poses": randn(2, 3, 4)},
-            r"first_poses.*\(1, 3, 5\).*\(2, 3, 4\)",
-        ),
     ],
     ids=str,
 )

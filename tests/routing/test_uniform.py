@@ -4,7 +4,6 @@ import copy
 import math
 import pickle
 
-import oracles
 import pytest
 import torch
 from algorithms import ALGORITHMS, make, randomize
@@ -19,15 +18,14 @@ from torchcaps import (
     Capsules,
     CapsuleStack,
     DynamicRouting,
-    EMRouting,
     Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
     RoutingPool2d,
-    SelfRouting,
     VectorNormRouting,
 )
-from torchcaps.routing import Iteration, Routing, WeightedVotes
+from torchcaps.ops import WeightedVotes
+from torchcaps.routing import Iteration, Routing
 
 
 @pytest.fixture(autouse=True)
@@ -81,86 +79,6 @@ def test_every_algorithm_takes_its_own_step_from_uniform_coefficients(name):
         same(layer(children, return_coefficients=True), before)
 
 
-def test_every_iteration_is_uniform_and_watched():
-    layer = layer_of(EMRouting(3, inverse_temperature=1.0))
-    children, seen = children_of(layer), []
-    with layer.routing.uniform(), layer.routing.watched(seen.append):
-        parents = layer(children)
-    assert [(x.votes.agreement, x.t) for x in seen] == [(None, 0), (None, 1), (None, 2)]
-    same(seen[-1].parents, parents)
-
-
-def mean_votes(votes: list, gates: list, j: int, weight: float) -> list[float]:
-    """Sum of the votes for parent j, each times its gate and the same weight."""
-    features = range(len(votes[0][0]))
-    return [sum(weight * gates[i] * votes[i][j][k] for i in range(len(votes))) for k in features]
-
-
-def given(layer: CapsuleLinear) -> tuple[Capsules, list, list]:
-    """Children, and their votes [b][i][j][k] and gates [b][i] as nested lists."""
-    children = children_of(layer)
-    votes = oracles.votes_from_poses(
-        children.poses.unsqueeze(2).tolist(), layer.weight.tolist(), None if layer.bias is None else layer.bias.tolist()
-    )
-    return children, votes, children.scores.sigmoid().tolist()
-
-
-@pytest.mark.parametrize("leaky", [False, True])
-@pytest.mark.parametrize("start", ["zero", "random", "learned"])
-def test_dynamic_routing_in_plain_loops(leaky, start):
-    layer = layer_of(DynamicRouting(3, leaky=leaky, start=start))
-    children, votes, gates = given(layer)
-    share = 1 / (4 if leaky else 3)
-    expected = [[oracles.squash(mean_votes(votes[b], gates[b], j, share)) for j in range(3)] for b in range(len(votes))]
-    with layer.routing.uniform():
-        assert_close(layer(children).poses, torch.tensor(expected))
-
-
-def test_inverted_attention_in_plain_loops():
-    layer = layer_of(InvertedAttentionRouting(3, start="learned"))
-    children, votes, gates = given(layer)
-    scale, shift = layer.routing.weight.tolist(), layer.routing.bias.tolist()
-    expected = [
-        [oracles.layer_norm(mean_votes(votes[b], gates[b], j, 1 / 3), scale, shift, 1e-5) for j in range(3)]
-        for b in range(len(votes))
-    ]
-    with layer.routing.uniform():
-        assert_close(layer(children).poses, torch.tensor(expected))
-
-
-def test_em_routing_in_plain_loops():
-    layer = layer_of(EMRouting(3, inverse_temperature=1.0, decay=0.5))
-    children, votes, gates = given(layer)
-    temperature = 1 - 0.5**3  # that of the last of three iterations
-    poses, scores = [], []
-    for b in range(len(votes)):
-        for j in range(3):
-            mass = sum(gates[b]) / 3
-            mean = [x / mass for x in mean_votes(votes[b], gates[b], j, 1 / 3)]
-            cost = 0.0
-            for k in range(len(mean)):
-                squares = sum(gates[b][i] / 3 * (votes[b][i][j][k] - mean[k]) ** 2 for i in range(len(votes[b])))
-                cost += (layer.routing.beta_u[j].item() + math.log(math.sqrt(squares / mass))) * mass
-            poses.append(mean)
-            scores.append(temperature * (layer.routing.beta_a[j].item() - cost))
-    with layer.routing.uniform():
-        found = layer(children)
-    assert_close(found.poses, torch.tensor(poses).view(len(votes), 3, -1))
-    assert_close(found.scores, torch.tensor(scores).view(len(votes), 3))
-
-
-def test_self_routing_without_the_childrens_own_logits():
-    layer = layer_of(SelfRouting())
-    children, votes, gates = given(layer)
-    expected = [
-        [[x / sum(gates[b]) for x in mean_votes(votes[b], gates[b], j, 1)] for j in range(3)] for b in range(len(votes))
-    ]
-    with layer.routing.uniform():
-        found = layer(children)
-    assert_close(found.poses, torch.tensor(expected))
-    assert_close(found.scores.sigmoid(), torch.full((2, 3), 1 / 3))
-
-
 @pytest.mark.parametrize("name", ["dynamic", "em", "self_routing"])
 def test_convolutions(name):
     layer = randomize(CapsuleConv2d(2, 3, 4, 4, 3, make(name), padding=1))
@@ -183,13 +101,6 @@ def test_stacks(routing, schedule):
     same(found, expected)
     same(trace[1].parents, expected)
     assert_close(trace[1].changes, torch.zeros(routing.iterations - 1))
-
-
-def test_uniform_self_routing_in_a_stack():
-    stack = CapsuleStack(layer_of(SelfRouting()), layer_of(SelfRouting(), 3, 2), schedule="concurrent")
-    children = children_of(stack.layers[0])
-    with stack.layers[0].routing.uniform(), stack.layers[1].routing.uniform():
-        same(stack(children), stack.layers[1](stack.layers[0](children)))
 
 
 @pytest.mark.parametrize("name", ["inverted_attention", "em", "heinsen"])

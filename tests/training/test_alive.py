@@ -24,14 +24,14 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Prediction:
         capsules = self.stack(Capsules(x))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
-def said(network: nn.Module, steps: int = 4, loss: nn.Module | None = None) -> list[str]:
+def said(network: nn.Module, loss: nn.Module | None = None) -> list[str]:
     """Train and return the warnings."""
     data = TensorDataset(0.1 * torch.randn(16, 16, 8), torch.randint(3, (16,)))
     trainer = Trainer(
-        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
@@ -59,12 +59,17 @@ def test_a_first_layer_without_a_gradient_is_named():
 
 
 def test_a_cross_entropy_that_cannot_fall_is_named():
-    class Sure(Deep):
-        def forward(self, x: Tensor) -> Prediction:
-            scores, capsules = super().forward(x)
-            return Prediction(4 * scores, capsules)
+    class AsScores(Deep):
+        factor = 1
 
-    (message,) = said(Deep(DynamicRouting(2)), loss=nn.CrossEntropyLoss())
+        def forward(self, x: Tensor) -> Prediction:
+            _, capsules, activations = super().forward(x)
+            return Prediction(self.factor * activations, capsules)
+
+    class Sure(AsScores):
+        factor = 4
+
+    (message,) = said(AsScores(DynamicRouting(2)), loss=nn.CrossEntropyLoss())
     assert message == (
         "the cross-entropy of activations, which are from 0 to 1, cannot fall below 0.55 with 3 classes: use "
         "torchcaps.MarginLoss, or logits such as those of a CapsuleHead"
@@ -73,12 +78,8 @@ def test_a_cross_entropy_that_cannot_fall_is_named():
 
 
 def test_networks_that_live_are_silent():
-    assert said(Deep(DynamicRouting(2))) == []
+    network = Deep(DynamicRouting(2))
+    assert said(network) == []
+    assert not any(module._forward_hooks for module in network.modules())
     # The betas start at zero, so that only they have a gradient at the first step.
     assert said(Deep(HeinsenRouting(2, init="paper"))) == []
-
-
-def test_hooks_are_gone_after_the_first_step():
-    network = Deep(DynamicRouting(2))
-    said(network, steps=1)
-    assert not any(module._forward_hooks for module in network.modules())

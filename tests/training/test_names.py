@@ -1,8 +1,6 @@
 """What a recipe may name without `--allow_code`: nothing else is imported, built or run."""
 
-import argparse
 import json
-import pkgutil
 import sys
 from pathlib import Path
 
@@ -12,10 +10,8 @@ from commands import error_of
 from lightning.pytorch.callbacks import EarlyStopping
 
 import torchcaps
-from torchcaps.cli import train
-from torchcaps.recipes import load_recipe
-from torchcaps.training.build import Training
-from torchcaps.training.names import check_name, known_names_only
+from torchcaps.training.names import Names, Refused
+from torchcaps.training.signatures import UNKNOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -31,27 +27,16 @@ CALL = {"cmd": "touch owned"}
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     Path("beside.py").write_text(BESIDE)
     yield
     sys.modules.pop("beside", None)
-
-
-def write(**values: object) -> str:
-    Path("mine.yaml").write_text(json.dumps({"extends": "quickstart", **values}))
-    return "mine.yaml"
-
-
-def imported(name: str) -> object:
-    """Import a name as the parser does: `torch.os.system` is `system` of the module `os` that `torch` has imported."""
-    return pkgutil.resolve_name(name)
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "subprocess.getoutput",
-        "os.system",
         "builtins.exec",
         "beside.Thing",
         "jsonargparse.set_parsing_settings",
@@ -59,23 +44,20 @@ def imported(name: str) -> object:
         "torchcaps.cli.os.system",
         "torch.multiprocessing.Process",
         "torch.hub.load",  # functions
-        "torch.load",
-        "torch.jit.load",
         "torch.utils.cpp_extension.load_inline",
         "torch.nn.functional.relu",
         "torchcaps.cli.main",
         "torchcaps.utils.files.write_text_whole",
         "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler",  # runs a command when built
         "torch.package.PackageImporter",
-        "lightning.pytorch.cli.LightningCLI",
         "lightning.fabric.strategies.launchers.subprocess_script._SubprocessScriptLauncher",
         "torch._inductor.codecache.CppCodeCache",
         "torchcaps.__main__.run",
     ],
 )
 def test_names_that_need_the_option(name):
-    with known_names_only(), pytest.raises(ValueError, match=SAID):
-        check_name(name, imported)
+    with pytest.raises(Refused, match=SAID):
+        Names(allow_code=False).find(name, UNKNOWN)
     assert not Path("owned").exists()
 
 
@@ -92,73 +74,78 @@ def test_names_that_need_the_option(name):
     ],
 )
 def test_names_that_every_recipe_may_have(name, expected):
-    with known_names_only():
-        assert check_name(name, imported) is expected
+    assert Names(allow_code=False).find(name, UNKNOWN) is expected
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("beside.Thing", lambda name: {"model": {"network": name}}),
-        ("subprocess.getoutput", lambda name: {"model": {"network": {"class_path": name, "init_args": CALL}}}),
-        ("torch.os.system", lambda name: {"model": {"optimizer": {"class_path": name, "init_args": CALL}}}),
-        ("beside.Thing", lambda name: {"model": {"feedback": name}}),
-        ("subprocess.getoutput", lambda name: {"data": {"class_path": name, "init_args": CALL}}),
-        ("beside.Thing", lambda name: {"trainer": {"callbacks": [{"class_path": name, "init_args": CALL}]}}),
-        (
-            "subprocess.getoutput",
-            lambda name: {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"setup": name}}]}},
-        ),
-        ("beside.Thing", lambda name: {"small": {"model": {"loss": {"class_path": name, "init_args": CALL}}}}),
-    ],
-)
-def test_nothing_is_run(capfd, name, place):
-    values = place(name)
-    small = ["--small"] if "small" in values else []
-    assert f"{name} {SAID}" in error_of(capfd, "train", write(**values), *small)
-    assert sorted(path.name for path in Path().iterdir()) == ["beside.py", "mine.yaml"]
+PART = {"class_path": "subprocess.getoutput", "init_args": CALL}
+TEXT = json.dumps(PART)
+HOOK = [{"class_path": "LambdaCallback", "init_args": {"setup": "beside.Thing"}}]
+VALUES = [
+    {"model": {"network": "beside.Thing"}},
+    {"model": {"network": PART}},
+    {"model": {"network": TEXT}},
+    {"model": {"network": TEXT.replace(", ", ",\t")}},
+    {"model": {"network": "class_path: beside.Thing"}},
+    {"model": {"network": "'beside.Thing'"}},
+    {"model": {"network": '{"class_path": "torch.nn.Identity", "class_path": "beside.Thing"}'}},
+    {"model": {"network": {"class_path": "torch.nn.Identity", "dict_kwargs": {"a": "beside.Thing"}}}},
+    {"model": {"network": {"class_path": "torch.nn.Identity", "init_args.a": "beside.Thing"}}},
+    {"model": {"network.class_path": "beside.Thing"}},
+    {"model": {"network": "other.yaml"}},
+    {"model": {"network": "./other.yaml"}},
+    {"model": {"optimizer": {"class_path": "torch.os.system", "init_args": CALL}}},
+    {"model": {"feedback": "beside.Thing"}},
+    {"data": PART},
+    {"data": {"init_args": {"shift": PART}}},
+    {"trainer": {"callbacks": [PART]}},
+    {"trainer": {"callbacks": HOOK}},
+    {"trainer": {"callbacks": json.dumps(HOOK)}},
+    {"trainer": {"logger": ["beside.Thing"]}},
+    {"seed_everything": PART},
+]
 
 
-SPEC = json.dumps({"class_path": "subprocess.getoutput", "init_args": CALL})
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_nothing_is_imported_that_a_recipe_names(capfd, number):
+    Path("other.yaml").write_text(TEXT)
+    Path("mine.yaml").write_text(json.dumps({"extends": "quickstart", **VALUES[number]}))
+    error_of(capfd, "train", "mine.yaml")
+    assert "beside" not in sys.modules
+    assert sorted(path.name for path in Path().iterdir()) == ["beside.py", "mine.yaml", "other.yaml"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["--model.network=subprocess.getoutput", "--model.network.cmd=touch owned"], SAID),
-        (["--model.network", SPEC], SAID),
-        (["--model", f"{{network: {SPEC}}}"], "--model: there is no network"),
+        (["--model.network", TEXT], SAID),
+        (["--model", f"{{network: {TEXT}}}"], "--model: there is no network"),
         (["--model.network", "other.yaml"], SAID),  # a file with a class
-        (["--model.network.help", "beside.Thing"], SAID),
+        (["--model.network.help", "beside.Thing"], "there is no 'help'"),
         (["--data", "beside.Thing"], SAID),
         (["--trainer.callbacks+=beside.Thing"], SAID),
-        (["--config", "other.yaml"], "--config is no option"),
+        (["--trainer.callbacks+=[beside.Thing]"], SAID),
+        (["--config", "other.yaml"], "unknown argument --config"),
         (["-c", "other.yaml"], "-c is no option"),
     ],
 )
-def test_nothing_is_run_by_an_override(capfd, overrides, said):
-    Path("other.yaml").write_text(SPEC)
+def test_nothing_is_imported_that_an_override_names(capfd, overrides, said):
+    Path("other.yaml").write_text(TEXT)
     assert said in error_of(capfd, "train", "quickstart", *overrides)
+    assert "beside" not in sys.modules
     assert sorted(path.name for path in Path().iterdir()) == ["beside.py", "other.yaml"]
 
 
-@pytest.mark.parametrize("command", ["test", "explain"])
-def test_other_commands_have_the_same_rule(capfd, command):
-    recipe = write(model={"loss": "beside.Thing"})
-    assert f"model.loss: beside.Thing {SAID}" in error_of(capfd, command, recipe, "--ckpt_path", "last")
+def test_names_of_files_and_columns_are_no_names_of_code(capfd):
+    """`beside.csv` would be found as a module if it were one."""
+    said = error_of(capfd, "train", "own/texts", "--data.file=beside.csv", "--data.label=os.path", "--data.text=a.b")
+    assert "beside.csv: there is no such file" in said
+    assert "beside" not in sys.modules
+
+
+def test_the_option(capfd):
+    Path("mine.yaml").write_text(json.dumps({"extends": "quickstart", "model": {"loss": "beside.Thing"}}))
+    assert f"mine.yaml: model.loss: beside.Thing {SAID}" in error_of(capfd, "train", "mine.yaml")
     assert not Path("owned").exists()
-    assert "no checkpoint under" in error_of(capfd, command, recipe, "--ckpt_path", "last", "--allow_code")
+    error_of(capfd, "train", "mine.yaml", "--allow_code", "--data.batch_size", "0")
     assert Path("owned").exists()
-
-
-def test_the_option_is_in_the_command_that_resumes(capfd):
-    options = argparse.Namespace(recipe="mine.yaml", small=False, smoke=True, allow_code=True, runs="r")
-    options.ckpt_path, options.model = None, "capsnet_mnist"
-    assert "train mine.yaml --smoke --allow_code --model capsnet_mnist" in train._resume_command(options, [], Path("r"))
-
-
-def test_a_parser_outside_of_trainings_may_import_all():
-    """The guard is on within a training only, and in the thread that builds it."""
-    assert check_name("json.dumps", imported) is json.dumps
-    Training(load_recipe("quickstart"), [])
-    assert check_name("json.dumps", imported) is json.dumps

@@ -40,17 +40,15 @@ def test_the_shares_are_of_the_beta_distribution():
         assert between.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
 
 
-def test_all_inputs_are_mixed_alike():
+def test_all_inputs_are_mixed_alike_in_their_own_precision():
     torch.manual_seed(0)
     numbers = torch.rand(6, 3)
-    (first, second), soft = mixup((numbers, numbers[:, :1].half()), torch.tensor([0, 1, 0, 1, 0, 1]), 2)
+    labels = torch.tensor([0, 1, 0, 1, 0, 1], dtype=torch.uint8)  # or any other integers
+    (first, second), soft = mixup((numbers, numbers[:, :1].half()), labels, 2)
     torch.testing.assert_close(second.float(), first[:, :1], rtol=1e-2, atol=1e-3)
     assert second.dtype == torch.float16
     assert soft.dtype == torch.float32
     assert not torch.equal(first, numbers)
-
-
-def test_mixed_in_half_precision():
     torch.set_default_dtype(torch.bfloat16)  # as the Trainer does for precision bf16-true
     try:
         mixed, soft = mixup(torch.rand(8, 3), torch.arange(8) % 2, 2)
@@ -81,7 +79,9 @@ def test_the_loss_is_that_of_mixed_samples():
     expected = -(soft * mixed.log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(loss.detach(), expected)
     assert model.train_accuracy.compute() == (mixed.argmax(1) == soft.argmax(1)).float().mean()
-    loss = Classifier(Scores(), MarginLoss(), classes=3, mixup=0.5).training_step((inputs.sigmoid(), labels), 0)
+    of_scores = MarginLoss()
+    of_scores.reads = "scores"
+    loss = Classifier(Scores(), of_scores, classes=3, mixup=0.5).training_step((inputs.sigmoid(), labels), 0)
     assert loss.isfinite()
 
 
@@ -157,7 +157,11 @@ def fit(cycle, optimizer, checkpoint=None, epochs=2, **options) -> Trainer:
 
 @pytest.mark.parametrize(
     ("optimizer", "first"),
-    [(lambda p: torch.optim.RAdam(p, 5e-4, betas=(0.8, 0.99)), 0.8), (lambda p: torch.optim.SGD(p, 5e-4, 0.95), 0.95)],
+    [
+        (lambda p: torch.optim.RAdam(p, 5e-4, betas=(0.8, 0.99)), 0.8),
+        (lambda p: torch.optim.SGD(p, 5e-4, 0.95), 0.95),
+        (lambda p: torch.optim.SGD(p, 5e-4), 0.0),
+    ],
 )
 def test_the_cycle_of_a_training(optimizer, first):
     cycle = Recorder(first=1e-5, warmup=0.2, momentum=0.9)
@@ -166,17 +170,6 @@ def test_the_cycle_of_a_training(optimizer, first):
     expected = [(1e-5 + part * 49e-5, first * (1 - 0.1 * part)) for part in parts]
     assert len(cycle.seen) == 10
     torch.testing.assert_close(torch.tensor(cycle.seen), torch.tensor(expected))
-
-
-def test_the_cycle_without_momentum():
-    class Group(Recorder):
-        def on_train_batch_start(self, trainer, *rest):
-            OneCycle.on_train_batch_start(self, trainer, *rest)
-            self.seen.append(trainer.optimizers[0].param_groups[0]["momentum"])
-
-    cycle = Group()
-    fit(cycle, lambda p: torch.optim.SGD(p, 5e-4))
-    assert cycle.seen == [0] * 10
 
 
 def test_a_resumed_cycle_goes_on(tmp_path):
@@ -215,16 +208,11 @@ def test_bad_cycles():
     ("inputs", "labels", "error", "message"),
     [
         (torch.rand(3, 2), torch.tensor([0.0, 1, 2]), TypeError, "labels must be .* integers, got torch.float"),
-        (torch.rand(3, 2), torch.tensor([True] * 3), TypeError, "labels must be .* integers, got torch.bool"),
         (torch.rand(3, 2), torch.eye(3).long(), ValueError, r"class indices of shape \(batch,\), got .*\(3, 3\)"),
         (torch.rand(3, 2), torch.tensor([0, 1, 3]), ValueError, "labels must be from 0 to 2, .* got 3"),
-        (torch.rand(3, 2), torch.tensor([0, -1, 1]), ValueError, "labels must be from 0 to 2, .* got -1"),
         (torch.ones(3, 2).byte(), torch.arange(3), TypeError, r"inputs must be .* \(divide bytes by 255\)"),
-        (torch.ones(3, 2).long(), torch.arange(3), TypeError, "inputs must be floating-point numbers, got torch.int64"),
         ((torch.rand(3, 2), torch.ones(3) > 0), torch.arange(3), TypeError, "inputs must be .*, got torch.bool"),
-        (torch.rand(2, 2), torch.arange(3), ValueError, r"inputs must have the number .* of the 3 labels .*\(2, 2\)"),
         ((torch.rand(3, 2), torch.rand(4)), torch.arange(3), ValueError, r"of the 3 labels on cpu, got .*\(4,\)"),
-        (torch.rand(()), torch.arange(3), ValueError, "of the 3 labels on cpu, got "),
         ((), torch.arange(3), ValueError, r"inputs must be a tensor or a tuple with at least one, got \(\)"),
     ],
 )
@@ -232,12 +220,3 @@ def test_wrong_arguments_of_mixup(inputs, labels, error, message):
     with pytest.raises(error, match=message) as raised:
         mixup(inputs, labels, classes=3)
     assert "\n" not in str(raised.value)
-
-
-def test_mixup_takes_labels_of_any_integer_type():
-    mixed = []
-    for dtype in (torch.int64, torch.int32, torch.uint8):
-        torch.manual_seed(0)
-        mixed.append(mixup(torch.eye(4), torch.tensor([0, 2, 1, 1]).to(dtype), classes=3)[1])
-    assert torch.equal(mixed[0], mixed[1])
-    assert torch.equal(mixed[0], mixed[2])

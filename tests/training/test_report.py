@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
 from torchcaps.training.report import _class_rows, curves_of
 

@@ -4,13 +4,12 @@ import errno
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from torchcaps.utils import files
-from torchcaps.utils.files import take_folder, write_whole
+from torchcaps.utils.files import take_folder, whole_files, write_whole
 
 
 def full(unfinished: Path) -> None:
@@ -31,28 +30,25 @@ def test_a_file_is_there_when_it_is_whole(tmp_path):
     assert [found.name for found in path.parent.iterdir()] == ["file.txt"]
 
 
-@pytest.mark.parametrize("earlier", [None, "earlier"])
-def test_what_fails_leaves_what_was(tmp_path, earlier):
+def test_what_fails_leaves_what_was(tmp_path):
     path = tmp_path / "file.txt"
-    if earlier:
-        path.write_text(earlier)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(path, full)
-    assert [found.read_text() for found in tmp_path.iterdir()] == [earlier] * bool(earlier)
+    for earlier in ([], ["earlier"]):
+        if earlier:
+            path.write_text("earlier")
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(path, full)
+        with pytest.raises(OSError, match="No space left"), whole_files(path) as unfinished:
+            full(unfinished)
+        assert [file.read_text() for file in tmp_path.iterdir()] == earlier
 
 
-def test_what_an_interruption_left_is_written_over(tmp_path):
+def test_what_a_killed_process_left_is_written_over(tmp_path):
     left = []
-
-    def interrupted(unfinished: Path) -> None:
-        left.append(unfinished)
-        unfinished.write_text("a half that is longer than the whole")
-
-    write_whole(tmp_path / "file.txt", interrupted)
-    left[0].write_text("a half that is longer than the whole")
+    write_whole(tmp_path / "file.txt", lambda unfinished: (left.append(unfinished), unfinished.touch()))
     assert left[0].name.startswith(".")
+    left[0].write_text("a half that is longer than the whole")
     write_whole(tmp_path / "file.txt", lambda unfinished: unfinished.write_text("all"))
-    assert [found.read_text() for found in tmp_path.iterdir()] == ["all"]
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["all"]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -68,19 +64,10 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_folders_are_numbered(tmp_path):
     taken = [take_folder(tmp_path / "runs", kind).name for kind in ("version", "version", "smoke", "version")]
     assert taken == ["version_0", "version_1", "smoke_0", "version_2"]
-
-
-def test_numbers_count_on_from_the_highest(tmp_path):
     for name in ("version_3", "version_12", "version_of_the_first_process", "version_", "versions_40"):
         (tmp_path / name).mkdir()
     (tmp_path / "version_13").touch()
-    assert take_folder(tmp_path, "version").name == "version_14"
-
-
-def test_threads_take_different_folders(tmp_path):
-    with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: take_folder(tmp_path / "runs", "version"), range(64)))
-    assert {path.name for path in taken} == {f"version_{number}" for number in range(64)}
+    assert take_folder(tmp_path, "version").name == "version_14"  # it counts on from the highest
 
 
 def test_a_folder_that_another_takes_meanwhile_is_left_to_it(tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ class NetworkCase(Case):
 
     def compute(self, module: Any, inputs: dict[str, Tensor], baseline: bool) -> tuple[Tensor, ...]:
         images = inputs["images"]
-        return self.network.baseline(module, images) if baseline else (module(images).scores,)
+        return self.network.baseline(module, images) if baseline else (module(images).evidence,)
 
     def gradients(self, results: tuple[Tensor, ...], of: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(F.cross_entropy(results[0], self.inputs["labels"]), of)

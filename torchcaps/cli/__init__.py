@@ -4,6 +4,7 @@ The modules import what they need, PyTorch included, when the command runs, so t
 """
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from torchcaps.cli import (
     bench,
     explain,
     export,
-    hardest,
     models,
     predict,
     recipes,
@@ -31,7 +31,7 @@ from torchcaps.utils.processes import rank, reports
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import Stopped, StopSignals
 
-COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, hardest, bench)
+COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, bench)
 
 
 def run() -> None:
@@ -48,9 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options, overrides = parser().parse_known_args(arguments)
         with StopSignals() as options.signals, quiet_lightning() if options.takes_overrides else nullcontext():
-            if overrides and not options.takes_overrides:
-                raise BadInput(f"unknown argument {overrides[0]}; see torchcaps {options.command} --help")
+            check_overrides(options, overrides)
             options.run(options, overrides)
+            sys.stdout.flush()
+    except BrokenPipeError:  # of `torchcaps ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return 0
+    except UnicodeEncodeError as error:
+        print(f"torchcaps: {error.object!a} is a name that is not in UTF-8: rename it", file=sys.stderr)
+        return 2
     except (BadInput, ImportError, OSError, FloatingPointError) as error:
         if reports(error):
             print(f"torchcaps: {one_line(error)}", file=sys.stderr)
@@ -61,6 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"torchcaps: {stop.said}", file=sys.stderr)
         return stop.status
     return 0
+
+
+def check_overrides(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Check that what is no option of the command is at least the name of a value of a recipe."""
+    values = ("seed_everything", "model", "data", "trainer")
+    for given in overrides:
+        name = given.partition("=")[0].rstrip("+")
+        if options.takes_overrides and (not given.startswith("--") or name[2:].partition(".")[0] in values):
+            continue
+        close = difflib.get_close_matches(name, options.options, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; see torchcaps {options.command} --help"
+        raise BadInput(f"unknown argument {name}{hint}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,4 +100,5 @@ def parser() -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
         own.set_defaults(run=command.run, takes_overrides=False)
         command.add_arguments(own)
+        own.set_defaults(options=[name for action in own._actions for name in action.option_strings if name[1] == "-"])
     return top

@@ -1,21 +1,22 @@
-"""Checkpoints that a command is given: found, whole, safe to read, and of the same network."""
+"""Runs that a command is given, by a recipe, a folder or a checkpoint: found, whole, safe to read, and built again."""
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps.cli.errors import BadInput
-from torchcaps.cli.recipe_commands import load_requested, runs_of
+from torchcaps.cli.recipe_commands import build_training, load_requested, runs_of
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.processes import rank
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from torchcaps.recipes import Recipe
     from torchcaps.training.build import Training
 
 EXACT = tuple(  # options of the trainer on which the weights depend
@@ -26,38 +27,87 @@ IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not 
 ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
 
-def find_checkpoint(
-    options: argparse.Namespace, training: "Training", given: str | None, part: str
-) -> tuple[Path, dict[str, "Tensor"]]:
-    """Find a checkpoint and check that it fits the model.
+class Run(NamedTuple):
+    """A run of a training, as a checkpoint of it tells.
+
+    Args:
+        checkpoint: the checkpoint.
+        content: what is in it.
+        recipe: the recipe, with the values of the run.
+    """
+
+    checkpoint: Path
+    content: dict[str, Any]
+    recipe: "Recipe"
+
+
+def find_run(options: argparse.Namespace, overrides: list[str], given: str | None = None, resumed: bool = False) -> Run:
+    """Find the checkpoint that a command is given, and read it.
 
     Args:
         options: the command's arguments.
-        training: training that was built of them.
+        overrides: values that were given as options. A list of the trainer that they add to is that of the recipe, if
+            the command names one: the same command can be given again.
         given: see `locate`.
-        part: prefix of the model's values that must be the same as in the run: "network." to use the network, "" to go
-            on with the training.
-
-    Returns:
-        Its path and the model's state in it.
+        resumed: whether the training goes on from it.
     """
-    from torchcaps.training.checkpoint_files import KINDS
+    from torchcaps.recipes import Recipe
+    from torchcaps.recipes.values import with_source
+    from torchcaps.training.checkpoint_files import KINDS, values_of
 
     path = locate(options, given)
-    content = read_or_refuse(path, *(KINDS if not part else ("state_dict",)))
-    state = content["state_dict"]
+    content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
+    try:
+        values = values_of(path, content)
+        if is_run(options.recipe):
+            return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
+        recipe = load_requested(options)
+        added = [name[2:].split(".") for name, sign, _ in (token.partition("+=") for token in overrides) if sign]
+        for name in [path[1] for path in added if path[0] == "trainer" and len(path) == 2]:
+            values["trainer"] = {**dict(values["trainer"]), name: recipe.config["trainer"].get(name)}
+        return Run(path, content, replace(recipe, values=with_source(values, str(path))))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise BadInput(f"{path} does not hold the values of a recipe ({type(error).__name__}: {error})") from error
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":
+    """Build the training of a run, and give its model the weights if it is not continued.
+
+    Args:
+        options: the command's arguments.
+        overrides: values that were given as options.
+        run: the run.
+        part: prefix of the model's values that must be the same as in the run: "network." to use the network, "" to go
+            on with the training.
+        arguments: further arguments of `build_training`.
+    """
+    training = build_training(options, overrides, run.recipe, checkpoint=run.checkpoint, **arguments)
+    try:
+        check_shapes(training, run)
+        _compare_values(run, training, part)
+        if not part:
+            _check_epoch(run.checkpoint, run.content, training)
+    except BadInput:
+        training.give_back_folder()
+        raise
+    if part:
+        training.model.load_state_dict(run.content["state_dict"])
+    return training
+
+
+def check_shapes(training: "Training", run: Run) -> None:
+    """Check that the weights of a run fit the model of a training."""
+    state = run.content["state_dict"]
     expected = {name: tuple(value.shape) for name, value in training.model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in state.items()}
-    for name in {**expected, **found}:
-        if expected.get(name) != found.get(name):
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    for name in {**expected, **shapes}:
+        if expected.get(name) != shapes.get(name):
             raise BadInput(
-                f"{path} is a checkpoint of another architecture than {options.recipe}: {name} has shape "
-                f"{found.get(name, 'none')} there, expected {expected.get(name, 'none')}"
+                f"{run.checkpoint} is a checkpoint of another architecture than {training.recipe.name}: {name} has "
+                f"shape {shapes.get(name, 'none')} there, expected {expected.get(name, 'none')}"
             )
-    _compare_values(path, content, training, part)
-    if not part:
-        _check_epoch(path, content, training)
-    return path, state
 
 
 @contextmanager
@@ -111,45 +161,60 @@ def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> N
         )
 
 
-def _compare_values(path: Path, content: dict[str, Any], training: "Training", part: str) -> None:
-    """Compare the recipe's values with those of the run; shapes do not show iterations, for example."""
-    from torchcaps.training.checkpoint_files import values_of
-
-    try:
-        found = values_of(path, content)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-    if found is None:
-        _warn(f"{path} does not say with which values it was trained: it is taken for one of {training.recipe.name}")
-        return
-    then, now = _by_name(found), _by_name(training.values)
+def _compare_values(run: Run, training: "Training", part: str) -> None:
+    """Say which values of the run an override has changed; shapes do not show iterations, for example."""
+    then, now = _by_name(run.recipe.config), _by_name(training.values)
     for name in {**then, **now}:
         if then.get(name) == now.get(name):
             continue
-        said = f"{path} was trained with {name} = {then.get(name)}, and now it is {now.get(name)}"
+        changed = f"{run.checkpoint} was trained with {name} = {then.get(name)}, and now it is {now.get(name)}"
         if name.startswith(f"model.{part}"):
-            raise BadInput(f"{said}: give the same recipe and overrides as then")
+            raise BadInput(f"{changed}: leave out what changes it")
         if name in ENCODER:  # it may be the same one under two names
-            _warn(f"{said}: the network cannot read embeddings of another encoder")
+            _warn(f"{changed}: the network cannot read embeddings of another encoder")
         elif not part and name == "seed_everything":
-            _warn(f"{said}: the run keeps its seed")
+            _warn(f"{changed}: the run keeps its seed")
         elif not part and (name in EXACT or (name.startswith("data.") and not name.endswith(IRRELEVANT))):
-            _warn(f"{said}: the run will not continue exactly")
+            _warn(f"{changed}: the run will not continue exactly")
 
 
-def locate(options: argparse.Namespace, given: str | None) -> Path:
-    """Return the path of the checkpoint that was asked for.
+def is_run(name: str) -> bool:
+    """Return whether the first argument of a command is a folder or a checkpoint, and not the name of a recipe."""
+    from torchcaps.recipes import is_recipe
+
+    return not is_recipe(name) and (os.path.exists(name) or name.endswith(".ckpt"))
+
+
+def runs_of_run(options: argparse.Namespace, run: Run) -> Path:
+    """Return the folder in which a run that goes on gets a new folder: beside the run, or that of the recipe."""
+    if not is_run(options.recipe):
+        return runs_of(options, run.recipe)
+    folder = run.checkpoint.parent
+    return folder.parent.parent if folder.name == "checkpoints" else Path(options.runs) / run.checkpoint.stem
+
+
+def locate(options: argparse.Namespace, given: str | None, folders: bool = False) -> Path:
+    """Return the path of the checkpoint that a command is given.
 
     Args:
-        options: the command's arguments.
-        given: path of a checkpoint; `last` for the newest whole one of the recipe; `best` for the best one of its
-            newest run that has one; None for `best` if the newest run has one, else `last`.
+        options: the command's arguments. Its `recipe` is a recipe, which means its newest run, the folder of a run, or
+            a checkpoint.
+        given: path of a checkpoint, or a folder, in place of these; `last` for the newest whole checkpoint of the
+            recipe or the run; `best` for the best one of the newest run; None for `best` if the run has one, else
+            `last`.
+        folders: whether it may also be a folder of `save_pretrained`.
     """
-    if given not in (None, "last", "best"):
-        return _whole(Path(given))
-    newest = _last(options)
+    chosen = given if given in ("last", "best") else None
+    place = given if given is not None and chosen is None else options.recipe if is_run(options.recipe) else None
+    if place is not None and not os.path.isdir(place):
+        return _whole(Path(place))
+    if place is not None and os.path.isfile(os.path.join(place, "config.json")):
+        if folders:
+            return Path(place)
+        raise BadInput(f"{place} is a folder of `save_pretrained`, without the training: give a run or a checkpoint")
+    newest = _last(options, place)
     best = newest.with_name("best.ckpt")
-    if given == "last" or (given is None and not best.is_file()):
+    if chosen == "last" or (chosen is None and not best.is_file()):
         return newest
     if not best.is_file():
         raise BadInput(f"{newest.parent} has no best.ckpt: its recipe keeps none; give --ckpt_path last")
@@ -169,17 +234,21 @@ def _whole(path: Path) -> Path:
     return path
 
 
-def _last(options: argparse.Namespace) -> Path:
-    """Return the newest whole checkpoint of a recipe."""
+def _last(options: argparse.Namespace, folder: str | None) -> Path:
+    """Return the newest whole checkpoint of a run, or of the runs in a folder; None for those of the recipe."""
     from torchcaps.training.checkpoints import newest_whole
 
-    runs = runs_of(options, load_requested(options))
+    runs = runs_of(options, load_requested(options)) if folder is None else Path(folder)
+    last = runs / "checkpoints" / "last.ckpt"
+    if last.is_file():
+        return _whole(last)
     path, problem = newest_whole(runs.glob("version_*/checkpoints"))
     if path is None and problem:
         raise BadInput(f"{problem}, and there is no whole checkpoint under {runs}: train again")
     if path is None:
         small = " --small" if options.small else ""
-        raise BadInput(f"no checkpoint under {runs}: run `torchcaps train {options.recipe}{small}` first")
+        advice = f"run `torchcaps train {options.recipe}{small}` first" if folder is None else "give another folder"
+        raise BadInput(f"no checkpoint under {runs}: {advice}")
     if problem:
         _warn(f"{problem}: taking {path}, the newest that is whole")
     return path

@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import find_checkpoint, read_or_refuse
+from torchcaps.cli.checkpoints import Run, build_run, check_shapes, find_run, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe, build_training
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,13 +34,8 @@ FIGURES = {  # what a figure shows, by the beginning of its name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps explain`."""
-    add_recipe(parser)
-    parser.add_argument(
-        "--ckpt_path",
-        nargs="+",
-        help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last). With several, "
-        "such as runs/RECIPE/version_0/checkpoints/epoch*.ckpt, the page shows all of them over the training",
-    )
+    add_recipe(parser, run=True)
+    add_checkpoint(parser, nargs="+")
     parser.add_argument("--figures", help="folder for index.html and the figures (default: beside the checkpoint)")
     parser.add_argument(
         "--image", nargs="+", type=Path, metavar="FILE", help="show these pictures, not test images, as examples"
@@ -56,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what it shows is shown beside",
     )
     parser.epilog = (
-        "To keep a checkpoint of each epoch: torchcaps train RECIPE --trainer.callbacks+=ModelCheckpoint "
-        "--trainer.callbacks.save_top_k=-1"
+        "With several checkpoints, the page shows all of them over the training. To keep one of each epoch: torchcaps "
+        "train RECIPE --trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1; then torchcaps explain "
+        "RECIPE --ckpt_path runs/RECIPE/version_0/checkpoints/epoch*.ckpt"
     )
 
 
@@ -67,8 +63,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     if options.samples < 2:
         raise BadInput(f"--samples must be at least 2, got {options.samples}")
-    training = build_training(options, overrides)
-    checkpoints = _checkpoints(options, training)
+    runs = [find_run(options, overrides, given) for given in options.ckpt_path or [None]]
+    training = build_run(options, overrides, runs[-1], "network.")
+    for other in runs[:-1]:
+        check_shapes(training, other)
+    checkpoints = _checkpoints(runs)
     folder = Path(options.figures) if options.figures else checkpoints[-1][1].parent.parent / "figures"
     with bad_data():
         samples = _samples(options, training)
@@ -91,13 +90,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     print(f"page: {page}")
 
 
-def _checkpoints(options: argparse.Namespace, training: "Training") -> list[tuple[str, Path]]:
+def _checkpoints(runs: list[Run]) -> list[tuple[str, Path]]:
     """Return labels and paths of the checkpoints in the order of the training; the same step of a run comes once."""
     found: dict[tuple[int, Path], tuple[int, Path]] = {}
-    for given in options.ckpt_path or [None]:
-        path, _ = find_checkpoint(options, training, given, "network.")
-        content = read_or_refuse(path, "global_step", "epoch")
-        found.setdefault((content["global_step"], path.parent), (content["epoch"] + 1, path))
+    for run in runs:
+        place = run.content["global_step"], run.checkpoint.parent
+        found.setdefault(place, (run.content["epoch"] + 1, run.checkpoint))
     by_epoch = len({epoch for epoch, _ in found.values()}) == len(found)
     return [
         (f"after epoch {epoch}" if by_epoch else f"after step {step:,}", path)
@@ -144,7 +142,7 @@ def _report(
         options.recipe,
         facts,
         [(label, partial(_load, training, path)) for label, path in checkpoints],
-        float(about.get("temperature") or 1.0),
+        about.get("temperature"),
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )
@@ -172,8 +170,7 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
         if path is None:
             raise BadInput(f"--shuffled: there is no checkpoint under {folder}")
     content = read_or_refuse(path, "state_dict")
-    values = values_of(path, content) or {}
-    if not values.get("data", {}).get("init_args", {}).get("shuffle_labels"):
+    if not values_of(path, content).get("data", {}).get("init_args", {}).get("shuffle_labels"):
         raise BadInput(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
     network = copy.deepcopy(training.model.network)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe_name
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.cli.table import print_table
 from torchcaps.utils.extras import needs
 
@@ -23,13 +23,9 @@ CALIBRATION, TESTED = 256, 10_000  # most images for --int8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps export`."""
-    add_recipe_name(parser)
+    add_recipe_name(parser, folders=True)
     parser.epilog = "The file is run before it is left: its outputs must be those of the network."
-    parser.add_argument(
-        "--ckpt_path",
-        help="checkpoint, or folder of `save_pretrained`; `best` or `last` of the newest run (default: best if it has "
-        "one, else last)",
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "--to",
         default="onnx",
@@ -52,8 +48,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     with needs("train"):
         from torchcaps.deploy import Trained
 
-    folder = Path(options.ckpt_path or "").is_dir() and options.ckpt_path
-    checkpoint = Path(folder) if folder else locate(options, options.ckpt_path)
+    checkpoint = locate(options, options.ckpt_path, folders=True)
     out = options.out or checkpoint.with_name(f"{checkpoint.stem}{'-int8' * options.int8}{ENDS[options.to]}")
     _check_place(out)
     with bad_data():
@@ -93,7 +88,7 @@ def _onnx(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
     from torchcaps.data import ImageData
 
     with needs("export"):
-        from torchcaps.deploy.int8 import compare, quantize
+        from torchcaps.deploy.onnx import compare, quantize
 
     if not isinstance(trained.data, ImageData):
         raise BadInput(f"--int8 is for networks of images, and {type(trained.data).__name__} has none")

@@ -1,9 +1,13 @@
 """List the models, their sizes, and the data sets for which the package has trained weights."""
 
 import argparse
+import re
+import textwrap
 
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
+
+HEADER, WIDTH = ("model", "parameters", "trained on", ""), 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +28,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         with torch.device("meta"):
             model = create_model(name)
         count = sum(p.numel() for p in model.parameters())
-        rows.append((name, f"{count:,}", ", ".join(list_weights(name)), describe_model(name)))
+        what = re.sub(r"[:,;]? [\d,]+ parameters.*", "", describe_model(name))
+        rows.append((name, f"{count:,}", ", ".join(list_weights(name)), what))
     if not rows:
         raise BadInput(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
-    print_table(("model", "parameters", "trained on", ""), rows)
+    left = WIDTH - sum(max(map(len, column)) + 1 for column in list(zip(HEADER, *rows, strict=True))[:3])
+    print_table(HEADER, [(*row[:3], textwrap.shorten(row[3], left, placeholder=" ...")) for row in rows])

@@ -5,18 +5,21 @@ import csv
 import hashlib
 import io
 import json
+import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe_name
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
-from torchcaps.utils.files import write_csv_whole
+from torchcaps.utils.files import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +39,7 @@ class Sample(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps predict`."""
-    add_recipe_name(parser)
+    add_recipe_name(parser, folders=True)
     parser.add_argument(
         "paths",
         nargs="+",
@@ -44,13 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pictures, folders of pictures, or tables (.csv, .tsv, .jsonl) with a column `file`; for a network of "
         "texts: tables, or files with a text in each line; - for standard input, with a path or a text in each line",
     )
-    parser.add_argument(
-        "--ckpt_path", help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last)"
-    )
+    add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
     parser.add_argument("--column", help="column of tables (default: `file`, or the column of texts in the training)")
     parser.add_argument("--batch_size", type=int, default=64, metavar="N", help="samples in a batch (default: 64)")
     parser.add_argument("--skip_bad", action="store_true", help="leave out pictures that cannot be read")
+    parser.add_argument(
+        "--part",
+        metavar="K/N",
+        help="predict the K-th of N parts of the samples, such as 3/8; whichever part is done last writes the table of "
+        "all (default: all samples; under torchrun, a part for each process)",
+    )
     parser.epilog = (
         "Each row has the sample, the likeliest class, its probability, and P(class) for each class. With --out, a "
         "prediction that was interrupted goes on where it stopped when the same command runs again."
@@ -66,7 +73,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput(f"--batch_size must be at least 1, got {options.batch_size}")
     if options.out and options.out.is_dir():
         raise BadInput(f"--out {options.out} is a folder: give the path of a .csv file")
-    path = locate(options, options.ckpt_path)
+    part, parts = _part(options)
+    path = locate(options, options.ckpt_path, folders=True)
     with bad_data(), _says_how_to_skip():
         trained = Trained.load(path, options.allow_code)
         if trained.values["model"].get("labels_per_image", 1) != 1:
@@ -75,17 +83,34 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         if not samples:
             raise BadInput(f"there is nothing to predict in {' '.join(options.paths)}")
         calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
-        print(f"torchcaps: {len(samples)} samples, {path}, {calibrated}", file=sys.stderr)
+        share = f", part {part} of {parts}" * (parts > 1)
+        print(f"torchcaps: {_count(samples, 'sample')}{share}, {path}, {calibrated}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(_header(trained))
             writer.writerows(_rows(options, trained, samples, skipped))
         else:
-            print(f"predictions: {_write_file(options, trained, path, samples, skipped)}")
+            _Table(options, trained, path, samples, part, parts).write(skipped)
     if skipped:
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        print(f"torchcaps: left out {len(skipped)} files: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
+        print(f"torchcaps: left out {_count(skipped, 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
+
+
+def _part(options: argparse.Namespace) -> tuple[int, int]:
+    """Return which part of how many this process predicts, counted from 1."""
+    rank, processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")  # of torchrun
+    by_torchrun = f"{int(rank) + 1}/{processes}" if rank.isdigit() and processes.isdigit() else "1/1"
+    numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", options.part or by_torchrun)
+    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise BadInput(f"--part must be K/N with K from 1 to N, such as 3/8, got {options.part}")
+    if int(numbers[2]) > 1 and (options.out is None or STANDARD_INPUT in options.paths):
+        raise BadInput("several parts need a file that they write together, and files to read: give --out, and no -")
+    return int(numbers[1]), int(numbers[2])
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 @contextmanager
@@ -200,62 +225,107 @@ def _rows(
             progress.update(bar, completed=index + 1)
 
 
-def _write_file(
-    options: argparse.Namespace,
-    trained: "Trained",
-    checkpoint: Path,
-    samples: Sequence[Sample],
-    skipped: list[str] | None,
-) -> Path:
-    """Write the rows to a hidden file beside `--out`, which keeps them if the command is interrupted, and rename it."""
-    out: Path = options.out
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.unfinished")
-    about = json.dumps({"checkpoint": _digest(checkpoint), "header": _header(trained)})
-    rows, done = _kept(partial, about, samples)
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([about])
-        writer.writerows(rows)
-        file.flush()
+class _Table:
+    """The table of `--out`, of one or several parts.
+
+    The rows of a part are in a hidden file beside the table, below a line that says of what they are: they are kept if
+    the command is interrupted. When all parts are whole, they are joined.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        trained: "Trained",
+        checkpoint: Path,
+        samples: Sequence[Sample],
+        part: int,
+        parts: int,
+    ) -> None:
+        self.options, self.trained, self.part = options, trained, part
+        self.samples = samples[len(samples) * (part - 1) // parts : len(samples) * part // parts]
+        self.header = _header(trained)
+        names = hashlib.sha256("\0".join(sample.name for sample in samples).encode("utf-8", "surrogatepass"))
+        about = {"checkpoint": _digest(checkpoint), "header": self.header, "samples": names.hexdigest()}
+        self.about = f"{json.dumps(about)}\n"
+        self.out: Path = options.out or Path()
+        self.files = [self.out.with_name(f".{self.out.name}.{k}-of-{parts}") for k in range(1, parts + 1)]
+
+    def write(self, skipped: list[str] | None) -> None:
+        """Write this part, unless it is there, and then the table if no part is missing."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        file = self.files[self.part - 1]
+        if not self._is_whole(file):
+            self._write_part(file, skipped)
+        missing = [str(k) for k, other in enumerate(self.files, 1) if not self._is_whole(other)]
+        if missing:
+            print(f"part {self.part} is whole; {self.out} is written when these are too: {', '.join(missing)}")
+            return
+        with suppress(FileNotFoundError):  # another part was as fast, and has joined them
+            write_whole(self.out, self._join)
+        for other in self.files:
+            other.unlink(missing_ok=True)
+        print(f"predictions: {self.out}")
+
+    def _is_whole(self, file: Path) -> bool:
+        with suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
+            return lines.readline() == self.about
+        return False
+
+    def _write_part(self, file: Path, skipped: list[str] | None) -> None:
+        unfinished = file.with_name(f"{file.name}.unfinished")
+        rows, left_out = self._kept(unfinished)
+        done = len(rows) + len(left_out)
+        if skipped is not None:
+            skipped += [f"{name}, before the interruption" for name in left_out]
         if done:
-            print(f"torchcaps: going on after {done} samples of {partial}", file=sys.stderr)
-        for count, row in enumerate(_rows(options, trained, samples[done:], skipped), 1):
-            writer.writerow(row)
+            print(f"torchcaps: going on after {done} samples of {unfinished}", file=sys.stderr)
+        with unfinished.open("w", encoding="utf-8", newline="") as opened:
+            opened.write(self.about)
+            writer = csv.writer(opened, lineterminator="\n")
+            writer.writerows(rows)
+            opened.flush()
+            for count, row in enumerate(_rows(self.options, self.trained, self.samples[done:], skipped), 1):
+                writer.writerow(row)
+                if count % self.options.batch_size == 0:
+                    opened.flush()
+            opened.flush()
+            os.fsync(opened.fileno())
+        unfinished.replace(file)
+
+    def _kept(self, unfinished: Path) -> tuple[list[list[str]], list[str]]:
+        """Return the whole rows that an interrupted command has left for the first samples of this part, and the names
+        of those among these samples that it has left out."""
+        try:
+            with unfinished.open(encoding="utf-8", newline="") as file:
+                first, text = file.readline(), file.read()
+            found = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True))
+        except FileNotFoundError:
+            return [], []
+        except (OSError, csv.Error, ValueError) as error:
+            print(f"torchcaps: {unfinished} is damaged ({one_line(error)}): starting anew", file=sys.stderr)
+            return [], []
+        if first != self.about:
+            print(f"torchcaps: {unfinished} is of another checkpoint or samples: starting anew", file=sys.stderr)
+            return [], []
+        rows: list[list[str]] = []
+        left_out: list[str] = []
+        for row in found:
+            start = len(rows) + len(left_out)
+            most = len(self.samples) if self.options.skip_bad else start + 1
+            place = next((i for i in range(start, most) if self.samples[i].name == row[0]), None)
+            if place is None or len(row) != len(self.header):
+                break
+            left_out += [sample.name for sample in self.samples[start:place]]
             rows.append(row)
-            if count % options.batch_size == 0:
-                file.flush()
-    write_csv_whole(out, _header(trained), rows)
-    partial.unlink()
-    return out
+        return rows, left_out
 
-
-def _kept(partial: Path, about: str, samples: Sequence[Sample]) -> tuple[list[list[str]], int]:
-    """Return the whole rows that an interrupted command has left for the first of these samples, and how many samples
-    these are."""
-    try:
-        with partial.open(encoding="utf-8", newline="") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError):
-        return [], 0
-    try:
-        first, *found = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]), strict=True)
-    except (csv.Error, ValueError) as error:
-        print(f"torchcaps: {partial} is damaged ({one_line(error)}): starting anew", file=sys.stderr)
-        return [], 0
-    if first != [about]:
-        print(f"torchcaps: {partial} is of another checkpoint: starting anew", file=sys.stderr)
-        return [], 0
-    columns = len(json.loads(about)["header"])
-    rows: list[list[str]] = []
-    done = 0
-    for row in found:
-        place = next((i for i in range(done, len(samples)) if samples[i].name == row[0]), None)
-        if place is None or len(row) != columns:
-            break
-        rows.append(row)
-        done = place + 1
-    return rows, done
+    def _join(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8", newline="") as table:
+            csv.writer(table, lineterminator="\n").writerow(self.header)
+            for part in self.files:
+                with part.open(encoding="utf-8", newline="") as rows:
+                    rows.readline()
+                    shutil.copyfileobj(rows, table)
 
 
 def _digest(path: Path) -> str:

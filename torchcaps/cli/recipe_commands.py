@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torchcaps.training.build import Training
 
 
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add RECIPE and its options, and take values of the recipe as options."""
-    add_recipe_name(parser)
+def add_recipe(parser: argparse.ArgumentParser, run: bool = False) -> None:
+    """Add RECIPE or RUN and its options, and take values of the recipe as options. See `add_recipe_name`."""
+    add_recipe_name(parser, run)
     model = parser.add_argument(
         "--model",
         metavar="NAME",
@@ -29,10 +29,22 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01"
 
 
-def add_recipe_name(parser: argparse.ArgumentParser) -> None:
-    """Add RECIPE, --small, --allow_code and --runs."""
+def add_recipe_name(parser: argparse.ArgumentParser, run: bool = True, folders: bool = False) -> None:
+    """Add RECIPE or RUN, --small, --allow_code and --runs.
+
+    Args:
+        parser: parser of the command.
+        run: whether the command needs a run: a recipe then means its newest one.
+        folders: whether it also takes folders of `save_pretrained`.
+    """
     recipe = parser.add_argument(
-        "recipe", metavar="RECIPE", help="name from `torchcaps recipes`, or path of a YAML file"
+        "recipe",
+        metavar="RUN" if run else "RECIPE",
+        help="folder of a run, such as runs/quickstart/version_0, or a checkpoint"
+        + ", or a folder of `save_pretrained`" * folders
+        + "; or a recipe, which means its newest run"
+        if run
+        else "name from `torchcaps recipes`, or path of a YAML file",
     )
     recipe.completer = complete_recipe  # type: ignore[attr-defined]
     parser.add_argument("--small", action="store_true", help="the version of the recipe for two CPU cores")
@@ -43,6 +55,16 @@ def add_recipe_name(parser: argparse.ArgumentParser) -> None:
         "their code",
     )
     add_runs(parser)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add --ckpt_path for commands that use a trained network."""
+    parser.add_argument(
+        "--ckpt_path",
+        help="`best`, `last`, or the path of a checkpoint (default: the best one of the run if it has one, else the "
+        "last)",
+        **options,
+    )
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
@@ -99,25 +121,27 @@ def load_requested(options: argparse.Namespace) -> "Recipe":
 
 
 def build_training(
-    options: argparse.Namespace, overrides: list[str], logs: bool = False, smoke: bool = False
+    options: argparse.Namespace,
+    overrides: list[str],
+    recipe: "Recipe",
+    folder: Path | None = None,
+    smoke: bool = False,
+    checkpoint: Path | None = None,
 ) -> "Training":
-    """Build the trainer, the model and the data of the recipe that was asked for.
+    """Build the trainer, the model and the data of a recipe.
 
     Args:
         options: the command's arguments.
         overrides: values of the recipe that were given as options.
-        logs: whether the trainer writes logs and checkpoints to a new folder of runs.
-        smoke: take two steps, see `Training`.
+        recipe: the recipe, or one with the values of a run.
+        folder, smoke, checkpoint: see `Training`.
     """
     with needs("train"):
         from torchcaps.training.build import Training
 
-    recipe = load_requested(options)
     try:
-        folder = runs_of(options, recipe) if logs else None
         overrides = [*network_overrides(options.model, recipe), *overrides]
-        from_checkpoint = getattr(options, "ckpt_path", None) is not None or options.command == "explain"
-        return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code, from_checkpoint)
+        return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code, checkpoint)
     except ValueError as error:
         raise BadInput(str(error)) from error
 

@@ -47,7 +47,7 @@ def _list(options: argparse.Namespace, names: list[str]) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from torchcaps.recipes.values import lines, with_source
+    from torchcaps.recipes.values import lines
     from torchcaps.reproduce.results import small_name, summary
 
     recipe = load_requested(options)
@@ -61,7 +61,7 @@ def _show(options: argparse.Namespace) -> None:
     print(f"# runs: {runs_of(options, recipe)}")
     shown = list(lines(recipe.values))
     if recipe.search is not None:
-        shown = [*lines({"search": with_source(recipe.search.written, recipe.search.source)}), *shown]
+        shown = [*lines({"search": recipe.search}), *shown]
     width = max((len(line) for line, source in shown if source and len(line) < 80), default=0)
     for line, source in shown:
         print(f"{line:{width}}  # {source}" if source else line)

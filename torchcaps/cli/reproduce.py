@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours", type=float, metavar="H", help="stop after this many hours (default: when all is done)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a run (default: as many as PyTorch takes)")
-    parser.add_argument(
-        "--list", action="store_true", help="show published, ours so far, what is left and how long it takes"
-    )
-    parser.add_argument(
-        "--measure", action="store_true", help="as --list, after a few steps of each row that was not measured before"
-    )
+    parser.add_argument("--list", action="store_true", help="show published, ours so far, and what is left")
     add_runs(parser)
 
 
@@ -55,15 +50,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput(f"--threads must be at least 1, got {threads}")
     if options.hours is not None and not options.hours > 0:
         raise BadInput(f"--hours must be more than 0, got {options.hours}")
-    torch.set_num_threads(threads)  # pace is known for each number of threads
 
     def say(text: str) -> None:
         print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
 
     try:
-        if options.measure:
-            queue.measure(root, names, threads, say)
-        if options.list or options.measure:
+        if options.list:
             print_table(queue.HEADER, queue.table(root, names))
         else:
             queue.reproduce(root, names, options.hours, threads, say)

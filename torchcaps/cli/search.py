@@ -1,20 +1,20 @@
-"""Search good values of a recipe, by many trainings, with Optuna or Ray."""
+"""Search good values of a recipe, by many trainings, with Optuna."""
 
 import argparse
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe, load_requested, runs_of
+from torchcaps.cli.recipe_commands import add_recipe, load_requested, network_overrides, runs_of
 from torchcaps.utils.extras import needs
 from torchcaps.utils.signals import Stopped
 
 if TYPE_CHECKING:
+    import optuna
+
     from torchcaps.search.plan import Plan
-    from torchcaps.search.trial import Trial
 
 HEAD = "search: {metric: val/accuracy, values: {model.optimizer.lr: {low: 0.0001, high: 0.01, log: true}}}"
 
@@ -23,143 +23,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps search`."""
     add_recipe(parser)
     parser.add_argument("--trials", type=int, metavar="N", help="number of trainings (default: that of the recipe)")
-    parser.add_argument(
-        "--with",
-        dest="engine",
-        choices=("optuna", "ray"),
-        help="what runs the trials: optuna, one after the other (the default), or ray, at the same time",
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--resume", action="store_true", help="go on with the newest search of this recipe")
+    ways.add_argument(
+        "--storage",
+        metavar="WHERE",
+        help="a journal file or the URL of a database, for a search that many machines share: the same command on each "
+        "of them begins the search, joins it or goes on with it",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the newest search of this recipe")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="with ray: trials at the same time (default: one on each GPU or core)"
-    )
-    parser.add_argument("--address", help="with ray: address of a running cluster, or auto (default: $RAY_ADDRESS)")
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Run the trials, and print the best values and where the results are."""
-    with needs("train"):
-        from torchcaps.search import plan as plans
-        from torchcaps.search.results import write_results
-
     recipe = load_requested(options)
     if recipe.search is None:
         raise BadInput(f"{options.recipe} has no head `search`: write a recipe that extends it and add {HEAD}")
-    for name in ("trials", "workers"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise BadInput(f"--{name} must be at least 1, got {getattr(options, name)}")
-    runs = runs_of(options, recipe)
-    plan = plans.Plan(
-        recipe,
-        overrides,
-        options.engine or "optuna",
-        options.trials or recipe.search.trials,
-        runs,
-        options.allow_code,
-    )
+    if options.trials is not None and options.trials < 1:
+        raise BadInput(f"--trials must be at least 1, got {options.trials}")
+    with needs("train"):
+        pass
+    from torchcaps.search.head import read_search
+    from torchcaps.search.plan import Plan
+    from torchcaps.search.results import write_results
+    from torchcaps.search.study import open_search, run_study
+
     with bad_data():
-        if options.resume:
-            plan = _resumed(options, plan, runs)
-        if plan.engine == "optuna" and (options.workers or options.address):
-            raise BadInput("--workers and --address are for --with ray: Optuna runs one trial after the other here")
-        _import(plan.engine)
-        plan = replace(plan, seed=plans.check(plan))
-        plan = plan if options.resume else plans.begin(plan, runs)
+        search, runs = read_search(recipe), runs_of(options, recipe)
+        overrides = [*network_overrides(options.model, recipe), *overrides]
+        plan = Plan(recipe, search, overrides, options.trials or search.trials, runs, options.allow_code)
+        plan, study = open_search(plan, runs, options.resume, options.storage)
+    print(f"search: {plan.folder}", flush=True)
     try:
-        with bad_data(), plans.alone(plan):
-            _run(options, plan)
-            paths = write_results(plan)
+        with bad_data():
+            run_study(plan, study, options.signals, lambda number: _after(plan, study, number))
+        paths = write_results(plan, study)
     except Stopped as stop:
-        stop.said += f"; to continue: {_resume_command(options, plan)}"
+        stop.said += f"; to continue: {_resume_command(options)}"
         raise
     except OSError as error:
-        raise BadInput(f"{error}; to continue: {_resume_command(options, plan)}") from error
-    finally:
-        plans.give_back(plan)
-    _print_best(options, plan, paths)
+        raise BadInput(f"{error}; to continue: {_resume_command(options)}") from error
+    _print_best(plan, study, paths)
 
 
-def _resumed(options: argparse.Namespace, plan: "Plan", runs: Path) -> "Plan":
-    """Return the plan of the newest search, with what it began with where nothing else is given."""
-    from torchcaps.search import plan as plans
+def _after(plan: "Plan", study: "optuna.Study", number: int) -> None:
+    """Write the results after a trial, and print a line about it."""
+    from torchcaps.search.results import STATES, best_of, metric_of, write_results
 
-    folder = plans.newest(runs)
-    if folder is None:
-        raise BadInput(f"no search under {runs}: leave out --resume to begin one")
-    about = plans.begun(folder)
-    plan = replace(
-        plan,
-        folder=folder,
-        engine=options.engine or about["with"],
-        overrides=plan.overrides or about["overrides"],
-    )
-    plans.check_same(plan)
-    return plan
+    write_results(plan, study)
+    trial, best = study.trials[number], best_of(study)
+    values = " ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+    metric = "" if metric_of(trial) is None else f" {plan.search.metric} {metric_of(trial):.4f}"
+    error = trial.user_attrs.get("error")
+    end = f": {error}" if error else "; the best so far" if best and best.number == number else ""
+    print(f"trial {number}: {values}:{metric} {STATES[trial.state]}{end}", flush=True)
 
 
-def _import(engine: str) -> None:
-    """Import what runs the trials, so that an error names the extra before anything is done."""
-    if engine == "ray":
-        import torchcaps.search.with_ray
-    else:
-        import torchcaps.search.with_optuna  # noqa: F401
+def _print_best(plan: "Plan", study: "optuna.Study", paths: list[Path]) -> None:
+    from torchcaps.search.results import best_of
 
-
-def _run(options: argparse.Namespace, plan: "Plan") -> None:
-    from torchcaps.search.results import write_results
-    from torchcaps.search.trial import best_of, read_trials
-
-    def after(trial: "Trial") -> None:
-        write_results(plan)
-        values = " ".join(f"{name}={_short(value)}" for name, value in trial.values.items())
-        metric = "" if trial.metric is None else f" {plan.search.metric} {trial.metric:.4f}"
-        said = "stopped" if not trial.is_finished else trial.state
-        best = best_of(plan, read_trials(plan))
-        end = f": {trial.error}" if trial.error else "; the best so far" if best == trial else ""
-        print(f"trial {trial.number}: {values}:{metric} {said}{end}", flush=True)
-
-    print(f"search: {plan.folder}", flush=True)
-    if plan.engine == "ray":
-        from torchcaps.search.with_ray import search_with_ray
-
-        search_with_ray(plan, options.workers, options.address, after)
-    else:
-        from torchcaps.search.with_optuna import search_with_optuna
-
-        search_with_optuna(plan, options.signals, after)
-
-
-def _print_best(options: argparse.Namespace, plan: "Plan", paths: list[Path]) -> None:
-    from torchcaps.search.trial import best_of, read_trials
-
-    trials = read_trials(plan)
-    best = best_of(plan, trials)
+    trials, best = study.trials, best_of(study)
+    if running := [str(trial.number) for trial in trials if not trial.state.is_finished()]:
+        print(f"under way in other processes, or lost with them: {', '.join(f'trial {number}' for number in running)}")
     if best is None:
-        failed = next((trial for trial in reversed(trials) if trial.error), None)
-        why = f"; trial {failed.number} said: {failed.error}" if failed else ""
-        raise BadInput(f"none of {len(trials)} trials came to its end{why}")
-    print(f"best: trial {best.number}, {plan.search.metric} {best.metric:.4f}")
-    for name, value in best.values.items():
+        errors = [f"; trial {trial.number}: {error}" for trial in trials if (error := trial.user_attrs.get("error"))]
+        raise BadInput(f"none of {len(trials)} trials came to its end{''.join(errors[:1])}")
+    print(f"best: trial {best.number}, {plan.search.metric} {best.value:.4f}")
+    for name, value in best.params.items():
         print(f"  {name}: {_short(value)}")
     for path in paths:
         print(path)
-    finished = {trial.number for trial in trials if trial.is_finished}
-    if lost := sorted(set(range(plan.trials)) - finished):
-        numbers = ", ".join(map(str, lost))
-        raise BadInput(f"the processes of trials {numbers} were lost; to go on: {_resume_command(options, plan)}")
 
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _resume_command(options: argparse.Namespace, plan: "Plan") -> str:
+def _resume_command(options: argparse.Namespace) -> str:
     """Return the command that continues the search."""
     flags = [f"--{flag}" for flag in ("small", "allow_code") if getattr(options, flag)]
-    command = ["torchcaps", "search", options.recipe, "--resume", *flags]
-    for name in ("trials", "workers", "address"):
-        if getattr(options, name) is not None:
-            command += [f"--{name}", str(getattr(options, name))]
+    command = ["torchcaps", "search", options.recipe, *flags]
+    command += ["--storage", options.storage] if options.storage else ["--resume"]
+    if options.trials is not None:
+        command += ["--trials", str(options.trials)]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
     return shlex.join(command)

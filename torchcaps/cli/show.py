@@ -5,16 +5,14 @@ import os
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe_name
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.extras import needs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps show`."""
-    add_recipe_name(parser)
-    parser.add_argument(
-        "--ckpt_path", help="checkpoint; `best` or `last` of the newest run (default: best if it has one, else last)"
-    )
+    add_recipe_name(parser, folders=True)
+    add_checkpoint(parser)
     parser.add_argument("--port", type=int, metavar="N", help="port of the page (default: 7860, or another if taken)")
     parser.add_argument("--no_browser", action="store_true", help="print the page's address and open no browser")
     parser.epilog = "The page is for this machine alone, and nothing that is drawn or typed on it leaves the machine."
@@ -24,22 +22,26 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Serve the page until Ctrl-C."""
     if options.port is not None and not 1 <= options.port <= 65535:
         raise BadInput(f"--port must be from 1 to 65535, got {options.port}")
-    path = locate(options, options.ckpt_path)
+    path = locate(options, options.ckpt_path, folders=True)
     # Read when Gradio and huggingface_hub are imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    _say(f"reading {path}")
     with needs("train"):
         from torchcaps.deploy import Trained
     with bad_data():
         trained = Trained.load(path, options.allow_code)
+    _say("starting Gradio")
     from torchcaps.explain.live import app, listen, serve
 
     try:
         listening = listen(options.port)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise BadInput(
-            f"port {options.port} cannot be used ({error.strerror}): give another one, or leave out --port"
+            f"port {options.port} cannot be used ({reason}): give another one, or leave out --port"
         ) from None
+    _say("making the page, with test images if they are on this machine")
     with listening, bad_data():
         try:
             page = app(trained)
@@ -47,3 +49,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             raise BadInput(str(error)) from error
         print(f"page: http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
         serve(page, listening, not options.no_browser)
+
+
+def _say(text: str) -> None:
+    """Say what is done, in the long time before the page is there."""
+    print(f"torchcaps: {text}", flush=True)

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.checkpoints import can_be_resumed, find_checkpoint
+from torchcaps.cli.checkpoints import build_run, can_be_resumed, find_run, is_run, runs_of_run
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, run_test
+from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, load_requested, run_test, runs_of
 from torchcaps.utils.extras import needs
 from torchcaps.utils.processes import ends_together
 from torchcaps.utils.signals import Stopped
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps train`."""
     add_recipe(parser)
-    parser.add_argument("--ckpt_path", help="checkpoint to continue from, or `last` for the newest of this recipe")
+    parser.add_argument(
+        "--ckpt_path",
+        help="continue a run, with its values: `last` for the newest checkpoint of this recipe, or a path. A folder of "
+        "a run, or a checkpoint, in place of RECIPE does the same",
+    )
     parser.epilog = (
         f"{parser.epilog}. Your own data: torchcaps train own/images --data.folder FOLDER, with a folder of pictures "
         "for each class in it; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
@@ -40,10 +44,16 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     if options.compile:
         overrides = ["--model.compile=true", *overrides]
-    training = build_training(options, overrides, logs=True, smoke=options.smoke)
+    checkpoint = None
+    if options.ckpt_path is None and not is_run(options.recipe):
+        recipe = load_requested(options)
+        training = build_training(options, overrides, recipe, runs_of(options, recipe), options.smoke)
+    else:
+        resumed = find_run(options, overrides, options.ckpt_path or "last", resumed=True)
+        checkpoint, folder = resumed.checkpoint, runs_of_run(options, resumed)
+        training = build_run(options, overrides, resumed, "", folder=folder, smoke=options.smoke)
     try:
         check_test(training)
-        checkpoint = None if options.ckpt_path is None else find_checkpoint(options, training, options.ckpt_path, "")[0]
         if training.trainer.is_global_zero:
             print(f"trains {training.what()}")
         with bad_data(), can_be_resumed(checkpoint), ends_together(training.trainer):

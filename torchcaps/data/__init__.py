@@ -12,15 +12,15 @@ with needs("train"):
     from torchcaps.data.encoder import Encoder
     from torchcaps.data.expanded_mnist import ExpandedMNIST
     from torchcaps.data.files import DataError
-    from torchcaps.data.hardest import hardest_classes
     from torchcaps.data.image_folder import ImageFolder
     from torchcaps.data.imagenet import ImageNet
     from torchcaps.data.images import ImageData
     from torchcaps.data.labeled import LabeledData
-    from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
+    from torchcaps.data.mnist import MNIST, FashionMNIST
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
     from torchcaps.data.pictures import read_picture
-    from torchcaps.data.smallnorb import SmallNORB, read_norb
+    from torchcaps.data.published import Published
+    from torchcaps.data.smallnorb import SmallNORB
     from torchcaps.data.sst import SST
     from torchcaps.data.stereo import Metadata, StereoData
     from torchcaps.data.svhn import SVHN
@@ -51,15 +51,13 @@ __all__ = [
     "LabeledData",
     "Metadata",
     "MultiMNIST",
+    "Published",
     "SmallNORB",
     "StereoData",
     "StereoToys",
     "Table",
     "TextData",
     "TextTable",
-    "hardest_classes",
-    "read_idx",
-    "read_norb",
     "read_picture",
     "read_table",
 ]

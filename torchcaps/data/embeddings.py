@@ -1,47 +1,48 @@
 """Embeddings of texts on disk: kept once computed, memory-mapped when used."""
 
 import hashlib
-import json
-import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from torchcaps.data.files import DataError
 from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import write_whole
-
-# A record of the index: the text's key, the row of its first token in states.f16, and its number of tokens.
-RECORD = np.dtype([("key", "V16"), ("start", "<i8"), ("tokens", "<i8")])
 
 
 class Embeddings:
-    """Memory-mapped float16 embeddings of n texts. Pickling stores the path, not the data.
+    """Memory-mapped float16 embeddings of n texts. Pickling stores the paths, not the data.
 
-    Attributes:
-        states: embeddings of all tokens in the store, `(tokens, layers, width)` float16, memory-mapped.
-        start: index in `states` of each text's first token, `(n,)`.
-        tokens: number of tokens of each text, `(n,)`.
+    Args:
+        files: files of an `EmbeddingStore`.
+        places: index of a text's file, index of its first token in it, and its number of tokens, `(n, 3)`.
     """
 
     @checked
-    def __init__(self, path: Path, shape: tuple[int, int, int], start: np.ndarray, tokens: np.ndarray) -> None:
-        self._path, self._shape, self.start, self.tokens = path, shape, start, tokens
-
-    @cached_property
-    def states(self) -> np.ndarray:
-        return np.memmap(self._path, np.float16, mode="r", shape=self._shape)
+    def __init__(self, files: list[Path], places: np.ndarray) -> None:
+        self._files, self._places = files, places
+        self._opened: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "states"}
+        return {**self.__dict__, "_opened": {}}
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Number of tokens of each text, `(n,)`."""
+        return self._places[:, 2]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of layers, and width of an embedding."""
+        _, layers, width = self._states(self._places[0, 0]).get_shape()
+        return layers, width
 
     def padded(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return a batch of texts.
@@ -50,20 +51,24 @@ class Embeddings:
             Embeddings `(batch, longest, layers, width)` float16, 0 for padding, and a mask `(batch, longest)` float32,
             1 for a token and 0 for padding.
         """
-        tokens = self.tokens[indices]
-        embeddings = np.zeros((len(indices), tokens.max(), *self.states.shape[1:]), np.float16)
-        for text_states, start, count in zip(embeddings, self.start[indices], tokens, strict=True):
-            text_states[:count] = self.states[start : start + count]
-        mask = np.arange(tokens.max()) < tokens[:, None]
-        return torch.from_numpy(embeddings), torch.from_numpy(mask.astype(np.float32))
+        tokens = torch.from_numpy(self.tokens[indices])
+        longest = int(tokens.max())
+        embeddings = torch.zeros(len(indices), longest, *self.sizes, dtype=torch.float16)
+        for states, (file, start, count) in zip(embeddings, self._places[indices].tolist(), strict=True):
+            states[:count] = self._states(file)[start : start + count]
+        return embeddings, (torch.arange(longest) < tokens[:, None]).float()
+
+    def _states(self, file: int) -> Any:
+        if file not in self._opened:
+            self._opened[file] = safe_open(self._files[file], "pt").get_slice("states")
+        return self._opened[file]
 
 
 class EmbeddingStore:
     """A folder with embeddings of texts, to which more can be added.
 
-    `add` first writes embeddings to `states.f16`. Only when they are on the disk does it write their records to
-    `index.bin`. Everything in the index is therefore complete, and reading needs no lock. Adding takes a lock; it first
-    removes what an interrupted process has left beyond the end of the index.
+    Each `add` writes one file, completely or not at all. Reading and adding therefore need no lock, and two processes
+    may add at once; a text that both add is kept twice.
 
     Embeddings of a text that was cut are kept apart from those of the whole text.
 
@@ -77,52 +82,34 @@ class EmbeddingStore:
 
     def __init__(self, folder: Path, takes_cut: bool = False) -> None:
         self.folder, self.takes_cut = folder, takes_cut
-        self._about, self._index, self._states = folder / "about.json", folder / "index.bin", folder / "states.f16"
-        self._where: dict[bytes, tuple[int, int]] = {}  # of a text's key: first token, number of tokens
-        self._shape: tuple[int, int] | None = None  # layers, width
-        self._count, self._end = 0, 0  # texts and tokens
+        self._files: list[Path] = []
+        self._places: dict[bytes, tuple[int, int, int]] = {}  # of a text's key: file, first token, number of tokens
 
     def read(self) -> None:
-        """Read what is new in the index."""
-        if not self._index.exists():
-            return
-        records = np.fromfile(self._index, RECORD, offset=self._count * RECORD.itemsize)  # without an unfinished last
-        ends = self._end + records["tokens"].cumsum()
-        self._count, self._end = self._count + len(records), int(ends[-1]) if len(records) else self._end
-        if (records["tokens"] < 1).any() or (records["start"] != ends - records["tokens"]).any():
-            raise self._damaged(self._index, "its records do not follow each other")
-        try:
-            about = json.loads(self._about.read_text(encoding="utf-8"))
-            self._shape = int(about["layers"]), int(about["width"])
-            size = self._states.stat().st_size
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._damaged(self._about, f"it or states.f16 cannot be read ({type(error).__name__})") from None
-        if size < self._bytes():
-            raise self._damaged(self._states, "it is shorter than the index says")
-        where = zip(records["start"].tolist(), records["tokens"].tolist(), strict=True)
-        self._where.update(zip(records["key"].tolist(), where, strict=True))
-
-    @contextmanager
-    def adding(self) -> Iterator[None]:
-        """Lock the folder and read the index again: within this context `add` may be called. Other processes wait."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / "lock"):
-            self.read()
-            for path, size in ((self._states, self._bytes()), (self._index, self._count * RECORD.itemsize)):
-                if path.exists() and path.stat().st_size != size:
-                    os.truncate(path, size)
-            yield
+        """Read the files that are new in the folder."""
+        for path in sorted(set(self.folder.glob("[!.]*.safetensors")) - set(self._files)):
+            try:
+                with safe_open(path, "np") as part:
+                    keys, tokens = part.get_tensor("keys"), part.get_tensor("tokens")
+                    if part.get_slice("states").get_shape()[0] != tokens.sum() or len(keys) != len(tokens):
+                        raise ValueError("its numbers of tokens do not agree")
+            except Exception as error:  # damaged bytes make safetensors raise several kinds of errors
+                advice = "remove it to have its embeddings computed again"
+                raise DataError(f"{path}: cannot be read ({one_line(error)}): {advice}") from None
+            starts = tokens.cumsum() - tokens
+            for key, start, count in zip(keys, starts.tolist(), tokens.tolist(), strict=True):
+                self._places.setdefault(key.tobytes(), (len(self._files), start, count))
+            self._files.append(path)
 
     def __contains__(self, text: str) -> bool:
-        return self._find(text) is not None
+        return self._place(text) is not None
 
-    def _find(self, text: str) -> tuple[int, int] | None:
-        """Return a text's first token and number of tokens, or None if the store does not have it."""
-        found = self._where.get(_key(text))
-        return self._where.get(_key(text, cut=True)) if found is None and self.takes_cut else found
+    def _place(self, text: str) -> tuple[int, int, int] | None:
+        place = self._places.get(_key(text))
+        return self._places.get(_key(text, cut=True)) if place is None and self.takes_cut else place
 
     def add(self, texts: list[str], tokens: list[int], states: Tensor, cut: Sequence[bool] | None = None) -> None:
-        """Add texts. Call it within `adding()`.
+        """Add texts.
 
         Args:
             texts: texts that the store does not have.
@@ -130,36 +117,19 @@ class EmbeddingStore:
             states: embeddings of all these tokens, `(sum(tokens), layers, width)` float16.
             cut: whether each text was cut to these tokens; None if none was.
         """
-        records = np.zeros(len(texts), RECORD)
-        keys = list(map(_key, texts, cut or [False] * len(texts)))
-        records["key"] = keys
-        records["tokens"] = tokens
-        records["start"] = self._end + np.cumsum([0, *tokens[:-1]])
-        if self._shape is None:
-            self._shape = states.shape[1], states.shape[2]
-            about = json.dumps({"layers": states.shape[1], "width": states.shape[2]})
-            write_whole(self._about, lambda unfinished: unfinished.write_text(about, encoding="utf-8"))
-        for path, content in ((self._states, states.numpy()), (self._index, records)):
-            with path.open("ab") as file:
-                file.write(content.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-        for key, start, count in zip(keys, records["start"].tolist(), tokens, strict=True):
-            self._where[key] = start, count
-        self._count, self._end = self._count + len(texts), self._end + sum(tokens)
+        keys = b"".join(map(_key, texts, cut or [False] * len(texts)))
+        content = {
+            "keys": torch.frombuffer(bytearray(keys), dtype=torch.uint8).view(len(texts), -1),
+            "tokens": torch.tensor(tokens),
+            "states": states.contiguous(),
+        }
+        path = self.folder / f"{hashlib.sha256(keys).hexdigest()[:32]}.safetensors"
+        write_whole(path, lambda unfinished: save_file(content, unfinished))
+        self.read()
 
     def of(self, texts: Sequence[str]) -> Embeddings:
         """Return the embeddings of texts that the store has."""
-        assert self._shape is not None  # it has at least one text
-        where = np.array([self._find(text) for text in texts]).reshape(-1, 2)
-        return Embeddings(self._states, (self._end, *self._shape), where[:, 0], where[:, 1])
-
-    def _bytes(self) -> int:
-        """Return the size of `states.f16` that the index implies."""
-        return 2 * self._end * math.prod(self._shape or (0,))
-
-    def _damaged(self, path: Path, problem: str) -> DataError:
-        return DataError(f"{path}: {problem}: remove its folder to have the embeddings computed again")
+        return Embeddings(self._files, np.array([self._place(text) for text in texts]).reshape(-1, 3))
 
 
 def _key(text: str, cut: bool = False) -> bytes:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from torchcaps.data.encoder import identity, is_reachable
+from torchcaps.data.encoder import check_sizes, download_options, identity, quiet_download
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledData
@@ -36,27 +36,24 @@ class ImageEncoder:
     @checked
     def __init__(self, name: str, revision: str | None = None) -> None:
         with needs("text"):
-            from transformers import AutoModel, logging
+            from transformers import AutoModel
             from transformers.image_processing_base import ImageProcessingMixin
         self.name = str(Path(name).expanduser())
-        known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
+        commit = ""
         if not Path(self.name).is_dir():
-            self.name = name
-            known["revision"] = identity(name, revision).rpartition("@")[2]
-            known["local_files_only"] = not is_reachable(name, known["revision"])
-        logging.disable_progress_bar()
+            self.name, commit = name, identity(name, revision).rpartition("@")[2]
         try:
-            about, _ = ImageProcessingMixin.get_image_processor_dict(self.name, **known)
-            mean, std = (torch.tensor(about[key]).view(-1, 1, 1) for key in ("image_mean", "image_std"))
-            model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
-            size = model.config.image_size
+            with quiet_download():
+                options = download_options(self.name, commit)
+                about, _ = ImageProcessingMixin.get_image_processor_dict(self.name, **options)
+                mean, std = (torch.tensor(about[key]).view(-1, 1, 1) for key in ("image_mean", "image_std"))
+                model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **options)
+                size = model.config.image_size
         except Exception as error:  # transformers raises many kinds of errors for damaged files
             raise DataError(
                 f"{name} is not an encoder of images that transformers can load ({type(error).__name__}: "
                 f"{one_line(error)[:160]}): give one such as microsoft/beit-large-patch16-224"
             ) from None
-        finally:
-            logging.enable_progress_bar()
         self.size = (size, size) if isinstance(size, int) else tuple(size)
         self._mean, self._std, self._model = mean, std, model.eval().requires_grad_(False)
 
@@ -139,14 +136,7 @@ class EncodedImages(LabeledData):
         if self.val_set is None and self.images.val_set is not None:
             self.val_set = self._with_labels(self.images.val_set, "validate")
         self.test_set = self.images.test_set
-        network = getattr(getattr(self.trainer, "lightning_module", None), "network", None)
-        wanted = getattr(network, "layers", None), getattr(network, "width", None)
-        if None not in wanted and self._encoder.sizes != wanted:
-            layers, width = self._encoder.sizes
-            raise DataError(
-                f"the encoder {self.encoder} has {layers} layers of {width}, and the network takes {wanted[0]} of "
-                f"{wanted[1]}: set model.network.layers={layers} and model.network.width={width}"
-            )
+        check_sizes(self.encoder, self.trainer, lambda: self._encoder.sizes)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
         return super().val_dataloader() if self.images.val_size else []

@@ -4,8 +4,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ class Encoder:
     tokenizer makes the tokens, special ones included. Some tokenizers, such as GPT-2's, put no special token at the
     end; a text then gets the end-of-text token, as in the code of Heinsen 2019.
 
-    Each text is embedded once and kept in half precision, in a folder for the model and its revision that all data sets
-    share. An interrupted run keeps what it has computed, and a second run waits for the first. The processes of one run
-    divide the new texts among themselves. The model is loaded only if there is a new text.
+    Each text is embedded once and kept in half precision, in an `EmbeddingStore` for the model and its revision, which
+    all data sets share. An interrupted run keeps what it has computed, and a second run waits for the first. The
+    processes of one run divide the new texts among themselves. The model is loaded only if there is a new text.
 
     Args:
         name: name of a model on the Hugging Face Hub, or path of a folder with a model.
@@ -128,10 +128,14 @@ class Encoder:
             any_process(False)
         store.read()
 
-    def _alone(self) -> FileLock:
-        """Return a lock for a run that computes embeddings."""
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other run computes embeddings, and remove what a killed one has left unfinished."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder / "run.lock")
+        with FileLock(self.folder / "run.lock"):
+            for path in self.folder.glob(".*.unfinished.safetensors"):
+                path.unlink(missing_ok=True)
+            yield
 
     @torch.inference_mode()
     def _compute(self, texts: list[str], store: EmbeddingStore, device: torch.device | None = None) -> None:
@@ -157,26 +161,20 @@ class Encoder:
                     raise DataError(f"{self.name} has hidden states that are NaN or too large for half precision")
                 if not progress.tasks[bar].completed:
                     self._check_room(total * states[0].numel() * 2)
-                with store.adding():
-                    store.add([texts[i] for i in batch], tokens, states, [cut[i] for i in batch])
+                store.add([texts[i] for i in batch], tokens, states, [cut[i] for i in batch])
                 progress.advance(bar, sum(tokens))
 
     def _load(self) -> tuple[Any, Any]:
         """Return the model, in evaluation mode and single precision, and its tokenizer."""
-        from transformers import AutoModel, AutoTokenizer, logging
+        from transformers import AutoModel, AutoTokenizer
 
-        logging.disable_progress_bar()
         try:
-            known: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
-            if not Path(self.name).is_dir():
-                known["revision"] = self.revision.rpartition("@")[2]
-                known["local_files_only"] = not is_reachable(self.name, known["revision"])
-            tokenizer = AutoTokenizer.from_pretrained(self.name, **known)
-            model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **known)
+            with quiet_download():
+                options = download_options(self.name, self.revision.rpartition("@")[2])
+                tokenizer = AutoTokenizer.from_pretrained(self.name, **options)
+                model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **options)
         except Exception as error:  # transformers raises many kinds of errors for damaged files
             raise _no_model(self.name, error) from None
-        finally:
-            logging.enable_progress_bar()
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
         return model.eval(), tokenizer
@@ -262,6 +260,47 @@ def is_reachable(name: str, revision: str | None) -> bool:
     except Exception:  # huggingface_hub has used requests and httpx, which have errors of their own
         return False
     return True
+
+
+@contextmanager
+def quiet_download() -> Iterator[None]:
+    """Let transformers show no bars within this context."""
+    from transformers import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def download_options(name: str, commit: str) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for a folder, or for the commit of a model on the Hub."""
+    options: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
+    if not Path(name).is_dir():
+        options |= {"revision": commit, "local_files_only": not is_reachable(name, commit)}
+    return options
+
+
+def check_sizes(name: str, trainer: Trainer | None, sizes: Callable[[], tuple[int, int]]) -> None:
+    """Check that a Trainer's network takes the states of an encoder.
+
+    Args:
+        name: name of the encoder.
+        trainer: the Trainer, or None.
+        sizes: function that returns the encoder's number of layers and width. It is called if the network says what it
+            takes.
+
+    Raises:
+        DataError: the network takes other states.
+    """
+    network = getattr(getattr(trainer, "lightning_module", None), "network", None)
+    wanted = getattr(network, "layers", None), getattr(network, "width", None)
+    if None not in wanted and (given := sizes()) != wanted:
+        raise DataError(
+            f"the encoder {name} has {given[0]} layers of {given[1]}, and the network takes {wanted[0]} of "
+            f"{wanted[1]}: set model.network.layers={given[0]} and model.network.width={given[1]}"
+        )
 
 
 def _packaged(name: str, revision: str | None) -> str | None:

@@ -44,8 +44,8 @@ class ExpandedMNIST(MNIST):
     image has a fixed place.
 
     Args:
-        root: folder of data sets; by default the environment variable TORCHCAPS_DATA. The files are MNIST's.
-        options: options of `ImageData` but `shift`.
+        root: see `Published`. The files are MNIST's.
+        options: options of `Published` and `ImageData` but `shift`.
 
     Raises:
         DataError: see `MNIST`.

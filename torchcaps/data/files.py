@@ -2,7 +2,9 @@
 
 import os
 import textwrap
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,25 @@ class DataError(RuntimeError):
         # A DataLoader raises a worker's error again, with the worker's traceback as the message: keep only our line,
         # which is at its end.
         super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].strip())
+
+
+_present_only: ContextVar[bool] = ContextVar("present_only", default=False)
+
+
+@contextmanager
+def present_files_only() -> Iterator[None]:
+    """Within this context, data sets download and render nothing: a missing file is a DataError."""
+    token = _present_only.set(True)
+    try:
+        yield
+    finally:
+        _present_only.reset(token)
+
+
+def check_may_make(path: Path) -> None:
+    """Raise DataError if a missing file must not be made now."""
+    if _present_only.get():
+        raise DataError(f"{path} is not there")
 
 
 def own_folder(root: str | None, folder: str) -> Path | None:
@@ -33,10 +54,8 @@ def own_folder(root: str | None, folder: str) -> Path | None:
 class CanonicalFile:
     """A published file of a data set, with its hash.
 
-    It is read from `<root>/<folder>/<name>`. If it is missing there, it is downloaded once into pooch's cache and
-    checked against its hash. A well-formed local file with another hash is used, with a warning. A corrupt one is an
-    error and is never replaced. The root is the folder of all data sets; None stands for the environment variable
-    TORCHCAPS_DATA.
+    Its place is `<root>/<folder>/<name>`. The root is the folder of all data sets; None stands for the environment
+    variable TORCHCAPS_DATA. A file that is missing there is downloaded once into pooch's cache.
 
     Args:
         folder, name: folder and name of the file below a root.
@@ -54,6 +73,11 @@ class CanonicalFile:
         """Name of the hash function: "md5" or "sha256"."""
         return {32: "md5", 64: "sha256"}[len(self.digest)]
 
+    @property
+    def advice(self) -> str:
+        """What to do about a wrong file."""
+        return "replace the file" + (", or remove it to have it downloaded" if self.urls else "")
+
     def place(self, root: str | None) -> Path | None:
         """Return the path of the user's own copy, which may not exist; None without a root."""
         folder = own_folder(root, self.folder)
@@ -64,22 +88,20 @@ class CanonicalFile:
         place = self.place(root)
         return place if place is not None and place.exists() else self._download(place)
 
-    def warn_of_other_hash(self, path: Path) -> None:
-        """Warn if a well-formed file does not have the published hash."""
-        found = pooch.file_hash(str(path), alg=self.algorithm)
-        if found != self.digest:
-            warnings.warn(
-                f"{path} has {self.algorithm} {found}, the published file has {self.digest}: it is used anyway",
-                stacklevel=3,
+    def check(self, path: Path) -> None:
+        """Raise DataError if the file at `path` does not have the published hash."""
+        digest = pooch.file_hash(str(path), alg=self.algorithm)
+        if digest != self.digest:
+            raise DataError(
+                f"{path}: has {self.algorithm} {digest}, and the published file has {self.digest}: {self.advice}; to "
+                "read it as it is, set data.check_hashes to false"
             )
-
-    def corrupt(self, path: Path, problem: str) -> DataError:
-        """Return the error to raise for a corrupt file at `path`."""
-        advice = "replace the file" + (", or remove it to have it downloaded" if self.urls else "")
-        return DataError(f"{path}: {problem}; the {self.algorithm} should be {self.digest}: {advice}")
 
     def _download(self, place: Path | None) -> Path:
         cache = pooch.os_cache("torchcaps") / self.folder
+        if _present_only.get() and (cache / self.name).exists():
+            return Path(cache / self.name)
+        check_may_make(cache / self.name)
         failures = []
         for url in self.urls:
             try:
@@ -92,5 +114,5 @@ class CanonicalFile:
         here = f"{place}" if place else f"DIR/{self.folder}/{self.name} and set TORCHCAPS_DATA=DIR"
         raise DataError(
             f"cannot download {self.name} ({self.algorithm} {self.digest}): put it at {here}; "
-            f"tried {', '.join(failures)}"
+            f"tried {', '.join(failures) or 'no address, it comes inside an archive'}"
         )

@@ -1,6 +1,5 @@
 """Pictures of one's own, in a folder for each class."""
 
-import csv
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import STAGES
 from torchcaps.data.notes import listed, say
 from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
-from torchcaps.data.splits import PARTS, SPLIT_COLUMNS, Part, split_by_class
+from torchcaps.data.splits import SPLIT_COLUMNS, Part, check_shares, read_split, split_by_class
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
 from torchcaps.utils.checks import check_choice, nearest
 from torchcaps.utils.files import write_csv_whole
@@ -86,10 +85,7 @@ class ImageFolder(ImageData):
     ) -> None:
         self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
         self.val_share, self.test_share = val_share, test_share
-        if val_share + test_share >= 1:
-            raise ValueError(
-                f"val_share and test_share must leave a part for training, got {val_share:g} and {test_share:g}"
-            )
+        check_shares(val_share, test_share)
         self._class_names = class_names
         if channels is None:
             channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
@@ -149,7 +145,12 @@ class ImageFolder(ImageData):
         """The part of each picture, by its path in the folder: "train", "val" or "test"."""
         files = self._files
         if self.split is not None:
-            return self._read_split(files)
+            written = read_split(self.split)
+            for path in written.keys() - files.keys():
+                raise DataError(f"{self.split}: has {path}, which is not in {self.folder}: give the split of its files")
+            if new := len(files) - len(written):
+                say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
+            return {path: part for path, (_, part) in written.items()}
         found = {path: self._part_of(path) for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         open_parts = {part: share for part, share in shares.items() if part not in found.values()}
@@ -172,25 +173,6 @@ class ImageFolder(ImageData):
         samples = self._loaded(stage)
         assert isinstance(samples, PictureSet)
         return samples.names.tolist()
-
-    def _read_split(self, files: dict[str, str]) -> dict[str, Part]:
-        assert self.split is not None
-        try:
-            rows = list(csv.DictReader(Path(self.split).expanduser().read_text(encoding="utf-8").splitlines()))
-            found: dict[str, Any] = {row["file"]: row["part"] for row in rows}
-        except (OSError, UnicodeDecodeError, KeyError, csv.Error) as error:
-            raise DataError(
-                f"{self.split}: cannot be read ({type(error).__name__}): expected the split.csv of a run, with columns "
-                "file, class and part"
-            ) from None
-        for path, part in found.items():
-            if path not in files:
-                raise DataError(f"{self.split}: has {path}, which is not in {self.folder}: give the split of its files")
-            if part not in PARTS:
-                raise DataError(f"{self.split}: the part of {path} is {part!r}: expected {', '.join(PARTS)}")
-        if new := len(files) - len(found):
-            say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
-        return found
 
     def _set(self, part: Part) -> PictureSet:
         labels = {name: label for label, name in enumerate(self.names)}

@@ -1,10 +1,10 @@
 """ImageNet, or any photographs in one folder per class: read from their files batch by batch."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,42 +14,29 @@ from torch import Tensor
 from torchcaps.data.annotations import Region, find_object
 from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
-from torchcaps.data.labeled import Batch, LabeledSet
+from torchcaps.data.pictures import FileSet
 from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, checked
+from torchcaps.utils.checks import one_line
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles(LabeledSet):
-    """Labeled photographs, read from their files as squares: uint8 (n, 3, side, side).
+class ImageFiles(FileSet):
+    """Labeled photographs as squares, uint8 (n, 3, side, side).
 
     Args:
-        folder: folder with the files.
-        names: paths of the files in it, `<class>/<file>`, an array (n,).
-        labels: labels (n,) int64.
         side: side of the squares in pixels. The shorter side of a photograph is resized to it, and the middle of the
             longer one is kept.
         boxes: folder of annotations, or None. A photograph with an annotation is first cropped to its largest object.
         margin: see `find_object`.
     """
 
-    folder: Path
-    names: np.ndarray
-    labels: Tensor
     side: int
     boxes: Path | None
     margin: float
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        images = np.stack([self._read(self.names[index]) for index in indices])
-        return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), self.labels[indices]
-
-    def subset(self, indices: np.ndarray) -> Self:
-        return replace(self, names=self.names[indices], labels=self.labels[indices])
-
-    def _read(self, name: str) -> np.ndarray:
-        """Read one photograph, (side, side, 3) uint8."""
+    def read(self, name: str) -> Tensor:
         path = self.folder / name
         try:
             # catch_warnings is not safe with threads, but only one thread of a process reads images: the main one.
@@ -61,12 +48,13 @@ class ImageFiles(LabeledSet):
                         raise ValueError(f"its pixels are of mode {image.mode}")
                     pixels = image.convert("RGB")
         except Exception as error:  # damaged bytes make Pillow raise many kinds of errors
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = f"{type(error).__name__}: {one_line(error)}"
             raise DataError(f"{path}: is not a JPEG or PNG of 8 bits ({reason}): replace the file") from None
         region = self._object(name, pixels.size)
         if region is not None:
             pixels = pixels.crop(region)
-        return np.asarray(ImageOps.fit(pixels, (self.side, self.side), Image.Resampling.BILINEAR))
+        square = np.array(ImageOps.fit(pixels, (self.side, self.side), Image.Resampling.BILINEAR))
+        return torch.from_numpy(square).permute(2, 0, 1)
 
     def _object(self, name: str, size: tuple[int, int]) -> Region | None:
         """Return the box of a photograph's largest object, if it has an annotation with one."""
@@ -109,8 +97,7 @@ class ImageNet(ImageData):
     Files may also end in .jpg or .png, in upper or lower case. Hidden files are ignored. `val` is the test set;
     `val_size` holds out images of `train`. Classes are numbered in the order of their folders' names.
 
-    h-ImageNet (Li et al. 2018, section 5: the 200 classes that are hardest for a ResNet-18) is a `class_list`; see
-    `torchcaps.data.hardest`.
+    h-ImageNet (Li et al. 2018, section 5) has 200 of the classes: `class_list="h-imagenet.txt"`, which torchcaps has.
 
     A photograph is resized (bilinear) until its shorter side is `resize`, and the middle of its longer side is kept.
     Loaders return these squares, uint8 (batch, 3, resize, resize). The Trainer's hook, or `augment`, `center` and
@@ -123,7 +110,7 @@ class ImageNet(ImageData):
         resize: side in pixels of the square from which it is cropped.
         class_list: text file with the classes to use, one name per line; the rest of a line after a `#` is a comment.
             Classes are numbered in the order of the file. None for all classes. A relative path starts from the working
-            directory, or else from `<root>/imagenet`.
+            directory, or else from `<root>/imagenet`, or else from the folder of this module.
         boxes: folder of annotations, see `find_object`; None for no boxes. Relative paths are as for `class_list`. The
             annotation of `<class>/<image>.JPEG` is `<class>/<image>.xml` or `<image>.xml`, in this folder or, if it has
             folders `train` and `val`, in these. An image with an annotation is cropped to its largest object.
@@ -215,11 +202,12 @@ class ImageNet(ImageData):
         return folder
 
     def _find(self, name: str) -> Path:
-        """Return a path relative to the working directory, or else to the folder of ImageNet."""
-        here, there = Path(name).expanduser(), self._folder / name
-        if not here.exists() and not there.exists():
-            raise DataError(f"neither {here} nor {there} exists: give the path of an existing one")
-        return here if here.exists() else there
+        """Return a path relative to the working directory, or else to the folder of ImageNet, or else to torchcaps."""
+        here, there, packaged = Path(name).expanduser(), self._folder / name, Path(__file__).parent / name
+        for path in (here, there, packaged):
+            if path.exists():
+                return path
+        raise DataError(f"neither {here} nor {there} exists: give the path of an existing one")
 
 
 def _shown(path: Path) -> bool:

@@ -107,14 +107,14 @@ class MultiMNIST(MNIST):
     or on the CPU without a Trainer or with workers.
 
     Args:
-        root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
+        root: see `Published`.
         epoch_size: number of training images in an epoch.
         test_size: number of test images, and of validation images if digits are held out.
         seed: seed of the training images.
         parts: whether batches have a third tensor, from which a decoder learns: the digit of each class alone, 0 for
             classes that are not in the image, float32 (batch, 10, 1, 36, 36). Not with `flip` or `resize`, which would
             not change this tensor.
-        options: options of `ImageData` but `shift`. `val_size` is a number of digits.
+        options: options of `Published` and `ImageData` but `shift`. `val_size` is a number of digits.
 
     Raises:
         ValueError: an argument is out of range.

@@ -5,12 +5,44 @@ from typing import Literal
 
 import numpy as np
 
+from torchcaps.data.files import DataError
+from torchcaps.data.table import read_table
+
 Part = Literal["train", "val", "test"]
 PARTS = ("train", "val", "test")
 SPLIT_COLUMNS = ("file", "class", "part")  # of a split that was written down
 LEAST = 3  # samples of a class that is split
 
 SEED = 0  # not the run's seed: all runs are tested on the same samples
+
+
+def check_shares(val_share: float, test_share: float) -> None:
+    """Raise a ValueError if the shares leave nothing for training."""
+    if val_share + test_share >= 1:
+        raise ValueError(
+            f"val_share and test_share must leave a part for training, got {val_share:g} and {test_share:g}"
+        )
+
+
+def read_split(name: str) -> dict[str, tuple[str, Part]]:
+    """Read a split that was written down, as a table with SPLIT_COLUMNS.
+
+    Returns:
+        The class and the part of each sample, by what the column "file" has for it.
+
+    Raises:
+        DataError: the file is no such table.
+    """
+    split: dict[str, tuple[str, Part]] = {}
+    for line, row in read_table(name).rows:
+        for column in SPLIT_COLUMNS:
+            if column not in row:
+                raise DataError(f"{name}: no column {column!r}: expected the split.csv of a run")
+        sample, label, part = (row[column] for column in SPLIT_COLUMNS)
+        if part not in PARTS:
+            raise DataError(f"{name} line {line}: the part of {sample} is {part!r}: expected {', '.join(PARTS)}")
+        split[sample] = label, part  # type: ignore[assignment]  # it is one of the parts
+    return split
 
 
 def split_by_class(keys: Sequence[str], classes: Sequence[str], shares: Mapping[Part, float]) -> list[Part]:

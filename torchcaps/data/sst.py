@@ -1,19 +1,18 @@
 """The Stanford Sentiment Treebank, read from its trees."""
 
 import re
-import warnings
 import zipfile
-import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.data.files import CanonicalFile, DataError, own_folder
+from torchcaps.data.files import CanonicalFile, own_folder
+from torchcaps.data.published import Published, unreadable
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import one_line
 
 LABELS = ["very negative", "negative", "neutral", "positive", "very positive"]
 NEUTRAL = 2
@@ -37,7 +36,7 @@ def read_tree(line: str) -> list[Phrase]:
     The whole sentence comes last.
 
     Raises:
-        DataError: the line does not have this format. The message does not name the file.
+        ValueError: the line does not have this format.
     """
     phrases: list[Phrase] = []
     opened: list[tuple[int, list[str]]] = []
@@ -45,27 +44,27 @@ def read_tree(line: str) -> list[Phrase]:
     while place < len(line):
         found = NODE.match(line, place)
         if found is None or (phrases and not opened and found.group().strip()):
-            raise DataError(
+            raise ValueError(
                 f"is not a tree from {line[place : place + 20]!r} on, expected one like (3 (2 Quite) (3 good))"
             )
         place = found.end()
         if found["label"]:
             if found["label"] not in ("0", "1", "2", "3", "4"):
-                raise DataError(f"holds label {found['label'][:20]}, expected 0 to 4")
+                raise ValueError(f"holds label {found['label'][:20]}, expected 0 to 4")
             opened.append((int(found["label"]), [found["token"]] if found["token"] else []))
         if found["token"] or found["end"]:
             if not opened or not opened[-1][1]:
-                raise DataError("closes a phrase that has no words")
+                raise ValueError("closes a phrase that has no words")
             label, tokens = opened.pop()
             phrases.append(Phrase(" ".join(tokens), label))
             if opened:
                 opened[-1][1].extend(tokens)
     if opened or not phrases:
-        raise DataError("ends before its tree is complete")
+        raise ValueError("ends before its tree is complete")
     return phrases
 
 
-class SST(TextData):
+class SST(Published, TextData):
     """Stanford Sentiment Treebank: 11,855 sentences of film reviews, with a sentiment label for every phrase.
 
     Source: R. Socher et al., Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank, EMNLP 2013;
@@ -80,21 +79,20 @@ class SST(TextData):
 
     The binary phrases come from all 8,544 trees, as in the author's code. The 6,920 trees alone have 67,349.
 
-    The files train.txt, dev.txt and test.txt, or the archive trainDevTestTrees_PTB.zip, are read from `<root>/sst`. If
-    they are missing, the archive is downloaded once into pooch's cache and checked against its published hash. Files
-    with another number of sentences are used, with a warning. A corrupt file is an error and is never replaced.
+    The files train.txt, dev.txt and test.txt, or the archive trainDevTestTrees_PTB.zip, are read from `<root>/sst`. The
+    archive has a published hash; the files have published numbers of sentences, which are checked in its place.
 
     In half precision the embeddings of all sets take 10 GB for an encoder of 7 layers of 384, and 170 GB for
     gpt2-large, 37 layers of 1,280. Those of whole sentences alone take an eighth of that.
 
     Args:
-        root: folder of data sets; by default the environment variable TORCHCAPS_DATA.
+        root: see `Published`.
         binary: whether there are two classes, negative and positive, without neutral texts, in place of five.
         phrases: whether to train on every phrase, or else on whole sentences.
-        options: see `TextData`.
+        options: see `Published` and `TextData`.
 
     Raises:
-        DataError: in `setup`, if a file or the encoder is corrupt or cannot be downloaded; see `Encoder`.
+        DataError: see `Published`, and `Encoder` for what `setup` raises.
     """
 
     archive = CanonicalFile(
@@ -106,24 +104,20 @@ class SST(TextData):
 
     @checked
     def __init__(self, root: str | None = None, binary: bool = False, phrases: bool = True, **options: Any) -> None:
-        super().__init__(**options)
-        self.root, self.binary, self.phrases = root, binary, phrases
+        super().__init__(root, **options)
+        self.binary, self.phrases = binary, phrases
         self.classes = 2 if binary else 5
 
     @property
     def names(self) -> list[str]:
         return ["negative", "positive"] if self.binary else LABELS
 
-    def prepare_data(self) -> None:
-        # Lightning calls this in one process per machine: the others wait instead of downloading too.
-        folder = own_folder(self.root, "sst")
-        if not folder or not any((folder / name).exists() for name, _ in FILES.values()):
-            self.archive.find(self.root)
+    def files(self) -> Iterable[CanonicalFile]:
+        return () if self._folder() else (self.archive,)
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
-        path, trees = self._trees(stage)
         every = stage == "fit" and self.phrases
-        chosen = [phrase for tree in trees for phrase in (tree if every else tree[-1:])]
+        chosen = [phrase for tree in self._trees(stage) for phrase in (tree if every else tree[-1:])]
         if self.binary:
             chosen = [Phrase(text, int(label > NEUTRAL)) for text, label in chosen if label != NEUTRAL]
         if every:
@@ -131,48 +125,30 @@ class SST(TextData):
             for text, label in chosen:
                 first.setdefault(text, label)
             chosen = list(map(Phrase._make, first.items()))
-        if not chosen:
-            raise DataError(f"{path}: {FILES[stage][0]} has neutral texts only: replace the file")
         return [text for text, _ in chosen], torch.tensor([label for _, label in chosen])
 
-    def _trees(self, stage: str) -> tuple[Path, list[list[Phrase]]]:
-        """Return the path of a stage's file and the phrases of each of its trees."""
-        path, raw = self._find(stage)
-        name, count = FILES[stage]
-        where = f"{path}: {name}" if path.name != name else f"{path}:"
-        try:
-            lines = raw.decode("utf-8").replace("\r\n", "\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where} is not UTF-8 at byte {error.start}: replace the file") from None
-        trees = []
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    trees.append(read_tree(line))
-                except DataError as error:
-                    raise DataError(f"{where} line {number} {error}: replace the file") from None
-        if not trees:
-            raise DataError(f"{where} has no tree: replace the file")
-        if len(trees) != count:
-            warnings.warn(
-                f"{where} has {len(trees)} trees, the published file {count}: it is used anyway", stacklevel=2
-            )
-        return path, trees
-
-    def _find(self, stage: str) -> tuple[Path, bytes]:
-        """Return the path of a stage's file, or of the archive that has it, and the file's content."""
-        name = FILES[stage][0]
+    def _folder(self) -> Path | None:
+        """Return the user's folder if it has a file of trees."""
         folder = own_folder(self.root, "sst")
-        if folder and (folder / name).exists():
-            try:
-                return folder / name, (folder / name).read_bytes()
-            except OSError as error:
-                raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
-        path = self.archive.find(self.root)
+        return folder if folder and any((folder / name).exists() for name, _ in FILES.values()) else None
+
+    def _trees(self, stage: str) -> list[list[Phrase]]:
+        """Return the phrases of each tree of a stage's file."""
+        name, count = FILES[stage]
+        if (folder := self._folder()) is None:
+            return self.read_file(self.archive, lambda path: _trees(zipfile.ZipFile(path).read(f"trees/{name}")))
         try:
-            with zipfile.ZipFile(path) as archive:
-                raw = archive.read(f"trees/{name}")
-        except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise self.archive.corrupt(path, f"cannot be read: {one_line(error)}") from None
-        self.archive.warn_of_other_hash(path)
-        return path, raw
+            trees = _trees((folder / name).read_bytes())
+            if self.check_hashes and len(trees) != count:
+                raise ValueError(f"it has {len(trees)} trees, and the published file {count}")
+        except Exception as error:
+            advice = "replace the file; to read another number of trees, set data.check_hashes to false"
+            raise unreadable(folder / name, error, advice) from None
+        return trees
+
+
+def _trees(raw: bytes) -> list[list[Phrase]]:
+    trees = [read_tree(line) for line in raw.decode("utf-8").replace("\r\n", "\n").split("\n") if line.strip()]
+    if not trees:
+        raise ValueError("it has no tree")
+    return trees

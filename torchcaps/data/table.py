@@ -4,21 +4,21 @@ import csv
 import io
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from torchcaps.data.files import DataError
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import nearest
+from torchcaps.utils.checks import nearest, one_line
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TAB_SUFFIXES = (".tsv", ".tab")
 DELIMITERS = ",;\t"
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
-MOST_CHARACTERS = 2**31 - 1  # in a field; the csv module refuses more than 131,072 by default
+BREAK = re.compile("\r\n|\r|\n")
 EXPECTED = "a line with the names of the columns, and a line for each row"
 
 
@@ -126,61 +126,46 @@ def _separated(text: str, name: str, delimiter: str) -> tuple[list[str], list[Ro
     if delimiter == "\t":
         # Many programs write tabs without a rule for quotes, and a quote that is never closed would take in other rows.
         with suppress(DataError):
-            columns, rows = _rows(text, name, delimiter, csv.QUOTE_NONE)
-            return list(map(_unquoted, columns)), [
-                Row(line, {_unquoted(column): _unquoted(value) for column, value in values.items()})
-                for line, values in rows
-            ]
-    return _rows(text, name, delimiter, csv.QUOTE_MINIMAL)
+            return _rows(_frame(text, name, delimiter, csv.QUOTE_NONE).map(_unquoted), name)
+    return _rows(_frame(text, name, delimiter, csv.QUOTE_MINIMAL), name)
 
 
 def _unquoted(value: str) -> str:
     return value[1:-1].replace('""', '"') if QUOTED.fullmatch(value) else value
 
 
-def _rows(text: str, name: str, delimiter: str, quoting: Any) -> tuple[list[str], list[Row]]:
-    columns: list[str] | None = None
-    rows = []
-    for line, values in _records(text, name, delimiter, quoting):
-        if columns is None:
-            columns = [value.strip() for value in values]
-            twice = [column for column, count in Counter(columns).items() if column and count > 1]
-            if twice:
-                raise DataError(f"{name} line {line}: has two columns {twice[0]!r}: give each a name of its own")
-            continue
-        if len(values) != len(columns):
-            shown = {"\t": "a tab"}.get(delimiter, repr(delimiter))
-            raise DataError(
-                f"{name} line {line}: has {_count(len(values), 'value')}, and the first line names "
-                f"{_count(len(columns), 'column')}: separate values by {shown}, and put a value that has one in it in "
-                'quotes "..."'
-            )
-        rows.append(Row(line, dict(zip(columns, values, strict=True))))
-    return columns or [], rows
-
-
-def _records(text: str, name: str, delimiter: str, quoting: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the values of each record that is not empty."""
-    limit = csv.field_size_limit(MOST_CHARACTERS)
+def _frame(text: str, name: str, delimiter: str, quoting: Any) -> pd.DataFrame:
+    """Return the values of the lines that are not empty, by the number of the line; the first are the columns."""
+    content = text.lstrip("\r\n")
+    advice = 'separate values alike, put a value with a separator or a quote in quotes "...", and double these quotes'
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
-        while True:
-            line = reader.line_num + 1
-            try:
-                values = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                problem = str(error)
-                if "end of data" in problem:
-                    problem = "a quote is opened and never closed"
-                elif "expected after" in problem:
-                    problem = 'a quote within a quoted value is not doubled ("")'
-                raise DataError(f"{name} line {line}: {problem}: correct the line") from None
-            if values:
-                yield line, values
-    finally:
-        csv.field_size_limit(limit)
+        frame = pd.read_csv(
+            io.StringIO(content, newline=""),
+            sep=delimiter,
+            quoting=quoting,
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,  # they count as lines
+            engine="python",  # unlike the one in C it refuses wrong quotes, and shows which lines are short
+        )
+    except pd.errors.ParserError as error:
+        raise DataError(f"{name}: is no table ({one_line(error)}): {advice}") from None
+    breaks = frame.apply(lambda column: column.str.count(BREAK)).sum(axis=1).astype(int)
+    frame.index = (breaks + 1).cumsum().shift(fill_value=0) + 1 + len(BREAK.findall(text[: len(text) - len(content)]))
+    frame = frame.dropna(how="all")
+    for line in frame.index[frame.isna().any(axis=1)]:
+        raise DataError(f"{name} line {line}: has too few values, the first line has {frame.shape[1]}: {advice}")
+    return frame
+
+
+def _rows(frame: pd.DataFrame, name: str) -> tuple[list[str], list[Row]]:
+    columns = frame.iloc[0].str.strip().tolist()
+    for column in columns:
+        if column and columns.count(column) > 1:
+            raise DataError(f"{name}: has two columns {column!r}: give each a name of its own")
+    rows = frame.iloc[1:].itertuples(name=None)
+    return columns, [Row(line, dict(zip(columns, values, strict=True))) for line, *values in rows]
 
 
 def _json_lines(text: str, name: str) -> tuple[list[str], list[Row]]:
@@ -190,24 +175,12 @@ def _json_lines(text: str, name: str) -> tuple[list[str], list[Row]]:
         if not content.strip():
             continue
         try:
-            found = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", "its values are nested too deeply or too long")
-            hint = ""
-            if content.strip() in ("{", "["):
-                hint = "; one value that spans many lines must be written with an object in each line"
+            values = {key: _as_text(value) for key, value in json.loads(content).items()}
+            "".join((*values, *values.values())).encode()  # half of a character cannot be encoded
+        except (ValueError, RecursionError, AttributeError) as error:
             raise DataError(
-                f"{name} line {line}: is not JSON ({reason}): expected an object in each line, such as "
-                f'{{"text": "...", "label": "..."}}{hint}'
-            ) from None
-        if not isinstance(found, dict):
-            raise DataError(f'{name} line {line}: is no object: expected a line such as {{"text": "...", ...}}')
-        values = {key: _as_text(value) for key, value in found.items()}
-        try:
-            "".join((*values, *values.values())).encode()
-        except UnicodeEncodeError:
-            raise DataError(
-                f"{name} line {line}: has half of a character (\\ud800 to \\udfff alone): remove it"
+                f"{name} line {line}: is no object in JSON ({one_line(error)[:100]}): expected one in each line, such "
+                'as {"text": "...", "label": "..."}'
             ) from None
         columns = columns or list(values)
         rows.append(Row(line, dict.fromkeys(columns, "") | values))
@@ -218,7 +191,3 @@ def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.data.encoder import MINILM
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
-from torchcaps.data.splits import LEAST, PARTS, SPLIT_COLUMNS, Part, split_by_class
+from torchcaps.data.splits import LEAST, SPLIT_COLUMNS, Part, check_shares, read_split, split_by_class
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import Fraction, checked
@@ -86,10 +86,7 @@ class TextTable(TextData):
         **options: Any,
     ) -> None:
         super().__init__(encoder=encoder, **options)
-        if val_share + test_share >= 1:
-            raise ValueError(
-                f"val_share and test_share must leave a part for training, got {val_share:g} and {test_share:g}"
-            )
+        check_shares(val_share, test_share)
         if class_names is not None:
             _check_names(class_names)
         self.file, self.text, self.label = file, text, label
@@ -108,8 +105,8 @@ class TextTable(TextData):
 
     def facts(self) -> dict[str, Any]:
         some, classes = self._samples[0].text, self.classes
-        states = self._encoder.embed([some]).states
-        return {"classes": classes, "layers": states.shape[1], "width": states.shape[2]}
+        layers, width = self._encoder.embed([some]).sizes
+        return {"classes": classes, "layers": layers, "width": width}
 
     def found(self) -> dict[str, Any]:
         return {"class_names": self.names}
@@ -207,26 +204,19 @@ class TextTable(TextData):
         return [parts[sample.key] for sample in self._samples]
 
     def _read_split(self, name: str) -> list[Part]:
-        table = read_table(name)
-        for column in SPLIT_COLUMNS:
-            if column not in table.columns:
-                raise DataError(f"{name}: no column {column!r}: expected the split.csv of a run")
-        rows = {row.values["file"]: row for row in table.rows}
+        split = read_split(name)
         parts: list[Part] = []
         for sample in self._samples:
-            row = rows.pop(str(sample.line), None)
-            if row is None or row.values["class"] != sample.label:
-                has = "is missing" if row is None else f"has the label {row.values['class']!r}"
+            label, part = split.pop(str(sample.line), (None, None))
+            if part is None or label != sample.label:
+                has = "is missing" if part is None else f"has the label {label!r}"
                 raise DataError(
                     f"{name}: line {sample.line} of {self.file}, with the label {sample.label!r}, {has} in this split: "
                     "give the split of this file, or none"
                 )
-            part = row.values["part"]
-            if part not in PARTS:
-                raise DataError(f"{name} line {row.line}: the part is {part!r}: expected {', '.join(PARTS)}")
-            parts.append(part)  # type: ignore[arg-type]
-        if rows:
-            raise DataError(f"{name}: {self.file} has no text in line {next(iter(rows))}: give the split of this file")
+            parts.append(part)
+        for line in split:
+            raise DataError(f"{name}: {self.file} has no text in line {line}: give the split of this file")
         return parts
 
     def _read(self, file: str) -> list[Sample]:

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchcaps.data.embeddings import Embeddings
-from torchcaps.data.encoder import Encoder
-from torchcaps.data.files import DataError
+from torchcaps.data.encoder import Encoder, check_sizes
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.order import ByLength, Order
 from torchcaps.utils.arguments import Count, CountOrZero, checked
@@ -108,7 +107,8 @@ class TextData(LabeledData):
         texts, labels = self.read(stage)
         some = self._chosen(len(texts))
         texts, labels = [texts[i] for i in some], labels[some]
-        self._check_network(texts[:1])
+        # On one text, because embedding all may take hours.
+        check_sizes(self.encoder, self.trainer, lambda: self._encoder.embed(texts[:1], self.trainer).sizes)
         return TextSet(self._encoder.embed(texts, self.trainer), labels)
 
     def _chosen(self, count: int) -> list[int]:
@@ -116,19 +116,6 @@ class TextData(LabeledData):
         if self.max_texts is None or self.max_texts >= count:
             return list(range(count))
         return torch.linspace(0, count - 1, self.max_texts).long().tolist()
-
-    def _check_network(self, some: list[str]) -> None:
-        """Check on one text that the network takes the encoder's embeddings, because embedding all may take hours."""
-        network = getattr(getattr(self.trainer, "lightning_module", None), "network", None)
-        wanted = getattr(network, "layers", None), getattr(network, "width", None)
-        if None in wanted:
-            return
-        given = tuple(self._encoder.embed(some, self.trainer).states.shape[1:])
-        if given != wanted:
-            raise DataError(
-                f"the encoder {self.encoder} has {given[0]} layers of {given[1]}, and the network takes "
-                f"{wanted[0]} of {wanted[1]}: set model.network.layers={given[0]} and model.network.width={given[1]}"
-            )
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import yaml
 
 import torchcaps
 from torchcaps.data import ImageData
 from torchcaps.deploy.trained import Trained
+from torchcaps.utils.extras import needs
 
 BODY = """# {title}
 
@@ -50,9 +50,27 @@ def model_card(trained: Trained, place: str, license: str) -> str:
         place: its folder or its repository on the Hub, for the example.
         license: license of the weights, by its name on the Hub.
     """
+    with needs("hub"):
+        from huggingface_hub import EvalResult, ModelCardData
+
     values, about = trained.values, trained.about
-    network, data = (_class(part) for part in (values["model"]["network"], values["data"]))
-    recipe, title = about.get("recipe") or "RECIPE", f"{network} on {data}"
+    network, data = (
+        str(part["class_path"]).rpartition(".")[2] for part in (values["model"]["network"], values["data"])
+    )
+    title = f"{network} on {data}"
+    task = "image-classification" if isinstance(trained.data, ImageData) else "text-classification"
+    metrics = about.get("metrics")
+    accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
+    results = [EvalResult(task, data.lower(), data, "accuracy", accuracy, metric_name="test accuracy")]
+    head = ModelCardData(
+        library_name="torchcaps",
+        license=license,
+        metrics=["accuracy"],
+        model_name=title,
+        pipeline_tag=task,
+        tags=["torchcaps", "capsule-network", "pytorch"],
+        eval_results=results if isinstance(accuracy, float) else None,
+    )
     facts = {
         "network": f"{network}, {sum(p.numel() for p in trained.network.parameters()):,} parameters",
         "data": data,
@@ -67,30 +85,9 @@ def model_card(trained: Trained, place: str, license: str) -> str:
         classes=len(trained.names),
         facts="\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items() if value is not None),
         names=", ".join(map(_cell, trained.names)),
-        command=_cell(about.get("command") or f"torchcaps train {recipe}"),
+        command=_cell(about.get("command") or f"torchcaps train {about.get('recipe') or 'RECIPE'}"),
     )
-    task = "image-classification" if isinstance(trained.data, ImageData) else "text-classification"
-    head: dict[str, Any] = {
-        "library_name": "torchcaps",
-        "pipeline_tag": task,
-        "tags": ["torchcaps", "capsule-network", "pytorch"],
-        "license": license,
-        "metrics": ["accuracy"],
-    }
-    metrics = about.get("metrics")
-    accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
-    if isinstance(accuracy, float):
-        result = {
-            "task": {"type": task},
-            "dataset": {"name": data, "type": data.lower()},
-            "metrics": [{"type": "accuracy", "name": "test accuracy", "value": accuracy}],
-        }
-        head["model-index"] = [{"name": title, "results": [result]}]
-    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n{body}"
-
-
-def _class(part: Mapping[str, Any]) -> str:
-    return str(part["class_path"]).rpartition(".")[2]
+    return f"---\n{head.to_yaml()}\n---\n\n{body}"
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -98,10 +95,8 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name} ")
-        elif isinstance(value, float):
-            yield f"{before}{name}", f"{value:.4f}"
-        elif isinstance(value, str | int):
-            yield f"{before}{name}", value
+        elif isinstance(value, str | int | float):
+            yield f"{before}{name}", f"{value:.4f}" if isinstance(value, float) else value
 
 
 def _cell(value: Any) -> str:

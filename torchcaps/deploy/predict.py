@@ -28,19 +28,17 @@ def read_pictures(
     Returns:
         Indices of the files that were read, and their images `(n, channels, height, width)` in [0, 1].
     """
-    read: list[int] = []
-    images: list[Tensor] = []
+    images: dict[int, Tensor] = {}
     for index, path in enumerate(paths):
         try:
-            images.append(data.picture(Path(path)))
-            read.append(index)
+            images[index] = data.picture(Path(path))
         except DataError as error:
             if skipped is None:
                 raise
             skipped.append(str(error))
     if not images:
         return [], torch.empty(0, *data.shape)
-    return read, data.center(torch.stack(images))
+    return list(images), data.center(torch.stack(list(images.values())))
 
 
 @checked
@@ -60,6 +58,7 @@ def predict_pictures(
     Raises:
         TypeError: the network was not trained on images.
         DataError: a file cannot be read.
+        ValueError: the network's scores are NaN.
     """
     data = trained.data
     if not isinstance(data, ImageData):
@@ -82,6 +81,7 @@ def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64
     Raises:
         TypeError: the network was not trained on texts.
         DataError: the encoder cannot be loaded, or a text is too long for it.
+        ValueError: the network's scores are NaN.
     """
     data = trained.data
     if not isinstance(data, TextData):

@@ -11,52 +11,57 @@ from torch.export import Dim, ExportedProgram
 
 from torchcaps.capsules import Prediction
 from torchcaps.ops.backend import use_backend
+from torchcaps.utils.arguments import shown_with_type
 
 Inputs = tuple[Tensor, ...]
 BATCH, TOKENS = Dim("batch"), Dim("tokens")
-SIZES = (1, 2, 5)  # of the batches on which a file is checked
 
 
-class _Program(nn.Module):
+class Program(nn.Module):
     """Wraps a network so that it returns tensors: its scores, and the reconstruction if that is asked for."""
 
     input_names: tuple[str, ...]
+    sizes: tuple[dict[int, Any], ...]  # of each input, the dimensions that may have any size
 
     def __init__(self, network: nn.Module, decoder: bool) -> None:
         super().__init__()
         self.network, self.decoder = network, decoder
         self.output_names = ("scores", "reconstruction") if decoder else ("scores",)
 
-    def _outputs(self, prediction: Prediction | Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if isinstance(prediction, Tensor):
+    def _outputs(self, prediction: Any) -> Tensor | tuple[Tensor, Tensor]:
+        if isinstance(prediction, Tensor) and not self.decoder:
             return prediction
-        if not self.decoder:
-            return prediction.scores
+        if not isinstance(prediction, Prediction):
+            raise TypeError(
+                "a network that is exported must return a torchcaps.Prediction, or a tensor of scores if there is no "
+                f"decoder, got {shown_with_type(prediction)}"
+            )
         network: Any = self.network
-        return prediction.scores, network.reconstruct(prediction.capsules)
+        scores = prediction.evidence
+        return (scores, network.reconstruct(prediction.capsules)) if self.decoder else scores
 
 
-class ImageProgram(_Program):
+class ImageProgram(Program):
     """Network of images. The names of the arguments are those of the exported inputs."""
 
     input_names = ("images",)
-    sizes: tuple[dict[int, Any], ...] = ({0: BATCH},)
+    sizes = ({0: BATCH},)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self._outputs(self.network(images))
 
 
-class TextProgram(_Program):
+class TextProgram(Program):
     """Network of embedded texts, which takes any number of tokens."""
 
     input_names = ("embeddings", "mask")
-    sizes: tuple[dict[int, Any], ...] = ({0: BATCH, 1: TOKENS}, {0: BATCH, 1: TOKENS})
+    sizes = ({0: BATCH, 1: TOKENS}, {0: BATCH, 1: TOKENS})
 
     def forward(self, embeddings: Tensor, mask: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self._outputs(self.network(embeddings, mask))
 
 
-def as_module(network: nn.Module, inputs: Inputs, decoder: bool) -> ImageProgram | TextProgram:
+def as_module(network: nn.Module, inputs: Inputs, decoder: bool) -> Program:
     """Return a copy of a network on the CPU, in evaluation mode, that returns tensors.
 
     The copy has no decoder if none is asked for, and its layers take the backend that is set by `use_backend`.
@@ -71,50 +76,35 @@ def as_module(network: nn.Module, inputs: Inputs, decoder: bool) -> ImageProgram
     copied: Any = copy.deepcopy(network).cpu().eval().requires_grad_(False)
     if not decoder and isinstance(getattr(copied, "decoder", None), nn.Module):
         copied.decoder = None
-    parts: Any = copied.modules()
-    for part in parts:
+    for part in copied.modules():
         if isinstance(getattr(part, "backend", None), str):
             part.backend = "auto"
     return (ImageProgram if len(inputs) == 1 else TextProgram)(copied, decoder).eval()
 
 
-def batches(inputs: Inputs) -> list[Inputs]:
-    """Return batches of SIZES samples, made of the samples of an example in turn; every other one of half the
-    tokens."""
-    found = []
-    for number, size in enumerate(SIZES):
-        batch = tuple(x[torch.arange(size) % len(x)] for x in inputs)
-        if len(batch) == 2 and number % 2:
-            batch = tuple(x[:, : max(1, x.shape[1] // 2)] for x in batch)
-        found.append(batch)
-    return found
-
-
 @torch.no_grad()
-def outputs_of(module: nn.Module, samples: list[Inputs]) -> list[Inputs]:
+def outputs_of(module: nn.Module, batches: list[Inputs]) -> list[Inputs]:
     """Return the outputs of a module for each batch."""
-    found = (module(*inputs) for inputs in samples)
-    return [(out,) if isinstance(out, Tensor) else tuple(out) for out in found]
+    outputs = (module(*inputs) for inputs in batches)
+    return [(out,) if isinstance(out, Tensor) else tuple(out) for out in outputs]
 
 
-def program_of(module: ImageProgram | TextProgram, inputs: Inputs) -> ExportedProgram:
+def program_of(module: Program, inputs: Inputs) -> ExportedProgram:
     """Export a module with any batch size. The program consists of PyTorch's own operators.
 
     Raises:
         ValueError: the network cannot be exported; the message says why.
     """
+    name = type(module.network).__name__
     example = tuple(x[torch.arange(2) % len(x)] for x in inputs)  # torch.export would take a batch of 1 for a constant
     try:
         with redirect_stderr(io.StringIO()), use_backend("reference"), torch.no_grad():  # torch prints graphs to it
             program = torch.export.export(module, example, dynamic_shapes=module.sizes)
     except Exception as error:  # torch.export raises errors of many types, and so do networks of the user's own
-        raise ValueError(f"{type(module.network).__name__} cannot be exported: {_reason(error)}") from error
-    foreign = {name for node in program.graph.nodes if (name := str(node.target)).startswith("torchcaps.")}
+        raise ValueError(f"{name} cannot be exported: {_reason(error)}") from error
+    foreign = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("torchcaps.")}
     if foreign:
-        raise ValueError(
-            f"{type(module.network).__name__} cannot be exported: it calls {', '.join(sorted(foreign))}, which is no "
-            "operator of PyTorch's own"
-        )
+        raise ValueError(f"{name} cannot be exported: PyTorch itself has no operator {', '.join(sorted(foreign))}")
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names files of this machine
     return program

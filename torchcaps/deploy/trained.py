@@ -1,7 +1,7 @@
-"""A trained network with all that is needed to use it, read from a checkpoint alone."""
+"""A trained network with all that is needed to use it, read from a checkpoint or from a folder of `save_pretrained`."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +11,16 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
+from torchcaps.models.pretrained import read_tensors
 from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
-from torchcaps.training.names import known_names_only
+from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
 from torchcaps.utils.arguments import Positive, checked
+from torchcaps.utils.checks import one_line
+
+CONFIG, WEIGHTS, CARD = FILES = ("config.json", "model.safetensors", "README.md")  # of a folder
+A_FOLDER = "expected a folder that `save_pretrained` wrote"
 
 
 @dataclass(frozen=True)
@@ -50,60 +55,34 @@ class Trained:
             allow_code: whether the recipe may name classes and functions of any package, which then run.
 
         Raises:
-            ValueError: it cannot be read, is no such checkpoint, or does not hold the values of its recipe.
+            ValueError: it cannot be read, is no such checkpoint or folder, or does not hold the values of its recipe
+                and a network that fits them.
         """
         path = Path(path).expanduser()
         if path.is_dir():
-            from torchcaps.deploy.hub import from_pretrained
-
-            return cls(**vars(from_pretrained(path, allow_code=allow_code)))
-        if not path.is_file():
+            values, state, about = _read_folder(path)
+        elif path.is_file():
+            content = read_checkpoint(path, "state_dict")
+            values, state, about = values_of(path, content), network_state(content), facts_of(content)
+        else:
             raise ValueError(f"there is no file {path}: {EXPECTED}")
-        content = read_checkpoint(path, "state_dict")
-        values = values_of(path, content)
-        if values is None:
-            raise ValueError(f"{path} does not say with which values it was trained: {EXPECTED}")
-        return cls.built(path, values, network_state(content), facts_of(content), allow_code)
-
-    @classmethod
-    def built(
-        cls,
-        path: Path,
-        values: dict[str, Any],
-        state: Mapping[str, Tensor],
-        about: dict[str, Any],
-        allow_code: bool = False,
-    ) -> Self:
-        """Build the network and the data of the values of a recipe.
-
-        Args:
-            path: where the values come from, for messages.
-            values: see `Trained`.
-            state: state of the network.
-            about: see `Trained`; also with the temperature, under this name.
-            allow_code: see `load`.
-
-        Raises:
-            ValueError: the values are not those of a recipe, or the state does not fit the network.
-        """
         try:
-            with nullcontext() if allow_code else known_names_only():
-                data = build_part(LabeledData, values["data"])
-                network = build_part(nn.Module, untrained(values["model"]["network"]))
+            names = Names(allow_code)
+            names.check(values["data"], LabeledData)
+            names.check(values["model"]["network"], nn.Module)
+            data = build_part(LabeledData, values["data"])
+            network = build_part(nn.Module, untrained(values["model"]["network"]))
         except Exception as error:  # values that anybody wrote, and classes of the user's own
             if isinstance(error, ImportError):
                 raise
-            said = innermost(error) or type(error).__name__
-            raise ValueError(f"{path}: its network or its data cannot be built: {said}") from error
+            reason = innermost(error) or type(error).__name__
+            raise ValueError(f"{path}: its network or its data cannot be built: {reason}") from error
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"{path}: its weights do not fit its network: {said[:300]}") from None
+            raise ValueError(f"{path}: its weights do not fit its network: {one_line(error)[:300]}") from None
         temperature = about.get("temperature")
-        if not (isinstance(temperature, float) and 0 < temperature < float("inf")):
-            temperature = None
-        return cls(network.eval(), data, values, temperature, about)
+        return cls(network.eval(), data, values, temperature if _is_temperature(temperature) else None, about)
 
     @property
     def names(self) -> list[str]:
@@ -112,10 +91,19 @@ class Trained:
 
     @torch.inference_mode()
     def scores(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
-        """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them."""
+        """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them.
+
+        Raises:
+            ValueError: a score is NaN.
+        """
         output = self.network(*inputs) if isinstance(inputs, tuple) else self.network(inputs)
         assert isinstance(output, Prediction)
-        return output.scores.float()
+        if output.evidence.isnan().any():
+            raise ValueError(
+                "the network's scores are NaN: its weights or its inputs are not finite; take an earlier checkpoint, "
+                "or train again with a lower learning rate"
+            )
+        return output.evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the
@@ -127,3 +115,28 @@ class Trained:
 def probabilities_of(scores: Tensor, temperature: Positive = 1.0) -> Tensor:
     """Return softmax(scores / temperature) over the last dimension."""
     return (scores / temperature).softmax(-1)
+
+
+def _is_temperature(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
+    """Return the values, the network's state and the facts in a folder of `save_pretrained`."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        state, _ = read_tensors(folder / WEIGHTS)
+    except FileNotFoundError as error:
+        missing = WEIGHTS if path.is_file() else CONFIG
+        raise ValueError(f"{folder} has no {missing}: {A_FOLDER}") from error
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {one_line(error)}): {A_FOLDER}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("values"), dict):
+        raise ValueError(f"{path} does not hold the values of a recipe: {A_FOLDER}")
+    about, temperature = config.get("about", {}), config.get("temperature")
+    if not isinstance(about, dict):
+        raise ValueError(f"{path}: about must hold facts by name, got {str(about)[:60]!r}: {A_FOLDER}")
+    if temperature is not None and not _is_temperature(temperature):
+        raise ValueError(f"{path}: temperature must be a number above 0, got {str(temperature)[:60]!r}: {A_FOLDER}")
+    return config["values"], state, {**about, "temperature": temperature and float(temperature)}

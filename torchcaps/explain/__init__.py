@@ -1,29 +1,26 @@
 """What a capsule network has learned, as numbers and as figures: used by `torchcaps explain`, and from Python.
 
-Modules of this package compute (`dynamics`, `heatmaps`, `poses`, `capsnet`, `scaling`); those of `drawing` draw what
-they return, with the helpers in `axes`; `figures` writes all figures that fit a network.
+A module computes something and draws its figure with the helpers of `axes`; `figures` writes all figures that fit a
+network; `page` makes one HTML page, and `live` a page to try a network out.
 """
 
 from torchcaps.utils.extras import needs
 
 with needs("train"):
-    from torchcaps.explain.capsnet import perturb
+    from torchcaps.explain.capsnet import perturb, perturbations_figure, reconstructions_figure
     from torchcaps.explain.credit import Credit, LayerCredit, Strand, credit, parse_tree
-    from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructions_figure
-    from torchcaps.explain.drawing.credit import credit_figure
-    from torchcaps.explain.drawing.dynamics import routing_dynamics_figure
-    from torchcaps.explain.drawing.heatmaps import heatmaps_figure
-    from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
-    from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics
+    from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.figures import write_figures, write_heatmaps, write_pose_figures
-    from torchcaps.explain.heatmaps import entropies, heatmaps
-    from torchcaps.explain.pixels import Places, heat, places
+    from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure
+    from torchcaps.explain.pixels import Places, credit_figure, heat, places
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,
         has_class_capsules,
         pose_trajectories,
+        pose_trajectories_figure,
         relative_changes,
+        relative_changes_figure,
     )
     from torchcaps.explain.recording import Run, record, routing_layers, watching
     from torchcaps.explain.scaling import mds

@@ -1,11 +1,12 @@
-"""The style of all figures, and helpers that show an image, draw a map, hide ticks and write a file.
+"""The style of all figures, and helpers that show an image, draw a map, lay panels out, hide ticks and write a file.
 
 A function that draws is decorated with `in_style`. Colors are told apart by color-blind readers, and in grey lines are
 told apart by their dashes and markers. Maps grow lighter with their values, so that grey shows the same.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cycler import cycler
 from matplotlib import rc_context
@@ -76,6 +77,73 @@ def show_map(axis: Axes, values: Tensor, limits: tuple[float, float], colors: An
     shown = axis.imshow(values.cpu().numpy(), cmap=colors, vmin=low, vmax=high, interpolation=_smoothing(values))
     hide_ticks(axis)
     return shown
+
+
+class Row(NamedTuple):
+    """A row of a figure.
+
+    Fields:
+        panels: images `(channels, height, width)` in [0, 1], and maps `(height, width)`; None leaves a gap.
+        titles: a title for each panel.
+        styles: options of matplotlib for each title, such as its color.
+        label: what stands beside the first panel.
+    """
+
+    panels: Sequence[Tensor | None]
+    titles: Sequence[str] = ()
+    styles: Sequence[dict[str, Any]] = ()
+    label: str = ""
+
+
+@in_style
+def panels_figure(
+    rows: Sequence[Row],
+    title: str,
+    side: float = 1.2,
+    per_line: int = 10,
+    limits: tuple[float, float] = (0.0, 1.0),
+    bar: str = "",
+    colors: Any = HEAT,
+    **options: Any,
+) -> Figure:
+    """Draw rows of images and maps; rows of more panels than fit into a line continue below, all together.
+
+    Args:
+        rows: the rows, with the same number of panels each.
+        title: title of the figure.
+        side: inches of a panel.
+        per_line: number of panels in a line.
+        limits, colors: values of the first and the last color of maps, and the colors.
+        bar: label of the scale of the maps; without it there is no scale.
+        options: options of `Figure.colorbar`.
+    """
+    count, height = len(rows[0].panels), len(rows)
+    columns = min(count, per_line)
+    blocks = -(-count // columns)
+    lines = blocks * height
+    inches = max(2.5, blocks * sum(side + (0.3 if row.titles else 0.02) for row in rows) + 0.6)
+    figure = Figure(figsize=(max(side * columns + 1.8, 6.5), inches))
+    grid = figure.subplots(lines, columns, squeeze=False)
+    for axis in grid.flat:
+        axis.set_axis_off()
+    for line, row in enumerate(rows):
+        for index, panel in enumerate(row.panels):
+            axis = grid[index // columns * height + line, index % columns]
+            if panel is None:
+                continue
+            axis.set_axis_on()
+            if panel.dim() == 2:
+                shown = show_map(axis, panel, limits, colors)
+            else:
+                show(axis, panel)
+            if index < len(row.titles):
+                axis.set_title(row.titles[index], **(row.styles[index] if row.styles else {}))
+            if index % columns == 0 or row.panels[index - 1] is None:
+                axis.set_ylabel(row.label)
+    if bar:
+        color_bar(figure, shown, grid, bar, shrink=min(0.9, 3 / lines), **options)
+    figure.suptitle(title)
+    return figure
 
 
 def color_bar(figure: Figure, shown: Any, axes: Any, label: str, **options: Any) -> Colorbar:

@@ -1,8 +1,10 @@
-"""What each pose entry of a CapsNet's class capsule means; :mod:`torchcaps.explain.drawing.capsnet` draws it."""
+"""What a CapsNet's decoder draws: of images, and as each pose entry of a class capsule is changed."""
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
+from torchcaps.explain.axes import CHANGES, VERMILLION, Row, panels_figure
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
@@ -44,3 +46,45 @@ def perturb(
     poses[:, label] += tweaked.flatten(0, 1)
     labels = torch.full((len(poses),), label, device=poses.device)
     return network.reconstruct(capsules._replace(poses=poses), labels).unflatten(0, (features, len(tweaks)))
+
+
+@torch.no_grad()
+@checked
+def reconstructions_figure(network: ReconstructingCapsNet, images: FloatTensor, labels: Tensor) -> Figure:
+    """Draw images above the reconstructions that the decoder makes from their most active class capsule."""
+    prediction = network(images)
+    classes = prediction.evidence.argmax(1).tolist()
+    right = [label == seen for label, seen in zip(labels.tolist(), classes, strict=True)]
+    said = [f"seen as {seen}" + ("" if ok else ",\nwrong") for seen, ok in zip(classes, right, strict=True)]
+    styles = [{} if ok else {"color": VERMILLION, "fontweight": "bold"} for ok in right]
+    rows = [
+        Row(list(images), [f"label {label}" for label in labels.tolist()], label="input"),
+        Row(list(network.reconstruct(prediction.capsules)), said, styles, label="drawn again"),
+    ]
+    return panels_figure(
+        rows, "Test images, and what the decoder draws from the longest class capsule of each", 0.95, len(images)
+    )
+
+
+@checked
+def perturbations_figure(network: ReconstructingCapsNet, image: FloatTensor, label: CountOrZero) -> Figure:
+    """Draw a row for each entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4).
+
+    The last column, which the paper does not have, is the difference of the last image and the first.
+    """
+    drawn = perturb(network, image, label)
+    changes = (drawn[:, -1] - drawn[:, 0]).mean(1)
+    tweaks = [*(f"{round(value, 2) + 0.0:+.2f}" for value in TWEAKS.tolist()), "change"]
+    rows = [
+        Row([*images, change], () if index else tweaks, [{"fontsize": 8}] * len(tweaks), f"entry {index + 1}")
+        for index, (images, change) in enumerate(zip(drawn, changes, strict=True))
+    ]
+    return panels_figure(
+        rows,
+        f"What the {len(drawn)} pose entries of class {label} mean: each row changes one of them",
+        0.55,
+        len(tweaks),
+        (-0.5, 0.5),
+        "change from the first picture to the last,\nfrom darker to brighter",
+        CHANGES,
+    )

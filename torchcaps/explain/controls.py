@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.explain.predicting import inputs_of, predict
 from torchcaps.routing import Routing
-from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
+from torchcaps.utils.arguments import FloatTensor, checked, is_row, shown, shown_with_type
 
 
 class Accuracy(NamedTuple):
@@ -77,7 +77,7 @@ def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
         if not is_row(batch) or len(batch) < 2 or not isinstance(batch[1], Tensor):
             raise TypeError(f"batches must be tuples of inputs and labels, got {shown_with_type(batch)}")
         labels: Tensor = batch[1]
-        scores = predict(network, inputs_of(batch)).scores.cpu()
+        scores = predict(network, inputs_of(batch)).evidence.cpu()
         labels = labels.cpu()
         if labels.shape not in (scores.shape[:1], scores.shape):
             expected = f"(batch,) = {tuple(scores.shape[:1])} or (batch, classes) = {tuple(scores.shape)}"
@@ -120,3 +120,28 @@ def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
                 kind = type(module).__name__
                 raise ValueError(f"{name or 'the network'}, a {kind}, has no reset_parameters to draw its weights anew")
     return drawn
+
+
+@checked
+def similarity(maps: FloatTensor, others: FloatTensor) -> Tensor:
+    """Compute Spearman's rank correlation between maps, pair by pair: 1 if both rank all places alike, about 0 if they
+    have nothing in common, -1 if they rank them in opposite orders.
+
+    Equal values share the mean of their ranks. It is nan where a map is the same everywhere, because it ranks nothing.
+
+    Shape:
+        - Input: `(n, height, width)` each.
+        - Output: `(n,)`.
+    """
+    if maps.dim() != 3 or maps.shape != others.shape:
+        raise ValueError(f"expected two tensors of maps (n, height, width), got {shown(maps)} and {shown(others)}")
+    ranks, other_ranks = (_ranks(x.detach().flatten(1)) for x in (maps, others))
+    return (torch.cosine_similarity(ranks, other_ranks, dim=1, eps=0)).to(maps)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks of the values in each row `(n, places)`, less their mean, in float64 on the CPU."""
+    rows = values.cpu().double()
+    order = rows.sort(dim=1).values
+    below, upto = torch.searchsorted(order, rows), torch.searchsorted(order, rows, right=True)
+    return (below + upto).double() / 2 - values.shape[1] / 2

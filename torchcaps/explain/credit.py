@@ -100,7 +100,10 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         attached = tuple(x.detach().requires_grad_() if x.is_floating_point() else x for x in given)
         output, runs = record(network, attached)  # also gradients of networks whose parameters need none
     prediction = _prediction(network, output)
-    check_runs(network, runs)
+    if not runs:
+        raise NoCapsules(
+            f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
+        )
     chain = connected(runs)
     top = _top(*chain[-1], prediction)
     layers: list[LayerCredit] = []
@@ -111,29 +114,22 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         layers.append(LayerCredit(run.name, shares, even, own))
     if not layers[-1].shares.isfinite().all():
         raise ValueError("the shares are not finite: the inputs or the weights are nan or infinite")
-    detached = Prediction(prediction.scores.detach(), prediction.capsules and prediction.capsules.detach())
-    return Credit(tuple(reversed(layers)), top, detached)
+    return Credit(tuple(reversed(layers)), top, prediction.detach())
 
 
 def _prediction(network: nn.Module, output: Any) -> Prediction:
     """Return the output of a network as a prediction."""
     if isinstance(output, Capsules):
-        output = Prediction(output.activations, output)
-    found = output if isinstance(output, Prediction) else Prediction(output)
-    if not isinstance(found.scores, Tensor) or found.scores.dim() != 2:
+        output = Prediction(activations=output.activations, capsules=output)
+    prediction = output if isinstance(output, Prediction) else Prediction(output)
+    try:
+        prediction.evidence  # noqa: B018  # the check of its shape
+    except ValueError:
         raise TypeError(
             f"{type(network).__name__} must return a Prediction, class capsules or scores (batch, classes), got "
             f"{shown_with_type(output)}"
-        )
-    return found
-
-
-def check_runs(network: nn.Module, runs: Sequence[Run]) -> None:
-    """Check that a network ran capsule layers."""
-    if not runs:
-        raise NoCapsules(
-            f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
-        )
+        ) from None
+    return prediction
 
 
 def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
@@ -176,7 +172,7 @@ def children_of(run: Run, own: Shares) -> Tensor:
 
 def _top(run: Run, own: Shares, prediction: Prediction) -> Tensor:
     """Return the shares of the last layer's parents in the classes, `(batch, classes, *parents)`."""
-    scores, parents = prediction.scores, parents_of(run)
+    scores, parents = prediction.evidence, parents_of(run)
     batch, classes = scores.shape
     identity = torch.eye(classes, device=scores.device).expand(batch, -1, -1)
     may_be_classes = own.parents == (classes,) and not own.groups

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 from torchcaps.data import StereoData, read_picture
 from torchcaps.explain.axes import write
-from torchcaps.explain.credit import NoCapsules
-from torchcaps.explain.drawing.capsnet import perturbations_figure, reconstructions_figure
-from torchcaps.explain.drawing.credit import credit_figure
-from torchcaps.explain.drawing.heatmaps import heatmaps_figure
-from torchcaps.explain.drawing.poses import pose_trajectories_figure, relative_changes_figure
-from torchcaps.explain.pixels import places
-from torchcaps.explain.poses import Angle, how_to_vary, pose_trajectories
+from torchcaps.explain.capsnet import perturbations_figure, reconstructions_figure
+from torchcaps.explain.heatmaps import heatmaps_figure
+from torchcaps.explain.pixels import credit_figure, places
+from torchcaps.explain.poses import (
+    Angle,
+    how_to_vary,
+    pose_trajectories,
+    pose_trajectories_figure,
+    relative_changes_figure,
+)
 from torchcaps.models.reconstructing import ReconstructingCapsNet
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
@@ -48,18 +51,11 @@ def write_figures(
             titles = [names[label] if names else f"class {label}" for label in labels[order].tolist()]
             yield write(heatmaps_figure(network, images[order], titles), folder / "heatmaps.png")
             yield write(heatmaps_figure(network, images[order[:1]], titles[:1]), folder / "heatmaps-of-groups.png")
-        if _has_capsules_on_a_grid(network, images):
+        if places(network, (images.shape[1], images.shape[2], images.shape[3])):
             yield write(credit_figure(network, images[order], labels[order], names), folder / "credit.png")
         if isinstance(network, ReconstructingCapsNet) and network.decoder is not None:
             yield write(reconstructions_figure(network, images[order], labels[order]), folder / "reconstructions.png")
             yield write(perturbations_figure(network, images[0], int(labels[0])), folder / "perturbations.png")
-
-
-def _has_capsules_on_a_grid(network: nn.Module, images: Tensor) -> bool:
-    try:
-        return bool(places(network, (images.shape[1], images.shape[2], images.shape[3])))
-    except NoCapsules:
-        return False
 
 
 def _one_per_class(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:

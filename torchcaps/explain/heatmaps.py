@@ -1,12 +1,15 @@
 """Where a routing pool looks: its coefficients over the image, and how even they are (Zhao & Huang 2019, Table 3)."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from torchcaps.explain.axes import Row, panels_figure
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import FloatTensor, checked
@@ -98,3 +101,32 @@ def _over_map(pool: RoutingPool2d, coefficients: Tensor, size: tuple[int, int]) 
     uniform = (inside / inside.sum(1, keepdim=True)).transpose(1, 2).reshape(1, rows, columns, *coefficients.shape[4:])
     found = summed(coefficients.flatten(0, 1)).unflatten(0, (batch, groups))
     return found / summed(uniform).clamp_min(1e-12)
+
+
+@checked
+def heatmaps_figure(
+    model: nn.Module, images: FloatTensor, titles: Sequence[str] = (), name: str | None = None
+) -> Figure:
+    """Draw images above their heatmaps, the mean of all groups, as in the paper's Table 3.
+
+    A single image has its heatmap beside it, and that of each group of channels too.
+
+    Args:
+        model, images, name: as for :func:`heatmaps`; images are in [0, 1].
+        titles: titles of the images.
+    """
+    maps = heatmaps(model, images, name).cpu()
+    means = maps.mean(1)
+    rows = [Row(list(images), titles), Row(list(means))]
+    limits = float(means.min()), float(means.max())
+    if len(images) == 1:
+        groups = maps[0] if maps.shape[1] > 1 else maps[0, :0]
+        limits = min(limits[0], float(maps.min())), max(limits[1], float(maps.max()))
+        names = [f"group {group}" for group in range(len(groups))]
+        rows = [Row([images[0], means[0], *groups], [titles[0] if titles else "", "all groups", *names])]
+    return panels_figure(
+        rows,
+        "What the pool takes from each place of an image: the brighter, the more",
+        limits=limits,
+        bar="share of a place,\n1 in an average",
+    )

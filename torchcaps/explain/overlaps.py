@@ -64,7 +64,7 @@ def taken_apart(network: nn.Module, image: FloatTensor, count: Count = 2) -> Tak
     if image.dim() != 3:
         raise ValueError(f"expected an image of shape (channels, height, width), got {shown(image)}")
     prediction = predict(network, image.unsqueeze(0))
-    poses, scores = class_poses(network, prediction), prediction.scores[0]
+    poses, scores = class_poses(network, prediction), prediction.evidence[0]
     if count > min(len(scores), poses.shape[1]):
         raise ValueError(f"count must be at most {poses.shape[1]}, the number of class capsules, got {count}")
     assert prediction.capsules is not None

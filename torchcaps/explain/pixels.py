@@ -1,18 +1,26 @@
-"""Where in an image the capsules of a grid look, and maps of their shares over its pixels."""
+"""Where in an image the capsules of a grid look, maps of their shares over its pixels, and their figure."""
 
 import itertools
+import textwrap
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.explain.credit import Credit, LayerCredit, check_runs, children_of, connected, credit
+from torchcaps.explain.axes import VERMILLION, Row, panels_figure
+from torchcaps.explain.credit import Credit, LayerCredit, children_of, connected, credit
+from torchcaps.explain.predicting import kind_of_scores
 from torchcaps.explain.recording import Run, record
 from torchcaps.explain.shares import Shares
 from torchcaps.utils.arguments import FloatTensor, checked
 
 NOISE = 4  # images of noise by which a network is probed
+CLASSES = 10  # in the figure of a single image
+WIDTH = 15  # characters that are as wide as a panel
 
 
 class Places(NamedTuple):
@@ -53,17 +61,15 @@ def places(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, P
         image_shape: `(channels, height, width)`.
 
     Returns:
-        Places by the layers' names.
-
-    Raises:
-        ValueError: the network ran no capsule layer.
+        Places by the layers' names; none if the network ran no capsule layer.
     """
     generator = torch.Generator().manual_seed(0)
     like = next(network.parameters(), torch.empty(0))
     noise = torch.rand(NOISE, *image_shape, generator=generator).to(like).requires_grad_()
     with torch.enable_grad():
         _, runs = record(network, noise)
-        check_runs(network, runs)
+        if not runs:
+            return {}
         chain = connected(runs)
         grid = _on_grid(*chain[0])
         if grid is None:
@@ -160,3 +166,59 @@ def _over_pixels(layer: LayerCredit, seen: Places, size: tuple[int, int]) -> Ten
     rows, columns = torch.meshgrid(*lines, indexing="ij")
     at = torch.stack([columns, rows], -1).expand(len(shares), -1, -1, -1)
     return F.grid_sample(shares, at, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+@checked
+def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names: Sequence[str] = ()) -> Figure:
+    """Draw where in images the predicted class takes its input from, a row of maps for each capsule layer.
+
+    A single image is drawn once, with a map for each class, or for the ten classes with the highest scores.
+    :func:`heat` says what a map's values are.
+
+    Args:
+        network: classifier of images; it is run in evaluation mode and left as it was.
+        images: images as the network takes them, in [0, 1], `(batch, channels, height, width)`.
+        labels: their labels, `(batch,)`.
+        names: names of the classes.
+
+    Raises:
+        ValueError: there is no image, the network runs no capsule layer, or the children of none lie on a grid.
+    """
+    if not len(images):
+        raise ValueError("expected one image or more, got none")
+    found = credit(network, images)
+    size = images.shape[2], images.shape[3]
+    maps = heat_of(found, places(network, (images.shape[1], *size)), size)
+    if not maps:
+        raise ValueError(f"{type(network).__name__} has no capsule layer whose children lie on a grid: nothing to draw")
+    scores = found.prediction.evidence
+    called = [textwrap.fill(names[k] if k < len(names) else f"class {k}", WIDTH) for k in range(scores.shape[1])]
+    layers = {name.replace(".", ".\n"): x.cpu() for name, x in maps.items()}
+    if len(images) == 1:
+        classes = scores[0].topk(min(CLASSES, len(called))).indices.sort().values.tolist()
+        word = "score" if kind_of_scores(network) == "logits" else "activation"
+        titles = [f"input:\n{called[int(labels[0])]}", *(f"{called[k]}\n{scores[0, k]:.2f}" for k in classes)]
+        bold = [{"fontweight": "bold" if k == scores[0].argmax() else "normal"} for k in classes]
+        shown = {name: list(x[0, classes]) for name, x in layers.items()}
+        rows = [Row([None, *panels], label=name) for name, panels in shown.items()]
+        rows[0] = Row([images[0], *rows[0].panels[1:]], titles, [{}, *bold], rows[0].label)
+        title = f"Where each class takes its input from: the brighter, the more\nBelow each name: its {word}"
+    else:
+        predicted = scores.argmax(1).cpu()
+        pairs = list(zip(labels.tolist(), predicted.tolist(), strict=True))
+        titles = [called[a] if a == b else textwrap.fill(f"{called[a]}, seen as {called[b]}", WIDTH) for a, b in pairs]
+        wrong = [{} if a == b else {"color": VERMILLION} for a, b in pairs]
+        shown = {name: list(x[torch.arange(len(x)), predicted]) for name, x in layers.items()}
+        rows = [Row(list(images), titles, wrong), *(Row(panels, label=name) for name, panels in shown.items())]
+        title = "Where the predicted class takes its input from: the brighter, the more"
+    # The brightest one of a hundred pixels is beyond the scale, so that the others are not black.
+    pixels = torch.cat([panel.flatten() for panels in shown.values() for panel in panels])
+    most = float(np.quantile(pixels.numpy(), 0.99))
+    return panels_figure(
+        rows,
+        title,
+        per_line=1 + CLASSES if len(images) == 1 else 10,
+        limits=(0.0, most),
+        bar="share of a place,\n1 if all had the same",
+        extend="max",
+    )

@@ -1,7 +1,7 @@
 """Predictions and reconstructions of a network, for modules of `explain` that compare many of them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,12 @@ def class_poses(network: nn.Module, prediction: Prediction) -> Tensor:
         found = "none" if capsules is None else f"poses that are {shown(capsules.poses)}"
         raise TypeError(f"expected one capsule for each class, and a {type(network).__name__} gives {found}")
     return capsules.poses.flatten(2)
+
+
+@checked
+def kind_of_scores(network: nn.Module) -> Literal["logits", "activations"]:
+    """Return what a network's scores are: logits, or the activations of its class capsules, which are in [0, 1]."""
+    return "logits" if getattr(network, "gives_logits", True) else "activations"
 
 
 @checked

@@ -117,4 +117,4 @@ def pose_paths(
     if has_decoder(network):
         assert prediction.capsules is not None
         drawn = reconstructed(network, prediction.capsules, torch.full((len(inputs),), class_))
-    return PosePaths(kind, values.to(inputs), inputs, poses[:, class_], prediction.scores, drawn)
+    return PosePaths(kind, values.to(inputs), inputs, poses[:, class_], prediction.evidence, drawn)

@@ -30,6 +30,7 @@ from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleBlock2d, CapsuleFC, CapsuleLinear
 from torchcaps.nn.encapsulated import Coefficients, as_poses
+from torchcaps.nn.losses import Reads
 from torchcaps.routing import DynamicRouting, EMRouting
 from torchcaps.routing.base import Start
 from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
@@ -37,6 +38,12 @@ from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
 Skips = Literal["type1", "type2", "both"]
 
 LEAST_VARIANCE = 1e-6  # of EM routing by default
+
+
+class CrossEntropyOfLengths(nn.CrossEntropyLoss):
+    """Cross-entropy that takes the lengths of class capsules for logits (Table 5), and cannot fall far."""
+
+    reads: Reads = "activations"
 
 
 class EncapsulatedModule2d(nn.Module):
@@ -102,14 +109,14 @@ class EncapNet(nn.Module):
 
     Shape:
         - Input: `(batch, channels, height, width)`, values in [0, 1], of the size for which `class_capsules` was made.
-        - Output: a Prediction: scores `(batch, classes)`, which are the lengths of the class capsules, and the class
-          capsules.
+        - Output: a Prediction: activations `(batch, classes)`, which are the lengths of the class capsules, and the
+          class capsules.
 
     Reference:
         Li et al. 2018, Table 2.
     """
 
-    gives_logits = False  # scores are lengths, for a MarginLoss
+    gives_logits = False  # but lengths, for a MarginLoss
 
     @checked
     def __init__(
@@ -133,7 +140,7 @@ class EncapNet(nn.Module):
                 f"class layer takes {self.class_capsules.in_capsules}: build the model with the images' image_size"
             )
         capsules = self.class_capsules(children)
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 @register_model
@@ -217,14 +224,14 @@ class CapNet(nn.Module):
 
     Shape:
         - Input: `(batch, in_channels, height, width)`, values in [0, 1].
-        - Output: a Prediction: scores `(batch, classes)`, which are the lengths of the class capsules' poses, and the
-          class capsules.
+        - Output: a Prediction: activations `(batch, classes)`, which are the lengths of the class capsules' poses, and
+          the class capsules.
 
     Reference:
         Li et al. 2018, section 2.2 and appendix A.1.
     """
 
-    gives_logits = False  # scores are lengths, for a MarginLoss
+    gives_logits = False  # but lengths, for a MarginLoss
 
     @checked
     def __init__(
@@ -265,7 +272,7 @@ class CapNet(nn.Module):
         places = (self.types, self.grid, self.grid)
         scores = None if parents.scores is None else parents.scores.unflatten(1, places)
         capsules = self.class_capsules(Capsules(parents.poses.unflatten(1, places), scores))
-        return Prediction(capsules.poses.norm(dim=-1), capsules)
+        return Prediction(activations=capsules.poses.norm(dim=-1), capsules=capsules)
 
 
 @register_model

@@ -1,6 +1,6 @@
 """Small trained weights that are part of the package: files `weights/<model>.<data>.safetensors`, each with a card.
 
-Their recipes are `pretrained/<data>`; `python -m torchcaps.deploy.pack` makes a file and its card of a checkpoint.
+Their recipes are `pretrained/<data>`; `docs/weights.py` of the repository makes a file and its card of a checkpoint.
 """
 
 import inspect

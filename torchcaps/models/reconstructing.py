@@ -20,7 +20,7 @@ class ReconstructingCapsNet(nn.Module):
         decoder: decoder of the class capsules, or None.
     """
 
-    gives_logits = False  # scores are activations, for a MarginLoss
+    gives_logits = False  # but activations, for a MarginLoss
     image_shape: tuple[int, int, int]
     class_capsules: CapsuleLinear
     decoder: MaskedDecoder | None
@@ -28,7 +28,7 @@ class ReconstructingCapsNet(nn.Module):
     @checked
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         capsules = self.class_capsules(self.primary_capsules(images), return_coefficients=return_coefficients)
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """Return the children of the class capsules, on a grid `(batch, types, rows, columns, features)`."""

@@ -66,13 +66,13 @@ class CapsuleClassifier(nn.Module):
             )
         self.backbone, self.primary, self.capsules, self.classifier = backbone, primary, capsules, classifier
         self.image_shape = image_shape
-        self.gives_logits = classifier is not None  # otherwise scores are activations, for a MarginLoss
+        self.gives_logits = classifier is not None  # otherwise activations, for a MarginLoss
 
     @checked
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         capsules = self.capsules(self.primary_capsules(images), return_coefficients=return_coefficients)
         if self.classifier is None:
-            return Prediction(capsules.activations, capsules)
+            return Prediction(activations=capsules.activations, capsules=capsules)
         return Prediction(self.classifier(capsules.poses.flatten(2)).squeeze(-1), capsules)
 
     def primary_capsules(self, images: Tensor) -> Capsules:

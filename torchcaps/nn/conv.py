@@ -11,7 +11,7 @@ from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LinearVotes, positions, windows
-from torchcaps.routing import LayerShape, Routing, presence
+from torchcaps.routing import LayerShape, Routing
 from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, checked
 
 # An int for all sides, or one for each.
@@ -87,7 +87,7 @@ class _CapsuleConv(CapsuleLayer):
         pairs = (stride[0], stride[1]), (dilation[0], dilation[1])
         votes = LinearVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
         votes.layout = shape
-        return votes.gated(None if scores is None else presence(windows(scores, (kernel[0], kernel[1]), *pairs)))
+        return votes.gated(None if scores is None else windows(scores, (kernel[0], kernel[1]), *pairs).sigmoid())
 
     def _sizes(self, name: str, size: Padding) -> tuple[int, ...]:
         """Return one size for each side."""

@@ -205,7 +205,7 @@ def _size_of_children(seen: Seen) -> float | None:
     votes: Any = seen.votes.votes
     sizes = votes.poses.float().square().mean((-2, -1)).sqrt()
     if votes.grid:
-        sizes = windows(sizes, votes.kernel, votes.options.stride, votes.options.dilation)
+        sizes = windows(sizes, votes.window, votes.options.stride, votes.options.dilation)
     sizes = sizes.flatten(1)
     sizes = sizes[sizes > 0 if votes.gates is None else (sizes > 0) & (votes.gates > 0)]
     return sizes.median().item() if len(sizes) else 0.0

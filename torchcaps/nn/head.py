@@ -116,7 +116,7 @@ class CapsuleHead(nn.Module):
         nn.init.normal_(bias, std=0.7)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.predict(features, mask).scores
+        return self.predict(features, mask).evidence
 
     @checked
     def predict(self, features: Tensor, mask: Tensor | None = None, *, return_coefficients: bool = False) -> Prediction:

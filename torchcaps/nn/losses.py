@@ -1,10 +1,31 @@
-"""Losses on the activations of class capsules."""
+"""Losses on the activations of class capsules, and what a loss reads of a prediction."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps.capsules import Prediction
 from torchcaps.nn.inputs import check_labels
 from torchcaps.utils.arguments import FloatTensor, Fraction, NotNegative, can_read, checked
+
+Reads = Literal["scores", "activations"]
+
+
+def read_by(loss: nn.Module, prediction: Prediction) -> Tensor:
+    """Return what a loss reads of a prediction: the scores, or what its attribute `reads` says.
+
+    Raises:
+        ValueError: the prediction has the other of the two.
+    """
+    reads, evidence = getattr(loss, "reads", "scores"), prediction.evidence
+    if getattr(prediction, reads) is not evidence:
+        given, remedy = ("activations", "MarginLoss") if reads == "scores" else ("scores", "CrossEntropyLoss")
+        raise ValueError(
+            f"{type(loss).__name__} reads {reads}, and the network gives {given}: use another loss, such as {remedy}, "
+            f"or set loss.reads = {given!r} if it is made for them"
+        )
+    return evidence
 
 
 @checked
@@ -118,6 +139,8 @@ def _check_lengths(lengths: Tensor) -> None:
 class MarginLoss(nn.Module):
     """:func:`torchcaps.functional.margin_loss` as a module."""
 
+    reads: Reads = "activations"
+
     @checked
     def __init__(
         self, positive_margin: Fraction = 0.9, negative_margin: Fraction = 0.1, down_weight: NotNegative = 0.5
@@ -140,6 +163,7 @@ class SpreadLoss(nn.Module):
         margin: m, a buffer, so that checkpoints keep the value that `torchcaps.training.SpreadMargin` has set.
     """
 
+    reads: Reads = "activations"
     margin: Tensor
 
     @checked

@@ -3,22 +3,21 @@
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.backend import Backend, backends, choose_backend, use_backend
 from torchcaps.ops.children import Softmax
-from torchcaps.ops.computed import ComputedVotes
+from torchcaps.ops.computed import ComputedVotes, LinearVotes
 from torchcaps.ops.grid import Pair, positions, windows
-from torchcaps.ops.linear import LinearVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, evenly_spaced, nonzero, normalize
 from torchcaps.ops.poses import PoseVotes
 from torchcaps.ops.stored import StoredVotes, as_votes
-from torchcaps.ops.votes import Activation, Linear, Moments, Votes, WeightedVotes, per_child
+from torchcaps.ops.votes import Activation, Beta, Moments, Votes, WeightedVotes, per_child
 
 __all__ = [
     "Activation",
     "Agreement",
     "Backend",
+    "Beta",
     "ComputedVotes",
     "Dot",
     "Gaussian",
-    "Linear",
     "LinearVotes",
     "Moments",
     "Pair",

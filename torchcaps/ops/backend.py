@@ -26,9 +26,9 @@ OLDEST = (8, 0)  # lowest compute capability that the Triton kernels are compile
 # Compute capabilities, such as (9, 0), for which a device has passed the whole of benchmarks/first_device.py. On a CUDA
 # device of another capability "auto" is "tiled".
 CHECKED: frozenset[tuple[int, int]] = frozenset()
-# Most numbers of a vote, and most weights from a child to one parent. Larger kernels run out of registers and take
-# minutes to compile.
-MOST_FEATURES, MOST_WEIGHTS = 64, 512
+# Most numbers of a vote, most of a child's votes for all parents, and most weights from a child to one parent. The
+# kernels hold them in registers: larger ones would run out of registers and take minutes to compile.
+MOST_FEATURES, MOST_VOTES, MOST_WEIGHTS = 64, 2**13, 512
 
 _warned: set[str] = set()
 # Backends of the contexts that are open, in the order in which they were entered. Threads may leave theirs in another
@@ -37,7 +37,7 @@ _entered: dict["_Context", Backend] = {}
 
 
 class _Context:
-    """Key of an open context. Contexts of the same backend have different ones."""
+    """Key of an open context. Contexts of the same backend have different keys. Compiled code cannot make an object()."""
 
 
 @checked
@@ -81,11 +81,12 @@ def backends() -> dict[str, str | None]:
 
 
 @constant_when_compiled
-def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = None) -> str | None:
+def why_no_triton(device: torch.device, sizes: tuple[int, int, int, int] | None = None) -> str | None:
     """Return why the Triton kernels cannot run on a device, or None if they can.
 
     Args:
-        sizes: rows and columns of the children's poses, and columns of the votes; None: do not check them.
+        sizes: number of parents, rows and columns of the children's poses, and columns of the votes; None: do not check
+            them.
     """
     if not HAS_TRITON:
         return "the package triton is not installed"
@@ -98,13 +99,15 @@ def why_no_triton(device: torch.device, sizes: tuple[int, int, int] | None = Non
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST:
             return "the kernels need compute capability {}.{}, this device has {}.{}".format(*OLDEST, *capability)
-    return None if sizes is None else too_large(*sizes)
+    return None if sizes is None else _too_large(*sizes)
 
 
-def too_large(rows: int, depth: int, width: int) -> str | None:
+def _too_large(parents: int, rows: int, depth: int, width: int) -> str | None:
     """Return why the kernels cannot take poses `(rows, depth)` and votes `(rows, width)`, or None if they can."""
     if rows * width > MOST_FEATURES:
         return f"the kernels take votes of at most {MOST_FEATURES} numbers, these have {rows * width}"
+    if parents * rows * width > MOST_VOTES:
+        return f"the kernels take at most {MOST_VOTES} numbers of a child's votes, these are {parents * rows * width}"
     if depth * width > MOST_WEIGHTS:
         return f"the kernels take at most {MOST_WEIGHTS} weights for each vote, these have {depth * width}"
     return None
@@ -127,12 +130,13 @@ def _warn_once(message: str) -> None:
 
 
 def choose_backend(
-    backend: Backend, device: torch.device, sizes: tuple[int, int, int] | None = None
+    backend: Backend, device: torch.device, sizes: tuple[int, int, int, int] | None = None
 ) -> Literal["reference", "tiled", "native", "triton"]:
     """Return the backend that "auto" stands for on a device, or the requested one.
 
     Args:
-        sizes: rows and columns of the children's poses, and columns of the votes; None: do not check them.
+        sizes: number of parents, rows and columns of the children's poses, and columns of the votes; None: do not check
+            them.
 
     Raises:
         ValueError: there is no such backend, or it cannot run here.

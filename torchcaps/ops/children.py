@@ -18,14 +18,14 @@ class Children(NamedTuple):
     """Poses and gates of the children, and the weights and biases that turn poses into votes.
 
     A sample is one window of one image. It has one child for each type at each place in the window. A place is inside a
-    window; a position is that of a window in the map.
-    Capsules that are not on a grid are maps and windows of height and width 1.
+    window; a position is that of a window in the map. `*window` in a shape is the window's height and width. Capsules
+    that are not on a grid are maps and windows of height and width 1.
 
     Fields:
         poses: `(images, types, height, width, rows, d)`.
-        weight: `(groups, kernel, kernel, parents, d, h)`. Consecutive types share weights in groups of equal size.
-        bias: `(groups, kernel, kernel, parents or 1, rows, h)`, or None. Its number of groups may be another.
-        gates: `(samples, types, kernel, kernel)`, or None.
+        weight: `(groups, *window, parents, d, h)`. Consecutive types share weights in groups of equal size.
+        bias: `(groups, *window, parents or 1, rows, h)`, or None. Its number of groups may be another.
+        gates: `(samples, types, *window)`, or None.
     """
 
     poses: Tensor
@@ -34,7 +34,7 @@ class Children(NamedTuple):
     gates: Tensor | None
 
     @property
-    def kernel(self) -> Pair:
+    def window(self) -> Pair:
         """Height and width of the window."""
         return self.weight.shape[1], self.weight.shape[2]
 
@@ -42,6 +42,28 @@ class Children(NamedTuple):
     def parents(self) -> int:
         """Number of parents."""
         return self.weight.shape[3]
+
+
+class NoTensors(NamedTuple):
+    """What a sum of the votes takes of the parents: nothing."""
+
+
+class DotTensors(NamedTuple):
+    """What a sum weighted by the coefficients of a dot agreement takes of the parents."""
+
+    query: Tensor  # (samples, parents, features)
+    offset: Tensor | None  # (groups, *window, parents)
+
+
+class MomentTensors(NamedTuple):
+    """What moments take of the parents: the mean, precision and prior of a Gaussian agreement; or a query as the
+    target; or none of these, where all coefficients are equal."""
+
+    target: Tensor | None  # (samples, parents, features)
+    precision: Tensor | None  # (samples, parents, features)
+    prior: Tensor | None  # (samples, parents)
+    offset: Tensor | None  # (groups, *window, parents)
+    betas: Tensor | None  # (groups, *window, parents or 1)
 
 
 class Gradients(NamedTuple):
@@ -63,8 +85,8 @@ class Options(NamedTuple):
         leaky: add a parent of logit 0 to the softmax, and drop its coefficient.
         eps: number added to the mass where moments are divided by it.
         stride, dilation: stride and dilation of the windows, down and across.
-        shared: the votes for all parents are the poses themselves; of the weights only the shape counts, (groups, 1, 1,
-            parents, d, d).
+        poses_are_votes: the votes for all parents are the poses themselves; of the weights only the shape counts,
+            (groups, 1, 1, parents, d, d).
     """
 
     softmax: Softmax = "parents"
@@ -73,13 +95,13 @@ class Options(NamedTuple):
     eps: float = 0.0
     stride: Pair = (1, 1)
     dilation: Pair = (1, 1)
-    shared: bool = False
+    poses_are_votes: bool = False
 
 
 def grid_of(children: Children, options: Options) -> Pair:
     """Return the number of window positions down and across the map."""
     height, width = children.poses.shape[2:4]
-    (down, across), stride, dilation = children.kernel, options.stride, options.dilation
+    (down, across), stride, dilation = children.window, options.stride, options.dilation
     return positions(height, down, stride[0], dilation[0]), positions(width, across, stride[1], dilation[1])
 
 
@@ -114,7 +136,7 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
     Raises:
         ValueError, TypeError: as of `check_children`.
     """
-    poses, parents, window = children.poses, children.parents, children.kernel
+    poses, parents, window = children.poses, children.parents, children.window
     samples, types = count_samples(children, options), poses.shape[1]
     features = poses.shape[4] * children.weight.shape[5]
     whole = {

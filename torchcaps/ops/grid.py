@@ -30,7 +30,7 @@ def windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> T
 def _windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
     shown = torch.stack([x[place] for place in _places(x.shape, kernel, stride, dilation)], dim=2)
     height, width = shown.shape[3:5]
-    shown = shown.unflatten(2, kernel).movedim((4, 5), (1, 2))  # (images, height, width, types, kernel, kernel, ...)
+    shown = shown.unflatten(2, kernel).movedim((4, 5), (1, 2))  # (images, height, width, types, *window, ...)
     return shown.reshape(x.shape[0] * height * width, x.shape[1] * kernel[0] * kernel[1], *x.shape[4:])
 
 
@@ -43,6 +43,11 @@ def _places(shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> It
         yield slice(None), slice(None), rows, slice(across, across + stride[1] * (width - 1) + 1, stride[1])
 
 
+def put_back(x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
+    """Add windows to a map of this shape at their positions: the transpose of `windows`."""
+    return _PutBack.apply(x, shape, kernel, stride, dilation)
+
+
 class _Windows(torch.autograd.Function):
     """Adds all gradients to one map. Autograd would make a map for each place in the window."""
 
@@ -53,12 +58,10 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _PutBack.apply(gradient, ctx.shape, *ctx.sizes), None, None, None
+        return put_back(gradient, ctx.shape, *ctx.sizes), None, None, None
 
 
 class _PutBack(torch.autograd.Function):
-    """The transpose of `windows`: adds the windows to a map at their positions."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
         ctx.sizes = kernel, stride, dilation

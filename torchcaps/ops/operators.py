@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.library import Library
 
 from torchcaps.ops import native, tiled, triton
-from torchcaps.ops.children import Children, Gradients, Options, check_parents, count_samples
+from torchcaps.ops.children import (
+    Children,
+    DotTensors,
+    Gradients,
+    MomentTensors,
+    NoTensors,
+    Options,
+    check_parents,
+    count_samples,
+)
 from torchcaps.ops.numerics import accumulator, autocast_off
 from torchcaps.utils.private import is_batched
 
@@ -26,9 +35,11 @@ Parents = tuple[Tensor | None, ...]
 Tensors = tuple[Tensor, ...]
 
 LIBRARY = Library("torchcaps", "FRAGMENT")
-CHILDREN = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
-OPTIONS = "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation, bool shared"
-GRADIENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
+CHILDREN_ARGUMENTS = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
+OPTION_ARGUMENTS = (
+    "str softmax, bool unit, bool leaky, float eps, SymInt[] stride, SymInt[] dilation, bool poses_are_votes"
+)
+GRADIENT_ARGUMENTS = "Tensor(a!)? grad_poses, Tensor(b!)? grad_weight, Tensor(c!)? grad_bias, Tensor(d!)? grad_gates"
 
 
 class Reduction(NamedTuple):
@@ -36,7 +47,7 @@ class Reduction(NamedTuple):
 
     Fields:
         name: its name, as that of the backends' functions.
-        parents: names of the tensors of the parents that it takes, those that may be missing with a "?".
+        parents: class, a NamedTuple, of the tensors of the parents that it takes.
         results: names of the results.
         differentiable: number of results that have gradients, counted from the first.
         kept: number of results that the backward function needs, counted from the first.
@@ -45,50 +56,37 @@ class Reduction(NamedTuple):
     """
 
     name: str
-    parents: tuple[str, ...]
+    parents: Any
     results: tuple[str, ...]
     differentiable: int
     kept: int
-    shapes: Callable[[tuple[int, ...], tuple[int, ...], Parents, Options], list[tuple[int, ...]]]
-
-    def names(self) -> list[str]:
-        """Return the names of the tensors of the parents."""
-        return [name.removesuffix("?") for name in self.parents]
+    shapes: Callable[[tuple[int, ...], tuple[int, ...], Any, Options], list[tuple[int, ...]]]
 
 
 # Sum of the votes, `sum_i gate_i V_ij`, `(samples, parents, features)`.
-VOTE_SUM = Reduction("vote_sum", (), ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
+VOTE_SUM = Reduction("vote_sum", NoTensors, ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
 # Sum of the votes weighted by the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of
 # the denominators of a softmax over the children, `(samples, parents)`; it is empty for a softmax over the parents.
-# `query` is `(samples, parents, features)`, `offset` is `(groups, kernel, kernel, parents)`.
 WEIGHTED_SUM = Reduction(
     "weighted_sum",
-    ("query", "offset?"),
+    DotTensors,
     ("sums", "log_masses"),
     1,
     2,
     lambda scores, poses, parents, options: [poses, scores if options.softmax == "children" else (0,)],
 )
-# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents. `target`,
-# `precision` and `prior` are the mean, precision and prior of a Gaussian agreement; or a query and None twice; or None
-# three times. `betas` is `(groups, kernel, kernel, parents or 1)`.
+# Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents.
 MOMENTS = Reduction(
     "moments",
-    ("target?", "precision?", "prior?", "offset?", "betas?"),
+    MomentTensors,
     ("mass", "mean", "variance", "benefit"),
     4,
     3,
-    lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents[4] is None else scores],
+    lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents.betas is None else scores],
 )
-# Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`. The tensors
-# are those of `tiled.Net`.
+# Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`.
 NET_SUM = Reduction(
-    "net_sum",
-    tuple(f"{name}?" for name in tiled.Net._fields),
-    ("sums", "masses"),
-    2,
-    0,
-    lambda scores, poses, parents, options: [poses, scores],
+    "net_sum", tiled.Net, ("sums", "masses"), 2, 0, lambda scores, poses, parents, options: [poses, scores]
 )
 
 
@@ -99,7 +97,7 @@ class Operator:
         backend: name of the backend.
         reduction: signature of the reduction.
         module: module with the functions of the reduction's name and of that name with `_backward`: `forward(children,
-            *parents, options)` returns the results, and `backward(grads, results, children, *parents, options, into)`
+            parents, options)` returns the results, and `backward(grads, results, children, parents, options, into)`
             adds to the tensors `into` and returns the gradients of the parents' tensors, None where there is none.
     """
 
@@ -108,8 +106,8 @@ class Operator:
         self._run = getattr(module, reduction.name)
         self._run_backward = getattr(module, f"{reduction.name}_backward")
         name = f"{backend}_{reduction.name}"
-        parents = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in reduction.parents]
-        arguments = ", ".join((CHILDREN, *parents, OPTIONS))
+        parents = [f"Tensor? {x}" for x in reduction.parents._fields]
+        arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
         before = [f"Tensor grad_of_{x}" for x in reduction.results[: reduction.differentiable]]
         before += [f"Tensor {x}" for x in reduction.results[: reduction.kept]]
         self.forward = _define(
@@ -117,7 +115,7 @@ class Operator:
         )
         self.backward = _define(
             f"{name}_backward",
-            f"({', '.join((*before, arguments, GRADIENTS))}) -> {_tensors(len(parents))}",
+            f"({', '.join((*before, arguments, GRADIENT_ARGUMENTS))}) -> {_tensors(len(parents))}",
             self._backward,
             self._fake_backward,
         )
@@ -125,9 +123,9 @@ class Operator:
 
     def _forward(self, *flat: Any) -> Any:
         children, parents, options = self._call(iter(flat))
-        check_parents(children, dict(zip(self.reduction.names(), parents, strict=True)), options)
+        check_parents(children, dict(zip(self.reduction.parents._fields, parents, strict=True)), options)
         with autocast_off(children.poses.device.type):
-            return _flat(self._run(children, *parents, options))
+            return _flat(self._run(children, parents, options))
 
     def _fake_forward(self, *flat: Any) -> Any:
         children, parents, options = self._call(iter(flat))
@@ -141,16 +139,17 @@ class Operator:
         grads, results = (tuple(islice(given, count)) for count in (self.reduction.differentiable, self.reduction.kept))
         children, parents, options = self._call(given)
         with autocast_off(children.poses.device.type):
-            found = self._run_backward(grads, results, children, *parents, options, Gradients(*given))
-        return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in found))
+            gradients = self._run_backward(grads, results, children, parents, options, Gradients(*given))
+        return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in gradients))
 
     def _fake_backward(self, *flat: Any) -> Any:
         children, parents, _ = self._call(islice(flat, self.reduction.differentiable + self.reduction.kept, None))
         return _flat(tuple(children.poses.new_empty(0) if x is None else accumulator(x, *x.shape) for x in parents))
 
-    def _call(self, given: Iterator[Any]) -> tuple[Children, Parents, Options]:
+    def _call(self, given: Iterator[Any]) -> tuple[Children, Any, Options]:
         """Take the children, the tensors of the parents and the options from a flat list, in this order."""
-        children, parents = Children(*islice(given, 4)), tuple(islice(given, len(self.reduction.parents)))
+        children = Children(*islice(given, 4))
+        parents = self.reduction.parents(*islice(given, len(self.reduction.parents._fields)))
         options = Options(*islice(given, len(Options._fields)))
         (down, across), (down_apart, across_apart) = options.stride, options.dilation  # operators pass lists
         return children, parents, options._replace(stride=(down, across), dilation=(down_apart, across_apart))
@@ -159,7 +158,7 @@ class Operator:
 
     def save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Keep in a context what the backward pass needs."""
-        results, tensors = _as_tuple(output), 4 + len(self.reduction.parents)
+        results, tensors = _as_tuple(output), 4 + len(self.reduction.parents._fields)
         ctx.options = tuple(inputs[tensors:])
         ctx.results = [(x.shape, x.dtype, x.device) for x in results[: self.reduction.differentiable]]
         ctx.save_for_backward(*results[: self.reduction.kept], *inputs[:tensors])
@@ -202,8 +201,8 @@ class Operator:
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        found = _as_tuple(self.backward(*whole, *results, *children, *parents, *ctx.options, *into))
-        parent_grads = (grad if x is not None else None for grad, x in zip(found, parents, strict=True))
+        given = _as_tuple(self.backward(*whole, *results, *children, *parents, *ctx.options, *into))
+        parent_grads = (grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads, *no_options
 
 
@@ -237,7 +236,7 @@ def _operators(backend: str, module: ModuleType, *reductions: Reduction) -> dict
 
 TILED = _operators("tiled", tiled, VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)
 NATIVE = _operators("native", native, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
-TRITON = _operators("triton", triton, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
+TRITON = _operators("triton", triton, WEIGHTED_SUM, MOMENTS)
 BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 
@@ -248,13 +247,13 @@ def apply_operator(
     flat = (*children, *parents, *options)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _as_tuple(operator.forward(*flat)), children
-    given = iter(_SharedGradients.apply(operator, *flat))
+    given = iter(_EagerReduction.apply(operator, *flat))
     results = tuple(islice(given, len(operator.reduction.results)))
     handed_on: Any = (before if after is None else after for before, after in zip(children, given, strict=True))
     return results, Children(*handed_on)
 
 
-class _SharedGradients(torch.autograd.Function):
+class _EagerReduction(torch.autograd.Function):
     """A reduction that also returns the children unchanged, for the next iteration.
 
     In the backward pass they bring the gradients of the later iterations, and this one adds its own in place. That is

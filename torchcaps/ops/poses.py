@@ -13,7 +13,7 @@ from torchcaps.ops.computed import Cache, ComputedVotes
 from torchcaps.ops.numerics import at_least_float32, contract
 from torchcaps.ops.operators import TILED
 from torchcaps.ops.stored import StoredVotes
-from torchcaps.ops.votes import Activation, Linear, per_child
+from torchcaps.ops.votes import Activation, Beta, per_child
 
 
 class PoseVotes(ComputedVotes):
@@ -31,10 +31,10 @@ class PoseVotes(ComputedVotes):
 
     def __init__(self, poses: Tensor, parents: int, pose: tuple[int, ...], backend: Backend = "auto"):
         self.poses, self.parents, self.pose = poses, parents, pose
-        self.batch, self.children, rows, d = poses.shape
+        self.batch, self.children = poses.shape[:2]
         self.device, self.dtype, self.gates, self.layout = poses.device, poses.dtype, None, (self.children,)
-        self.options, self.cache = Options(shared=True), Cache()
-        self.backend = choose_backend(backend, poses.device, (rows, d, d))
+        self.options, self.cache = Options(poses_are_votes=True), Cache()
+        self.backend = choose_backend(backend, poses.device)
         self.operators = TILED
 
     def of_poses(self) -> "PoseVotes":
@@ -63,7 +63,7 @@ class PoseVotes(ComputedVotes):
     def net_sum(
         self,
         agreement: Agreement | None,
-        betas: tuple[Linear, Linear] | None = None,
+        betas: tuple[Beta, Beta] | None = None,
         activation: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the net sums for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
@@ -96,21 +96,21 @@ class PoseVotes(ComputedVotes):
     def net_factors(
         self,
         agreement: Agreement | None,
-        betas: tuple[Linear, Linear] | None = None,
+        betas: tuple[Beta, Beta] | None = None,
         activation: Activation | None = None,
     ) -> Tensor:
         """Return the phi of `net_sum`, `(batch, children, parents)`."""
 
-        def each(beta: Linear) -> Tensor:
-            own = per_child(beta.rows, self.children)
-            return (
-                own if beta.weight is None else own + contract("bik,jk->bij", self.flat, at_least_float32(beta.weight))
-            )
+        def of_each(beta: Beta) -> Tensor:
+            rows = per_child(beta.rows, self.children)
+            if beta.weight is None:
+                return rows
+            return rows + contract("bik,jk->bij", self.flat, at_least_float32(beta.weight))
 
         phi = self.coefficients(agreement)
         if betas is not None:
             use, ignore = betas
-            phi = each(use) * phi - each(ignore) * (1 - phi)
+            phi = of_each(use) * phi - of_each(ignore) * (1 - phi)
         if activation is not None:
             products = (self.flat * per_child(activation.weight, self.children)).sum(-1)
             active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, self.children)

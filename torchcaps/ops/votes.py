@@ -33,8 +33,8 @@ class Moments(NamedTuple):
     benefit: Tensor | None  # (batch, parents): sum_i beta[i,j] D[i,j]
 
 
-class Linear(NamedTuple):
-    """Numbers for each child and parent, `rows[g(i),j] + pose[b,i] . weight[j]`.
+class Beta(NamedTuple):
+    """Benefit or cost of each child for each parent in a net sum, `rows[g(i),j] + pose[b,i] . weight[j]`.
 
     Fields:
         rows: `(groups, parents or 1)`; consecutive children share a row in groups of equal size.
@@ -207,8 +207,9 @@ class WeightedVotes:
 
     def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
         self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
+        self.parents, self.children, self.gates = votes.parents, votes.children, votes.gates
         # What the step has asked for beside the weighted votes, for `factors`.
-        self._net: tuple[tuple[Linear, Linear] | None, Activation | None] | None = None
+        self._net: tuple[tuple[Beta, Beta] | None, Activation | None] | None = None
         self._constants: list[Tensor] = []
 
     # ------------------------------------------------------------ reductions
@@ -230,7 +231,7 @@ class WeightedVotes:
         return self.votes.constant_sum(constants)
 
     def net_sum(
-        self, betas: tuple[Linear, Linear] | None = None, activation: Activation | None = None
+        self, betas: tuple[Beta, Beta] | None = None, activation: Activation | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the net sums of votes that are the poses, see :meth:`PoseVotes.net_sum`."""
         self._net = betas, activation
@@ -243,18 +244,6 @@ class WeightedVotes:
         return total
 
     # ------------------------------------------------------------ sizes and parents, as of the votes
-
-    @property
-    def parents(self) -> int:
-        return self.votes.parents
-
-    @property
-    def children(self) -> int:
-        return self.votes.children
-
-    @property
-    def gates(self) -> Tensor | None:
-        return self.votes.gates
 
     def count(self) -> Tensor:
         return self.votes.count()
@@ -279,8 +268,8 @@ class WeightedVotes:
     def factors(self) -> Tensor:
         """Return the factor of each vote in the sums that the step has asked for, `(batch, children, parents)`: its
         share, or its factor in a net sum, plus those of all constant sums."""
-        own = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
-        return own + sum(self._gated(per_child(x, self.children)) for x in self._constants)
+        factors = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
+        return factors + sum(self._gated(per_child(x, self.children)) for x in self._constants)
 
     def _gated(self, x: Tensor) -> Tensor:
         return x if self.gates is None else x * self.gates.unsqueeze(-1)

@@ -8,7 +8,7 @@ A table file has the values of the whole table and the few that each row changes
     rows            by name: title, published number, dataset, changes of `base`, and `small` for this row alone
 
 Any other file is a recipe by itself: these values at its top level, or a few of them and `extends: RECIPE` or
-`extends: RECIPE --small`. It may also have a head `search` (search.py), for `torchcaps search`.
+`extends: RECIPE --small`. It may also have a head `search`, for `torchcaps search` (torchcaps/search/head.py).
 
 Later values override earlier ones: base, row, small, the row's small, a file that extends the row. Where a change names
 another class (`class_path`), the arguments of the class before are dropped.
@@ -26,15 +26,13 @@ from torchcaps.utils.extras import needs
 with needs("train"):
     import yaml
 
-    from torchcaps.recipes.search import Search, read_search
-    from torchcaps.recipes.values import Tree, merge, plain, spelled, with_source
+    from torchcaps.recipes.reading import read_yaml
+    from torchcaps.recipes.values import Tree, merge, plain, with_source
 
 FOLDER = Path(__file__).parent
 VALUES = ("seed_everything", "model", "data", "trainer")
 HEAD = ("title", "published", "dataset", "bfloat16")
 TABLE = ("paper", "table", "dataset", "bfloat16", "base", "small", "rows")
-ARGUMENTS = ("init_args", "dict_kwargs")  # of the class or function that stands beside them as class_path
-MOST_VALUES = 100_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Recipe:
         dataset: the data set, in words.
         bfloat16: evidence that bfloat16 trains as well as float32; empty where there is none.
         is_small: whether these are the values for two CPU cores.
-        search: which values `torchcaps search` searches; None if the recipe does not say.
+        search: the head `search`, which `torchcaps search` reads; None if the recipe has none.
     """
 
     name: str
@@ -67,7 +65,7 @@ class Recipe:
     dataset: str = ""
     bfloat16: str = ""
     is_small: bool = False
-    search: Search | None = None
+    search: Tree | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -121,6 +119,11 @@ def load_recipe(name: str, small: bool = False) -> Recipe:
         ValueError: the recipe is unknown (the message has the nearest names), is not a recipe, or has no small version.
     """
     return _load(name, small, Path(), ())
+
+
+def is_recipe(name: str) -> bool:
+    """Return whether a name is that of a recipe in the package, or the path of a YAML file."""
+    return _is_path(name) or name in list_recipes()
 
 
 class _NoSmallVersion(ValueError):
@@ -200,24 +203,13 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
         values = merge(values, with_source(changes, f"{source}, small"))
     head |= {key: value for key, value in content.items() if key in HEAD}
     if "search" in content:
-        head["search"] = read_search(path, content["search"], VALUES)
+        head["search"] = with_source(content["search"], source)
     return Recipe(name, files, values, is_small=small, **head)
 
 
-def name_now(former: str) -> str | None:
-    """Return the name that a recipe of a former version has now, followed by ` --small` for its small version."""
-    for line in (FOLDER / "former_names.txt").read_text(encoding="utf-8").splitlines():
-        name, now = line.split(maxsplit=1)
-        if name == former:
-            return now
-    return None
-
-
 def _instead(name: str) -> str:
-    """Return the end of a message: the name that the recipe has now, the rows of a table, or the nearest names."""
+    """Return the end of a message: the rows of a table, or the nearest names."""
     name = name.rstrip("/")
-    if now := name_now(name):
-        return f": it is now called {now}"
     rows = [known for known in list_recipes() if known.startswith(f"{name}/")]
     if rows:
         return f": choose one of {', '.join(rows[:8])}{', ...' if len(rows) > 8 else ''}"
@@ -238,29 +230,15 @@ def _read(path: Path) -> dict[str, Any]:
     return _parse(path.resolve(), path, about.st_mtime_ns, about.st_size)
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Loader of YAML that refuses a key that stands twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 @cache
 def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read a file, named `path` in messages. It is read again when its time or its size has changed."""
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
-        check_size(path, content, {})
-    except RecursionError:
-        raise ValueError(f"{path} is not a recipe: its values are nested too deeply") from None
+        content = read_yaml(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: expected keys such as model, data and trainer")
     known = TABLE if "rows" in content else (*HEAD, "extends", "small", "search", *VALUES)
@@ -270,52 +248,7 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     for key in HEAD:
         if not isinstance(content.get(key, ""), str):
             raise ValueError(f"{path}: {key} must be a text, got {content[key]!r}")
-    for key in ("model", "data", "trainer", "small"):
-        if key in content:
-            _check_values(path, (key,), content[key])
+    for key in (*VALUES[1:], "small"):
+        if not isinstance(content.get(key, {}), dict):
+            raise ValueError(f"{path}: {key} must have values of its own, {{NAME: VALUE}}, got {content[key]!r}")
     return content
-
-
-def check_size(path: Path, value: Any, sizes: dict[int, int | None]) -> int:
-    """Check that a value does not have itself as a part, and is not endless, by way of YAML's aliases. Return its size.
-
-    Args:
-        path: the file.
-        value: a part of its content.
-        sizes: sizes of the parts that were seen before, by their id; None for those that this value is a part of.
-    """
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in sizes:
-        sizes[id(value)] = None
-        parts = value.values() if isinstance(value, dict) else value
-        sizes[id(value)] = 1 + sum(check_size(path, part, sizes) for part in parts)
-    size = sizes[id(value)]
-    if size is None:
-        raise ValueError(f"{path} is not a recipe: an alias (*NAME) stands inside of what it names (&NAME)")
-    if size > MOST_VALUES:
-        raise ValueError(f"{path} is not a recipe: it has more than {MOST_VALUES:,} values")
-    return size
-
-
-def _check_values(path: Path, names: tuple[str | int, ...], values: Any) -> None:
-    """Check what all levels of a recipe have in common: names are texts, and so is the name of a class.
-
-    Args:
-        path: the file.
-        names: where the values stand in it.
-        values: the values.
-    """
-    where, name = f"{path}: {spelled(names)}", names[-1]
-    if name == "class_path" and not (isinstance(values, str) and values):
-        raise ValueError(f"{where} must be the name of a class or a function, got {values!r}")
-    if isinstance(values, dict):
-        for key, value in values.items():
-            if not isinstance(key, str):
-                raise ValueError(f'{where}: names must be texts, got {key!r}: if it is one, write "{key}"')
-            _check_values(path, (*names, key), value)
-    elif len(names) == 1 or (names[0] == "small" and len(names) == 2 and name in VALUES[1:]) or name in ARGUMENTS:
-        raise ValueError(f"{where} must have values of its own, as in {name}: {{NAME: VALUE}}, got {values!r}")
-    elif isinstance(values, list):
-        for index, value in enumerate(values):
-            _check_values(path, (*names, index), value)

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from torchcaps.recipes import FOLDER, Recipe
 from torchcaps.utils.checks import nearest
@@ -32,34 +31,12 @@ class OwnModules:
         self.folders = list(dict.fromkeys(reversed(own))) if allowed else []
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
-    def check_names(self, config: dict[str, Any]) -> None:
-        """Check that no other module hides one that the recipe uses, for example an installed one of the same name.
-
-        A recipe uses the modules that it names. If one of them is in its folder, that module may import any other in
-        the folder, so that none of them may be hidden.
+    def why_not(self, error: BaseException | None) -> str | None:
+        """Return why a name in the recipe cannot be imported, or None if this is another error.
 
         Args:
-            config: all values of the recipe.
-
-        Raises:
-            ValueError: a module that the recipe uses is hidden.
+            error: error that the import raised.
         """
-        hidden = dict(self._hidden())
-        used = {path.partition(".")[0] for path in _class_paths(config)} & set(hidden)
-        if not used and any(_comes_from(sys.modules.get(name), path) for name, path in self._beside()):
-            used = set(hidden)  # modules of the recipe may have imported the hidden ones
-        if used:
-            raise ValueError(_hidden_message(min(used), hidden[min(used)]))
-
-    def why_not(self, error: BaseException, where: str) -> str | None:
-        """Return a message that says which name cannot be imported and why, or None for other errors.
-
-        Args:
-            error: error that the parser raised.
-            where: where the name stands, the recipe's own name or an override.
-        """
-        while error.__cause__ is not None and not isinstance(error, ImportError):  # an ImportError says what to install
-            error = error.__cause__
         hidden = dict(self._hidden())
         module, name = None, None
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
@@ -69,17 +46,17 @@ class OwnModules:
         top = ((module.__name__ if module else name) or "").partition(".")[0]
         if top in hidden:
             return _hidden_message(top, hidden[top])
-        if place := self._place(error):
+        if error and (place := self._place(error)):
             message = error.msg if isinstance(error, SyntaxError) else error
-            return f"{where} needs {place}, which cannot be imported: {type(error).__name__}: {message}"
+            return f"needs {place}, which cannot be imported: {type(error).__name__}: {message}"
         if module:
             known = nearest(str(name), [known for known in dir(module) if not known.startswith("_")])
             hint = known if known.startswith("; did") else ": correct the name"
-            return f"{where}: there is no {name!r} in {_file(module) or module.__name__}{hint}"
+            return f"there is no {name!r} in {_file(module) or module.__name__}{hint}"
         if isinstance(error, ModuleNotFoundError):
             beside = f"beside {self.recipe}" if self.folders else "beside a recipe of your own"
             advice = "" if top in sys.modules else f", put {top}.py {beside}, or install it"
-            return f"{where}: there is no module {name!r}: correct the name{advice}"
+            return f"there is no module {name!r}: correct the name{advice}"
         return None
 
     def _place(self, error: BaseException) -> str | None:
@@ -109,16 +86,6 @@ class OwnModules:
             module = sys.modules.get(name)
             if module and not _comes_from(module, path):
                 yield name, path
-
-
-def _class_paths(value: Any) -> Iterator[str]:
-    """Yield all values of `class_path` in a recipe."""
-    if isinstance(value, dict):
-        if isinstance(value.get("class_path"), str):
-            yield value["class_path"]
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _class_paths(item)
 
 
 def _file(module: ModuleType) -> str | None:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+ARGUMENTS = ("init_args", "dict_kwargs")  # of the class or function that stands beside them as class_path
+
 
 class Value(NamedTuple):
     """A value and its source.

@@ -1,7 +1,7 @@
 """Reproduction of the papers' numbers: `torchcaps reproduce` trains rows of their tables, `make results` shows ours.
 
 plan        which rows, with which seeds, in which order
-queue       trains them one after the other, each in a process that runs `work`; `pace` measures how long they take
+queue       trains them one after the other, each in a process that runs `work`
 results     results.csv, the numbers that we got
 report      docs/results.md from results.csv; `curves` draws its figure of training losses
 """

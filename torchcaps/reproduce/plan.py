@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchcaps.recipes import Recipe, list_recipes, load_recipe, name_now
+from torchcaps.recipes import Recipe, list_recipes, load_recipe
 from torchcaps.reproduce.results import SMALL, Key, small_name
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.extras import needs
@@ -42,8 +42,8 @@ class Run:
         return root / f"seed-{self.seed}" / self.recipe.replace(SMALL, "-small")
 
     def load(self) -> Recipe:
-        """Return the recipe."""
-        return load_run_recipe(self.recipe)
+        """Return the recipe; ` --small` behind its name means the small version."""
+        return load_recipe(self.recipe.removesuffix(SMALL), self.recipe.endswith(SMALL))
 
     @property
     def keys(self) -> list[Key]:
@@ -59,61 +59,46 @@ class Run:
         return chosen
 
 
-def plan(wanted: Sequence[str] = (), hours: dict[str, float] | None = None) -> list[Run]:
-    """Return all runs in their order: those of plan.yaml first, then the others, the shortest first.
+def plan(wanted: Sequence[str] = ()) -> list[Run]:
+    """Return all runs in their order: those of plan.yaml first, then the others.
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
             behind a name, the small versions. Of a table that compares, and has no published number, all rows.
-        hours: hours that recipes take, by name, as far as they are known. Recipes that are neither here nor in
-            plan.yaml come last.
 
     Raises:
         ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
-    named = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _rows()
-    first = [entry["recipe"] for entry in named if entry["recipe"] in rows]
-    others = sorted((row for row in rows if row not in first), key=lambda row: (hours or {}).get(row, float("inf")))
-    details = {
-        entry["recipe"]: (tuple(entry.get("overrides", ())), tuple(entry.get("tested_on", ()))) for entry in named
-    }
-    order = [(row, SEEDS[0]) for row in first]
-    order += [(row, seed) for seed in SEEDS[1:] for row in first]
-    order += [(row, seed) for seed in SEEDS for row in others]
+    entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
+    details = {e["recipe"]: (tuple(e.get("overrides", ())), tuple(e.get("tested_on", ()))) for e in entries}
+    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _with_number(_rows())
+    first = [row for row in details if row in rows]
+    others = [row for row in rows if row not in first]
+    order = [(row, seed) for part in (first, others) for seed in SEEDS for row in part]
     return [Run(row, seed, *details.get(row, ())) for row, seed in order]
-
-
-def load_run_recipe(name: str) -> Recipe:
-    """Return the recipe of a run; ` --small` behind its name means the small version."""
-    return load_recipe(name.removesuffix(SMALL), name.endswith(SMALL))
 
 
 def names_of_runs() -> list[str]:
     """Return the names that `plan` knows: papers, tables and their rows."""
-    return sorted({"/".join(row.split("/")[:parts]) for row in _rows_of_tables() for parts in (1, 2, 3)})
+    return sorted({"/".join(row.split("/")[:parts]) for row in _rows() for parts in (1, 2, 3)})
 
 
 def _rows() -> list[str]:
-    return [name for name in _rows_of_tables() if load_recipe(name).has_number]
-
-
-def _rows_of_tables() -> list[str]:
+    """Return the rows of all tables."""
     return [name for name in list_recipes() if load_recipe(name).table]
+
+
+def _with_number(rows: Sequence[str]) -> list[str]:
+    """Return those rows that have a published number."""
+    return [row for row in rows if load_recipe(row).has_number]
 
 
 def _rows_of(name: str) -> list[str]:
     """Return the rows of a paper, a table or a recipe."""
     wanted = name.removesuffix(SMALL).rstrip("/")
-    if now := name_now(wanted):
-        raise ValueError(f"no recipe is called {wanted!r}: it is now called {now}")
-    rows = [row for row in _rows_of_tables() if _belongs(row, wanted)]
+    rows = [row for row in _rows() if row == wanted or row.startswith(f"{wanted}/")]
     if not rows:
         raise ValueError(f"no paper, table or row is called {wanted!r}{nearest(wanted, names_of_runs())}")
     if name.endswith(SMALL):
         return [small_name(row) for row in rows]
-    return [row for row in rows if load_recipe(row).has_number] or rows
-
-
-def _belongs(row: str, name: str) -> bool:
-    return row == name or row.startswith(f"{name.rstrip('/')}/")
+    return _with_number(rows) or rows

@@ -105,10 +105,7 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     """Add results to a file, except those whose key it has already. Return all results of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        found = {result.key: result for result in read_results(path)}
-        for result in new:
-            found.setdefault(result.key, result)
-        results = list(found.values())
+        results = _first_of_each_key([*read_results(path), *new])
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
         writer.writeheader()
@@ -119,10 +116,14 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
 
 def known_results(root: Path) -> list[Result]:
     """Return the results that come with the package and those of the queue in a folder of runs."""
-    found = {result.key: result for result in read_results(PUBLISHED_WITH_THE_PACKAGE)}
-    for result in read_results(root / "results.csv"):
-        found.setdefault(result.key, result)
-    return list(found.values())
+    return _first_of_each_key([*read_results(PUBLISHED_WITH_THE_PACKAGE), *read_results(root / "results.csv")])
+
+
+def _first_of_each_key(results: Iterable[Result]) -> list[Result]:
+    first: dict[Key, Result] = {}
+    for result in results:
+        first.setdefault(result.key, result)
+    return list(first.values())
 
 
 def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:

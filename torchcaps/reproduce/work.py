@@ -18,27 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from torchcaps.reproduce.pace import hardware, measure_pace
 from torchcaps.reproduce.plan import DEVICES, Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
 from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import write_text_whole
-from torchcaps.utils.machine import commit
+from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
 
-TAKEN = 75  # exit status if another process works on the same run
 
+def work(run: Run, root: Path) -> None:
+    """Train a row and test it.
 
-def work(run: Run, root: Path, measure_only: bool) -> None:
-    """Train a row and test it, or only measure its pace.
-
-    This is the main function of a process. The exit status is 0 if all is done, and TAKEN if another process has the
-    run. Errors are written to `failed.txt`, and all output to `log.txt`, in the folder of the run.
+    This is the main function of a process. Errors are written to `failed.txt`, and all output to `log.txt`, in the
+    folder of the run.
     """
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches only the queue, which then asks this process to stop
@@ -50,20 +47,14 @@ def work(run: Run, root: Path, measure_only: bool) -> None:
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        # The timeout gives the process of a killed queue the time to save and stop.
-        with FileLock(folder / "lock", timeout=60), StopSignals() as signals, quiet_lightning():
+        # The process of a queue that was killed has the lock until it has saved.
+        with FileLock(folder / "lock"), StopSignals() as signals, quiet_lightning():
             if {result.key for result in known_results(root)}.issuperset(run.keys):
-                return  # another queue finished the run while this one waited
+                return  # it finished the run
             (folder / "failed.txt").unlink(missing_ok=True)
-            if measure_only:
-                measure_pace(root, run)
-            else:
-                _train(run, root, signals)
-    except Timeout:
-        sys.exit(TAKEN)
+            _train(run, root, signals)
     except Exception as error:
-        said = f"{type(error).__name__}: {one_line(error)}"
-        write_text_whole(folder / "failed.txt", said)
+        write_text_whole(folder / "failed.txt", f"{type(error).__name__}: {one_line(error)}")
         raise
 
 

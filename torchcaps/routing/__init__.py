@@ -1,26 +1,6 @@
-"""Routing algorithms, one file per paper, and the parts from which a new one is built."""
+"""Routing algorithms, one file per paper, and their base class. Agreements and votes are in `torchcaps.ops`."""
 
-from torchcaps.ops import (
-    Agreement,
-    Dot,
-    Gaussian,
-    Moments,
-    PoseLogits,
-    SigmoidDot,
-    Softmax,
-    UnitDot,
-    Votes,
-    WeightedVotes,
-)
-from torchcaps.routing.base import (
-    Gradient,
-    Init,
-    Iteration,
-    Routing,
-    Start,
-    list_routings,
-    presence,
-)
+from torchcaps.routing.base import Gradient, Init, Iteration, Routing, Start, list_routings
 from torchcaps.routing.dynamic import DynamicRouting
 from torchcaps.routing.efficient import EfficientRouting, exponential_squash
 from torchcaps.routing.em import EMRouting
@@ -38,14 +18,11 @@ from torchcaps.routing.variational_bayes import VBRouting
 from torchcaps.routing.vector_norm import VectorNormRouting
 
 __all__ = [
-    "Agreement",
     "Convergence",
-    "Dot",
     "DynamicRouting",
     "EMRouting",
     "EfficientRouting",
     "Equilibrium",
-    "Gaussian",
     "Gradient",
     "HeinsenRouting",
     "HeinsenVectorRouting",
@@ -53,24 +30,16 @@ __all__ = [
     "InvertedAttentionRouting",
     "Iteration",
     "LayerShape",
-    "Moments",
-    "PoseLogits",
     "RandomRouting",
     "Routing",
     "SelfRouting",
-    "SigmoidDot",
     "SlotAttention",
-    "Softmax",
     "Start",
     "UniformRouting",
-    "UnitDot",
     "VBRouting",
     "VectorNormRouting",
-    "Votes",
-    "WeightedVotes",
     "check_equilibrium",
     "exponential_squash",
     "list_routings",
-    "presence",
     "squash",
 ]

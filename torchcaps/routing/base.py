@@ -1,21 +1,20 @@
 """Base class of all routing algorithms: what a subclass defines, and what it inherits."""
 
 import contextlib
-import copy
 import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes, as_votes
+from torchcaps.routing.parameters import RoutingParameters
 from torchcaps.routing.shape import LayerShape, fan_in_
-from torchcaps.routing.values import check_values
-from torchcaps.utils.arguments import CountOrZero, check_input, checked, kinds_of, refusal, shown_with_type
+from torchcaps.utils.arguments import CountOrZero, check_input, checked, shown_with_type
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
@@ -38,7 +37,7 @@ class Iteration(NamedTuple):
         return self.votes.votes.with_coefficients(self.parents, self.votes.coefficients())
 
 
-class Routing(nn.Module, ABC):
+class Routing(RoutingParameters, ABC):
     """A routing algorithm that plugs into any capsule layer.
 
     A subclass defines `step` and, where its paper has them, `build`, `prepare`, `first_state` and `agreement`. What
@@ -51,14 +50,14 @@ class Routing(nn.Module, ABC):
         gradient: "unrolled" differentiates through all iterations; "last" through the last one only, with the state
             that enters it as a constant.
         init: how a layer draws its vote weights: "fan_in" keeps capsules alive through any number of layers, see
-            `torchcaps.routing.shape.fan_in_`; "paper" follows the paper or its authors' code.
-        least: least number of iterations that the algorithm allows.
+            `torchcaps.routing.shape.fan_in_`; "paper" follows the paper or its authors' code, whose weights
+            are normal with standard deviation 1 / in_features if the routing does not say otherwise.
 
     Attributes:
         softmax: axis over which the coefficients sum to one.
         leaky: whether an extra parent of logit 0 joins the softmax and is then dropped.
         averages, gain, alike, apart: how long the first votes are, and how alike for all parents, see `fan_in_`;
-            `torchcaps.testing.first_pass` proposes values.
+            `torchcaps.testing.propose_gain` proposes values.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
@@ -69,7 +68,6 @@ class Routing(nn.Module, ABC):
         transforms: whether the parents may have other poses than the votes.
         shape: shape of the layer that this routing belongs to, or None.
         is_uniform: whether the coefficients are uniform at the moment, see `uniform`.
-        given_values: tensors in place of learned parameters, see `with_values`.
     """
 
     softmax: Softmax = "parents"
@@ -86,28 +84,13 @@ class Routing(nn.Module, ABC):
     transforms: bool = False
 
     @checked
-    def __init__(
-        self, iterations: CountOrZero = 1, gradient: Gradient = "unrolled", init: Init = "fan_in", least: int = 1
-    ):
+    def __init__(self, iterations: CountOrZero = 1, gradient: Gradient = "unrolled", init: Init = "fan_in"):
         super().__init__()
-        if iterations < least:
-            raise ValueError(f"iterations must be an int of at least {least}, got {iterations}")
         self.iterations, self.gradient, self.init = iterations, gradient, init
-        self.shape: LayerShape | None = None
+        if self.steps < 1:
+            raise ValueError(f"iterations must be an int of at least 1, got {iterations}")
         self.is_uniform = False
         self._watchers: list[Callable[[Iteration], None]] = []
-        self.given_values: dict[str, Tensor] = {}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # An option that is changed later is checked like the argument of its name.
-        kind = kinds_of(type(self).__init__).get(name)
-        if kind is not None and not isinstance(value, (Tensor, nn.Module)) and not kind.fits(value):
-            raise refusal(name, value, kind)
-        super().__setattr__(name, value)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # what `build` sets
 
     # ------------------------------------------------------------ defined by an algorithm
 
@@ -142,37 +125,8 @@ class Routing(nn.Module, ABC):
 
     @property
     def steps(self) -> int:
-        """Number of times that `step` runs."""
+        """Number of times that `step` runs, at least 1."""
         return self.iterations
-
-    # ------------------------------------------------------------ parameters
-
-    def for_layer(
-        self, shape: LayerShape, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """Return a copy with the parameters that a layer of this shape needs."""
-        if self.needs_poses and not shape.shared:
-            raise ValueError(
-                f"{type(self).__name__} takes the poses of the children as their votes: use it in a CapsuleShared"
-            )
-        routing = copy.deepcopy(self)
-        routing.shape = shape
-        try:
-            with contextlib.nullcontext() if device is None else torch.device(device):
-                routing.build(shape)
-        except KeyError as error:  # PyTorch's, for the name of an attribute
-            raise ValueError(f"{type(self).__name__}.build: {error.args[0]}, choose another name") from error
-        for name in (*routing._parameters, *routing._buffers, *routing._modules):
-            if hasattr(type(self), name) or name in vars(self):
-                raise ValueError(f"{type(self).__name__}.build: attribute {name!r} already exists, choose another name")
-        return routing.to(device=device, dtype=dtype)
-
-    def reset_parameters(self) -> None:
-        """Set the parameters and the buffers of the algorithm to their initial values."""
-        if self.shape is not None:
-            first = self.for_layer(self.shape, "cpu").state_dict()
-            for name, x in self.state_dict().items():
-                x.copy_(first[name])
 
     def reset_weight(self, weight: Tensor, shape: LayerShape) -> None:
         """Draw the vote weights `(..., parents, d, h)` of a layer, in place, as `init` says."""
@@ -180,20 +134,6 @@ class Routing(nn.Module, ABC):
             self.reset_weight_as_in_paper(weight, shape)
         else:
             fan_in_(weight, shape, self.averages, self.gain, self.alike, self.apart)
-
-    def with_values(self, **values: Tensor) -> Self:
-        """Return a copy that uses the given tensors in place of learned parameters, to route votes without a layer:
-        `EMRouting().with_values(beta_a=a, beta_u=u)(votes)`."""
-        routing = copy.copy(self)
-        routing.__dict__.update(values, given_values=self.given_values | values)
-        return routing
-
-    def extra_repr(self) -> str:
-        """Show the iterations, and the options that differ from their defaults."""
-        parameters = inspect.signature(type(self)).parameters.items()
-        options = [(name, getattr(self, name), x.default) for name, x in parameters]
-        shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
-        return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 
     # ------------------------------------------------------------ iterations
 
@@ -206,16 +146,17 @@ class Routing(nn.Module, ABC):
                 f"{shown_with_type(agreement)}"
             )
         weighted = WeightedVotes(votes, agreement, self.softmax, self.leaky)
-        found = self.step(weighted, state, t)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Capsules)):
+        result = self.step(weighted, state, t)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Capsules)):
             raise TypeError(
                 f"{type(self).__name__}.step must return two items, Capsules and the next state, got "
-                f"{shown_with_type(found)}"
+                f"{shown_with_type(result)}"
             )
-        iteration = Iteration(weighted, found[0], t)
+        parents, state = result
+        iteration = Iteration(weighted, parents, t)
         for watcher in self._watchers:
             watcher(iteration)
-        return iteration, found[1]
+        return iteration, state
 
     def iterate(self, votes: Votes) -> Iteration:
         """Run all iterations on prepared votes, and return the last one."""
@@ -246,11 +187,11 @@ class Routing(nn.Module, ABC):
             check_input("votes", votes, next(self.parameters(), None))
         votes = as_votes(votes)
         if self.shape is None and not torch.compiler.is_compiling():  # compiled code cannot enter the meta device
-            check_values(self, votes)
+            self.check_values(votes)
         if self.shape is not None and isinstance(votes, StoredVotes):  # a layer's own votes fit
             self.shape.check_sizes(votes)
         if scores is not None:
-            votes = votes.gated(presence(as_logits(scores, votes)))
+            votes = votes.gated(as_logits(scores, votes).sigmoid())
         last = self.iterate(self.prepare(votes))
         return last.with_coefficients() if return_coefficients else last.parents
 
@@ -290,15 +231,7 @@ class Routing(nn.Module, ABC):
 
 def list_routings() -> list[str]:
     """Return the sorted names of all routing algorithms that have been imported."""
-
-    def below(routing: type[Routing]) -> Iterator[type[Routing]]:
-        for subclass in routing.__subclasses__():
-            yield subclass
-            yield from below(subclass)
-
-    return sorted({x.__name__ for x in below(Routing) if not inspect.isabstract(x)})  # type: ignore[type-abstract]
-
-
-def presence(scores: Tensor | None) -> Tensor | None:
-    """Turn scores into gates in [0, 1]; None stays None."""
-    return None if scores is None else scores.sigmoid()
+    classes: list[type] = [Routing]
+    for routing in classes:  # grows by the subclasses of what it has
+        classes += routing.__subclasses__()
+    return sorted({x.__name__ for x in classes if not inspect.isabstract(x)})

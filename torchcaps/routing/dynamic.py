@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Softmax, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
+from torchcaps.routing.random_routing import random_logits
 from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
 from torchcaps.utils.arguments import Count, checked
@@ -40,10 +41,9 @@ class DynamicRouting(Routing):
         learn_bias: learn a bias for each parent, initially 0.1 as in the authors' code.
         leaky: add the leak to the softmax, so that a child need not agree with any parent; only with
             softmax="parents".
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
         start: initial logits: "zero", "random" (normal, drawn anew at every call) or "learned" (initially zero). There
             is one logit for each set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
-        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the authors' code does,
+        gradient, init: see :class:`torchcaps.Routing`; init="paper" draws the vote weights as the authors' code does,
             normal with standard deviation 0.1, cut at 0.2.
 
     Reference:
@@ -85,8 +85,7 @@ class DynamicRouting(Routing):
         zeros = votes.parents_like()
         if self.start == "learned":
             return Dot(zeros, self.first_logits.to(zeros.dtype).expand(-1, votes.parents))
-        groups = 1 if self.shape is None else self.shape.groups
-        return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
+        return Dot(zeros, random_logits(self.shape, zeros))
 
     def step(self, votes: WeightedVotes, b: Dot | None, t: float) -> tuple[Capsules, Dot]:
         s = votes.weighted_sum()  # lines 4, 5

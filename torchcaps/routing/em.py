@@ -8,25 +8,17 @@ window compete for its children; in the paper the parents of all windows that sh
 the range of costs are from Li et al. (2018), appendix A.1, and their code.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing
+from torchcaps.routing.gaussian import Fit, cost_of
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, Positive, Range, checked
-
-
-class Fit(NamedTuple):
-    """A Gaussian for each parent, and the logit of its activation. Any number is valid, as an equilibrium needs."""
-
-    mean: Tensor
-    log_sigma: Tensor
-    score: Tensor
 
 
 class EMRouting(Routing):
@@ -53,11 +45,9 @@ class EMRouting(Routing):
         inverse_temperature, decay: limit of lambda, and how fast lambda approaches it; decay=0 keeps lambda constant.
         eps: least variance, at least 1e-6: with less, the precision times the rounding of float32 votes that agree is
             no longer small, and gradients are wrong.
-        gradient: "unrolled" through all M-steps, or "last" through the last one only.
         schedule: schedule of lambda: "saturating" as above, or "linear" for `inverse_temperature * (t + 1)`.
         cost_range: r rescales the costs of each sample's parents to [-r/2, r/2]; None leaves them as they are.
-        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them normal with standard deviation
-            1 / in_features.
+        gradient, init: see :class:`torchcaps.Routing`.
 
     Reference:
         Hinton et al. 2018, Procedure 1.
@@ -88,33 +78,23 @@ class EMRouting(Routing):
         self.beta_a, self.beta_u = (nn.Parameter(torch.zeros(shape.parents)) for _ in range(2))
 
     def agreement(self, fit: Fit) -> Gaussian:
-        # E-step: log a_j + log N(V_ij; mu_j, sigma_j^2) without constants, which cancel in the softmax over parents.
-        prior = F.logsigmoid(fit.score) - fit.log_sigma.sum(-1)
-        return Gaussian(fit.mean, (-2 * fit.log_sigma).exp(), prior)
+        return fit.agreement()  # E-step
 
     def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
         m = votes.moments()  # M-step, lines 2 to 4
         variance = m.variance.clamp_min(self.eps)
         log_sigma = 0.5 * variance.log()
-        lambda_t = inverse_temperature(t, self.inverse_temperature, self.decay, self.schedule)
-        score = em_score(log_sigma, m.mass, self.beta_a, self.beta_u, lambda_t, self.cost_range)  # lines 5, 6
+        cost = cost_of(log_sigma, m.mass, self.beta_u)  # line 5
+        if self.cost_range is not None:
+            cost = self.cost_range * _rescaled(cost, m.mass, log_sigma)
+        rise = 1 - self.decay ** (t + 1) if self.schedule == "saturating" else t + 1
+        score = self.inverse_temperature * rise * (self.beta_a - cost)  # line 6
         return votes.capsules(m.mean, score, variance), Fit(m.mean, log_sigma, score)
 
 
-def inverse_temperature(t: float, limit: float = 0.01, decay: float = 0.95, schedule: str = "saturating") -> float:
-    """Return lambda in iteration t."""
-    return limit * (1 - decay ** (t + 1) if schedule == "saturating" else t + 1)
-
-
-def em_score(
-    log_sigma: Tensor, mass: Tensor, beta_a: Tensor, beta_u: Tensor, lambda_t: float, cost_range: float | None = None
-) -> Tensor:
-    """Return the logit of each parent's activation, `(batch, parents)`; lines 5 and 6."""
-    cost = (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * mass
-    if cost_range is not None:
-        # Costs that differ by rounding errors only must not be rescaled to the whole range.
-        least, most = cost.amin(1, keepdim=True), cost.amax(1, keepdim=True)
-        noise = 64 * torch.finfo(cost.dtype).eps * (mass + 2 * mass * log_sigma.abs().sum(-1)).amax(1, keepdim=True)
-        spread = torch.where(most - least <= noise.clamp_min(1e-30), torch.inf, most - least)
-        cost = cost_range * ((cost - least) / spread - 0.5)
-    return lambda_t * (beta_a - cost)
+def _rescaled(cost: Tensor, mass: Tensor, log_sigma: Tensor) -> Tensor:
+    """Move the costs of each sample to [-1/2, 1/2]; if they differ by rounding errors only, to -1/2."""
+    least, most = cost.amin(1, keepdim=True), cost.amax(1, keepdim=True)
+    noise = 64 * torch.finfo(cost.dtype).eps * (mass + 2 * mass * log_sigma.abs().sum(-1)).amax(1, keepdim=True)
+    spread = torch.where(most - least <= noise.clamp_min(1e-30), torch.inf, most - least)
+    return (cost - least) / spread - 0.5

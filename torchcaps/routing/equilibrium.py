@@ -8,6 +8,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -72,6 +73,12 @@ class Equilibrium:
             _, like = as_now.advance(votes, as_now.first_state(votes), torch.inf)
         if like is None:  # there is no state to iterate
             return routing.advance(votes, None, torch.inf)[0], Convergence(torch.zeros(1, device=votes.device))
+        if any(len(x) != votes.batch for x in _tensors(like)):
+            sizes = [tuple(x.shape) for x in _tensors(like)]
+            raise ValueError(
+                f"an equilibrium iterates a state for each of {votes.batch} samples, but the state of "
+                f"{type(routing).__name__} has tensors {sizes}: add what all samples share in `agreement`"
+            )
 
         def state_after(votes: Votes, state: Tensor) -> Tensor:
             return flatten(as_now.advance(votes, unflatten(state, like), torch.inf)[1])
@@ -82,7 +89,8 @@ class Equilibrium:
         attached = state_after(votes, state)
         if attached.requires_grad:
             constants = votes.detach()
-            attached.register_hook(self._implicit(lambda z: state_after(constants, z), state, convergence))
+            hook = partial(self._implicit_gradient, lambda z: state_after(constants, z), state, convergence)
+            attached.register_hook(hook)
         return routing.advance(votes, unflatten(attached, like), torch.inf)[0], convergence
 
     def solve(
@@ -122,35 +130,30 @@ class Equilibrium:
             points.append(_anderson(points, values, age))
         return best, torch.stack(residuals)
 
-    def _implicit(
-        self, state_after: Callable[[Tensor], Tensor], fixed: Tensor, convergence: "Convergence"
-    ) -> Callable[[Tensor], Tensor]:
-        """Return a backward hook that turns the gradient of the state into g of the class docstring."""
+    def _implicit_gradient(
+        self, state_after: Callable[[Tensor], Tensor], fixed: Tensor, convergence: "Convergence", grad: Tensor
+    ) -> Tensor:
+        """Turn the gradient of the state at the fixed point into g of the class docstring."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "an equilibrium has no second derivatives (create_graph=True): use schedule='sequential' and "
+                "backend='reference'"
+            )
+        with torch.enable_grad():
+            state = fixed.detach().requires_grad_()
+            value = state_after(state)
+        if not value.requires_grad:  # uniform coefficients do not depend on the state
+            return grad
 
-        def hook(grad: Tensor) -> Tensor:
-            if torch.is_grad_enabled():
-                raise RuntimeError(
-                    "an equilibrium has no second derivatives (create_graph=True): use schedule='sequential' and "
-                    "backend='reference'"
-                )
+        def function(g: Tensor) -> Tensor:
+            (through,) = torch.autograd.grad(
+                value, state, g, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            return grad + through
 
-            with torch.enable_grad():
-                state = fixed.detach().requires_grad_()
-                value = state_after(state)
-            if not value.requires_grad:  # uniform coefficients do not depend on the state
-                return grad
-
-            def function(g: Tensor) -> Tensor:
-                (own,) = torch.autograd.grad(
-                    value, state, g, retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-                return grad + own
-
-            # Relative to grad, not to g: if g diverges, its largest iterate would have the smallest relative residual.
-            found, convergence.backward = self.solve(function, grad, grad.norm(dim=1))
-            return found
-
-        return hook
+        # Relative to grad, not to g: if g diverges, its largest iterate would have the smallest relative residual.
+        g, convergence.backward = self.solve(function, grad, grad.norm(dim=1))
+        return g
 
 
 @dataclass
@@ -187,8 +190,11 @@ def check_equilibrium(routing: Routing) -> None:
 
 def flatten(state: Tensor | tuple[Tensor | None, ...]) -> Tensor:
     """Return a state as one tensor, `(batch, n)`."""
-    parts = (state,) if isinstance(state, Tensor) else state
-    return torch.cat([x.flatten(1) for x in parts if x is not None], dim=1)
+    return torch.cat([x.flatten(1) for x in _tensors(state)], dim=1)
+
+
+def _tensors(state: Tensor | tuple[Tensor | None, ...]) -> list[Tensor]:
+    return [x for x in ((state,) if isinstance(state, Tensor) else state) if x is not None]
 
 
 def unflatten(flat: Tensor, like: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes, at_least_float32, contract
 from torchcaps.routing.base import Gradient, Init, Routing
-from torchcaps.routing.em import Fit
+from torchcaps.routing.gaussian import Fit
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, Range, checked
 
@@ -46,9 +46,7 @@ class HeinsenRouting(Routing):
         model: "gaussian", or "kmeans", where log N is minus the squared distance.
         eps: number added to denominators and variances, at least 1e-6. The paper has none, and divides 0 by 0 for a
             sample of padding alone and for votes that all agree.
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
-        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the author's code does,
-            normal with standard deviation 1 / in_features.
+        gradient, init: see :class:`torchcaps.Routing`.
 
     Reference:
         Heinsen 2019, Algorithm 1, equations 1 to 5.
@@ -77,10 +75,9 @@ class HeinsenRouting(Routing):
             setattr(self, name, nn.Parameter(torch.zeros(shape.groups, shape.parents)))
 
     def agreement(self, fit: Fit) -> Gaussian:  # lines 7, 8
-        prior = F.logsigmoid(fit.score)
         if self.model == "kmeans":
-            return Gaussian(fit.mean, torch.full_like(fit.mean, 2), prior)
-        return Gaussian(fit.mean, (-2 * fit.log_sigma).exp(), prior - fit.log_sigma.sum(-1))
+            return Gaussian(fit.mean, torch.full_like(fit.mean, 2), F.logsigmoid(fit.score))
+        return fit.agreement()
 
     def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
         beta_ignore = self.beta_use if self.single_beta else self.beta_ignore

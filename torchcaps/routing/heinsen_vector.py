@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Activation, Linear, SigmoidDot, WeightedVotes, at_least_float32, autocast_off, evenly_spaced
+from torchcaps.ops import Activation, Beta, SigmoidDot, WeightedVotes, at_least_float32, autocast_off, evenly_spaced
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, checked
@@ -40,13 +40,11 @@ class HeinsenVectorRouting(Routing):
     vote_weight and vote_bias, :math:`F^1`, :math:`F^2` and :math:`B`; prediction_weight, prediction_scale and
     prediction_bias, :math:`G^1`, :math:`G^2` and :math:`b^G`; similarity_weight and similarity_bias, :math:`W^S` and
     :math:`b^S`; beta_use and beta_ignore; and symmetry_breaking, :math:`b`.
-
     It takes the poses of the children as their votes: use it in a :class:`torchcaps.CapsuleShared`.
 
     Args:
-        iterations: number of iterations, at least 1.
+        iterations, gradient: see :class:`torchcaps.Routing`.
         normalize: normalize the parents that are returned. Parents of one entry never are.
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
 
     Reference:
         Heinsen 2022, sections 2 and 3.
@@ -65,16 +63,16 @@ class HeinsenVectorRouting(Routing):
         groups, parents, d, h = shape.groups, shape.parents, shape.rows * shape.in_features, shape.features
 
         def normal(*sizes: int, std: float = 1.0) -> nn.Parameter:
-            return nn.Parameter(torch.randn(sizes) * std)
+            return nn.Parameter(torch.randn(sizes) * std if std else torch.zeros(sizes))
 
-        def zeros(*sizes: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(sizes))
-
-        self.activation_weight, self.activation_bias = normal(groups, d, std=2 * d**-0.5), zeros(groups)
+        self.activation_weight, self.activation_bias = normal(groups, d, std=2 * d**-0.5), normal(groups, std=0)
         self.vote_scale, self.vote_weight = normal(parents, d), normal(d, h, std=2 * d**-0.5)
-        self.vote_bias, self.prediction_weight = zeros(parents, h), normal(h, d, std=h**-0.5)
-        self.prediction_scale, self.prediction_bias = normal(parents, d), zeros(parents, d)
-        self.similarity_weight, self.similarity_bias = normal(groups, parents, std=d**-0.5), zeros(groups, parents)
+        self.vote_bias, self.prediction_weight = normal(parents, h, std=0), normal(h, d, std=h**-0.5)
+        self.prediction_scale, self.prediction_bias = normal(parents, d), normal(parents, d, std=0)
+        self.similarity_weight, self.similarity_bias = (
+            normal(groups, parents, std=d**-0.5),
+            normal(groups, parents, std=0),
+        )
         for name in ("beta_use", "beta_ignore"):
             setattr(self, name, nn.Linear(d, parents) if shape.children is None else normal(groups, parents))
         if shape.any_parents:
@@ -89,20 +87,14 @@ class HeinsenVectorRouting(Routing):
     def step(self, votes: WeightedVotes, o: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
         scale = votes.count().clamp_min(1e-6).rsqrt()  # 1 / sqrt(n)
         active = Activation(self.activation_weight, self.activation_bias, scale)  # f without the gates
-        total, mass = votes.net_sum((_betas(self.beta_use), _betas(self.beta_ignore)), active)
+        betas = self.beta_use, self.beta_ignore
+        use, ignore = (Beta(x) if isinstance(x, Tensor) else Beta(x.bias[None], x.weight) for x in betas)
+        total, mass = votes.net_sum((use, ignore), active)
         with autocast_off(total.device.type):
             moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
-        o = moved + mass.unsqueeze(-1) * self._vote_bias(votes.parents)
+        bias: Tensor = self.vote_bias  # B
+        if self.shape is not None and self.shape.any_parents:
+            bias = bias + evenly_spaced(votes.parents, bias)[:, None] * self.symmetry_breaking
+        o = moved + mass.unsqueeze(-1) * bias
         normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
         return votes.capsules(normal if self.normalize else o), normal
-
-    def _vote_bias(self, parents: int) -> Tensor:
-        """Return B, `(parents, features)`."""
-        if self.shape is None or not self.shape.any_parents:
-            return self.vote_bias
-        return self.vote_bias + evenly_spaced(parents, self.vote_bias)[:, None] * self.symmetry_breaking
-
-
-def _betas(values: Tensor | nn.Linear) -> Linear:
-    """Return betas with a row for each child, or linear in the poses of the children."""
-    return Linear(values) if isinstance(values, Tensor) else Linear(values.bias.unsqueeze(0), values.weight)

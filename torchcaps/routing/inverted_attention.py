@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
-from torchcaps.routing.em import em_score, inverse_temperature
+from torchcaps.routing.gaussian import cost_of
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, checked
 
@@ -42,8 +42,7 @@ class InvertedAttentionRouting(Routing):
             at least 1e-6. The learned parameters are beta_a and beta_u, `(parents,)` each, initially zero.
         start: poses of the parents before the first iteration: "zero", "random" (normal, drawn anew at every call) or
             "learned" (the same for all samples, initially zero).
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
-        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them as the authors' code does,
+        gradient, init: see :class:`torchcaps.Routing`; init="paper" draws the vote weights as the authors' code does,
             normal with variance parents / (in_features children).
 
     Reference:
@@ -61,8 +60,6 @@ class InvertedAttentionRouting(Routing):
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
-        if start == "learned" and gradient == "last" and iterations > 1:
-            raise ValueError("start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'")
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
         # Without scores nothing says how present a parent is: LayerNorm gives all parents the same length.
         self.gives_scores = self.measures_presence = activations
@@ -93,8 +90,8 @@ class InvertedAttentionRouting(Routing):
         score = None
         if self.activations:
             m = votes.moments()
-            p, variance = m.mean * m.mass.unsqueeze(-1), m.variance.clamp_min(1e-6)
-            score = em_score(0.5 * variance.log(), m.mass, self.beta_a, self.beta_u, inverse_temperature(t))
+            p, log_sigma = m.mean * m.mass.unsqueeze(-1), 0.5 * m.variance.clamp_min(1e-6).log()
+            score = 0.01 * (1 - 0.95 ** (t + 1)) * (self.beta_a - cost_of(log_sigma, m.mass, self.beta_u))
         else:
             p = votes.weighted_sum()  # lines 4, 5
         if self.layer_norm and p.shape[-1] > 1:

@@ -116,13 +116,6 @@ class _Pool(torch.autograd.Function):
         return grad_poses, grad_sharpness, None, None
 
 
-class _Context:
-    """What `_Pool` needs of a context, to run it outside of autograd."""
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        self.saved_tensors = tensors
-
-
 class _NativePool(torch.autograd.Function):
     """The same in C++."""
 
@@ -137,15 +130,16 @@ class _NativePool(torch.autograd.Function):
         _refuse_second_derivatives()
         poses, present, sharpness = ctx.saved_tensors
         if is_batched(grad_total):  # has no numbers in memory
-            eager: Any = _Context()
-            with autocast_off(poses.device.type):
-                whole = at_least_float32(poses.flatten(0, 1))
-                _Pool.forward(eager, whole, ctx.sharpness if sharpness is None else sharpness, ctx.iterations, present)
-                grad_poses, grad_sharpness, *_ = _Pool.backward(eager, grad_total.to(whole.dtype))
-            return grad_poses.to(poses.dtype).view_as(poses), grad_sharpness, None, None
+            leaves = [x.detach().requires_grad_() for x in (poses, sharpness) if x is not None]
+            with torch.enable_grad():
+                total = pool_by_agreement(
+                    leaves[0], ctx.iterations, ctx.sharpness if sharpness is None else leaves[1], present
+                )
+            grads = torch.autograd.grad(total, leaves, grad_total)
+            return grads[0], None if sharpness is None else grads[1], None, None
         into = torch.empty_like(poses) if ctx.needs_input_grad[0] else None
-        found = native.routing_pool(poses, ctx.iterations, ctx.sharpness, present, grad_total, into)[1]
-        return into, None if sharpness is None else found.to(sharpness.dtype), None, None
+        grad_sharpness = native.routing_pool(poses, ctx.iterations, ctx.sharpness, present, grad_total, into)[1]
+        return into, None if sharpness is None else grad_sharpness.to(sharpness.dtype), None, None
 
 
 def _refuse_second_derivatives() -> None:

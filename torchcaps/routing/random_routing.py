@@ -49,7 +49,10 @@ class RandomRouting(UniformRouting):
 
     def first_state(self, votes: Votes) -> Dot:
         zeros = votes.parents_like()
-        if self.fixed:
-            return Dot(zeros, self.logits.to(zeros.dtype))
-        groups = 1 if self.shape is None else self.shape.groups
-        return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
+        return Dot(zeros, self.logits.to(zeros.dtype) if self.fixed else random_logits(self.shape, zeros))
+
+
+def random_logits(shape: LayerShape | None, parents: Tensor) -> Tensor:
+    """Draw a logit for each set of vote weights and each of these parents, `(groups, parents)`."""
+    groups = 1 if shape is None else shape.groups
+    return torch.randn(groups, parents.shape[1], device=parents.device, dtype=parents.dtype)

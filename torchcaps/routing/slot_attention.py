@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import Dot, Linear, Votes, WeightedVotes, autocast_off, nonzero
+from torchcaps.ops import Beta, Dot, Votes, WeightedVotes, autocast_off, nonzero
 from torchcaps.routing.base import Gradient, Routing
 from torchcaps.routing.shape import LayerShape
-from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
+from torchcaps.utils.arguments import Count, Positive, checked
 
 
 class SlotAttention(Routing):
@@ -31,20 +31,16 @@ class SlotAttention(Routing):
         s_j \leftarrow \text{GRU}(u_j, s_j), \quad s_j \leftarrow s_j + \text{MLP}(\text{LayerNorm}(s_j))
 
     The learned maps :math:`W_q, W_k, W_v` have no bias, each LayerNorm has a scale and a shift of its own, the GRU is a
-    torch.nn.GRUCell, and the MLP has one hidden layer with a ReLU.
-
-    It takes the poses of the children as their votes: use it in a :class:`torchcaps.CapsuleShared`.
+    torch.nn.GRUCell, and the MLP has one hidden layer with a ReLU. It takes the poses of the children as their votes:
+    use it in a :class:`torchcaps.CapsuleShared`.
 
     Args:
         iterations: number of iterations, at least 1.
-        start: slots before the first iteration: "random" (:math:`\mu + \sigma \cdot` noise, drawn anew at every call,
-            with a learned mean and logarithm of the deviation, which all slots share) or "learned" (each slot its own,
-            the same for all samples).
-        update: "mean" for the weighted mean of the values as above, or "sum" for :math:`\sum_i a_i c_{ij} W_v x_i'`.
-        hidden: width of the hidden layer of the MLP; None for twice the size of a slot; 0 for no MLP.
+        start: first slots: "random" (normal, drawn anew at every call, with a mean and a logarithm of the deviation
+            that are learned, the same for all slots) or "learned" (each slot its own, the same for all samples).
+        hidden: width of the hidden layer of the MLP; None for twice the size of a slot.
         eps: epsilon.
-        gradient: "unrolled" through all iterations, or "last" through the last one only. Then, and at an equilibrium,
-            the mean and the deviation of the start get no gradient.
+        gradient: see :class:`torchcaps.Routing`. With "last", and at an equilibrium, the start gets no gradient.
 
     Reference:
         Locatello et al. 2020, Algorithm 1.
@@ -58,41 +54,34 @@ class SlotAttention(Routing):
         self,
         iterations: Count = 3,
         start: Literal["random", "learned"] = "random",
-        update: Literal["mean", "sum"] = "mean",
-        hidden: CountOrZero | None = None,
+        hidden: Count | None = None,
         eps: Positive = 1e-8,
         gradient: Gradient = "unrolled",
     ):
         super().__init__(iterations, gradient)
-        if start == "learned" and gradient == "last" and iterations > 1:
-            raise ValueError("start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'")
-        self.start, self.update, self.hidden, self.eps = start, update, hidden, eps
+        self.start, self.hidden, self.eps = start, hidden, eps
 
     def build(self, shape: LayerShape) -> None:
-        if self.start == "learned" and shape.any_parents:
+        learned = self.start == "learned"
+        if learned and shape.any_parents:
             raise ValueError("start='learned' needs a number of slots: give the layer out_capsules, or use 'random'")
-        d = shape.features
-        hidden = 2 * d if self.hidden is None else self.hidden
-        if self.start == "learned":
-            self.first_slots = _xavier(shape.parents, d)
-        else:
-            self.first_mean, self.first_log_deviation = _xavier(1, d), _xavier(1, d)
-        self.norm_children, self.norm_slots = nn.LayerNorm(d), nn.LayerNorm(d)
-        if hidden:
-            self.norm_mlp = nn.LayerNorm(d)
+        d, slots = shape.features, shape.parents if learned else 1
+        for name in ("first_slots",) if learned else ("first_mean", "first_log_deviation"):
+            setattr(self, name, nn.Parameter(nn.init.xavier_uniform_(torch.empty(slots, d))))
+        self.norm_children, self.norm_slots, self.norm_mlp = (nn.LayerNorm(d) for _ in range(3))
         self.query, self.key, self.value = (nn.Linear(d, d, bias=False) for _ in range(3))
-        if hidden:
-            self.mlp = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
+        hidden = self.hidden or 2 * d
+        self.mlp = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
         self.gru = nn.GRUCell(d, d)
 
     def prepare(self, votes: Votes) -> Votes:  # line 2
-        own = self.norm_children.weight.dtype
-        return votes.of_poses().with_poses(lambda x: self.norm_children(x.flatten(-2).to(own)).to(x.dtype).view_as(x))
+        dtype = self.norm_children.weight.dtype
+        return votes.of_poses().with_poses(lambda x: self.norm_children(x.flatten(-2).to(dtype)).to(x.dtype).view_as(x))
 
     def first_state(self, votes: Votes) -> Tensor:  # line 1
         zeros = votes.parents_like()
         if self.start == "learned":
-            return (zeros + self.first_slots).to(zeros.dtype)
+            return self.first_slots.to(zeros.dtype).expand_as(zeros)
         return (self.first_mean + self.first_log_deviation.exp() * torch.randn_like(zeros)).to(zeros.dtype)
 
     def agreement(self, slots: Tensor) -> Dot:  # lines 5, 6: k(x) . q(s) / sqrt(D) = x . (W_k^T q(s)) / sqrt(D)
@@ -101,18 +90,11 @@ class SlotAttention(Routing):
             return Dot((query * query.shape[-1] ** -0.5).to(slots.dtype))
 
     def step(self, votes: WeightedVotes, slots: Tensor, t: float) -> tuple[Capsules, Tensor]:
-        eps = slots.new_full((1, 1), self.eps if self.update == "mean" else 0.0)
-        total, mass = votes.net_sum((Linear(1 + eps), Linear(-eps)))  # sum_i a_i (c_ij + eps) x_i
-        if self.update == "mean":  # line 7
-            total = total / nonzero(mass).unsqueeze(-1)
+        eps = slots.new_full((1, 1), self.eps)
+        total, mass = votes.net_sum((Beta(1 + eps), Beta(-eps)))  # sum_i a_i (c_ij + eps) x_i
+        dtype = self.value.weight.dtype
         with autocast_off(slots.device.type):
-            own, dtype = self.value.weight.dtype, slots.dtype
-            update, slots = self.value(total.to(own)), slots.to(own)
-            slots = self.gru(update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)  # line 8
-            slots = slots + self.mlp(self.norm_mlp(slots)) if self.hidden != 0 else slots  # line 9
-        slots = slots.to(dtype)
-        return votes.capsules(slots), slots
-
-
-def _xavier(slots: int, features: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(slots, features)))
+            update = self.value((total / nonzero(mass).unsqueeze(-1)).to(dtype))  # line 7
+            after = self.gru(update.flatten(0, 1), slots.to(dtype).flatten(0, 1)).view_as(slots)  # line 8
+            after = (after + self.mlp(self.norm_mlp(after))).to(slots.dtype)  # line 9
+        return votes.capsules(after), after

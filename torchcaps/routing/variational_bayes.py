@@ -3,10 +3,10 @@
 De Sousa Ribeiro, Leontidis, Kollias: Capsule Routing via Variational Bayes (2020), Algorithm 1.
 
 Three points differ from the authors' code. It divides by the mass of a parent, which gives NaN if no child is left to
-it; here such a parent has its prior. In convolutions it normalizes the coefficients of a child over all windows that
-contain the child; here, as in all layers of this package, it is over the parents of one window. It clamps the sum of a
-child's densities at 1e-11 before it divides by it, so that children far from all parents lose weight (1 % of them at 16
-entries and votes of standard deviation 0.5, 55 % at 1), and at last gives NaN; here the coefficients are a softmax.
+it; here such a parent has its prior. In convolutions its coefficients sum to one over all windows that contain a child;
+here they do over the parents of one window. It clamps the sum of a child's densities at 1e-11 before it divides by it,
+so that children far from all parents lose weight (55 % of them at 16 entries and votes of standard deviation 1), and at
+last gives NaN; here the coefficients are a softmax.
 """
 
 import math
@@ -40,16 +40,14 @@ class VBRouting(Routing):
     :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. As in the
     authors' code, the batch normalization BN has one mean and one variance for each parent, over all samples and
     positions (and all entries of a pose), an epsilon of 1e-5, and nothing learned. It subtracts the paper's
-    :math:`\beta_a` and :math:`\beta_u`, which shift a parent's score in all samples; they are left out. Only the last
-    iteration changes the running values, so that neither a concurrent stack nor an equilibrium can use it. A parent
-    without children has its prior, :math:`m_j = 0`.
+    :math:`\beta_a` and :math:`\beta_u`, which are therefore left out. Only the last iteration changes the running
+    values, so that neither a concurrent stack nor an equilibrium can use it.
 
     Args:
         iterations: number of iterations, at least 1; with 1 the coefficients are uniform.
-        gradient: "unrolled" through all iterations, or "last" through the last one only.
         alpha0, kappa0: numbers of children that the priors of a parent's share and of its mean, 0, count for.
         nu0: degrees of freedom of the prior of the precisions, above D - 1; None for the paper's D + 1.
-        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" is the authors' Xavier uniform.
+        gradient, init: see :class:`torchcaps.Routing`; init="paper" is the authors' Xavier uniform.
 
     Reference:
         De Sousa Ribeiro et al. 2020, Algorithm 1.
@@ -95,11 +93,11 @@ class VBRouting(Routing):
         entropy = d / 2 * math.log(2 * math.pi * math.e) - log_det / 2
         after = Gaussian(m, nu.unsqueeze(-1) / p, log_share + (log_det - d / kappa) / 2)
         is_last = t == self.iterations - 1
-        score = normalized(-log_share.exp() * entropy, self.score_norm, is_last)
-        return votes.capsules(normalized(m, self.pose_norm, is_last), score), after
+        poses, scores = _normalized(m, self.pose_norm, is_last), -log_share.exp() * entropy
+        return votes.capsules(poses, _normalized(scores, self.score_norm, is_last)), after
 
 
-def normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
+def _normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
     """Return the batch norm of `(batch, parents, ...)`; `counts` says whether running values change in training."""
     types = norm.num_features  # 1 where parents share their weights
     values = x.reshape(x.shape[0] * x.shape[1] // types, types, x.shape[2:].numel()).to(norm.running_mean)

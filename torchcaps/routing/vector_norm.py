@@ -37,10 +37,8 @@ class VectorNormRouting(Routing):
         sharpness: the paper's lambda, at least 0.
         activation: function of the last sums, flattened to `(batch, parents, features)`, e.g. `squash`; None for the
             identity.
-        gradient: "unrolled" through all weighted sums, or "last" through the last one only.
         learn_sharpness: learn lambda, one number for the layer, initially `sharpness`. Nothing keeps it above 0.
-        init: initial vote weights, see :class:`torchcaps.Routing`; "paper" draws them normal with standard deviation
-            1 / in_features.
+        gradient, init: see :class:`torchcaps.Routing`.
 
     Reference:
         Zhao & Huang 2019, Algorithm 1, equations 3 to 6.
@@ -60,7 +58,7 @@ class VectorNormRouting(Routing):
         learn_sharpness: bool = False,
         init: Init = "fan_in",
     ):
-        super().__init__(iterations, gradient, init, least=0)
+        super().__init__(iterations, gradient, init)
         if learn_sharpness and iterations == 0:
             raise ValueError("learn_sharpness=True needs at least one iteration, got iterations=0")
         self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness
@@ -90,15 +88,7 @@ class VectorNormRouting(Routing):
     def pool(self, poses: Tensor, present: Tensor | None = None, backend: str = "tiled") -> Tensor:
         """Route children to one parent with their own poses as votes: `forward` as one autograd function.
 
-        Args:
-            poses: poses of the children, `(n, features, children)` or `(batch, groups, features, children)`, where n is
-                batch * groups.
-            present: whether each child takes part, `(n, children)` bool with at least one child in each row; None for
-                all.
-            backend: "native" runs the C++ kernel where it takes the poses; others run PyTorch's operators.
-
-        Returns:
-            The parent's pose `(n, features)`.
+        `poses`, `present` and `backend` are those of `pool_by_agreement`. Returns the parent's pose, `(n, features)`.
         """
         total = pool_by_agreement(poses, self.iterations, self._lambda(), present, backend)
         return apply("activation", self.activation, total.unsqueeze(1)).squeeze(1)

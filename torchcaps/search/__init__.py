@@ -1,12 +1,11 @@
-"""The search for good values of a recipe, of `torchcaps search`: many trainings, its trials, with Optuna or Ray.
+"""The search for good values of a recipe, of `torchcaps search`: many trainings, the trials of a study of Optuna.
 
-    plan.py         what is searched, and the folder of the search
-    trial.py        one training, which reports its metric after every validation
-    with_optuna.py  trials one after the other; Optuna chooses their values and ends bad ones
-    with_ray.py     trials at the same time, on one machine or many; Ray Tune runs them and ends bad ones
-    results.py      what a search leaves: the table of its trials, the best recipe
-    picture.py      and their picture
+    head.py     the head `search` of a recipe: what is searched
+    plan.py     the search: its recipe, its folder, and checks of all that can be checked before the first trial
+    study.py    the study, in a storage of Optuna's, and the loop over its trials
+    trial.py    one training, which reports its metric after every validation
+    results.py  what a search leaves: the table of its trials, their pictures, the best recipe
 
-Both write a file for each trial, which says all that is known of it. A search that was stopped or killed begins with
-these files: its finished trials are not repeated, and the others continue from their checkpoints.
+The study knows all about its trials. Several processes, on one machine or on many, can work on one study: each takes
+trials that no other process works on. A trial that was stopped or killed continues from its checkpoint.
 """

@@ -4,27 +4,18 @@ Nothing here starts a training.
 """
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from torchcaps.recipes import Recipe
-from torchcaps.recipes.search import Search
-from torchcaps.recipes.values import leaves, spelled
+from torchcaps.search.head import Search, ends
 from torchcaps.training.build import Training
 from torchcaps.training.monitors import logged_metrics, validates
 from torchcaps.utils.checks import nearest
-from torchcaps.utils.files import take_folder, write_text_whole
-
-ENGINES = ("optuna", "ray")
-BEGUN = "search.json"  # file in the folder of a search: what it began with
 
 
 @dataclass(frozen=True)
@@ -33,8 +24,8 @@ class Plan:
 
     Args:
         recipe: recipe with a head `search`.
+        search: the head.
         overrides: command-line arguments that hold for all trials.
-        engine: what runs the trials, one of ENGINES.
         trials: number of trials.
         folder: folder of the search.
         allow_code: whether the recipe may name classes of any package.
@@ -42,18 +33,12 @@ class Plan:
     """
 
     recipe: Recipe
+    search: Search
     overrides: list[str]
-    engine: str
     trials: int
     folder: Path
     allow_code: bool = False
     seed: int = 0
-
-    @property
-    def search(self) -> Search:
-        """The head of the recipe."""
-        assert self.recipe.search is not None
-        return self.recipe.search
 
     def folder_of(self, number: int) -> Path:
         """Return the folder of a trial."""
@@ -66,22 +51,8 @@ class Plan:
 
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
         """Return the overrides of a trial that has these values."""
-        return [*self.overrides, *as_overrides(values)]
-
-
-def as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Return values by their names as command-line arguments."""
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
-
-
-class _Parsed(Training):
-    """Checks the names and the types of all values, and builds nothing."""
-
-    def before_instantiate_classes(self) -> None:
-        pass
-
-    def instantiate_classes(self) -> None:
-        pass
+        chosen = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+        return [*self.overrides, *(f"--{name}={value}" for name, value in chosen.items())]
 
 
 def check(plan: Plan) -> int:
@@ -99,18 +70,18 @@ def check(plan: Plan) -> int:
         name = given.partition("=")[0].removeprefix("--")
         if given.startswith("--") and name in search.values:
             raise ValueError(f"{name} is searched: leave out --{name}, or take it out of search.values")
-    ends = [space.ends for space in search.values.values()]
-    first = dict(zip(search.values, (values[0] for values in ends), strict=True))
-    for row in zip_longest(*ends):
-        chosen = {name: first[name] if value is None else value for name, value in zip(first, row, strict=True)}
-        _Parsed(plan.recipe, plan.arguments(chosen), allow_code=plan.allow_code)
-    training = Training(plan.recipe, plan.arguments(first), allow_code=plan.allow_code)
+    choices = {name: ends(space) for name, space in search.values.items()}
+    for index in reversed(range(max(map(len, choices.values())))):  # the first of each last: it is looked at below
+        chosen = {name: values[min(index, len(values) - 1)] for name, values in choices.items()}
+        training = Training(plan.recipe, plan.arguments(chosen), allow_code=plan.allow_code)
     logged = [name for name in logged_metrics(training.model) if name.startswith("val/")]
     if search.metric not in logged:
-        raise ValueError(f"search.metric is {search.metric!r}, which is not logged{nearest(search.metric, logged)}")
+        raise ValueError(
+            f"search.metric is {search.metric!r}, which no validation logs{nearest(str(search.metric), logged)}"
+        )
     trainer: Any = training.trainer
     if trainer.world_size > 1:
-        raise ValueError("a trial trains in one process: add --trainer.devices=1; `--with ray` runs trials in parallel")
+        raise ValueError("a trial trains in one process: add --trainer.devices=1")
     if trainer.limit_val_batches == 0:
         raise ValueError("a search needs a validation: set trainer.limit_val_batches to more than 0")
     training.datamodule.prepare_data()
@@ -120,88 +91,4 @@ def check(plan: Plan) -> int:
             "a search needs a validation, and this recipe holds out no samples for it: set data.val_size in the recipe "
             "or as --data.val_size N; the test set is not used by a search"
         )
-    return int(training.config.seed_everything)
-
-
-def begin(plan: Plan, runs: Path) -> Plan:
-    """Return the plan with a new folder `search_N` in the folder of the recipe's runs, and write what it began with."""
-    folder = take_folder(runs, "search")
-    write_text_whole(folder / BEGUN, json.dumps(_about(plan), indent=1))
-    return replace(plan, folder=folder)
-
-
-def newest(runs: Path) -> Path | None:
-    """Return the folder of the newest search in the folder of a recipe's runs."""
-    numbered = {path.parent.name.removeprefix("search_"): path.parent for path in runs.glob(f"search_*/{BEGUN}")}
-    numbers = [int(number) for number in numbered if number.isdigit()]
-    return numbered[str(max(numbers))] if numbers else None
-
-
-def begun(folder: Path) -> dict[str, Any]:
-    """Return what a search began with.
-
-    Raises:
-        ValueError: its file is damaged.
-    """
-    try:
-        about = json.loads((folder / BEGUN).read_text(encoding="utf-8"))
-        if not isinstance(about["overrides"], list) or about["with"] not in ENGINES:
-            raise TypeError("it has other values")
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ValueError(f"{folder / BEGUN} is not what a search wrote ({error}): begin a new search") from None
-    return about
-
-
-def check_same(plan: Plan) -> None:
-    """Check that a search goes on with what it began with. The number of trials may be another one.
-
-    Raises:
-        ValueError: it does not; the message names the first difference.
-    """
-    then, now = (_by_name(about) for about in (begun(plan.folder), json.loads(json.dumps(_about(plan)))))
-    for name in {**then, **now}:
-        if then.get(name) != now.get(name):
-            raise ValueError(
-                f"{plan.folder} began with {name} = {then.get(name)}, and now it is {now.get(name)}: give the same as "
-                "then, or leave out --resume to begin a new search"
-            )
-
-
-@contextmanager
-def alone(plan: Plan) -> Iterator[None]:
-    """Within this context no other process works on the search.
-
-    Raises:
-        ValueError: another process does.
-    """
-    lock = FileLock(plan.folder / "lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ValueError(f"another process works on {plan.folder}: wait for it, or begin a new search") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def give_back(plan: Plan) -> None:
-    """Remove the folder of a search that has no trial."""
-    if not any(plan.folder.glob("trial_*/trial.json")):
-        shutil.rmtree(plan.folder, ignore_errors=True)
-
-
-def _about(plan: Plan) -> dict[str, Any]:
-    head = {key: value for key, value in plan.search.written.items() if key != "trials"}
-    return {
-        "recipe": plan.recipe.name,
-        "small": plan.recipe.is_small,
-        "with": plan.engine,
-        "overrides": plan.overrides,
-        "search": head,
-        "values": plan.recipe.config,
-    }
-
-
-def _by_name(about: dict[str, Any]) -> dict[str, Any]:
-    return {spelled(path): value for path, value in leaves(about)}
+    return int(training.values["seed_everything"])

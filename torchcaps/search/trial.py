@@ -1,190 +1,113 @@
 """A trial: one training of a search, which reports its metric after every validation."""
 
 import gc
-import json
 import math
-import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+import warnings
 from typing import Any
 
+import optuna
 import torch
 from lightning import Callback, LightningModule, Trainer
+from optuna.exceptions import OptunaError
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from torchcaps.data import DataError
+from torchcaps.search.head import Space
 from torchcaps.search.plan import Plan
+from torchcaps.search.results import changes
 from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.signals import StopSignals
 
-RUNNING, COMPLETE, PRUNED, FAILED = "running", "complete", "pruned", "failed"
-ENDS_THE_SEARCH = (DataError, ImportError, OSError)  # other trials would fail too
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What is known of a trial, as it stands in its file `trial.json`.
-
-    Args:
-        number: number in the search, from 0 on.
-        values: the values that were searched, by their names.
-        state: "running" (or stopped, or killed), "complete", "pruned" or "failed".
-        reported: the metric after each validation.
-        epochs: epochs that were trained, the one under way included.
-        error: why it failed.
-    """
-
-    number: int
-    values: dict[str, Any]
-    state: str = RUNNING
-    reported: list[float] = field(default_factory=list)
-    epochs: int = 0
-    error: str = ""
-
-    @property
-    def metric(self) -> float | None:
-        """The metric after the last validation, or None before the first."""
-        return self.reported[-1] if self.reported else None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.state != RUNNING
-
-
-class Pruned(Exception):
-    """A trial ends early, because others are better."""
+ENDS_THE_SEARCH = (DataError, ImportError, OSError, OptunaError, SQLAlchemyError)  # other trials would fail too
 
 
 class Reports(Callback):
-    """Report a metric after every validation, and keep it in the checkpoints of the run.
+    """Report a metric to a trial after every validation, and end the training if the trial shall end early."""
 
-    Args:
-        metric: name of the metric.
-        report: function of all values so far and the number of the epoch; it may raise :class:`Pruned`.
-    """
-
-    def __init__(self, metric: str, report: Callable[[list[float], int], None]) -> None:
-        self.metric, self.report = metric, report
+    def __init__(self, trial: optuna.Trial, metric: str) -> None:
+        self.trial, self.metric = trial, metric
         self.reported: list[float] = []
-        self.epochs: list[int] = []  # in which they were reported, from 1 on
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reported": list(self.reported), "epochs": list(self.epochs)}
+        return {"reported": self.reported}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.reported, self.epochs = state_dict["reported"], state_dict["epochs"]
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for count, epoch in enumerate(self.epochs, 1):  # of a run that continues
-            self.report(self.reported[:count], epoch)
+        self.reported = state_dict["reported"]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        value = float(trainer.callback_metrics[self.metric])
+        value, epoch = float(trainer.callback_metrics[self.metric]), trainer.current_epoch + 1
         if not math.isfinite(value):
-            raise FloatingPointError(f"{self.metric} is {value} after epoch {trainer.current_epoch + 1}")
+            raise FloatingPointError(f"{self.metric} is {value} after epoch {epoch}")
         self.reported.append(float(f"{value:.7g}"))  # float32 has no more digits
-        self.epochs.append(trainer.current_epoch + 1)
-        self.report(list(self.reported), self.epochs[-1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a trial that was killed may have reported it before
+            self.trial.report(self.reported[-1], len(self.reported) - 1)
+        self.trial.set_user_attr("epochs", epoch)
+        if self.trial.should_prune():
+            raise optuna.TrialPruned
 
 
-def run_trial(
-    plan: Plan,
-    number: int,
-    values: Mapping[str, Any],
-    report: Callable[[list[float]], bool],
-    signals: StopSignals | None = None,
-) -> Trial:
-    """Train a trial to its end, from its newest checkpoint if it has one.
+def run_trial(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
+    """Train a trial to its end, from its newest checkpoint if it has one, and tell the study how it ended.
 
     Args:
         plan: the search.
-        number: number of the trial.
-        values: its values.
-        report: function that is called after every validation with the metrics so far, also once for each of those
-            before a checkpoint; it returns whether the trial ends here.
+        trial: a trial of the study; it gets its values here, unless it was begun before.
         signals: signals that ask to stop.
 
-    Returns:
-        The trial, which is complete, pruned or failed.
-
     Raises:
-        DataError, ImportError, OSError: what every other trial would fail from too.
+        ENDS_THE_SEARCH: what every other trial would fail from too, as a storage that does not answer.
         Stopped: a signal asked to stop; the trial can continue.
     """
-    folder, trial = plan.folder_of(number), Trial(number, dict(values))
-    before = read_trial(folder)
-    if before is not None and before.values != trial.values:
-        shutil.rmtree(folder)  # a search of other values was here
-    write_trial(folder, trial)
-
-    def keep(reported: list[float], epochs: int) -> None:
-        nonlocal trial
-        trial = replace(trial, reported=reported, epochs=epochs)
-        write_trial(folder, trial)
-        if report(reported):
-            raise Pruned
-
+    # A sampler of its own for each trial: what it chooses follows from the trials before, however often the search was
+    # stopped.
+    trial.study.sampler = optuna.samplers.TPESampler(seed=plan.seed_of(trial.number))
+    values = {name: _suggest(trial, name, space) for name, space in plan.search.values.items()}
+    metric, state = None, TrialState.COMPLETE
     try:
-        _fit(plan, folder, values, Reports(plan.search.metric, keep), signals)
-        if not trial.reported:
-            raise ValueError("the training ended before its first validation: train longer, or validate more often")
-        trial = replace(trial, state=COMPLETE)
-    except Pruned:
-        trial = replace(trial, state=PRUNED)
+        metric = _fit(plan, trial, values, signals)
+    except optuna.TrialPruned:
+        state = TrialState.PRUNED
     except ENDS_THE_SEARCH:
         raise
     except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
         known = isinstance(error, ValueError | FloatingPointError)
-        said = one_line(error) if known else f"{type(error).__name__}: {one_line(error)}"
-        trial = replace(trial, state=FAILED, error=said)
+        trial.set_user_attr("error", one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
+        state = TrialState.FAIL
     finally:
         if torch.cuda.is_available():
             gc.collect()  # a training is full of cycles
             torch.cuda.empty_cache()
-    write_trial(folder, trial)
-    return trial
+    trial.study.tell(trial, metric, state)
 
 
-def _fit(plan: Plan, folder: Path, values: Mapping[str, Any], reports: Reports, signals: StopSignals | None) -> None:
+def _suggest(trial: optuna.Trial, name: str, space: Space) -> Any:
+    """Return the value of a trial; Optuna chooses it if the trial has none."""
+    if isinstance(space, optuna.distributions.CategoricalDistribution):
+        return trial.suggest_categorical(name, space.choices)
+    if isinstance(space, optuna.distributions.IntDistribution):
+        return trial.suggest_int(name, space.low, space.high, step=space.step, log=space.log)
+    return trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
+
+
+def _fit(plan: Plan, trial: optuna.Trial, values: dict[str, Any], signals: StopSignals) -> float:
+    """Train, and return the metric after the last validation."""
+    folder = plan.folder_of(trial.number)
     checkpoint, _ = newest_whole(folder.glob("version_*/checkpoints"))
     training = Training(plan.recipe, plan.arguments(values), folder, signals=signals, allow_code=plan.allow_code)
     trainer: Any = training.trainer
-    if trainer.world_size > 1:
-        raise ValueError("a trial trains in one process: add --trainer.devices=1")
+    trial.set_user_attr("changes", changes(plan.overrides, values, training.values))
+    reports = Reports(trial, plan.search.metric)
     trainer.callbacks.insert(0, reports)
     try:
         trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
     finally:
         training.give_back_folder()
-
-
-def read_trial(folder: Path) -> Trial | None:
-    """Read the file of a trial; None if there is none, or if it is not one."""
-    try:
-        return Trial(**json.loads((folder / "trial.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def write_trial(folder: Path, trial: Trial) -> None:
-    """Write the file of a trial."""
-    write_text_whole(folder / "trial.json", json.dumps(asdict(trial), indent=1))
-
-
-def read_trials(plan: Plan) -> list[Trial]:
-    """Return all trials of a search that have begun, in their order."""
-    found = (read_trial(path.parent) for path in plan.folder.glob("trial_*/trial.json"))
-    return sorted((trial for trial in found if trial is not None), key=lambda trial: trial.number)
-
-
-def best_of(plan: Plan, trials: list[Trial]) -> Trial | None:
-    """Return the complete trial with the best metric, the first of equals; None if no trial is complete."""
-    sign = 1 if plan.search.mode == "max" else -1
-    complete = [trial for trial in trials if trial.state == COMPLETE and trial.metric is not None]
-    return max(complete, key=lambda trial: sign * (trial.metric or 0.0), default=None)
+    if not reports.reported:
+        raise ValueError("the training ended before its first validation: train longer, or validate more often")
+    return reports.reported[-1]

@@ -58,7 +58,7 @@ class BeginsAlive(Callback):
         self._remove_hook()
 
     def _look_at_scores(self, network: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, Prediction) and isinstance(output.capsules, Capsules):
+        if isinstance(output, Prediction) and output.scores is not None and isinstance(output.capsules, Capsules):
             scores, activations = output.scores.detach(), output.capsules.activations.detach()
             if torch.equal(scores, activations) and _are_in_unit_range(scores):
                 least = math.log(1 + (scores.shape[1] - 1) / math.e)

@@ -5,17 +5,16 @@ The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reprod
 
 import shutil
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 import yaml
-from jsonargparse import Namespace
-from lightning.pytorch import LightningModule
-from lightning.pytorch import Trainer as LightningTrainer
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from lightning import seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, TQDMProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -29,11 +28,12 @@ from torchcaps.recipes.modules import OwnModules
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import KeepsValues, LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
-from torchcaps.training.errors import check_options, explain_parsing, innermost
+from torchcaps.training.errors import innermost, refused, where
 from torchcaps.training.margin import SpreadMargin
 from torchcaps.training.monitors import ChecksMonitors
-from torchcaps.training.names import known_names_only
-from torchcaps.training.parts import build_part, class_of, untrained
+from torchcaps.training.names import Names, Refused, import_name
+from torchcaps.training.overrides import Override, read_overrides, with_override
+from torchcaps.training.parts import build_part, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
@@ -68,14 +68,11 @@ LEAST = {  # numbers of the trainer that Lightning does not check
 }
 
 
-class Training(LightningCLI):
+class Training:
     """The trainer, the model and the data of a recipe. Building them runs nothing.
 
     With `allow_code` the recipe may name any class or function, also of modules in its own folder; see
     `torchcaps.recipes.modules`. Without it, only those that `torchcaps.training.names` knows, and nothing else is run.
-
-    Lightning parses the recipe and builds the objects in its constructor, which calls the methods below in their order:
-    `parse_arguments`, `before_instantiate_classes` and `instantiate_classes`, which calls `instantiate_trainer`.
 
     Args:
         recipe: recipe whose values are parsed.
@@ -84,18 +81,18 @@ class Training(LightningCLI):
         smoke: take two steps of two samples, unless the overrides set these numbers; the folder is then `smoke_N`.
         signals: signals that ask the training to stop.
         allow_code: whether the recipe and the overrides may name classes and functions of any package.
-        from_checkpoint: whether the weights of a checkpoint will be loaded, so that no pretrained ones need be.
+        checkpoint: checkpoint whose weights will be loaded, so that no pretrained ones need be.
 
     Raises:
         ValueError: a value cannot be used; the message is one line for the user of the command.
 
     Attributes:
+        parser: the parser of recipes.
+        config: all values, as the parser has read them.
         values: all values, as they stand in a run's `config.yaml`.
+        trainer, model, datamodule: what is built of them.
         run_folder: folder of this run, or None if it writes no logs and checkpoints.
     """
-
-    model: Classifier
-    datamodule: LabeledData
 
     def __init__(
         self,
@@ -105,59 +102,57 @@ class Training(LightningCLI):
         smoke: bool = False,
         signals: StopSignals | None = None,
         allow_code: bool = False,
-        from_checkpoint: bool = False,
+        checkpoint: Path | None = None,
     ):
-        self.from_checkpoint = from_checkpoint
         self.recipe, self.folder, self.smoke, self.signals = recipe, folder, smoke, signals or StopSignals()
         self.run_folder: Path | None = None
-        self.own_modules, self.allow_code = OwnModules(recipe, allow_code), allow_code
+        self.allow_code, self.checkpoint = allow_code, checkpoint
         self.overrides = [*(SMOKE if smoke else ()), *overrides]
-        check_options(overrides)
-        with nullcontext() if allow_code else known_names_only():
-            super().__init__(
-                Classifier,
-                LabeledData,
-                trainer_class=Trainer,
-                subclass_mode_data=True,
-                run=False,
-                args=["--config", yaml.safe_dump(recipe.config), *self.overrides],
-                trainer_defaults={"logger": folder is not None, "enable_model_summary": False},  # see `what`
-                parser_kwargs={
-                    "exit_on_error": False,
-                    "allow_abbrev": False,
-                    "prog": "torchcaps train RECIPE",
-                    "description": None,
-                },
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                save_config_callback=None if folder is None else _SaveConfig,
-            )
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        try:
-            super().parse_arguments(parser, args)
-        except Exception as error:  # the user's modules may raise any exception
-            said = explain_parsing(error, parser, self.recipe, self.overrides, self.own_modules)
-            if said is None:
-                raise
-            raise ValueError(said) from error
-        self.own_modules.check_names(self.config.as_dict())
+        self.parser = recipe_parser(logs=folder is not None)
+        self.config = self._parsed()
         self._check_numbers()
+        seed = self.config.seed_everything  # True for any, False for none
+        if seed is not False:
+            self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
+        self._build()
 
-    def before_instantiate_classes(self) -> None:
-        data = self.config.data.init_args
-        if self.smoke and "max_texts" in data and data.max_texts is None:
-            data.max_texts = 8  # otherwise all texts would be embedded before the first step
-
-    def instantiate_classes(self) -> None:
+    def _parsed(self) -> Namespace:
+        """Parse the values of the recipe with the overrides."""
+        own_modules, names = OwnModules(self.recipe, self.allow_code), Names(self.allow_code)
+        done: list[Override] = []
         try:
-            self._fit_to_data()
-            self.values = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-            network = self.config.model.network
-            if self.from_checkpoint:
-                self.config.model.network = Namespace(untrained(network.as_dict()))
-            super().instantiate_classes()
-            self.config.model.network = network
+            values = self.recipe.config
+            names.check(values)
+            for override in read_overrides(self.overrides):
+                done.append(override)
+                values = with_override(values, override, names)
+                names.check(values)
+            return self.parser.parse_object(values)
+        except (Refused, ArgumentError, RecursionError) as error:
+            path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
+            said = own_modules.why_not(error.__cause__) or said
+            raise ValueError(f"{where(path, self.recipe.name, done)}: {said}") from error
+
+    def _build(self) -> None:
+        """Build the trainer, the model and the data."""
+        try:
+            read = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            Names(self.allow_code).check(read)  # again, as the parser has read them
+            data, model = self.config.data.init_args, self.config.model
+            if self.smoke and "max_texts" in data and data.max_texts is None:
+                data.max_texts = 8  # otherwise all texts would be embedded before the first step
+            if self.checkpoint is None:  # otherwise the values are those of a run, which was fitted
+                self._fit_to_data()
+            text = self.parser.dump(self.config, skip_none=False)
+            self.values: dict[str, Any] = yaml.safe_load(text)
+            network = model.network
+            if self.checkpoint is not None:
+                model.network = Namespace(untrained(network.as_dict()))
+            built = self.parser.instantiate_classes(self.config)
+            model.network = network
+            self.model: Classifier = built.model
+            self.datamodule: LabeledData = built.data
+            self.trainer = self._trainer(built.trainer, text)
             self._check_classes()
             self._check_optimizer()
         except Exception as error:
@@ -173,7 +168,7 @@ class Training(LightningCLI):
         """Write what the files of the user's own data determine into the values of the recipe: arguments of the data
         that were left open, the number of classes, and arguments of the network."""
         values = self.config.data
-        if class_of(values.class_path).facts is LabeledData.facts:
+        if import_name(values.class_path).facts is LabeledData.facts:
             return  # a published data set: its recipes have all values
         network = self.config.model.network
         arguments = network.init_args
@@ -206,7 +201,7 @@ class Training(LightningCLI):
             arguments["decoder"] = False  # nothing would train it
         loss = model.loss.class_path
         if loss == "torch.nn.CrossEntropyLoss" and not getattr(built, "gives_logits", True):
-            model.loss = Namespace(class_path="torchcaps.MarginLoss")  # its scores are activations in [0, 1]
+            model.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
         _set(values.init_args, data.found())
 
     def _without_values(self, network: Namespace) -> nn.Module:
@@ -264,32 +259,39 @@ class Training(LightningCLI):
                     f"and the classes of the network to {data.classes}, or choose other data"
                 )
 
-    def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
-        wanted = self.config_init["trainer"]
-        given = wanted["callbacks"] or []
+    def _trainer(self, values: Namespace, config: str) -> Trainer:
+        """Build the trainer and the folder of its run.
+
+        Args:
+            values: arguments of the trainer, with the objects that the recipe names.
+            config: the values of the recipe, for the file `config.yaml`.
+        """
+        options = values.as_dict()
+        given, runs_all = options["callbacks"] or [], not options["fast_dev_run"]
         callbacks = list(given) if isinstance(given, list) else [given]
-        if self.folder is None or wanted["fast_dev_run"]:
+        if self.folder is None or not runs_all:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         callbacks.append(ChecksMonitors())
-        plugins = [*(wanted["plugins"] or []), WholeCheckpointIO()]
-        if wanted["enable_progress_bar"] is not False:
+        if options["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
-        if self.folder is not None and not wanted["fast_dev_run"]:
-            self.run_folder = self._take_folder(self.folder)
-            self.save_config_kwargs = {"folder": self.run_folder, "save_to_log_dir": False}
-            if wanted["logger"] is True:
-                kwargs["logger"] = _loggers(self.run_folder)
+        if self.folder is not None and runs_all:
+            self.run_folder = self._take_folder(self.folder, config)
         for callback in callbacks:
             if isinstance(callback, Report):
                 callback.folder = self.run_folder
-                callback.describe(self.recipe.name, [*(["--small"] if self.recipe.is_small else []), *self.overrides])
-        if self.run_folder is not None and wanted["enable_checkpointing"] is not False:
+                small = ["--small"] if self.recipe.is_small else []
+                resumed = [] if self.checkpoint is None else ["--ckpt_path", str(self.checkpoint)]
+                callback.describe(self.recipe.name, [*small, *self.overrides, *resumed])
+        if options["logger"] is True:
+            options["logger"] = _loggers(self.run_folder) if self.run_folder else False
+        if self.run_folder is not None and options["enable_checkpointing"] is not False:
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
             callbacks.append(KeepsValues(self.values))
         elif not any(isinstance(callback, Checkpoint) for callback in callbacks):
-            kwargs["enable_checkpointing"] = False
+            options["enable_checkpointing"] = False
+        plugins = [*(options["plugins"] or []), WholeCheckpointIO()]
         try:
-            return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+            return Trainer(**{**options, "callbacks": callbacks, "plugins": plugins})
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
             raise ValueError(str(error)) from error
 
@@ -339,24 +341,29 @@ class Training(LightningCLI):
         if folder is not None and not (folder / "metrics.csv").exists() and not any(folder.glob("checkpoints/*")):
             shutil.rmtree(folder, ignore_errors=True)  # only the first process has made it
 
-    def _take_folder(self, folder: Path) -> Path:
+    def _take_folder(self, folder: Path, config: str) -> Path:
         kind = "smoke" if self.smoke else "version"
         rank = getattr(rank_zero_only, "rank", 0)
         if rank:  # a placeholder: the first process takes the folder, and broadcasts it when all are connected
             return folder / f"{kind}_of_the_first_process"
-        return take_folder(folder, kind)
+        taken = take_folder(folder, kind)
+        write_text_whole(taken / "config.yaml", config)
+        return taken
 
 
-class _SaveConfig(SaveConfigCallback):
-    """Write all values of a run to its folder, whichever loggers it has."""
+def recipe_parser(logs: bool) -> ArgumentParser:
+    """Return the parser of the values of a recipe.
 
-    def __init__(self, *arguments: Any, folder: Path, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.folder = folder
-
-    def save_config(self, trainer: LightningTrainer, pl_module: LightningModule, stage: str) -> None:
-        text = self.parser.dump(self.config, skip_none=False)
-        write_text_whole(self.folder / self.config_filename, text)
+    Args:
+        logs: whether the trainer writes logs, unless the recipe says it.
+    """
+    parser = ArgumentParser(exit_on_error=False, dump_header=[f"lightning.pytorch=={lightning.__version__}"])
+    parser.add_argument("--seed_everything", type=bool | int, default=True)
+    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
+    parser.set_defaults({"trainer.logger": logs, "trainer.enable_model_summary": False})  # see `Training.what`
+    parser.add_class_arguments(Classifier, "model", fail_untyped=False)
+    parser.add_subclass_arguments(LabeledData, "data", fail_untyped=False, required=True)
+    return parser
 
 
 def _set(arguments: Namespace, values: dict[str, Any]) -> None:

@@ -32,8 +32,8 @@ def best_temperature(scores: Tensor, labels: Tensor) -> float:
     def loss(logarithm: float) -> float:
         return float(cross_entropy(scores / math.exp(logarithm), labels))
 
-    found = minimize_scalar(loss, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded")
-    return math.exp(found.x)
+    minimum = minimize_scalar(loss, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded")
+    return math.exp(minimum.x)
 
 
 @checked

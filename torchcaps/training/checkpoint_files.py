@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from torchcaps.recipes import Loader, check_size
 from torchcaps.training.checkpoints import FACTS, VALUES, damage
 
 KINDS: dict[str, type] = {  # parts of a checkpoint
@@ -40,12 +38,12 @@ def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(content, dict):
             raise TypeError(f"it contains a {type(content).__name__}")
-        found = [content[key] for key in keys]
+        parts = {key: content[key] for key in keys}
     except Exception as error:  # bytes that anybody wrote make torch raise errors of many types
         raise ValueError(
             f"{path} is not a checkpoint that can be read safely ({type(error).__name__}): {EXPECTED}"
         ) from error
-    for key, value in zip(keys, found, strict=True):
+    for key, value in parts.items():
         tensors = value.items() if key == "state_dict" and isinstance(value, dict) else ()
         named = all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors)
         if not isinstance(value, KINDS[key]) or not named:
@@ -64,28 +62,18 @@ def network_state(content: dict[str, Any]) -> dict[str, torch.Tensor]:
 def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of the training of a checkpoint, see `torchcaps.training.Report`; {} if nothing is."""
     try:
-        found = json.loads(content[FACTS])
+        facts = json.loads(content[FACTS])
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
-def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the values with which a checkpoint was trained: they are in it, or beside those of earlier versions."""
-    text = content.get(VALUES)
-    config = path.resolve().parent.parent / "config.yaml"
+def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with which a checkpoint was trained."""
     try:
-        if text is not None:
-            found = json.loads(text)
-        elif config.is_file():
-            found = yaml.load(config.read_text(encoding="utf-8"), Loader)
-            check_size(config, found, {})
-        else:
-            return None
-        if not isinstance(found, dict):
-            raise TypeError("no values")
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        where = config if text is None else path
-        advice = "remove it" if text is None else EXPECTED
-        raise ValueError(f"{where} does not hold the values of a recipe ({type(error).__name__}): {advice}") from error
-    return found
+        values = json.loads(content[VALUES])
+        if not isinstance(values, dict):
+            raise TypeError(f"they are a {type(values).__name__}")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not hold the values of a recipe ({type(error).__name__}): {EXPECTED}") from error
+    return values

@@ -187,13 +187,13 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
 
 def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:
     """Return the newest whole checkpoint in such folders, if there is one, and what is wrong with a newer one."""
-    problem = ""
+    first_problem = ""
     for path in newest_first(folders):
-        found = damage(path)
-        if found is None:
-            return path, problem
-        problem = problem or f"{path} is damaged ({found})"
-    return None, problem
+        problem = damage(path)
+        if problem is None:
+            return path, first_problem
+        first_problem = first_problem or f"{path} is damaged ({problem})"
+    return None, first_problem
 
 
 def damage(path: Path) -> str | None:

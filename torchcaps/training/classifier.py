@@ -15,6 +15,7 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.data.order import Order
 from torchcaps.nn import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
+from torchcaps.nn.losses import read_by
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 from torchcaps.utils.arguments import Count, NotNegative, checked, shown, shown_with_type
@@ -33,7 +34,7 @@ class Classifier(LightningModule):
     Args:
         network: module that returns a Prediction; with a reconstruction weight it also needs a `decoder` and
             `reconstruct(capsules, labels)`.
-        loss: function of the scores and the labels.
+        loss: function of the scores and the labels, or of the activations if its attribute `reads` is "activations".
         classes: number of classes.
         optimizer: function that takes the parameters and returns an optimizer.
         features_lr: learning rate of `network.features`, for example of pretrained features behind which a new head
@@ -56,11 +57,6 @@ class Classifier(LightningModule):
         compile: whether `torch.compile` compiles the training steps of the network.
         top_k: number of highest scores among which the score of the true class counts as correct; 1 with several labels
             per image.
-
-    Attributes:
-        predictions: None, or a list set before a test. With one label per image, the test appends a tensor `(2, batch)`
-            of labels and predicted classes for each batch. With several processes, all of them then have one tensor
-            of all samples, in the order of the data set.
 
     Raises:
         TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
@@ -131,7 +127,6 @@ class Classifier(LightningModule):
             else MultilabelExactMatch(classes)
             for _ in range(3)
         )
-        self.predictions: list[Tensor] | None = None
 
     def configure_callbacks(self) -> list[Callback]:
         return [BeginsAlive()]
@@ -154,8 +149,9 @@ class Classifier(LightningModule):
             return _prediction(self.network(*inputs))
         if inputs.dim() < 5:
             return _prediction(self.network(inputs))
-        scores = _prediction(self.network(inputs.flatten(0, 1))).scores
-        return Prediction(scores.unflatten(0, inputs.shape[:2]).mean(1))
+        of_crops = _prediction(self.network(inputs.flatten(0, 1)))
+        mean = of_crops.evidence.unflatten(0, inputs.shape[:2]).mean(1)
+        return Prediction(mean) if of_crops.activations is None else Prediction(activations=mean)
 
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         if self.mixup:
@@ -171,16 +167,11 @@ class Classifier(LightningModule):
 
     @torch.compiler.set_stance("force_eager")  # compilation would take longer than it saves
     def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
-        return {"scores": self._step("val", batch, batch_idx)[2]}
+        return {"evidence": self._step("val", batch, batch_idx)[2]}
 
     @torch.compiler.set_stance("force_eager")
     def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
-        return {"scores": self._step("test", batch, batch_idx)[2]}
-
-    def on_test_epoch_end(self) -> None:
-        if self.predictions is not None and self.trainer.world_size > 1:
-            own = torch.cat([torch.empty(2, 0, dtype=torch.int64), *self.predictions], 1)
-            self.predictions = [self.of_all_processes(own)]
+        return {"evidence": self._step("test", batch, batch_idx)[2]}
 
     def configure_optimizers(self) -> Any:
         trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
@@ -205,10 +196,10 @@ class Classifier(LightningModule):
         ]
 
     def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
-        """Return the mean loss of a batch, its weight in the mean over the processes, and the scores."""
+        """Return the mean loss of a batch, its weight in the mean over the processes, and the evidence."""
         images, labels, *parts = _parts_of(batch)
-        own, together = self._share(stage, batch_idx, len(labels))
-        weight = own * self._processes / together
+        count, together = self._share(stage, batch_idx, len(labels))  # samples here, and in all processes
+        weight = count * self._processes / together
         mixed = stage == "train" and self.mixup > 0
         divergence = None
         if stage == "train" and self.feedback is not None:
@@ -217,21 +208,22 @@ class Classifier(LightningModule):
             self._log_mean("train/divergence", divergence * weight, together)
         else:
             prediction = self(images)
-        if prediction.scores.shape[1] != self.classes:
+        evidence = prediction.evidence
+        if evidence.shape[1] != self.classes:
             raise ValueError(
-                f"the network has {prediction.scores.shape[1]} classes, but the model has classes={self.classes}: set "
+                f"the network has {evidence.shape[1]} classes, but the model has classes={self.classes}: set "
                 "both to the number of classes in the data"
             )
-        expected = prediction.scores.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
+        expected = evidence.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
         if labels.shape != expected:
             raise ValueError(
                 f"labels_per_image={self.labels_per_image} needs labels of shape {tuple(expected)}, "
                 f"got {tuple(labels.shape)}"
             )
         if self.labels_per_image == 1 and not mixed:
-            check_labels(labels, self.classes, prediction.scores.device)
+            check_labels(labels, self.classes, evidence.device)
             labels = labels.long()
-        loss = self.loss(prediction.scores, labels)
+        loss = self.loss(read_by(self.loss, prediction), labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
                 f"the loss must be one number, the mean over the batch, got {shown(loss)}: give "
@@ -245,22 +237,20 @@ class Classifier(LightningModule):
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
                 error = (drawn - images).square().sum() / len(images)
             else:
-                chosen = labels > 0 if stage == "train" else self._predicted(prediction.scores)
+                chosen = labels > 0 if stage == "train" else self._predicted(evidence)
                 error = self._error_of_parts(prediction, chosen, images.shape[1:], parts)
             self._log_mean(f"{stage}/reconstruction_error", error * weight, together)
             loss = loss + self.reconstruction_weight * error
         accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
-        if own and self.labels_per_image == 1:
-            accuracy(prediction.scores, labels.argmax(1) if mixed else labels)
-            if stage == "test" and self.predictions is not None:
-                self.predictions.append(torch.stack([labels, prediction.scores.argmax(1)]).cpu())
-        elif own:
+        if count and self.labels_per_image == 1:
+            accuracy(evidence, labels.argmax(1) if mixed else labels)
+        elif count:
             # As integers, because the metric would guess from the range of scores whether they are logits.
-            accuracy(self._predicted(prediction.scores).int(), labels.int())
+            accuracy(self._predicted(evidence).int(), labels.int())
         train = stage == "train"
         self._log_mean(f"{stage}/loss", loss * weight, together, on_step=train, prog_bar=train)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        return loss, weight, prediction.scores
+        return loss, weight, evidence
 
     @property
     def _processes(self) -> int:
@@ -275,14 +265,14 @@ class Classifier(LightningModule):
                 return order.share(batch_idx)
         return count, count * self._processes
 
-    def of_all_processes(self, own: Tensor) -> Tensor:
+    def of_all_processes(self, columns: Tensor) -> Tensor:
         """Return the columns of all processes, which have taken the samples in turn, in the order of the samples."""
         if self._processes == 1:
-            return own
-        columns: list[Any] = [None] * self._processes
-        torch.distributed.all_gather_object(columns, own)
-        merged = own.new_empty(len(own), sum(part.shape[1] for part in columns))
-        for rank, part in enumerate(columns):
+            return columns
+        parts: list[Any] = [None] * self._processes
+        torch.distributed.all_gather_object(parts, columns)
+        merged = columns.new_empty(len(columns), sum(part.shape[1] for part in parts))
+        for rank, part in enumerate(parts):
             merged[:, rank :: self._processes] = part
         return merged
 
@@ -328,13 +318,13 @@ class Classifier(LightningModule):
 
     def _first_non_finite(self, inputs: Inputs) -> str:
         """Return where in the network a value that is not finite appears first, as part of an error message."""
-        found: list[str] = []
+        layers: list[str] = []
 
         def look(name: str) -> Any:
             def hook(module: nn.Module, inputs: Any, output: Any) -> None:
                 tensors = output if isinstance(output, tuple) else (output,)
                 if any(isinstance(t, Tensor) and not torch.isfinite(t).all() for t in tensors):
-                    found.append(f"{name} ({type(module).__name__})")
+                    layers.append(f"{name} ({type(module).__name__})")
 
             return hook
 
@@ -348,7 +338,7 @@ class Classifier(LightningModule):
             self(inputs)
         for handle in handles:
             handle.remove()
-        return f"the first output that is not finite is that of {found[0]}" if found else "all layers are finite"
+        return f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
 
 
 def check_compiler(device: torch.device) -> None:
@@ -379,6 +369,5 @@ def _prediction(output: Any) -> Prediction:
     """Return the output of a network, after a check that it is a Prediction."""
     if not isinstance(output, Prediction):
         raise TypeError(f"the network must return a torchcaps.Prediction(scores), got {shown_with_type(output)}")
-    if not isinstance(output.scores, Tensor) or output.scores.dim() != 2:
-        raise ValueError(f"the network must return scores of shape (batch, classes), got {shown(output.scores)}")
+    output.evidence  # noqa: B018  # the check of its shape
     return output

@@ -1,87 +1,197 @@
 """Which classes and functions a recipe may name without `--allow_code`, so that a recipe from elsewhere runs no code.
 
-The parser of recipes (jsonargparse) imports what a recipe or an override names, in `class_path` or as a text where an
-argument is a class or a callable. All these imports go through one function, which is guarded here.
+All names in the values of a recipe are checked here before the parser sees them: it imports what they name.
 """
 
-import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+import re
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+import yaml
+from torch import Tensor
+
+from torchcaps.data import LabeledData
+from torchcaps.models.registry import import_path
+from torchcaps.recipes.reading import read_yaml
+from torchcaps.recipes.values import ARGUMENTS, Path
+from torchcaps.training.classifier import Classifier
+from torchcaps.training.signatures import (
+    KINDS,
+    PARTS,
+    UNKNOWN,
+    choices,
+    classes,
+    family,
+    is_open,
+    is_plain,
+    parameters,
+)
+from torchcaps.training.trainer import Trainer
+from torchcaps.utils.checks import nearest, one_line
 
 PACKAGES = ("torchcaps", "torch", "lightning", "torchmetrics")
-# The packages have classes that run commands, for example torch.distributed.elastic.multiprocessing.SubprocessHandler.
-# These kinds do not.
-PARTS = (nn.Module, Optimizer, LRScheduler, LightningDataModule)
-PLUGINS = (Precision, ClusterEnvironment, CheckpointIO, LayerSync)
-KINDS = (*PARTS, Callback, Logger, Profiler, Strategy, Accelerator, *PLUGINS)
-
-_refused: ContextVar[set[str] | None] = ContextVar("_refused", default=None)  # None: any name is allowed
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
-class NotAllowed(ValueError):
-    """A recipe names a class or a function that it may name only with `--allow_code`."""
-
-
-@contextmanager
-def known_names_only() -> Iterator[None]:
-    """Within this context the parser of recipes imports nothing that a recipe needs `--allow_code` for."""
-    token = _refused.set(set())
-    try:
-        yield
-    finally:
-        _refused.reset(token)
-
-
-def refused_names() -> list[str]:
-    """Return the names that were refused in this context."""
-    return sorted(_refused.get() or ())
-
-
-def why_refused(value: Any) -> str | None:
-    """Return a message if this is a name that was refused in this context, otherwise None."""
-    if not isinstance(value, str) or value not in (_refused.get() or ()):
-        return None
-    packages = f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}"
-    return (
-        f"{value} is not among the classes of {packages} that every recipe may name: add --allow_code to run its code"
-    )
-
-
-def check_name(name: str, import_object: Callable[[str], Any]) -> Any:
-    """Import what a recipe names.
+class Refused(ValueError):
+    """A value of a recipe cannot be used.
 
     Args:
-        name: dotted name.
-        import_object: function that imports it.
-
-    Raises:
-        NotAllowed: the recipe may not name it without `--allow_code`. Unless it is in one of PACKAGES, nothing was
-            imported.
+        path: where it stands.
+        message: what is wrong with it.
     """
-    refused = _refused.get()
-    first, *others = name.split(".") if isinstance(name, str) else [""]
-    if refused is None or not others or not all(part.isidentifier() for part in (first, *others)):
-        return import_object(name)
-    if first in PACKAGES and not any(part.startswith("_") for part in others):
-        found = import_object(name)
-        if _is_allowed(found):
-            return found
-    refused.add(name)
-    raise NotAllowed(why_refused(name))
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def recipe_signature(seed_everything: int | bool, model: Classifier, data: LabeledData, trainer: Trainer) -> None:
+    """A function whose parameters are the names at the top level of a recipe, with their types."""
+
+
+OWNERS = (recipe_signature, Trainer, Classifier)  # whose arguments are given without their name
+
+
+class Names:
+    """The names in a recipe.
+
+    Args:
+        allow_code: whether it may name classes and functions of any package, which then run.
+    """
+
+    def __init__(self, allow_code: bool) -> None:
+        self.allow_code = allow_code
+
+    def check(self, values: Any, annotation: Any = recipe_signature, path: Path = ()) -> None:
+        """Check all names in values: those of classes and functions, and those of arguments.
+
+        Args:
+            values: the values, for example of a whole recipe.
+            annotation: annotation of the argument that takes them.
+            path: where they stand.
+
+        Raises:
+            Refused: a name is not allowed, is not known, or cannot be imported.
+        """
+        if isinstance(values, str):  # the parser reads texts as YAML too
+            values = _read(values, annotation, path)
+        expected = classes(annotation)
+        if isinstance(values, list):
+            for index, value in enumerate(values):
+                self.check(value, annotation, (*path, index))
+        elif isinstance(values, dict):
+            self._check_part(values, annotation, path)
+        elif isinstance(values, str):
+            takes_texts = is_plain(annotation) or str in choices(annotation) or not expected
+            if (expected and not takes_texts) or (not is_plain(annotation) and self._may_import(values)):
+                self.find(values, annotation, path)
+        elif annotation in OWNERS:
+            raise Refused(path, f"must have values of its own, {{NAME: VALUE}}, got {values!r}")
+        elif expected and not _may_be_plain(annotation, values):
+            raise Refused(path, _expected(expected, values))
+
+    def _may_import(self, text: str) -> bool:
+        """Return whether the parser may import what a text names, where it takes any text."""
+        return DOTTED.fullmatch(text) is not None and not self.allow_code
+
+    def _check_part(self, values: dict[Any, Any], annotation: Any, path: Path) -> None:
+        """Check a dictionary: the top of a recipe, a class with its arguments, or any other."""
+        arguments, inner = values, path
+        owner = self.owner(values, annotation, path)
+        if "class_path" in values and annotation not in OWNERS:
+            for name in values:
+                if name not in (*ARGUMENTS, "class_path"):
+                    message = f"arguments of a class stand in its init_args: {{init_args: {{{name}: ...}}}}"
+                    raise Refused((*path, name), message)
+            arguments, inner = values.get("init_args") or {}, (*path, "init_args")
+            self.check(values.get("dict_kwargs"), UNKNOWN, (*path, "dict_kwargs"))
+        elif owner is None and (expected := classes(annotation)):
+            raise Refused(path, _expected(expected, values))
+        if not isinstance(arguments, dict):
+            raise Refused(inner, f"must have values of its own, {{NAME: VALUE}}, got {arguments!r}")
+        known = None if owner is None else parameters(owner)
+        for name, value in arguments.items():
+            if not isinstance(name, str):
+                raise Refused(inner, f'names must be texts, got {name!r}: if it is one, write "{name}"')
+            if known is not None and name not in known and not is_open(known):
+                raise Refused((*inner, name), f"there is no {name!r}{nearest(name, known)}")
+            has = known[name].annotation if known and name in known else UNKNOWN
+            self.check(value, has, (*inner, name))
+
+    def owner(self, values: dict[Any, Any], annotation: Any, path: Path) -> Any:
+        """Return the class or function whose arguments a dictionary has, or None if it has those of none."""
+        if annotation in OWNERS:
+            return annotation
+        return self.find(values["class_path"], annotation, (*path, "class_path")) if "class_path" in values else None
+
+    def find(self, name: Any, annotation: Any, path: Path = ()) -> Any:
+        """Import the class or function that has a name, after a check that it is allowed.
+
+        Args:
+            name: name with its module; of a class that is imported already, its own name is enough.
+            annotation: annotation of the argument that takes it.
+            path: where the name stands.
+        """
+        if not isinstance(name, str) or not name:
+            raise Refused(path, f"must be the name of a class or a function, got {name!r}")
+        first, *others = name.split(".")
+        if not others:
+            known = {kind.__name__: kind for base in classes(annotation) for kind in family(base)}
+            if name in known:
+                return known[name]
+            if full := import_path(name):
+                raise Refused(path, f"classes and functions are named with their module: {full}")
+            advice = f"correct the name, or add its module: MODULE.{name}"
+            raise Refused(path, f"there is no {_kinds(classes(annotation)) or 'class'} called {name!r}: {advice}")
+        if not DOTTED.fullmatch(name):
+            raise Refused(path, f"there is no {name!r}: correct the name")
+        allowed = self.allow_code or (first in PACKAGES and not any(part.startswith("_") for part in others))
+        try:
+            found = import_name(name) if allowed else None
+        except Exception as error:  # modules may raise any exception
+            raise Refused(path, f"{name} cannot be imported ({type(error).__name__}: {one_line(error)})") from error
+        if not allowed or not (self.allow_code or _is_allowed(found)):
+            packages = f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}"
+            raise Refused(
+                path,
+                f"{name} is not among the classes of {packages} that every recipe may name: add --allow_code to run "
+                "its code",
+            )
+        return found
+
+
+def _read(text: str, annotation: Any, path: Path) -> Any:
+    """Return a text as the parser reads it for an annotation: as YAML, if it is YAML."""
+    try:
+        read = read_yaml(text)
+    except yaml.YAMLError as error:
+        if text.lstrip().startswith(("{", "[")) and not is_plain(annotation):
+            raise Refused(path, f"{text} is not valid YAML: {one_line(error)}") from None
+        return text
+    except ValueError as error:
+        raise Refused(path, str(error)) from None
+    return text if is_plain(annotation) else read
+
+
+def _may_be_plain(annotation: Any, value: Any) -> bool:
+    """Return whether a value that is no text and no object may fit an annotation. The parser decides."""
+    takes = [choice for choice in choices(annotation) if is_plain(choice)]
+    return type(None) in takes if value is None else any(choice is not type(None) for choice in takes)
+
+
+def import_name(name: str) -> Any:
+    """Return the class or function that has a dotted name."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        owner: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        outer, _, inner = module.rpartition(".")
+        if error.name != module or not outer:
+            raise
+        owner = getattr(importlib.import_module(outer), inner)
+    return getattr(owner, attribute)
 
 
 def _is_allowed(found: Any) -> bool:
@@ -98,23 +208,9 @@ def _is_allowed(found: Any) -> bool:
     return inspect.isclass(returned) and issubclass(returned, (*PARTS, Tensor))
 
 
-def _guard(module: str) -> None:
-    """Let a module of jsonargparse import what values name with `check_name`."""
-    parser: Any = importlib.import_module(f"jsonargparse.{module}")
-    original = parser.import_object
-
-    @functools.wraps(original)
-    def import_object(name: Any, *options: Any, **more: Any) -> Any:
-        if name == "jsonargparse.ArgumentParser":  # the parser itself looks it up; it cannot do harm
-            return original(name, *options, **more)
-        return check_name(name, lambda path: original(path, *options, **more))
-
-    parser.import_object = import_object
+def _kinds(expected: list[type]) -> str:
+    return " or ".join(kind.__name__ for kind in expected)
 
 
-try:
-    for _module in ("_typehints", "_actions"):
-        _guard(_module)
-except AttributeError as error:  # without the guard, recipes are not safe
-    version = importlib.import_module("jsonargparse").__version__
-    raise ImportError(f'torchcaps cannot guard jsonargparse {version}: pip install "jsonargparse<5"') from error
+def _expected(expected: list[type], value: Any) -> str:
+    return f"expected {_kinds(expected)}, as {{class_path: MODULE.NAME}}, got {value!r}"

@@ -1,6 +1,5 @@
 """Parts of a recipe, such as its network or its data, built one at a time."""
 
-import importlib
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace
@@ -19,12 +18,6 @@ def build_part(kind: type[Part], values: dict[str, Any] | Namespace) -> Part:
     parser.add_argument("--part", type=kind)
     given = values.as_dict() if isinstance(values, Namespace) else values
     return parser.instantiate_classes(parser.parse_object({"part": given})).part
-
-
-def class_of(path: str) -> Any:
-    """Return the class or function that was parsed as a `class_path`."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def untrained(network: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
-from torchcaps.explain.drawing.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
 from torchcaps.utils.files import write_csv_whole, write_text_whole
 
@@ -75,12 +75,12 @@ class Report(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if trainer.state.fn == "validate":
-            self._add("validate", batch[1], outputs["scores"])
+            self._add("validate", batch[1], outputs["evidence"])
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        self._add("test", batch[1], outputs["scores"])
+        self._add("test", batch[1], outputs["evidence"])
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         labels, scores = self._of_all("test", pl_module)
@@ -129,8 +129,8 @@ class Report(Callback):
 
     def _of_all(self, stage: str, model: Any) -> tuple[Tensor, Tensor]:
         """Return the labels (n,) and scores (n, classes) of a stage in all processes."""
-        own = torch.cat([torch.empty(1 + model.classes, 0, dtype=torch.float64), *self._batches.get(stage, [])], 1)
-        columns = model.of_all_processes(own)
+        empty = torch.empty(1 + model.classes, 0, dtype=torch.float64)
+        columns = model.of_all_processes(torch.cat([empty, *self._batches.get(stage, [])], 1))
         return columns[0].long(), columns[1:].T
 
     def _calibrated(self, held_out: Tensor, held_out_scores: Tensor, labels: Tensor, scores: Tensor) -> float:
@@ -160,12 +160,12 @@ class Report(Callback):
 
 def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the row of each class, and a last one of the means over the classes that were tested."""
-    found = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
-    for name, precision, recall, f1, count in zip(names, *found, strict=True):
+    measures = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
+    for name, precision, recall, f1, count in zip(names, *measures, strict=True):
         yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(int(count))
-    tested = found[3] > 0
-    mean = [f"{values[tested].mean():.4f}" for values in found[:3]]
-    yield "mean of the classes", mean[0], mean[1], mean[2], str(int(found[3].sum()))
+    counts = measures[3]
+    precision, recall, f1 = (f"{values[counts > 0].mean():.4f}" for values in measures[:3])
+    yield "mean of the classes", precision, recall, f1, str(int(counts.sum()))
 
 
 def curves_of(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:

@@ -158,8 +158,8 @@ def kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
 
 
 def _kinds(hints: dict[str, Any]) -> dict[str, Kind]:
-    found = {name: kind_of(hint) for name, hint in hints.items()}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    kinds = {name: kind_of(hint) for name, hint in hints.items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def kind_of(annotation: Any) -> Kind | None:

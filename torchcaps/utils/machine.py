@@ -5,6 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import torch
+
 import torchcaps
 
 
@@ -23,7 +25,15 @@ def commit() -> str:
 def processor() -> str:
     """Return the name of the processor."""
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        name = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        name = None
+    return name[1] if name else platform.processor() or platform.machine()
+
+
+def hardware() -> str:
+    """Return the GPU, or the processor and the number of threads, and the version of PyTorch."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"

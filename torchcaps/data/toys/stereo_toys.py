@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from torchcaps.data.files import DataError, own_folder
+from torchcaps.data.files import DataError, check_may_make, own_folder
 from torchcaps.data.stereo import (
     AZIMUTHS,
     ELEVATIONS,
@@ -99,6 +99,7 @@ class StereoToys(StereoData):
             return own / f"{name}.npy"
         path = pooch.os_cache("torchcaps") / "stereo-toys" / f"{name}.npy"
         if not path.exists():
+            check_may_make(path)
             self._render(train, path)
         return path
 

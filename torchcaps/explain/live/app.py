@@ -1,14 +1,32 @@
-"""The page of a trained network as Gradio blocks, for `torchcaps show` and for a Hugging Face Space."""
+"""The page of a trained network as Gradio blocks, for `torchcaps show` and for a Hugging Face Space.
+
+What the network does with an input is drawn by the scripts of :mod:`torchcaps.explain.page`, as on its page.
+"""
+
+from functools import cached_property
+from threading import RLock
+from typing import Any
 
 import gradio as gr
 
-from torchcaps.data import ImageData, TextData
+from torchcaps.data import DataError, ImageData, TextData
 from torchcaps.deploy import Trained
+from torchcaps.explain.live.drawings import LARGEST, has_digits, read_drawing, read_upload
 from torchcaps.explain.live.examples import check_ways, test_images
-from torchcaps.explain.live.images import image_page
-from torchcaps.explain.live.looking import Looking, Reading
-from torchcaps.explain.live.texts import text_page
-from torchcaps.utils.arguments import checked
+from torchcaps.explain.page import Samples, picture, samples_of
+from torchcaps.explain.page.examples import example
+from torchcaps.explain.page.reports import about
+from torchcaps.explain.page.writing import EXAMPLE_SCRIPTS, as_plain, read
+from torchcaps.explain.pixels import Places, places
+from torchcaps.explain.words import LoadedEncoder, words_of
+from torchcaps.utils.arguments import CountOrZero, checked
+
+FIRST = "A slow start, but in the end a warm and funny film."
+THUMBNAIL = 58  # pixels of a test image to choose
+# The latest event counts: an answer to a line that has grown since is of no use.
+LATEST: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "api_visibility": "private"}
+# The style of the page, inside of one part of Gradio's page, which says by a class whether it is dark.
+DARK = "margin: -8px -12px; color: var(--text);\n.dark & { color-scheme: dark; }\n"
 
 
 @checked
@@ -17,8 +35,8 @@ def app(trained: Trained) -> gr.Blocks:
 
         app(Trained.load("best.ckpt")).launch()
 
-    It shows the scores and, for networks of capsules, where each class takes its input from. Networks with a decoder
-    draw what they have seen, while sliders change the capsule's pose.
+    It shows what the page of `torchcaps explain` shows of an example: probabilities or activations and, for networks
+    of capsules, where each class takes its input from, its parse tree, and what its pose stands for.
 
     Args:
         trained: network of images or of texts.
@@ -30,9 +48,10 @@ def app(trained: Trained) -> gr.Blocks:
     data = trained.data
     if not isinstance(data, (ImageData, TextData)):
         raise TypeError(f"there are pages for networks of images and of texts, and {type(data).__name__} has neither")
-    examples = test_images(data) if isinstance(data, ImageData) else []
+    looking = Looking(trained)
+    images = test_images(data) if isinstance(data, ImageData) else None
     if isinstance(data, ImageData):
-        check_ways(data, examples)
+        check_ways(data, images)
     network = type(trained.network).__name__
     parameters = sum(parameter.numel() for parameter in trained.network.parameters())
     with gr.Blocks(title=f"{network} on {type(data).__name__}", analytics_enabled=False) as blocks:
@@ -41,7 +60,125 @@ def app(trained: Trained) -> gr.Blocks:
             f"{len(trained.names)} classes."
         )
         if isinstance(data, ImageData):
-            image_page(Looking(trained), data, examples)
+            _image_page(looking, data, images)
         else:
-            text_page(Reading(trained), blocks)
+            _text_page(looking, data, blocks)
     return blocks
+
+
+class Looking:
+    """A trained network that is looked into, by one thread at a time: Gradio handles events in several threads.
+
+    Args:
+        trained: the network.
+    """
+
+    @checked
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.lock = RLock()
+
+    @cached_property
+    def seen(self) -> dict[str, Places]:
+        """Which pixels the capsules see, by layers that have them on a grid."""
+        data = self.trained.data
+        return places(self.trained.network, data.shape) if isinstance(data, ImageData) else {}
+
+    @checked
+    def answer(self, samples: Samples, index: CountOrZero = 0) -> Any:
+        """Return what the page shows of one sample, as values of JSON."""
+        network, temperature = self.trained.network, self.trained.temperature
+        with self.lock:
+            return as_plain(
+                {
+                    "report": about(network, samples, temperature),
+                    "example": example(network, samples, index, self.seen, temperature),
+                }
+            )
+
+
+def _part(name: str, script: str, **properties: Any) -> gr.HTML:
+    """Return a part of the page that scripts draw, in the style of the page."""
+    # Gradio runs what it fills into a template as JavaScript. Texts are properties, of which scripts make text nodes.
+    return gr.HTML(
+        html_template="",
+        css_template=read("parts.css").replace(":root", "&", 1) + DARK,
+        js_on_load=script,
+        apply_default_css=False,
+        elem_id=name,
+        **properties,
+    )
+
+
+def _answer() -> gr.HTML:
+    return _part("answer", "\n".join(read(f"{name}.js") for name in (*EXAMPLE_SCRIPTS, "live")), value=None)
+
+
+def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> None:
+    """Add the page of a network of images to the blocks that are open, with some test images."""
+    draws, drops = data.shape[0] == 1, data.shape[0] in (1, 3)
+    shown = [] if images is None else zip(images.inputs, images.titles, strict=True)
+    with gr.Row():
+        with gr.Column(min_width=300, scale=1):
+            gr.Markdown(f"### {'Draw' if draws else 'Give'} an image\n{_how_to_give(data, draws, drops)}")
+            field = _part(
+                "field",
+                read("base.js") + read("drawing.js"),
+                draws=draws,
+                drops=drops,
+                megabytes=LARGEST,
+                images=[(picture(image[0], THUMBNAIL), title) for image, title in shown],
+            )
+        with gr.Column(min_width=300, scale=3):
+            gr.Markdown("### What the network does with it")
+            answer = _answer()
+
+    def look(given: dict[str, Any]) -> Any:
+        if images is not None and "test" in given:
+            return looking.answer(images, given["test"])
+        try:
+            name = given.get("name") or "your drawing"
+            image = read_upload(data, given["file"], name) if "file" in given else read_drawing(data, given["drawing"])
+            return None if image is None else looking.answer(samples_of(image, None, data.names, [name]))
+        except DataError as error:
+            raise gr.Error(str(error), print_exception=False) from None
+
+    if drops or images is not None:
+        field.input(look, field, answer, **LATEST)
+
+
+def _how_to_give(data: ImageData, draws: bool, drops: bool) -> str:
+    height, width = data.shape[1:]
+    if not drops:
+        return f"The network takes images of {data.shape[0]} channels, {height}x{width} pixels."
+    if not draws:
+        return f"Pictures are made {height}x{width} pixels large, as by `torchcaps predict`."
+    if not has_digits(data):
+        return f"Draw with the mouse or a finger, or drop a picture. Both are made {height}x{width} pixels large."
+    how = "scaled into 20x20 pixels and centered by its mass, as in MNIST"
+    if height < 28:
+        how = "scaled to fill them, which is not how these data were made: expect mistakes"
+    return (
+        f"Draw with the mouse or a finger. The network sees {height}x{width} pixels: the digit is {how}. A picture "
+        "that you drop is only made as small; it should be a light digit on black."
+    )
+
+
+def _text_page(looking: Looking, data: TextData, blocks: gr.Blocks) -> None:
+    """Add the page of a network of texts to blocks, which are open."""
+    encoder = LoadedEncoder.of(data)
+    text = gr.Textbox(FIRST, lines=3, label="Write a text", elem_id="text")
+    answer = _answer()
+
+    def look(given: str) -> Any:
+        if not given.strip():
+            return None
+        try:
+            with looking.lock:
+                states, mask = encoder.states(given)
+                samples = Samples([(states.float(), mask)], None, data.names, [given], [words_of(encoder, given)])
+            return looking.answer(samples)
+        except DataError as error:
+            raise gr.Error(str(error), print_exception=False) from None
+
+    gr.on([text.input, blocks.load], look, text, answer, **LATEST)

@@ -77,11 +77,10 @@ def read_drawing(data: ImageData, url: str) -> Tensor | None:
     drawing = drawing.float() / 255
     if not (drawing > INK).any():
         return None
-    channels, height, width = data.shape
+    _, height, width = data.shape
     if has_digits(data):
         return as_digit(drawing, height).unsqueeze(0)
-    image = F.interpolate(drawing[None, None], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
-    return image.expand(-1, channels, -1, -1)
+    return F.interpolate(drawing[None, None], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
 
 
 @checked
@@ -93,14 +92,14 @@ def read_upload(data: ImageData, url: str, name: str) -> Tensor:
     Raises:
         DataError: it is not a picture that can be read, or larger than `LARGEST` megabytes or `PIXELS` million pixels.
     """
-    content = _content(url, name or "this")
+    content = _content(url, name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "picture"
         path.write_bytes(content)
         try:
             return read_pictures(data, [path])[1]
         except DataError as error:
-            raise DataError(str(error).replace(str(path), name or "this")) from None
+            raise DataError(str(error).replace(str(path), name)) from None
 
 
 def _content(url: str, name: str) -> bytes:

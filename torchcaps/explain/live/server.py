@@ -80,21 +80,17 @@ def listen(port: int | None) -> socket.socket:
     """Return a socket that listens on the loopback address; without a port, on 7860 or another that is free.
 
     Raises:
+        ValueError: there is no such port.
         OSError: the port is taken.
     """
-    for candidate in (PORT, 0) if port is None else (port,):
-        opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if sys.platform != "win32":
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            opened.bind((HOST, candidate))
-            opened.listen()
-            return opened
-        except OSError:
-            opened.close()
-            if port is not None:
-                raise
-    raise OSError(f"no port of {HOST} is free")
+    if port is not None:
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port must be from 1 to 65535, or 0 for any that is free, got {port}")
+        return socket.create_server((HOST, port))
+    try:
+        return socket.create_server((HOST, PORT))
+    except OSError:
+        return socket.create_server((HOST, 0))
 
 
 @checked

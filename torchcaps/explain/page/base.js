@@ -116,9 +116,16 @@ function table(caption, head, rows, className) {
   return scrolling(caption, make("table", { class: className }, make("thead", {}, headRow), make("tbody", {}, body)));
 }
 
+/** Says above a frame that it scrolls, while it does. */
+const scrolls = new ResizeObserver((frames) => frames.forEach(({ target }) => {
+  target.previousSibling.hidden = target.scrollWidth <= target.clientWidth;
+}));
+
 function scrolling(caption, content) {
   const frame = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, content);
-  return make("div", { class: "table" }, make("p", { class: "small caption" }, caption), frame);
+  scrolls.observe(frame);
+  return make("div", { class: "table" }, make("p", { class: "small caption" }, caption),
+    make("p", { class: "small hint", hidden: true }, "There are more columns: scroll sideways \u25b8"), frame);
 }
 
 function picture(source, description) {

@@ -46,54 +46,80 @@ function thumbnails(view, choose) {
 }
 
 function exampleSection(view, choose, chooseClass) {
-  const { example, image } = view;
+  const { image } = view;
   const what = image
     ? "what the network was given, how strongly it believes in each class, and where in it that belief comes from"
     : "how strongly the network believes in each class, and which words that belief comes from";
   const lead = `Pick ${image ? "an input" : "a text"}. Below is ${what}. Signs mark what the network got right `
     + "(\u2713) and wrong (\u2717).";
+  return { lead, parts: [thumbnails(view, choose), exampleParts(view, chooseClass)] };
+}
+
+/** What the network says about an example, and where that comes from. */
+function exampleParts(view, chooseClass) {
+  const { example, image } = view;
   const bars = scoreBars(view, chooseClass);
-  const parts = [thumbnails(view, choose), make("p", { class: "verdict", "aria-live": "polite" }, verdict(view)),
-    image ? make("div", { class: "beside" }, inputAndDrawing(view), bars) : bars];
-  if (image && example.maps?.length) parts.push(mapsOf(view));
-  if (example.words && example.word_shares) parts.push(wordsOf(view));
-  return { lead, parts };
+  return [make("p", { class: "verdict", "aria-live": "polite" }, verdict(view)),
+    image ? make("div", { class: "beside" }, inputAndDrawing(view), bars) : bars,
+    image && example.maps?.length ? mapsOf(view) : null,
+    example.words && example.word_shares ? wordsOf(view) : null];
+}
+
+/** Whether an example has maps and a tree of a class; of many classes only the likeliest have them. */
+function isShown(example, index) {
+  return !example?.maps?.length || example.maps[0].maps[index] !== "";
 }
 
 function inputAndDrawing(view) {
   const { example } = view;
   const input = figure(picture(example.image, `The input: ${example.title}`), "The input: ",
     make("strong", {}, example.title));
-  if (!example.reconstruction) return make("div", { class: "inputs" }, input);
+  if (!example.reconstruction) return make("div", { class: "input-pair" }, input);
   const name = quoted(view, example.predicted);
   const drawn = figure(picture(example.reconstruction, `What the network draws from the vector of ${name}`),
     `Drawn back from nothing but the vector of ${name}`);
-  return make("div", { class: "inputs" }, input, drawn);
+  return make("div", { class: "input-pair" }, input, drawn);
+}
+
+/** What stands beside each class: probabilities that the run has calibrated, or else activations, or logits' softmax. */
+function beliefs({ report, example }) {
+  if (report.temperature !== null) {
+    const how = `calibrated on validation data with a temperature of ${number(report.temperature)}`;
+    return { values: example.probabilities, write: percent, what: `Probabilities of the classes, ${how}.` };
+  }
+  if (report.scores === "activations") {
+    return { values: example.scores, write: (value) => value.toFixed(3),
+      what: "Activations of the class capsules, from 0 to 1: how present each class is. They are no probabilities." };
+  }
+  return { values: example.probabilities, write: percent,
+    what: "Probabilities of the classes, which are not calibrated: the network may be surer than it is right." };
+}
+
+/** What the network's scores are called: logits are scores, and what is from 0 to 1 is an activation. */
+function scoreName({ report }) {
+  return report.scores === "activations" ? "activation" : "score";
 }
 
 /** A bar for each class; a press chooses the class whose maps and parts are shown. */
 function scoreBars(view, chooseClass) {
   const { example, chosen, report } = view;
-  const lengths = report.scores === "activations";
-  const values = lengths ? example.scores : example.probabilities;
+  const { values, write, what } = beliefs(view);
   const shown = shownClasses(values, [chosen, example.predicted, example.label]);
   const bars = shown.map((index) => {
     const notes = [index === example.predicted ? "\u25c0 answer" : "", index === example.label ? "\u2605 true" : ""];
-    const written = lengths ? values[index].toFixed(3) : percent(values[index]);
     const pressed = String(index === chosen);
     return make("button", { type: "button", class: "score", "aria-pressed": pressed, "data-key": `class-${index}`,
       click: () => chooseClass(index) }, make("span", { class: "name" }, report.classes[index]), bar(values[index]),
-    make("span", { class: "value" }, written), make("span", { class: "note" }, notes.filter(Boolean).join(" ")));
+    make("span", { class: "value" }, write(values[index])),
+    make("span", { class: "note" }, notes.filter(Boolean).join(" ")));
   });
   const hidden = values.length - shown.length;
-  const what = lengths ? "The higher the score of a class, from 0 to 1, the surer the network is that it is there."
-    : "Probabilities of the classes, as the network sees them.";
-  const found = make("div", { class: "scores", role: "group", "aria-label": "Scores of the classes" },
+  const group = make("div", { class: "scores", role: "group", "aria-label": "The classes" },
     make("h3", {}, "How sure it is"), make("p", { class: "small" }, `${what} Press a class to look into it.`), bars,
-    hidden ? make("p", { class: "small" }, `${number(hidden)} more have smaller scores.`) : null);
+    hidden ? make("p", { class: "small" }, `${number(hidden)} more have smaller values.`) : null);
   const longest = Math.max(...shown.map((index) => report.classes[index].length));
-  found.style.setProperty("--names", `${Math.min(longest + 1, 14)}ch`);
-  return found;
+  group.style.setProperty("--names", `${Math.min(longest + 1, 14)}ch`);
+  return group;
 }
 
 /** All classes if they are few, else the largest and those that must be there. */

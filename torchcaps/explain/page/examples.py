@@ -1,5 +1,7 @@
 """What a network does with one input, as the page shows it."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,9 +13,9 @@ from torchcaps.explain.capsnet import TWEAKS, perturb
 from torchcaps.explain.credit import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.page.samples import Samples
-from torchcaps.explain.page.schema import Example, Part, Sliders, Transformed
+from torchcaps.explain.page.schema import Example, Transformed
 from torchcaps.explain.pixels import Places, heat_of
-from torchcaps.explain.predicting import class_poses, has_decoder, predict, reconstructed
+from torchcaps.explain.predicting import class_poses, has_decoder, inputs_for, predict, reconstructed
 from torchcaps.explain.transforms import pose_paths
 from torchcaps.explain.words import Word, word_shares
 
@@ -28,67 +30,43 @@ CHANGES = {  # what is done to an input: unit and values
 }
 
 
-def example(network: nn.Module, samples: Samples, index: int, seen: dict[str, Places], temperature: float) -> Example:
+def example(
+    network: nn.Module, samples: Samples, index: int, seen: dict[str, Places], temperature: float | None
+) -> Example:
     """Return all that the page shows of one sample.
 
     Args:
         network: the network.
-        samples: samples.
+        samples: samples, on any device.
         index: index of the sample.
         seen: places of the capsules in images.
-        temperature: number by which scores are divided before the softmax.
+        temperature: number by which scores are divided before the softmax; None for 1.
     """
-    inputs = samples.inputs[index]
+    inputs = inputs_for(network, samples.inputs[index])
     label = None if samples.labels is None or samples.labels.dim() > 1 else int(samples.labels[index])
-    found = _credit(network, inputs)
     prediction = predict(network, inputs)
-    scores = prediction.scores[0].cpu()
-    predicted = int(scores.argmax())
+    scores = prediction.evidence[0].float().cpu()
     shown: Example = {
-        "title": _title(samples, index),
+        "title": samples.titles[index],
         "label": label,
-        "predicted": predicted,
-        "scores": scores.tolist(),
-        "probabilities": (scores / temperature).softmax(-1).tolist(),
+        "predicted": int(scores.argmax()),
+        "scores": scores,
+        "probabilities": (scores / (temperature or 1.0)).softmax(-1),
         "image": None,
     }
     if samples.labels is not None and samples.labels.dim() > 1:
         shown["labels"] = samples.labels[index].nonzero().flatten().tolist()
-    if samples.are_images:
-        assert isinstance(inputs, Tensor)
+    if isinstance(inputs, Tensor):
         shown["image"] = picture(inputs[0], SIDE)
         _add_images(shown, network, prediction, inputs, samples.dark)
-    if found is None:
-        return shown
-    kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | ({label} if label is not None else set())
-    if samples.are_images:
-        assert isinstance(inputs, Tensor)
-        shown["maps"] = _maps(found, seen, (inputs.shape[2], inputs.shape[3]), kept)
-        trees = [parse_tree(found, 0, k) if k in kept else None for k in range(len(scores))]
-        size = inputs.shape[2], inputs.shape[3]
-        shown["trees"] = [
-            {**_part(found, tree, size, seen), "name": name} for name, tree in zip(samples.names, trees, strict=True)
-        ]
-    else:
-        words = samples.words[index]
-        shown["words"] = [word.text for word in words]
-        _add_words(shown, found, words, samples.names, inputs[0].shape[2])
+    with suppress(NoCapsules):
+        found = credit(network, inputs)
+        if isinstance(inputs, Tensor):
+            kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | ({label} - {None})
+            _add_maps(shown, found, seen, (inputs.shape[2], inputs.shape[3]), kept, samples.names)
+        else:
+            _add_words(shown, found, samples.words[index], samples.names, inputs[0].shape[2])
     return shown
-
-
-def _title(samples: Samples, index: int) -> str:
-    if samples.labels is None or samples.labels.dim() == 1:
-        return samples.titles[index]
-    there = [samples.names[k] for k in samples.labels[index].nonzero().flatten().tolist()]
-    return f"{samples.titles[index]}: {' and '.join(there)}"
-
-
-def _credit(network: nn.Module, inputs: Any) -> Credit | None:
-    """Return the credit, or None if the network has no capsule layer."""
-    try:
-        return credit(network, inputs)
-    except NoCapsules:
-        return None
 
 
 def _add_images(shown: Example, network: Any, prediction: Prediction, image: Tensor, dark: bool) -> None:
@@ -101,14 +79,12 @@ def _add_images(shown: Example, network: Any, prediction: Prediction, image: Ten
         drawn = reconstructed(network, capsules, torch.tensor([predicted]))
         shown["reconstruction"] = picture(drawn[0], SIDE)
         tweaked = perturb(network, image[0], predicted)
-        rows, columns = tweaked.shape[:2]
-        sliders: Sliders = {
+        shown["sliders"] = {
             "capsule": predicted,
             "values": [round(value, 6) + 0.0 for value in TWEAKS.tolist()],  # without -0
-            "sprite": sprite(tweaked.flatten(0, 1), rows, columns),
-            "pose": pose.tolist(),
+            "sprite": sprite(tweaked.flatten(0, 1), *tweaked.shape[:2]),
+            "pose": pose,
         }
-        shown["sliders"] = sliders
     if len(pose) <= MOST_DIMENSIONS:
         shown["transformed"] = [_transformed(network, image, predicted, name, dark) for name in CHANGES]
 
@@ -121,71 +97,74 @@ def _transformed(network: nn.Module, image: Tensor, predicted: int, name: Any, d
     return {
         "name": name,
         "unit": unit,
-        "values": values.tolist(),
+        "values": values,
         "inputs": sprite(path.inputs, 1, len(values)),
         "reconstructions": None if drawn is None else sprite(drawn, 1, len(values)),
-        "poses": path.poses.tolist(),
-        "scores": path.scores.tolist(),
+        "poses": path.poses,
+        "scores": path.scores,
     }
 
 
-def _maps(found: Credit, seen: dict[str, Places], size: tuple[int, int], kept: set[int]) -> list[Any]:
-    maps = []
+def _add_maps(
+    shown: Example,
+    found: Credit,
+    seen: dict[str, Places],
+    size: tuple[int, int],
+    kept: set[int | None],
+    names: list[str],
+) -> None:
+    """Add maps and parse trees of the classes that are kept."""
+    shown["maps"] = []
+    smaller = min(1.0, LARGEST_MAP / max(size))
     for name, values in heat_of(found, seen, size).items():
-        smaller = min(1.0, LARGEST_MAP / max(size))
         resized = interpolate(values, scale_factor=smaller, mode="area") if smaller < 1 else values
         shares = next(layer.shares for layer in found.layers if layer.name == name)
-        encoded = encoded_maps(name, resized[0].clamp_min(0), shares[0].sum(1))
-        encoded["maps"] = [text if k in kept else "" for k, text in enumerate(encoded["maps"])]
-        maps.append(encoded)
-    return maps
+        maps = encoded_maps(name, resized[0].clamp_min(0), shares[0].sum(1))
+        maps["maps"] = [text if k in kept else "" for k, text in enumerate(maps["maps"])]
+        shown["maps"].append(maps)
 
-
-def _part(found: Credit, strand: Strand | None, size: tuple[int, int], seen: dict[str, Places]) -> Part:
-    """Return a strand as the page shows it, with the windows of its capsules; None for a class that has no tree."""
-    if strand is None:
-        return {"name": "", "share": 1.0}
-    part: Part = {"name": _parent_name(found.layers[-1], strand.place), "share": strand.share}
-    if strand.layer < len(found.layers):
-        layer = found.layers[strand.layer]
-        part["name"] = _place_name(layer, strand.place)
-        if layer.name in seen and len(strand.place) == 2:
+    def describe(strand: Strand) -> dict[str, Any]:
+        """Return the name of a part, and the window of its capsules in the image."""
+        is_child = strand.layer < len(found.layers)
+        layer = found.layers[strand.layer if is_child else -1]  # or a parent of the last layer, if that is no class
+        part: dict[str, Any] = {"name": _place_name(layer, strand.place, is_child)}
+        if is_child and layer.name in seen and len(strand.place) == 2:
             part["box"] = seen[layer.name].box(*strand.place, size)
-    if strand.parts:
-        part["rest"] = strand.rest
-        part["parts"] = [_part(found, below, size, seen) for below in strand.parts]
-    return part
+        return part
+
+    shown["trees"] = [
+        _tree(parse_tree(found, 0, k), name, describe) if k in kept else {"name": name, "share": 1.0}
+        for k, name in enumerate(names)
+    ]
 
 
-def _parent_name(last: LayerCredit, place: tuple[int, ...]) -> str:
-    """Return the name of a parent of the last layer where the parents are not the classes."""
-    kind = "group" if last.own.groups else "capsule"
-    return f"{kind} {place[0] + 1}" if len(place) == 1 else f"row {place[0] + 1}, column {place[1] + 1}"
-
-
-def _place_name(layer: LayerCredit, place: tuple[int, ...]) -> str:
+def _place_name(layer: LayerCredit, place: tuple[int, ...], is_child: bool) -> str:
+    """Return the name of a child or a parent of a layer."""
     if len(place) == 2:
         return f"row {place[0] + 1}, column {place[1] + 1}"
-    if len(layer.own.children) == 2:
-        return f"position {place[0] + 1}"
-    return f"{'group' if layer.own.groups else 'capsule'} {place[0] + 1}"
+    kind = "group" if layer.own.groups else "capsule"
+    return f"{'position' if is_child and len(layer.own.children) == 2 else kind} {place[0] + 1}"
 
 
 def _add_words(shown: Example, found: Credit, words: list[Word], names: list[str], layers: int) -> None:
     """Add the shares of words: the first capsules are the tokens of the text in each layer of its encoder."""
-    first = found.layers[0].shares
-    shown["word_shares"] = word_shares(words, first, layers)[0].tolist()
-    shown["word_even"] = word_shares(words, found.layers[0].even, layers)[0, 0].tolist()
+    first = found.layers[0]
+    shown["words"] = [word.text for word in words]
+    shown["word_shares"] = word_shares(words, first.shares, layers)[0]
+    shown["word_even"] = word_shares(words, first.even, layers)[0, 0]
     groups = [[token * layers + layer for token in word.tokens for layer in range(layers)] for word in words]
-    trees = [parse_tree(found, 0, k, groups=groups) for k in range(first.shape[1])]
-    shown["trees"] = [_word_part(found, tree, names[k], words) for k, tree in enumerate(trees)]
+
+    def describe(strand: Strand) -> dict[str, Any]:
+        return {"name": words[strand.place[0]].text if strand.layer == 0 else f"part {strand.place[0] + 1}"}
+
+    shown["trees"] = [_tree(parse_tree(found, 0, k, groups=groups), name, describe) for k, name in enumerate(names)]
 
 
-def _word_part(found: Credit, strand: Strand, name: str, words: list[Word]) -> Part:
-    part: Part = {"name": name, "share": strand.share}
-    if strand.layer < len(found.layers):
-        part["name"] = words[strand.place[0]].text if strand.layer == 0 else f"part {strand.place[0] + 1}"
-    if strand.parts:
-        part["rest"] = strand.rest
-        part["parts"] = [_word_part(found, below, name, words) for below in strand.parts]
-    return part
+def _tree(strand: Strand, name: str, describe: Callable[[Strand], dict[str, Any]]) -> Any:
+    """Return a parse tree as the page shows it, under the name of its class."""
+
+    def part(strand: Strand) -> dict[str, Any]:
+        below = {"rest": strand.rest, "parts": [part(each) for each in strand.parts]} if strand.parts else {}
+        return {**describe(strand), "share": strand.share, **below}
+
+    return {**part(strand), "name": name}

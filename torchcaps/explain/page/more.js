@@ -23,7 +23,7 @@ function overlapCard(view, { image, labels, inputs, predicted, drawn }) {
   const seen = figure(picture(image, `${listed(names)} over each other`), listed(names));
   const apart = drawn.map((source, place) => figure(picture(source, `Drawn from the vector of ${said[place]}`),
     `from ${said[place]}`));
-  const groups = [group("What the network sees", seen), group("Drawn from its two highest scores", apart)];
+  const groups = [group("What the network sees", seen), group("Drawn from its two likeliest classes", apart)];
   if (inputs) {
     const sources = inputs.map((source, place) => figure(picture(source, `An input: ${names[place]}`), names[place]));
     groups.push(group("What was laid over each other", sources));
@@ -32,11 +32,11 @@ function overlapCard(view, { image, labels, inputs, predicted, drawn }) {
 }
 
 /** What a layer's coefficients are like after the last iteration, in a sentence. */
-function sharpened({ layer, effective, of, count, uniform }) {
-  const whose = of === "parents" ? "a child\u2019s coefficients are" : "a parent\u2019s coefficients are";
+function sharpened({ layer, effective, over, size, uniform }) {
+  const whose = over === "parents" ? "a child\u2019s coefficients are" : "a parent\u2019s coefficients are";
   const spread = number(Number(effective.at(-1).toFixed(1)));
-  return `${layer}: after ${plural(effective.length, "iteration")} ${whose} spread over ${spread} of ${number(count)} `
-    + `${of}; with uniform coefficients, over ${number(Number(uniform.toFixed(1)))}.`
+  return `${layer}: after ${plural(effective.length, "iteration")} ${whose} spread over ${spread} of ${number(size)} `
+    + `${over}; with uniform coefficients, over ${number(Number(uniform.toFixed(1)))}.`
     + (effective.at(-1) > 0.95 * uniform ? " Here routing decides next to nothing." : "");
 }
 
@@ -53,7 +53,7 @@ function sharpeningSection(view) {
 
 function sharpeningChart(found) {
   const x = found.effective.map((_, index) => index + 1);
-  return lineChart({ name: found.layer, x: "iteration", y: `${found.of} that a coefficient is spread over`, whole: true,
+  return lineChart({ name: found.layer, x: "iteration", y: `${found.over} that a coefficient is spread over`, whole: true,
     yRange: [0], level: { value: found.uniform, name: "uniform" }, lines: [{ name: "routing", x, y: found.effective }],
     description: sharpened(found) }).element;
 }

@@ -9,9 +9,7 @@ let drawings = 0;
 const SECTIONS = [
   ["results", "Results", (view) => hasResults(report, view.snapshot), (view) => resultsSection(report, view.snapshot)],
   ["example", "An example", (view) => view.example, (view) => exampleSection(view, chooseExample, chooseClass)],
-  ["tree", "Parse tree: what the answer is made of", (view) => view.example?.trees, treeSection],
-  ["poses", "What each number of a vector means", (view) => view.example?.sliders, slidersSection],
-  ["moved", "Turned, grown, moved", (view) => view.example?.transformed?.length, transformedSection],
+  ...EXAMPLE_SECTIONS,
   ["overlaps", "Two at once", (view) => view.snapshot.overlaps.length, overlapsSection],
   ["routing", "How routing makes up its mind", (view) => view.snapshot.sharpening.length, sharpeningSection],
   ["honest", "Is there really something to see?", (view) => view.snapshot.controls.length || report.limits.length,
@@ -93,11 +91,6 @@ function showChoices(view) {
   const select = document.getElementById("class");
   for (const option of select.options) option.disabled = !isShown(view.example, Number(option.value));
   select.value = view.chosen;
-}
-
-/** Whether an example has maps and a tree of a class; of many classes only the likeliest have them. */
-function isShown(example, index) {
-  return !example?.maps?.length || example.maps[0].maps[index] !== "";
 }
 
 function chooseExample(index) {

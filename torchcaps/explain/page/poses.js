@@ -29,10 +29,11 @@ function slidersSection(view) {
 
 function transformedSection(view) {
   const { transformed } = view.example;
+  const word = scoreName(view);
   const lead = `Here the input is ${listed(transformed.map((change) => change.name))} on purpose, and the network `
     + "looks at it again each time. If a vector described how a thing lies, its numbers would change smoothly while "
-    + "its score stays high. Where all numbers shrink together, only the score does. Where the score of the true class "
-    + "falls below another, the network no longer recognizes it.";
+    + `its ${word} stays high. Where all numbers shrink together, only the ${word} does. Where the ${word} of the true `
+    + "class falls below another, the network no longer recognizes it.";
   return { lead, parts: transformed.map((change) => transformedBlock(view, change)) };
 }
 
@@ -52,7 +53,7 @@ function transformedBlock(view, change) {
       markAll(index);
     } });
   markAll(start);
-  const pictures = make("div", { class: "inputs" }, figure(input.element, "The input"),
+  const pictures = make("div", { class: "input-pair" }, figure(input.element, "The input"),
     drawn ? figure(drawn.element, "Drawn back from its vector") : null);
   return make("div", { class: "block" }, make("h3", {}, capitalized(name)), moved.element, sentence,
     make("div", { class: "change" }, pictures, charts.map((chart) => chart.element)));
@@ -64,7 +65,8 @@ function answerAt(view, change, index) {
   const far = change.unit === "times" ? `to ${value} times its size` : `by ${value} ${change.unit}`;
   const how = index === restOf(change) ? "as it was" : `${change.name} ${far}`;
   const [said] = largest(change.scores[index], 1);
-  return `With the input ${how} the network says ${quoted(view, said)}, with a score of `
+  const word = scoreName(view);
+  return `With the input ${how} the network says ${quoted(view, said)}, with ${word === "score" ? "a" : "an"} ${word} of `
     + `${number(change.scores[index][said])}.`;
 }
 
@@ -78,13 +80,14 @@ function restOf(change) {
   return nearest(change.values, change.unit === "times" ? 1 : 0);
 }
 
-/** Scores over the change; the true class and those that are ever ahead have names. */
+/** Scores or activations over the change; the true class and those that are ever ahead have names. */
 function scoresChart(view, { values, unit, scores }) {
   const { label, predicted } = view.example;
   const ahead = scores.map((found) => largest(found, 1)[0]);
   const shown = [...new Set([label ?? predicted, predicted, ...ahead])].slice(0, MOST_LINES);
   const changes = ahead.filter((index, place) => place && index !== ahead[place - 1]).length;
-  return lineChart({ name: "Scores of the classes", x: unit, y: "score",
+  const word = scoreName(view);
+  return lineChart({ name: `${capitalized(word)}s of the classes`, x: unit, y: word,
     lines: linesOf(scores, values, shown, (index) => view.report.classes[index]),
     description: changes ? `The answer changes ${plural(changes, "time")} along the way.`
       : "The answer stays the same." });

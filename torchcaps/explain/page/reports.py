@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.controls import accuracy, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import accuracy, similarity, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.page.samples import BATCH, Samples
-from torchcaps.explain.page.schema import Control, Layer, Overlap, Report, Sharpening, Snapshot
+from torchcaps.explain.page.schema import About, Control, Layer, Overlap, Report, Snapshot
 from torchcaps.explain.pixels import Places, heat_of, places
-from torchcaps.explain.predicting import has_decoder, inputs_for, predict
+from torchcaps.explain.predicting import has_decoder, inputs_for, kind_of_scores, predict
 from torchcaps.explain.recording import Run, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
-from torchcaps.explain.similarity import similarity
 from torchcaps.utils.arguments import Positive, checked
 
 STATISTICS = 128  # samples for statistics of capsules
@@ -55,7 +54,7 @@ def report(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     states: Sequence[tuple[str, Callable[[], None]]] = (),
-    temperature: Positive = 1.0,
+    temperature: Positive | None = None,
     shuffled: nn.Module | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Report:
@@ -71,7 +70,8 @@ def report(
         facts: names and values to show, such as the recipe and the checkpoint.
         states: labels of several states of the weights, and a function for each that puts it into the network; none for
             the network as it is.
-        temperature: number by which scores are divided before the softmax.
+        temperature: number by which scores are divided before the softmax, so that probabilities are calibrated; None
+            if it is not known.
         shuffled: the same network, trained with shuffled labels, whose maps are drawn beside.
         say: function that is told what is computed, for long work.
     """
@@ -82,32 +82,45 @@ def report(
     snapshots: list[Snapshot] = []
     for number, (label, load) in enumerate(states):
         load()
-        say(f"{label or 'network'}: scores of {len(samples)} samples")
-        scores = torch.cat([predict(network, inputs).scores.cpu() for inputs, _ in samples.batches()])
+        say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
+        scores = torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
         if kept is None or number == len(states) - 1:
             last_scores = scores
             few = 4 if len(states) > 1 else 10**6
             kept = _chosen(samples, scores)[:few] if kept is None else kept
         snapshots.append(_snapshot(network, samples, label, kept, temperature, shuffled, say))
-    layers = _layers(network, samples)
     confusion = None
     if samples.labels is not None and samples.labels.dim() == 1:
         confusion = torch.zeros(len(samples.names), len(samples.names), dtype=torch.long)
         confusion.index_put_((samples.labels, last_scores.argmax(1)), torch.tensor(1), accumulate=True)
-    kind = "images" if samples.are_images else "texts"
     return {
+        **about(network, samples, temperature),
         "title": title,
         "facts": list(facts),
-        "classes": samples.names,
-        "inputs": kind,
-        "scores": "logits" if getattr(network, "gives_logits", True) else "activations",
-        "confusion": None if confusion is None else confusion.tolist(),
+        "confusion": confusion,
         "curves": {},
-        "layers": layers,
         "figures": [],
-        "limits": LIMITS[kind] if layers else [NO_CAPSULES],
         "snapshots": snapshots,
     }
+
+
+@checked
+def about(network: nn.Module, samples: Samples, temperature: Positive | None) -> About:
+    """Return what the page says about a network beside its examples; arguments are those of :func:`report`."""
+    kind = "images" if samples.are_images else "texts"
+    layers = _layers(network, samples)
+    return {
+        "classes": samples.names,
+        "inputs": kind,
+        "scores": kind_of_scores(network),
+        "temperature": temperature,
+        "layers": layers,
+        "limits": LIMITS[kind] if layers else [NO_CAPSULES],
+    }
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _chosen(samples: Samples, scores: Tensor) -> list[int]:
@@ -126,32 +139,22 @@ def _snapshot(
     samples: Samples,
     label: str,
     chosen: list[int],
-    temperature: float,
+    temperature: float | None,
     shuffled: nn.Module | None,
     say: Callable[[str], None],
 ) -> Snapshot:
-    known = samples.labels is not None
     runs = _runs(network, samples)
-    found = accuracy(network, samples.batches()) if known else None
-    seen = places(network, _shape(samples)) if samples.are_images and runs else {}
-    say(f"{label or 'network'}: {len(chosen)} examples")
+    found = None if samples.labels is None else accuracy(network, samples.batches())
+    seen = places(network, _shape(samples)) if samples.are_images else {}
+    say(f"{label or 'network'}: {_counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
     controls: list[Control] = []
-    sharp: list[Sharpening] = []
+    sharp: list[dict[str, Any]] = []
     if runs:
         say(f"{label or 'network'}: coefficients and controls")
         few = _few(runs, samples)
-        for name, values in sharpening(network, [inputs for inputs, _ in few]).items():
-            sharp.append(
-                {
-                    "layer": name,
-                    "largest": values.largest.tolist(),
-                    "effective": values.effective.tolist(),
-                    "of": values.over,
-                    "count": values.size,
-                    "uniform": values.uniform,
-                }
-            )
+        layers = sharpening(network, [inputs for inputs, _ in few])
+        sharp = [{"layer": name, **values._asdict()} for name, values in layers.items()]
         controls = list(_controls(network, samples, few, found, seen, shuffled))
     return {
         "label": label,
@@ -173,7 +176,7 @@ def _shape(samples: Samples) -> tuple[int, int, int]:
 @torch.no_grad()
 def _runs(network: nn.Module, samples: Samples) -> list[Run]:
     """Return what the capsule layers do with the first sample."""
-    return record(network, samples.inputs[0])[1]
+    return record(network, inputs_for(network, samples.inputs[0]))[1]
 
 
 def _layers(network: nn.Module, samples: Samples) -> list[Layer]:
@@ -252,7 +255,7 @@ def _compared(
     """Compare the maps of the predicted classes with those of another network for the same classes."""
     chosen = samples.spread(COMPARED)
     images = torch.stack([_image(samples, index) for index in chosen])
-    classes = predict(network, images).scores.argmax(1)
+    classes = predict(network, images).evidence.argmax(1)
     layer = next(iter(seen))
     found = [credit(x, images) for x in (network, other)]
     size = images.shape[2], images.shape[3]
@@ -316,7 +319,6 @@ def _overlap(network: nn.Module, image: Tensor, labels: list[int]) -> Overlap:
     return {
         "image": picture(image, SIDE),
         "labels": (labels[0], labels[1]),
-        "predicted": (int(found.classes[0]), int(found.classes[1])),
-        "drawn": (picture(found.drawn[0], SIDE), picture(found.drawn[1], SIDE)),
-        "scores": found.scores.tolist(),
+        "predicted": found.classes,
+        "drawn": [picture(drawn, SIDE) for drawn in found.drawn],
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.data import ImageData, TextData
 from torchcaps.explain.recording import Inputs
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
-from torchcaps.utils.arguments import Count, checked
+from torchcaps.utils.arguments import Count, FloatTensor, checked
 
 BATCH = 32
 TITLE = 60  # characters of a text in its title
@@ -78,10 +78,13 @@ def image_samples(data: ImageData, count: Count) -> Samples:
     images, labels = [], []
     for start in range(0, len(some), BATCH):
         batch = part.__getitems__(some[start : start + BATCH])  # type: ignore[attr-defined]
-        images += list(data.center(batch[0]).split(1))
+        images.append(data.center(batch[0]))
         labels.append(batch[1])
-    titles = [f"test image {index}" for index in some]
-    return Samples(list(images), torch.cat(labels), data.names, titles, dark=_is_dark(torch.cat(images)))
+    titles, classes = [f"test image {index}" for index in some], torch.cat(labels)
+    if classes.dim() > 1:
+        shown = [" and ".join(data.names[k] for k in row.nonzero().flatten().tolist()) for row in classes]
+        titles = [f"{title}: {names}" for title, names in zip(titles, shown, strict=True)]
+    return samples_of(torch.cat(images), classes, data.names, titles)
 
 
 @checked
@@ -92,7 +95,16 @@ def picture_samples(data: ImageData, files: Sequence[Path]) -> Samples:
         DataError: a file is no picture.
     """
     images = data.center(torch.stack([data.picture(path) for path in files]))
-    return Samples(list(images.split(1)), None, data.names, [path.name for path in files], dark=_is_dark(images))
+    return samples_of(images, None, data.names, [path.name for path in files])
+
+
+@checked
+def samples_of(images: FloatTensor, labels: Tensor | None, names: list[str], titles: list[str]) -> Samples:
+    """Return images `(n, channels, height, width)` as samples. They are dark if they are gray and most pixels at their
+    edges are black, as those of handwritten digits."""
+    edges = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
+    dark = images.shape[1] == 1 and float(edges.median()) == 0
+    return Samples(list(images.split(1)), labels, names, titles, dark=dark)
 
 
 @checked
@@ -114,9 +126,3 @@ def text_samples(data: TextData, count: Count) -> Samples:
     words = [words_of(encoder, text) for text in chosen]
     titles = [f"test text {index}: {shorten(texts[index], TITLE, placeholder=' ...')}" for index in some]
     return Samples(inputs, labels[some], data.names, titles, words)
-
-
-def _is_dark(images: Tensor) -> bool:
-    """Return whether the edges of gray images are black, as those of handwritten digits."""
-    edges = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
-    return images.shape[1] == 1 and float(edges.median()) == 0

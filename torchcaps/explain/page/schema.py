@@ -1,10 +1,12 @@
 """What the page of `torchcaps explain` shows, as the JSON that is written into it.
 
 Pictures are data URIs. Maps are base64 of bytes, row by row: 0 is nothing and 255 is `peak`. Shares of a class sum to
-one over its children, in every layer.
+one over its children, in every layer. Named tuples and tensors become JSON as `writing.as_plain` says.
 """
 
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
+
+from torch import Tensor
 
 
 class Layer(TypedDict):
@@ -15,14 +17,6 @@ class Layer(TypedDict):
     routing: str  # "DynamicRouting(iterations=3)"; "" if the layer does not route
     children: str  # "16 types on a 4x4 grid"
     parents: str  # "10 capsules"
-
-
-class Curve(TypedDict):
-    """A line of a chart."""
-
-    name: str
-    x: list[float]
-    y: list[float]
 
 
 class Maps(TypedDict):
@@ -46,22 +40,11 @@ class Sprite(TypedDict):
 class Part(TypedDict):
     """A capsule in a parse tree, with the strongest of its children."""
 
-    name: str  # "type 3 at row 2, column 4"; for texts a word
+    name: str  # "row 2, column 4"; for texts a word
     share: float  # in the class, not in the parent
     box: NotRequired[tuple[float, float, float, float]]  # left, top, right, bottom in the image, as parts of its sides
     rest: NotRequired[float]  # share of the children that are left out
     parts: NotRequired[list["Part"]]
-
-
-class Sharpening(TypedDict):
-    """How a layer's coefficients change from iteration to iteration, as means over test images."""
-
-    layer: str
-    largest: list[float]  # mean largest coefficient of a child (or of a parent), per iteration
-    effective: list[float]  # number of parents (or children) that a coefficient is spread over: exp(entropy)
-    of: str  # "parents" or "children": the axis of the softmax
-    count: int  # number of them
-    uniform: float  # how many uniform coefficients are spread over
 
 
 class Sliders(TypedDict):
@@ -70,19 +53,19 @@ class Sliders(TypedDict):
     capsule: int  # class
     values: list[float]  # what is added, with a zero in the middle
     sprite: Sprite
-    pose: list[float]
+    pose: Tensor
 
 
 class Transformed(TypedDict):
     """What happens as the input turns, grows or moves."""
 
     name: str  # "turned", "grown", "moved"
-    unit: str  # "degrees", "times", "pixels"
-    values: list[float]
+    unit: str  # "degrees", "times", "pixels to the right"
+    values: Tensor
     inputs: Sprite  # one row
     reconstructions: Sprite | None  # one row
-    poses: list[list[float]]  # pose of the class capsule, one list per value
-    scores: list[list[float]]  # one list per value
+    poses: Tensor  # pose of the class capsule, one row per value
+    scores: Tensor  # one row per value
 
 
 class Example(TypedDict):
@@ -92,12 +75,12 @@ class Example(TypedDict):
     label: int | None  # None: unknown, or several
     labels: NotRequired[list[int]]  # several
     predicted: int
-    scores: list[float]
-    probabilities: list[float]
+    scores: Tensor
+    probabilities: Tensor
     image: str | None  # None for texts
     words: NotRequired[list[str]]  # texts: words and marks, in order
-    word_shares: NotRequired[list[list[float]]]  # of each class: the share of each word
-    word_even: NotRequired[list[float]]  # share of each word if all its tokens contributed like all others
+    word_shares: NotRequired[Tensor]  # of each class: the share of each word
+    word_even: NotRequired[Tensor]  # share of each word if all its tokens contributed like all others
     maps: NotRequired[list[Maps]]  # first the layer next to the image, last the one next to the classes
     reconstruction: NotRequired[str]
     sliders: NotRequired[Sliders]
@@ -111,9 +94,8 @@ class Overlap(TypedDict):
     image: str
     labels: tuple[int, int]
     inputs: NotRequired[tuple[str, str]]  # if they are known one by one
-    predicted: tuple[int, int]  # classes of the two highest scores
-    drawn: tuple[str, str]  # each from the capsule of its class, in the order of `predicted`
-    scores: list[float]
+    predicted: Tensor  # classes of the two highest scores
+    drawn: list[str]  # each from the capsule of its class, in the order of `predicted`
 
 
 class Control(TypedDict):
@@ -131,23 +113,29 @@ class Snapshot(TypedDict):
     label: str  # "after epoch 25"
     accuracy: float | None  # on `tested` inputs
     tested: int
-    sharpening: list[Sharpening]
+    sharpening: list[dict[str, Any]]  # the name of a `layer` and its :class:`torchcaps.explain.Sharpening`
     examples: list[Example]
     overlaps: list[Overlap]
     controls: list[Control]
 
 
-class Report(TypedDict):
+class About(TypedDict):
+    """What an example needs to be shown."""
+
+    classes: list[str]
+    inputs: str  # "images" or "texts"
+    scores: str  # "activations", from 0 to 1, or "logits"
+    temperature: float | None  # of calibrated probabilities; None if the run has none
+    layers: list[Layer]
+    limits: list[str]  # sentences: what the pictures can and cannot show
+
+
+class Report(About):
     """All that the page shows."""
 
     title: str
     facts: list[tuple[str, str]]  # name and value: recipe, checkpoint, network, data
-    classes: list[str]
-    inputs: str  # "images" or "texts"
-    scores: str  # "activations", from 0 to 1, or "logits"
-    confusion: list[list[int]] | None  # rows: true classes; of the last snapshot
-    curves: dict[str, list[Curve]]  # by quantity: "loss", "accuracy"
-    layers: list[Layer]
+    confusion: Tensor | None  # rows: true classes; of the last snapshot
+    curves: dict[str, list[dict[str, Any]]]  # by quantity, such as "loss": lines with a `name`, `x` and `y`
     figures: list[tuple[str, str]]  # files beside the page and their descriptions
-    limits: list[str]  # sentences: what the pictures can and cannot show
     snapshots: list[Snapshot]

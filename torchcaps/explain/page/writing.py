@@ -6,13 +6,17 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
+from typing import Any
+
+from torch import Tensor
 
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.files import write_text_whole
 
 FOLDER = Path(__file__).parent
 # Each script uses functions of those before it.
-SCRIPTS = ("base", "how", "charts", "maps", "results", "example", "words", "tree", "poses", "more", "page")
+EXAMPLE_SCRIPTS = ("base", "charts", "maps", "example", "words", "tree", "poses", "sections")
+SCRIPTS = (*EXAMPLE_SCRIPTS, "how", "results", "more", "page")
 MOST_BYTES = 10_000_000
 DIGITS = 5  # of a number; more cannot be seen, and make the page larger
 
@@ -28,12 +32,11 @@ def write_page(report: Mapping[str, object], path: Path) -> Path:
     Raises:
         ValueError: a number of the report is infinite or nan, or the page is larger than 10 MB.
     """
-    scripts = [f"<script>\n{_read(f'{name}.js')}</script>" for name in SCRIPTS]
-    page = Template(_read("page.html")).substitute(
+    page = Template(read("page.html")).substitute(
         title=html.escape(str(report["title"])),
-        style=_read("page.css"),
-        report=_as_json(_rounded(report, "report")),
-        scripts="\n".join(scripts),
+        style=read("parts.css") + read("page.css"),
+        report=_as_json(as_plain(report, "report")),
+        scripts="\n".join(f"<script>\n{read(f'{name}.js')}</script>" for name in SCRIPTS),
     )
     if (size := len(page.encode())) > MOST_BYTES:
         raise ValueError(
@@ -43,7 +46,9 @@ def write_page(report: Mapping[str, object], path: Path) -> Path:
     return write_text_whole(path, page)
 
 
-def _read(name: str) -> str:
+@checked
+def read(name: str) -> str:
+    """Return the text of a script or a style of this folder."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
@@ -53,12 +58,22 @@ def _as_json(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _rounded(value: object, place: str) -> object:
-    """Return a value of JSON with shorter numbers; `place` says in an error where it stands."""
+def as_plain(value: object, place: str = "answer") -> Any:
+    """Return a report, or a part of one, as values of JSON with shorter numbers. Tensors become lists.
+
+    Args:
+        value: the report.
+        place: where it stands, for messages.
+
+    Raises:
+        ValueError: a number is infinite or nan.
+    """
+    if isinstance(value, Tensor):
+        value = value.tolist()
     if isinstance(value, Mapping):
-        return {key: _rounded(item, f"{place}.{key}") for key, item in value.items()}
+        return {key: as_plain(item, f"{place}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        return [as_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

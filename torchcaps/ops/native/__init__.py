@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, DotTensors, Gradients, MomentTensors, NoTensors, Options, count_samples
 from torchcaps.ops.numerics import accumulator
 
 FOLDER = Path(__file__).parent
 VOTE_SUM, VOTE_SUM_BACKWARD, WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(6)
+
+NO_PARENTS = MomentTensors(None, None, None, None, None)
 
 _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 
@@ -80,25 +82,30 @@ def instructions() -> str:
     return load().torchcaps_instructions().decode()
 
 
-def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
+def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
     features = children.poses.shape[4] * children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), children.parents, features)
-    _run(VOTE_SUM, children, (None,) * 5, options, results=(sums,))
+    _run(VOTE_SUM, children, NO_PARENTS, options, (sums,))
     return (sums,)
 
 
 def vote_sum_backward(
-    grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
+    grads: tuple[Tensor],
+    results: tuple[()],
+    children: Children,
+    parents: NoTensors,
+    options: Options,
+    into: Gradients,
 ) -> tuple[()]:
-    _run(VOTE_SUM_BACKWARD, children, (None,) * 5, options, grads=grads, into=into)
+    _run(VOTE_SUM_BACKWARD, children, NO_PARENTS, options, (), grads, into)
     return ()
 
 
-def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
-    samples, parents = count_samples(children, options), children.parents
-    sums = accumulator(children.poses, samples, parents, query.shape[-1])
-    log_masses = accumulator(children.poses, *((samples, parents) if options.softmax == "children" else (0,)))
-    _run(WEIGHTED_SUM, children, (query, None, None, offset, None), options, results=(sums, log_masses))
+def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
+    query, offset = parents
+    sums = accumulator(children.poses, *query.shape)
+    log_masses = accumulator(children.poses, *(query.shape[:2] if options.softmax == "children" else (0,)))
+    _run(WEIGHTED_SUM, children, MomentTensors(query, None, None, offset, None), options, (sums, log_masses))
     return sums, log_masses
 
 
@@ -106,34 +113,23 @@ def weighted_sum_backward(
     grads: tuple[Tensor],
     results: tuple[Tensor, Tensor],
     children: Children,
-    query: Tensor,
-    offset: Tensor | None,
+    parents: DotTensors,
     options: Options,
     into: Gradients,
-) -> tuple[Tensor, Tensor | None]:
-    parent_tensors = (query, None, None, offset, None)
-    found = _backward(WEIGHTED_SUM_BACKWARD, grads, results, children, parent_tensors, options, into)
-    grad_query, *_, grad_offset, _ = found
-    assert grad_query is not None
+) -> tuple[Tensor | None, Tensor | None]:
+    tensors = MomentTensors(parents.query, None, None, parents.offset, None)
+    grad_query, *_, grad_offset, _ = _run(WEIGHTED_SUM_BACKWARD, children, tensors, options, results, grads, into)
     return grad_query, grad_offset
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     poses = children.poses
     scores = (count_samples(children, options), children.parents)
     features = poses.shape[4] * children.weight.shape[5]
     mass, mean, variance = (accumulator(poses, *scores, *more) for more in ((), (features,), (features,)))
-    benefit = accumulator(poses, *(scores if betas is not None else (0,)))
+    benefit = accumulator(poses, *(scores if parents.betas is not None else (0,)))
     results = (mass, mean, variance, benefit)
-    _run(MOMENTS, children, (target, precision, prior, offset, betas), options, results=results)
+    _run(MOMENTS, children, parents, options, results)
     return results
 
 
@@ -141,54 +137,36 @@ def moments_backward(
     grads: tuple[Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
     children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
+    parents: MomentTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
-    parent_tensors = (target, precision, prior, offset, betas)
-    return _backward(MOMENTS_BACKWARD, grads, results, children, parent_tensors, options, into)
-
-
-def _backward(
-    operation: int,
-    grads: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
-    children: Children,
-    parent_tensors: tuple[Tensor | None, ...],
-    options: Options,
-    into: Gradients,
-) -> tuple[Tensor | None, ...]:
-    found = tuple(None if x is None else accumulator(x) for x in parent_tensors)
-    _run(operation, children, parent_tensors, options, results, grads, into, found)
-    return found
+    return _run(MOMENTS_BACKWARD, children, parents, options, results, grads, into)
 
 
 def _run(
     operation: int,
     children: Children,
-    parent_tensors: tuple[Tensor | None, ...],
+    parents: MomentTensors,
     options: Options,
-    results: tuple[Tensor, ...] = (),
+    results: tuple[Tensor, ...],
     grads: tuple[Tensor, ...] = (),
     into: tuple[Tensor | None, ...] = (None,) * 4,
-    found: tuple[Tensor | None, ...] = (None,) * 5,
-) -> None:
-    """Call the library. It writes `results` (backward functions read them), adds to `into`, and writes `found`."""
+) -> tuple[Tensor | None, ...]:
+    """Call the library. A forward function writes `results`. A backward function reads them, adds to `into`, and
+    returns the gradients of the parents' tensors."""
     poses, weight, bias, _ = children
-    *_, offset, betas = parent_tensors
+    offset, betas = parents.offset, parents.betas
+    parent_grads = tuple(accumulator(x) if grads and x is not None else None for x in parents)
     dtype = torch.promote_types(poses.dtype, torch.float32)
     added = [None if x is None else x.contiguous() for x in into]
     # These references keep the tensors alive during the call: the library has only their addresses.
     tensors = (
-        *(_plain(x, dtype) for x in (*children, *parent_tensors)),
+        *(_plain(x, dtype) for x in (*children, *parents)),
         *_four(_plain(x, dtype) for x in results),
         *_four(_plain(x, dtype) for x in grads),
         *added,
-        *found,
+        *parent_grads,
     )
     numbers = (
         *poses.shape,
@@ -213,6 +191,7 @@ def _run(
     for x, y in zip(into, added, strict=True):
         if x is not None and y is not None and x is not y:
             x.copy_(y)
+    return parent_grads
 
 
 def routing_pool(
@@ -284,5 +263,5 @@ def _plain(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _four(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Fill up a list of tensors to four, with None."""
-    found = list(tensors)
-    return found + [None] * (4 - len(found))
+    given = list(tensors)
+    return given + [None] * (4 - len(given))

@@ -8,6 +8,8 @@ namespace {
 
 // The work of a thread, apart from what a reduction computes from the votes. The reduction `Self` has
 //   int64_t total_size              number of vectors in the totals of one sample
+//   size_of_total(a, size, tiles)   the same before there is a worker; `size` vectors hold a vote for all parents
+//   state_size()                    number of vectors that `begin` packs for one sample
 //   void begin(s, sample)           packs the tensors of the parents for sample s of the block
 //   template <int M> void group(s)  adds the chunk's children to the run's totals, for M samples from s on
 //   void merge(into, from)          adds the totals of other children

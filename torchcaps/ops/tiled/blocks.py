@@ -30,8 +30,8 @@ class Block:
     stride: Pair
     dilation: Pair
     images: slice
-    rows: slice  # rows of the grid of positions; the block has all of its columns
-    columns: int
+    grid_rows: slice  # rows of the grid of positions; the block has all of its columns
+    grid_columns: int
     samples: slice
 
     def read(self, x: Tensor) -> Tensor:
@@ -54,26 +54,26 @@ class Block:
         part += values.unflatten(2, part.shape[2:])
 
     def read_weight(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(groups, kernel, kernel, parents, d, h)` as `(groups, parents, d, h)`."""
+        """Return the block's part of `(groups, *window, parents, d, h)` as `(groups, parents, d, h)`."""
         return at_least_float32(x[self.groups, self.place[0], self.place[1]])
 
     def add_weight(self, x: Tensor, values: Tensor) -> None:
-        own = x[self.groups, self.place[0], self.place[1]]
-        own += values
+        part = x[self.groups, self.place[0], self.place[1]]
+        part += values
 
     def read_gates(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(samples, types, kernel, kernel)` as `(children, samples)`."""
+        """Return the block's part of `(samples, types, *window)` as `(children, samples)`."""
         return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
 
     def add_gates(self, x: Tensor, values: Tensor) -> None:
-        own = x[self.samples, self.types, self.place[0], self.place[1]]
-        own += values.T
+        part = x[self.samples, self.types, self.place[0], self.place[1]]
+        part += values.T
 
     def read_rows(self, x: Tensor) -> Tensor:
-        """Return the block's rows of `(groups, kernel, kernel, ...)`, one for each child: `(children, ...)`. A row that
+        """Return the block's rows of `(groups, *window, ...)`, one for each child: `(children, ...)`. A row that
         all children share stays a single one, `(1, ...)`, to be broadcast."""
-        own = x[:, self.place[0], self.place[1]]
-        return at_least_float32(own if len(x) == 1 else own[self._groups_of(x)])
+        part = x[:, self.place[0], self.place[1]]
+        return at_least_float32(part if len(x) == 1 else part[self._groups_of(x)])
 
     def add_rows(self, x: Tensor, values: Tensor) -> None:
         if x.shape[3] == 1:  # the parents share them
@@ -81,21 +81,21 @@ class Block:
         # Children that share a row are summed first: index_add_ adds them one by one, which loses digits.
         per_group = self.total_types // x.shape[0]
         first, last = self.types.start // per_group, (self.types.stop - 1) // per_group
-        own = x[:, self.place[0], self.place[1]]
+        part = x[:, self.place[0], self.place[1]]
         if first == last:
-            own[first] += values.sum(0)
+            part[first] += values.sum(0)
         elif self.types.start % per_group == self.types.stop % per_group == 0:
-            own[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
+            part[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
         else:
-            own.index_add_(0, self._groups_of(x), values.to(x.dtype))
+            part.index_add_(0, self._groups_of(x), values.to(x.dtype))
 
     def _window(self, x: Tensor) -> Tensor:
         """Return a view of the block's part of a map, `(children, images, rows, columns, ...)`. It has no overlaps,
         because windows at different positions have different capsules at the same place."""
         down, across = (place * step for place, step in zip(self.place, self.dilation, strict=True))
         vertical, horizontal = self.stride
-        rows = slice(down + vertical * self.rows.start, down + vertical * (self.rows.stop - 1) + 1, vertical)
-        columns = slice(across, across + horizontal * (self.columns - 1) + 1, horizontal)
+        rows = slice(down + vertical * self.grid_rows.start, down + vertical * (self.grid_rows.stop - 1) + 1, vertical)
+        columns = slice(across, across + horizontal * (self.grid_columns - 1) + 1, horizontal)
         return x[self.images, self.types, rows, columns].transpose(0, 1)
 
     def _groups_of(self, x: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
     """Yield blocks with about BLOCK entries of poses and of weights, for work that computes no votes."""
     poses, weight = children.poses, children.weight
     parents, d, h = weight.shape[3:]
-    if options.shared:  # no weights, and the logits may have more entries than the poses
+    if options.poses_are_votes:  # no weights, and the logits may have more entries than the poses
         pairs = max(1, BLOCK // max(parents, poses.shape[4] * d))
         return blocks(children, options, pairs, max(1, pairs // poses.shape[1]))
     samples = max(1, min(count_samples(children, options), 8 * SAMPLES))
@@ -138,12 +138,12 @@ def blocks(children: Children, options: Options, pairs: int, samples: int) -> It
         runs = [(0, types)]
     else:
         runs = [(first, first + per_group) for first in range(0, types, per_group)]
-    down, across = children.kernel
+    down, across = children.window
     places = itertools.product(range(down), range(across))
     type_runs = [(first, min(end, first + type_step)) for start, end in runs for first in range(start, end, type_step)]
     starts = itertools.product(range(0, images, image_step), range(0, height, row_step))
     for place, (first, last), (image, row) in itertools.product(places, type_runs, starts):
-        own_images = slice(image, min(images, image + image_step))
+        block_images = slice(image, min(images, image + image_step))
         rows = slice(row, min(height, row + row_step))
         yield Block(
             total_types=types,
@@ -152,8 +152,8 @@ def blocks(children: Children, options: Options, pairs: int, samples: int) -> It
             place=place,
             stride=options.stride,
             dilation=options.dilation,
-            images=own_images,
-            rows=rows,
-            columns=width,
-            samples=slice((image * height + row) * width, ((own_images.stop - 1) * height + rows.stop) * width),
+            images=block_images,
+            grid_rows=rows,
+            grid_columns=width,
+            samples=slice((image * height + row) * width, ((block_images.stop - 1) * height + rows.stop) * width),
         )

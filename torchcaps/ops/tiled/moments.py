@@ -3,28 +3,20 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
 from torchcaps.ops.tiled.tiles import Layout, vote_tile
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute mass, mean, variance and benefit.
 
     The mean of a block is subtracted from its votes before they are squared, and blocks are joined by the parallel
     formula of Chan, Golub and LeVeque (1979). So no digits are lost when the votes agree far from zero.
     """
     layout = Layout(children, options)
-    agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
+    agreement, offset, betas = _packed(parents, layout), parents.offset, parents.betas
     count, features = count_samples(children, options), layout.rows * layout.h
     mass = layout.pack(accumulator(children.poses, count, layout.count))
     center = layout.pack(accumulator(children.poses, count, layout.count, features))
@@ -32,10 +24,10 @@ def moments(
     benefit = torch.zeros_like(mass if betas is not None else mass[:0, :0])
     for block in vote_blocks(children, options):
         votes = vote_tile(block, layout, children, options).votes()
-        own_mass, own_center, own_scatter = (layout.part(x, block.samples) for x in (mass, center, scatter))
-        own = [layout.part(x, block.samples) for x in agreement]
-        compared = _compared(votes, own)
-        shares = _coefficients(compared, own, offset, block, layout, scratch=compared)
+        mass_so_far, center_so_far, scatter_so_far = (layout.part(x, block.samples) for x in (mass, center, scatter))
+        part = [layout.part(x, block.samples) for x in agreement]
+        compared = _compared(votes, part)
+        shares = _coefficients(compared, part, offset, block, layout, scratch=compared)
         if children.gates is not None:
             shares = shares * block.read_gates(children.gates).unsqueeze(layout.parents)
         if betas is not None:
@@ -45,11 +37,11 @@ def moments(
         shares = shares.unsqueeze(2)
         step = (votes * shares).sum(0) / nonzero(added).unsqueeze(1)
         votes -= step
-        step -= own_center  # distance from the mean of the blocks before to that of this block
-        portion = (added / nonzero(own_mass + added)).unsqueeze(1)
-        own_scatter += votes.square_().mul_(shares).sum(0) + step.square() * portion * own_mass.unsqueeze(1)
-        own_center += step.mul_(portion)
-        own_mass += added
+        step -= center_so_far  # distance from the mean of the blocks before to that of this block
+        portion = (added / nonzero(mass_so_far + added)).unsqueeze(1)
+        scatter_so_far += votes.square_().mul_(shares).sum(0) + step.square() * portion * mass_so_far.unsqueeze(1)
+        center_so_far += step.mul_(portion)
+        mass_so_far += added
     whole = mass.unsqueeze(1)
     scale = 1 / nonzero(whole + options.eps)
     mean = center * whole * scale
@@ -67,11 +59,7 @@ def moments_backward(
     grads: tuple[Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
     children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
+    parents: MomentTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
@@ -83,7 +71,7 @@ def moments_backward(
     layout = Layout(children, options)
     grad_mass, grad_mean, grad_variance, grad_benefit = grads
     mass, mean, variance = results
-    agreement = [layout.pack(x) for x in (target, precision, prior) if x is not None]
+    agreement, offset, betas = _packed(parents, layout), parents.offset, parents.betas
     scale = 1 / nonzero(mass + options.eps).unsqueeze(-1)
     spread = scale * grad_variance
     pull = scale * (grad_mean - 2 * options.eps * scale * mean * grad_variance)
@@ -91,45 +79,50 @@ def moments_backward(
     spread, pull, mean = layout.pack(spread), layout.pack(pull), layout.pack(mean)
     grad_benefit = layout.pack(grad_benefit) if betas is not None else grad_benefit
     grad_offset, grad_betas = (None if x is None else accumulator(x) for x in (offset, betas))
-    found = [torch.zeros_like(x) for x in agreement]
+    grad_agreement = [torch.zeros_like(x) for x in agreement]
     for block in vote_blocks(children, options):
         tile = vote_tile(block, layout, children, options)
         votes = tile.votes()
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
-        own, own_found = ([layout.part(x, block.samples) for x in of] for of in (agreement, found))
-        compared, buffer = _compared(votes, own), torch.empty_like(votes)
-        coefficients = _coefficients(compared, own, offset, block, layout, scratch=buffer)
+        part, grad_part = ([layout.part(x, block.samples) for x in of] for of in (agreement, grad_agreement))
+        compared, buffer = _compared(votes, part), torch.empty_like(votes)
+        coefficients = _coefficients(compared, part, offset, block, layout, scratch=buffer)
         shares = coefficients if gate is None else coefficients * gate
         # In place, unless the votes are still needed for the gradient of a query.
-        deviations = torch.sub(votes, layout.part(mean, block.samples), out=buffer if len(own) == 1 else votes)
-        own_spread = layout.part(spread, block.samples)
-        slope = torch.addcmul(layout.part(pull, block.samples), own_spread, deviations)
+        deviations = torch.sub(votes, layout.part(mean, block.samples), out=buffer if len(part) == 1 else votes)
+        block_spread = layout.part(spread, block.samples)
+        slope = torch.addcmul(layout.part(pull, block.samples), block_spread, deviations)
         grad_shares = (slope * deviations).sum(2) + layout.part(constant, block.samples)
         if betas is not None and grad_betas is not None:
-            own_benefit = layout.part(grad_benefit, block.samples)
-            grad_shares += block.read_rows(betas).unsqueeze(layout.samples) * own_benefit
-            block.add_rows(grad_betas, (shares * own_benefit).sum(layout.samples))
+            block_benefit = layout.part(grad_benefit, block.samples)
+            grad_shares += block.read_rows(betas).unsqueeze(layout.samples) * block_benefit
+            block.add_rows(grad_betas, (shares * block_benefit).sum(layout.samples))
         if into.gates is not None:
             block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
-        grad_votes = slope.addcmul_(own_spread, deviations).mul_(shares.unsqueeze(2))
-        if own:
+        grad_votes = slope.addcmul_(block_spread, deviations).mul_(shares.unsqueeze(2))
+        if part:
             grad_logits = layout.over_parents_backward(shares * grad_shares, coefficients)
             if grad_offset is not None:
                 block.add_rows(grad_offset, grad_logits.sum(layout.samples))
             torch.mul(compared, grad_logits.unsqueeze(2), out=buffer)
-            own_found[0] += buffer.sum(0)
-            if len(own) == 1:
-                grad_votes.addcmul_(own[0], grad_logits.unsqueeze(2))
+            grad_part[0] += buffer.sum(0)
+            if len(part) == 1:
+                grad_votes.addcmul_(part[0], grad_logits.unsqueeze(2))
             else:
-                grad_votes.addcmul_(buffer, own[1], value=-1)
-                own_found[1] += buffer.mul_(compared).sum(0)
-                own_found[2] += grad_logits.sum(0)
+                grad_votes.addcmul_(buffer, part[1], value=-1)
+                grad_part[1] += buffer.mul_(compared).sum(0)
+                grad_part[2] += grad_logits.sum(0)
         tile.add_gradients(grad_votes, into)
-    if precision is not None:
-        found[0] *= agreement[1]
-        found[1] *= -0.5
-    agreement_grads = [layout.unpack(x) for x in found] + [None] * (3 - len(found))
+    if parents.precision is not None:
+        grad_agreement[0] *= agreement[1]
+        grad_agreement[1] *= -0.5
+    agreement_grads = [layout.unpack(x) for x in grad_agreement] + [None] * (3 - len(grad_agreement))
     return *agreement_grads, grad_offset, grad_betas
+
+
+def _packed(parents: MomentTensors, layout: Layout) -> list[Tensor]:
+    """Return the mean, precision and prior of a Gaussian, or a query, or nothing."""
+    return [layout.pack(x) for x in parents[:3] if x is not None]
 
 
 def _compared(votes: Tensor, agreement: list[Tensor]) -> Tensor:

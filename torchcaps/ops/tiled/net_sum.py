@@ -4,19 +4,19 @@ All work is products of matrices. No tensor has an entry for each child and pare
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
 
 class Net(NamedTuple):
-    """Tensors of the parents that a net sum takes; see `Votes.net_sum`."""
+    """Tensors of the parents that a net sum takes; see `PoseVotes.net_sum`."""
 
     query: Tensor | None  # (samples, parents, features)
     slope: Tensor | None  # (groups, 1, 1, parents), like the rows below
@@ -79,8 +79,8 @@ class NetTile:
     def _rows(self, rows: Tensor | None, weight: Tensor | None) -> Tensor | None:
         if rows is None:
             return None
-        found = self.block.read_rows(rows)
-        return found if weight is None else found + self.poses @ at_least_float32(weight).T
+        values = self.block.read_rows(rows)
+        return values if weight is None else values + self.poses @ at_least_float32(weight).T
 
     def sums(self) -> tuple[Tensor, Tensor]:
         phi = self.gates.unsqueeze(2) * self.rates
@@ -89,15 +89,9 @@ class NetTile:
         return torch.bmm(phi.transpose(1, 2), self.poses), phi.sum(1)
 
 
-def net_sum(children: Children, *args: Any) -> tuple[Tensor, Tensor]:
-    """Compute the net sums of the votes, and the sums of their factors; see `Votes.net_sum`.
-
-    Args:
-        children: the children.
-        args: the tensors of `Net`, and the options.
-    """
-    *tensors, options = args
-    net, samples = Net(*tensors), count_samples(children, options)
+def net_sum(children: Children, net: Net, options: Options) -> tuple[Tensor, Tensor]:
+    """Compute the net sums of the votes, and the sums of their factors; see `PoseVotes.net_sum`."""
+    samples = count_samples(children, options)
     sums = accumulator(children.poses, samples, children.parents, math.prod(children.poses.shape[4:]))
     masses = accumulator(children.poses, samples, children.parents)
     for block in pose_blocks(children, options):
@@ -108,20 +102,18 @@ def net_sum(children: Children, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def net_sum_backward(
-    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, *args: Any
+    grads: tuple[Tensor, Tensor], results: tuple[()], children: Children, net: Net, options: Options, into: Gradients
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of the tensors of `Net`."""
-    *tensors, options, into = args
-    net = Net(*tensors)
-    found = Net(*(None if x is None else accumulator(x) for x in net))
+    grad_net = Net(*(None if x is None else accumulator(x) for x in net))
     for block in pose_blocks(children, options):
         tile = NetTile(block, children, net)
         grad_sums, grad_masses = (at_least_float32(x)[block.samples] for x in grads)
-        _add_gradients(tile, grad_sums, grad_masses, found, into)
-    return tuple(found)
+        _add_gradients(tile, grad_sums, grad_masses, grad_net, into)
+    return tuple(grad_net)
 
 
-def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found: Net, into: Gradients) -> None:
+def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, grad_net: Net, into: Gradients) -> None:
     block, net, poses = tile.block, tile.net, tile.poses
     parents_shape = (*poses.shape[:2], tile.parents)
     gates, rates = tile.gates.unsqueeze(2), tile.rates.expand(parents_shape)
@@ -132,15 +124,15 @@ def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found:
     grad_coefficients = grad_rates
     if tile.use is not None and tile.ignore is not None:
         for rows, weight, grad in (
-            (found.use, "use_weight", grad_rates * tile.coefficients),
-            (found.ignore, "ignore_weight", grad_rates * (tile.coefficients - 1)),
+            (grad_net.use, "use_weight", grad_rates * tile.coefficients),
+            (grad_net.ignore, "ignore_weight", grad_rates * (tile.coefficients - 1)),
         ):
             assert rows is not None
             block.add_rows(rows, grad.sum(0))
-            own, into_weight = getattr(net, weight), getattr(found, weight)
-            if own is not None:
-                into_weight += grad.flatten(0, 1).T @ poses.flatten(0, 1)
-                grad_poses += grad @ at_least_float32(own)
+            net_weight, grad_weight = getattr(net, weight), getattr(grad_net, weight)
+            if net_weight is not None:
+                grad_weight += grad.flatten(0, 1).T @ poses.flatten(0, 1)
+                grad_poses += grad @ at_least_float32(net_weight)
         grad_coefficients = grad_rates * (tile.use + tile.ignore)
     if net.query is not None:
         assert tile.dots is not None
@@ -149,16 +141,16 @@ def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found:
         grad_logits = products - tile.coefficients * products.sum(2, keepdim=True)
         if net.slope is not None:
             grad_logits = grad_logits * (-tile.inner).sigmoid()
-        if found.offset is not None:
-            block.add_rows(found.offset, grad_logits.sum(0))
-        if net.slope is not None and found.slope is not None:
-            block.add_rows(found.slope, (grad_logits * tile.dots).sum(0))
+        if grad_net.offset is not None:
+            block.add_rows(grad_net.offset, grad_logits.sum(0))
+        if net.slope is not None and grad_net.slope is not None:
+            block.add_rows(grad_net.slope, (grad_logits * tile.dots).sum(0))
             grad_logits = grad_logits * block.read_rows(net.slope)
-        assert found.query is not None
-        found.query[block.samples].add_(torch.bmm(grad_logits.transpose(1, 2), poses))
+        assert grad_net.query is not None
+        grad_net.query[block.samples].add_(torch.bmm(grad_logits.transpose(1, 2), poses))
         grad_poses.baddbmm_(grad_logits, at_least_float32(net.query[block.samples]))
     if tile.activation is not None:
-        _add_activation_gradients(tile, grad_gates * tile.present, grad_poses, found)
+        _add_activation_gradients(tile, grad_gates * tile.present, grad_poses, grad_net)
         grad_gates = grad_gates * tile.activation
     if into.gates is not None:
         block.add_gates(into.gates, grad_gates.T)
@@ -166,9 +158,9 @@ def _add_gradients(tile: NetTile, grad_sums: Tensor, grad_masses: Tensor, found:
         block.add_samples(into.poses, grad_poses)
 
 
-def _add_activation_gradients(tile: NetTile, grad: Tensor, grad_poses: Tensor, found: Net) -> None:
+def _add_activation_gradients(tile: NetTile, grad: Tensor, grad_poses: Tensor, grad_net: Net) -> None:
     """Add what follows from the gradients of the activations, `(samples, children)`."""
-    block, given, into = tile.block, tile.net.activations(), found.activations()
+    block, given, into = tile.block, tile.net.activations(), grad_net.activations()
     assert given is not None
     assert into is not None
     assert tile.activation is not None

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, NoTensors, Options, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
 
-def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
+def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
     """Compute the sums. No vote is computed."""
-    parents, rows, h = children.parents, children.poses.shape[4], children.weight.shape[5]
-    sums = accumulator(children.poses, count_samples(children, options), rows, parents, h)
+    rows, h = children.poses.shape[4], children.weight.shape[5]
+    sums = accumulator(children.poses, count_samples(children, options), rows, children.parents, h)
     for block in pose_blocks(children, options):
         poses, matrix = block.read(children.poses), _matrix(block, children.weight)
         gate = None if children.gates is None else block.read_gates(children.gates)
@@ -24,10 +24,15 @@ def vote_sum(children: Children, options: Options) -> tuple[Tensor]:
 
 
 def vote_sum_backward(
-    grads: tuple[Tensor], results: tuple[()], children: Children, options: Options, into: Gradients
+    grads: tuple[Tensor],
+    results: tuple[()],
+    children: Children,
+    parents: NoTensors,
+    options: Options,
+    into: Gradients,
 ) -> tuple[()]:
     """Add the gradients of the children to `into`."""
-    parents, _, h = children.weight.shape[3:]
+    h = children.weight.shape[5]
     grad = at_least_float32(grads[0]).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
     for block in pose_blocks(children, options):
         poses, matrix, part = block.read(children.poses), _matrix(block, children.weight), grad[block.samples]
@@ -42,12 +47,12 @@ def vote_sum_backward(
             if into.gates is not None:
                 grad_gates = (pulled * poses).sum((2, 3))
                 if children.bias is not None:
-                    bias = block.read_rows(children.bias).expand(-1, parents, -1, -1)
+                    bias = block.read_rows(children.bias).expand(-1, children.parents, -1, -1)
                     grad_gates += torch.einsum("nrjh,cjrh->cn", part, bias)
                 block.add_gates(into.gates, grad_gates)
         if into.weight is not None:
-            own = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, parents, h)
-            block.add_weight(into.weight, own.transpose(1, 2))
+            grad_weight = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, children.parents, h)
+            block.add_weight(into.weight, grad_weight.transpose(1, 2))
         if into.bias is not None:
             masses = poses.new_ones(count, samples) if gate is None else gate
             block.add_rows(into.bias, torch.einsum("cn,nrjh->cjrh", masses, part))

@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options
+from torchcaps.ops.children import Children, DotTensors, Gradients, Options
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.tiles import Layout, dot_tiles
 
 
-def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute the weighted sums, and the logarithms of the denominators of a softmax over the children.
 
     A softmax over the children sums exponentials relative to the largest logit so far, and rescales when it grows.
     """
     layout, over_children = Layout(children, options), options.softmax == "children"
-    query = layout.pack(query)
+    query, offset = layout.pack(parents.query), parents.offset
     sums = torch.zeros_like(query)
     largest = torch.full_like(sums[:, 0], -torch.inf) if over_children else sums.new_empty(0)
     masses = torch.zeros_like(largest)
@@ -54,8 +54,7 @@ def weighted_sum_backward(
     grads: tuple[Tensor],
     results: tuple[Tensor, Tensor],
     children: Children,
-    query: Tensor,
-    offset: Tensor | None,
+    parents: DotTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor, Tensor | None]:
@@ -67,14 +66,14 @@ def weighted_sum_backward(
     layout, over_children = Layout(children, options), options.softmax == "children"
     (grad,), (sums, log_masses) = grads, results
     expected = layout.pack((grad * sums).sum(-1))
-    grad, query = layout.pack(grad), layout.pack(query)
+    grad, query, offset = layout.pack(grad), layout.pack(parents.query), parents.offset
     log_masses = layout.pack(log_masses) if over_children else log_masses
     grad_query = torch.zeros_like(query)
     grad_offset = None if offset is None else accumulator(offset)
     for tile in dot_tiles(layout, children, options):
         block = tile.block
-        own_query, own_grad = layout.part(query, block.samples), layout.part(grad, block.samples)
-        logits, grad_shares = tile.logits(own_query), tile.dot(own_grad)
+        query_part, grad_part = layout.part(query, block.samples), layout.part(grad, block.samples)
+        logits, grad_shares = tile.logits(query_part), tile.dot(grad_part)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
@@ -94,5 +93,5 @@ def weighted_sum_backward(
         if grad_offset is not None:
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
         layout.part(grad_query, block.samples).add_(tile.grad_query(grad_logits))
-        tile.add_child_gradients(shares, own_grad, grad_logits, own_query, into)
+        tile.add_child_gradients(shares, grad_part, grad_logits, query_part, into)
     return layout.unpack(grad_query), grad_offset

@@ -1,54 +1,52 @@
 """Mass, mean and variance of the votes, and the sum of their shares times betas."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options
-from torchcaps.ops.triton import launches
-from torchcaps.ops.triton.problem import Problem
+from torchcaps.ops.children import Children, Gradients, MomentTensors, Options
+from torchcaps.ops.numerics import at_least_float32, nonzero
+from torchcaps.ops.triton.problem import Parents, Problem
 
 
-def moments(
-    children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return mass, mean, variance and benefit, which is empty without betas."""
-    p = Problem(children, options, target, precision, prior, offset, betas, moments=True)
-    mass, mean = p.new(p.samples, p.parents), p.new(p.samples, p.parents, p.features)
-    variance, benefit = torch.empty_like(mean), p.new(0) if betas is None else torch.empty_like(mass)
-    if p.empty:
-        return mass.zero_(), mean.zero_(), variance.zero_(), benefit.zero_()
-    parts = launches.sums(p)
-    # The kernel's means are relative to a Gaussian's mean, or to the votes of the first child.
-    center = parts["origins"] if precision is None else p.agreement_tensors[0]
-    launches.merge(p, parts, center, result=mean, variance=variance, mass=mass, benefit=benefit)
-    return mass, mean, variance, benefit
+def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mass, mean, variance and benefit, which is empty without betas.
+
+    The splits of the children are joined by the parallel formula of Chan, Golub and LeVeque (1979), with deviations
+    from the votes of the first child. So no digits are lost when the votes agree far from zero.
+    """
+    p = Problem(children, options, parents.offset, parents.betas)
+    center = torch.einsum("nrd,dhj->njrh", p.tensors.poses[:, 0], p.tensors.weight[0])
+    if p.tensors.bias is not None:
+        center = center + p.tensors.bias[0].movedim(-1, 0)
+    center = center.flatten(2)
+    totals, masses, squares, benefits, _ = p.sums(Parents(*parents[:3], center))
+    assert masses is not None
+    assert squares is not None
+    mass, weights = masses.sum(0), masses.unsqueeze(-1)
+    whole = mass.unsqueeze(-1)
+    distance = (weights * totals).sum(0) / nonzero(whole)
+    square = (squares + weights * (totals - distance).square()).sum(0)
+    divisor = nonzero(whole + options.eps)
+    mean = (center + distance) * (whole / divisor)
+    # The variance is around the returned mean, which eps pulls towards zero.
+    variance = square / divisor + whole / divisor * (center + distance - mean).square()
+    return mass, mean, variance, p.new(0) if benefits is None else benefits.sum(0)
 
 
 def moments_backward(
-    grads: Sequence[Tensor],
-    results: Sequence[Tensor],
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
     children: Children,
-    target: Tensor | None,
-    precision: Tensor | None,
-    prior: Tensor | None,
-    offset: Tensor | None,
-    betas: Tensor | None,
+    parents: MomentTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of target, precision, prior, offset and betas."""
-    grad_mass, grad_mean, grad_variance, grad_benefit = grads
+    grad_mass, grad_mean, grad_variance = (at_least_float32(x) for x in grads[:3])
     mass, mean, variance = results
-    return launches.backward(
-        Problem(children, options, target, precision, prior, offset, betas, moments=True), into,
-        grad=grad_mean, grad_mass=grad_mass, grad_variance=grad_variance,
-        grad_benefit=None if betas is None else grad_benefit, mass=mass, sums=mean, variance=variance,
-    )  # fmt: skip
+    scale = 1 / nonzero(mass + options.eps).unsqueeze(-1)
+    curve = scale * grad_variance
+    slope = scale * (grad_mean - 2 * options.eps * mean * curve)
+    base = grad_mass - (curve * variance).sum(-1)
+    known = Parents(*parents[:3], mean, slope, curve, base, None if parents.betas is None else grads[3])
+    return Problem(children, options, parents.offset, parents.betas).backward(known, into)

@@ -1,232 +1,231 @@
-"""A reduction over votes as the kernels take it: their arguments, and the division of the work among programs."""
+"""A reduction over votes as the kernels take it: their arguments, the division of the work, and their launches.
+
+All tensors that kernels read or write are contiguous, in one layout each: those of the children are
+`(samples, children, ...)`, with the poses of windows copied out of the map; rows that children share are
+`(groups * places, ..., parents)`, with the parents last; those of the parents are `(samples, parents, ...)`.
+"""
 
 import contextlib
-import itertools
-import math
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import INTERPRETED, too_large
-from torchcaps.ops.children import Children, Options, grid_of
+from torchcaps.ops.backend import INTERPRETED
+from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.grid import put_back, windows
 from torchcaps.ops.numerics import at_least_float32
-from torchcaps.ops.triton.sizes import Layer, Tile, ceil_div, choose_tile, power_of_2
 
-MOST_SPLITS = 2**16 - 1  # limit of CUDA on the second and third side of a grid
+PROGRAMS = 16 if INTERPRETED else 1024  # about so many programs share the work
 MOST_PARTS = 2**22  # most numbers that the splits of a sum write before they are joined
+# Numbers of a tile, and of the numbers that a warp computes. These rules have not been measured on a device.
+TILE, PER_WARP = (1 if INTERPRETED else 512), 256
+
+
+class Tensors(NamedTuple):
+    """The tensors of the children, and the rows that groups of them share."""
+
+    poses: Tensor  # (samples, children, rows, depth)
+    weight: Tensor  # (groups * places, depth, width, parents)
+    bias: Tensor | None  # (groups * places, rows, width, parents or 1)
+    gates: Tensor | None  # (samples, children)
+    offset: Tensor | None  # (groups * places, parents), added to the logits
+    betas: Tensor | None  # (groups * places, parents or 1)
+
+
+class Parents(NamedTuple):
+    """The tensors of the parents, `(samples, parents, features)` or `(samples, parents)`.
+
+    The gradient of a share is `slope . V + base`, or for moments, with `d = V - center`, `slope . d + curve . d^2 +
+    base`; with betas `beta grad_benefit` is added.
+    """
+
+    target: Tensor | None = None  # the query of a dot agreement, or a Gaussian's mean
+    precision: Tensor | None = None
+    prior: Tensor | None = None
+    center: Tensor | None = None  # what moments subtract from the votes: forward any vote, backward the mean
+    slope: Tensor | None = None
+    curve: Tensor | None = None
+    base: Tensor | None = None
+    grad_benefit: Tensor | None = None
+    log_masses: Tensor | None = None  # logarithms of the denominators of a softmax over the children
+
+
+class Sizes(NamedTuple):
+    """Numbers that change with the batch and the map."""
+
+    samples: int
+    children: int
+    types_per_weight: int
+    types_per_bias: int
+    types_per_offset: int
+    types_per_beta: int
+
+
+class Layer(NamedTuple):
+    """What is known when a kernel is compiled.
+
+    Fields:
+        rows, depth, width: a pose is `(rows, depth)`, a vote `(rows, width)`.
+        places: number of places in a window.
+        bias_parents, betas_parents: number of parents, or 1 if they share a row.
+        dtype: precision of all numbers.
+        block_n, block_r, block_h, block_j, block_d: samples, rows, width, parents and depth of a tile, powers of 2.
+    """
+
+    parents: int
+    rows: int
+    depth: int
+    width: int
+    places: int
+    bias_parents: int
+    betas_parents: int
+    over_children: bool
+    unit: bool
+    leaky: bool
+    dtype: Any
+    block_n: int
+    block_r: int
+    block_h: int
+    block_j: int
+    block_d: int
 
 
 class Problem:
-    """The children and the agreement of a reduction.
+    """The children of a reduction.
 
     Args:
-        target: query or a Gaussian's mean, `(samples, parents, features)`, or None.
-        precision, prior: other tensors of a Gaussian, `(samples, parents, features)` and `(samples, parents)`, or None.
-        offset: offset of the logits, `(groups, kernel, kernel, parents)`, or None.
-        betas: betas of the benefit, `(groups, kernel, kernel, parents or 1)`, or None.
-        moments: whether to compute mass, mean and variance, and not weighted sums.
-
-    Attributes:
-        arguments: the arguments that all kernels over children share, by name; `kernels.py` explains them.
-        agreement_tensors: target, precision and prior.
-        agreement: "none", "dot", "unit" or "gaussian".
-        all_ones: whether all coefficients are 1, as in a plain sum of the votes.
-        empty: whether there are no samples.
+        offset: offset of the logits, `(groups, *window, parents)`, or None.
+        betas: betas of the benefit, `(groups, *window, parents or 1)`, or None.
     """
 
-    def __init__(
-        self,
-        children: Children,
-        options: Options,
-        target: Tensor | None = None,
-        precision: Tensor | None = None,
-        prior: Tensor | None = None,
-        offset: Tensor | None = None,
-        betas: Tensor | None = None,
-        moments: bool = False,
-    ):
-        for x in (*children, target, precision, prior, offset, betas):
-            if x is not None and not x.is_floating_point():
-                raise ValueError(f"backend='triton' needs floating-point tensors, got {x.dtype}: use .float()")
-        poses, weight = at_least_float32(children.poses), at_least_float32(children.weight)
-        bias, gates, *agreement_tensors, self.offset, self.betas = (
-            None if x is None else at_least_float32(x)
-            for x in (children.bias, children.gates, target, precision, prior, offset, betas)
-        )
-        self.agreement_tensors, self.options = [contiguous(x) for x in agreement_tensors], options
-        self.images, self.types, self.height, self.across, self.rows, self.depth = poses.shape
-        self.groups, _, _, self.parents, _, self.width = weight.shape
-        reason = too_large(self.rows, self.depth, self.width)
-        if reason is not None:
-            raise ValueError(f"backend='triton' cannot be used, {reason}: use backend='tiled'")
-        self.kernel, self.grid = children.kernel, grid_of(children, options)
-        self.features, self.places = self.rows * self.width, math.prod(self.kernel)
-        self.samples, self.children = self.images * math.prod(self.grid), self.types * self.places
-        self.moments = moments
-        self.over_children = options.softmax == "children" and target is not None  # a sum of votes has no softmax
-        if target is None:
-            self.agreement = "none"
-        elif precision is not None:
-            self.agreement = "gaussian"
-        else:
-            self.agreement = "unit" if options.unit else "dot"
-        self.all_ones = self.agreement == "none" and not moments
-        self.empty = poses.numel() == 0 or self.samples == 0
-        self.device = poses.device
-        self.dtype = torch.float64 if poses.dtype == torch.float64 else torch.float32
-        self.shared_bias = bias is not None and bias.shape[3] != self.parents
-        self.shared_betas = self.betas is not None and self.betas.shape[3] != self.parents
-        self.arguments: dict[str, Any] = {
-            "poses": poses.contiguous(),
-            "weight": _parents_last(weight),
-            "bias": _parents_last(bias),
-            "gates": contiguous(gates),
-            "betas": _parents_last(self.betas),
-            "offset": _parents_last(self.offset),
-            "samples": self.samples,
-            "children": self.children,
-            "map_size": self.height * self.across,
-            "place_down": options.dilation[0] * self.across,
-            "place_across": options.dilation[1],
-            "per_weight": self.types // self.groups,
-            "per_bias": self._types_per_row(bias),
-            "per_beta": self._types_per_row(self.betas),
-            "per_offset": self._types_per_row(self.offset),
-            "parents": self.parents,
-            "rows": self.rows,
-            "depth": self.depth,
-            "width": self.width,
-            "on_grid": (self.height, self.across) != (1, 1),
-            "places": self.places,
-            "kernel_across": self.kernel[1],
-            "shared_weight": self.types > self.groups,
-            "shared_bias": self.shared_bias,
-            "shared_betas": self.shared_betas,
-            "agreement": "ones" if self.all_ones else self.agreement,
-            "moments": moments,
-            "over_children": self.over_children,
-            "leaky": options.leaky,
-            "dtype": self.dtype,
-            "block_r": power_of_2(self.rows),
-            "block_h": power_of_2(self.width),
-        }
+    def __init__(self, children: Children, options: Options, offset: Tensor | None = None, betas: Tensor | None = None):
+        import triton.language as tl  # it may not be installed
 
-    def _types_per_row(self, x: Tensor | None) -> int:
-        return 1 if x is None else self.types // x.shape[0]
+        poses, weight, bias, gates = children
+        self.types, self.rows, depth = poses.shape[1], *poses.shape[4:]
+        _, *kernel, self.parents, _, self.width = weight.shape
+        self.features, self.places = self.rows * self.width, kernel[0] * kernel[1]
+        self.samples, self.over_children = count_samples(children, options), options.softmax == "children"
+        self.windows = children.window, options.stride, options.dilation
+        on_grid = poses.shape[2:4] != (1, 1)
+        self.tensors = Tensors(
+            at_least_float32(windows(poses, *self.windows) if on_grid else poses.flatten(1, 3)).contiguous(),
+            _as_rows(weight),
+            None if bias is None else _as_rows(bias),
+            None if gates is None else at_least_float32(gates).flatten(1).contiguous(),
+            None if offset is None else _as_rows(offset),
+            None if betas is None else _as_rows(betas),
+        )
+        self.row_tensors = weight, bias, offset, betas
+        self.types_per_row = tuple(1 if x is None else self.types // x.shape[0] for x in self.row_tensors)
+        self.sizes = Sizes(self.samples, self.types * self.places, *self.types_per_row)
+        self.dtype, self.device = self.tensors.poses.dtype, poses.device
+        block_r, block_h, block_j = (_power_of_2(x) for x in (self.rows, self.width, self.parents))
+        tile = block_r * block_h * block_j
+        block_n = 2 if INTERPRETED else max(1, min(_power_of_2(self.samples), TILE // tile))
+        self.warps = max(1, min(8, block_n * tile // PER_WARP))
+        self.layer = Layer(
+            self.parents, self.rows, depth, self.width, self.places,
+            self.parents if bias is None else bias.shape[3], self.parents if betas is None else betas.shape[3],
+            self.over_children, options.unit, options.leaky,
+            tl.float64 if self.dtype == torch.float64 else tl.float32,
+            block_n, block_r, block_h, block_j, _power_of_2(depth),
+        )  # fmt: skip
 
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def launch(self, kernel: str, grid: tuple[int, ...], **arguments: Any) -> None:
-        """Start a kernel over children."""
-        run(self.device, kernel, grid, **self.arguments, **arguments)
+    def scores(self, *splits: int) -> Tensor:
+        return self.new(*splits, self.samples, self.parents)
 
-    def launch_pairs(self, kernel: str, **arguments: Any) -> None:
-        """Start a kernel over pairs of samples and parents."""
-        block_f = power_of_2(self.features)
-        count, block = self.samples * self.parents, 4 if INTERPRETED else max(1, 1024 // block_f)
-        run(
-            self.device, kernel, (ceil_div(count, block),), pairs=count, parents=self.parents,
-            features=self.features, dtype=self.dtype, block=block, block_f=block_f, eps=self.options.eps,
-            **arguments,
-        )  # fmt: skip
+    def vectors(self, *splits: int) -> Tensor:
+        return self.new(*splits, self.samples, self.parents, self.features)
 
-    # ------------------------------------------------------------ division of the work
+    def launch(self, kernel: str, grid: tuple[int, int], parents: Parents, *arguments: Any) -> None:
+        """Start a kernel with the arguments that it alone has."""
+        from torchcaps.ops.triton import kernels
 
-    def tile(self, kernel: str) -> Tile:
-        """Return the tile of a kernel."""
-        layer = Layer(
-            kernel, self.agreement, self.moments, self.over_children, self.parents, self.rows, self.depth, self.width
+        read = Parents(*(None if x is None else at_least_float32(x).contiguous() for x in parents))
+        options = {} if INTERPRETED else {"num_warps": self.warps}
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            getattr(kernels, kernel)[grid](*arguments, self.tensors, read, self.sizes, self.layer, **options)
+
+    def split(self, items: int, programs: int, part: int) -> tuple[int, int]:
+        """Return into how many splits to divide items, each of which writes `part` numbers, and the items in each."""
+        most = max(1, min(items, PROGRAMS // max(1, programs), MOST_PARTS // max(1, part)))
+        per_split = max(1, -(-items // most))
+        return max(1, -(-items // per_split)), per_split
+
+    def sums(self, parents: Parents) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Return totals, masses, squares, benefits and peaks of each split of the children; see `kernels.sums`. Those
+        that the reduction does not need are None."""
+        blocks, moments = -(-self.samples // self.layer.block_n), parents.center is not None
+        splits, per_split = self.split(self.sizes.children, blocks, self.samples * self.parents * self.features)
+        results = (
+            self.vectors(splits),
+            self.scores(splits) if moments or self.over_children else None,
+            self.vectors(splits) if moments else None,
+            self.scores(splits) if self.tensors.betas is not None else None,
+            self.scores(splits) if self.over_children else None,
         )
-        return choose_tile(layer)
+        self.launch("sums", (blocks, splits), parents, *results, per_split)
+        return results
 
-    def sizes(self, tile: Tile, samples: int) -> dict[str, Any]:
-        """Return the arguments of a kernel that follow from its tile."""
-        block_n = min(tile.samples, power_of_2(samples))
-        most = tile.weights // (self.arguments["block_h"] * tile.per_lane)
-        block_d = max(1, min(4, power_of_2(self.depth), tile.loads // block_n, most))
-        sizes = {"block_n": block_n, "block_j": tile.parents, "per_lane": tile.per_lane, "block_d": block_d}
-        return sizes if INTERPRETED else sizes | {"num_warps": tile.warps}
+    def backward(self, parents: Parents, into: Gradients) -> tuple[Tensor | None, ...]:
+        """Add the gradients of the children; return those of target, precision, prior, offset and betas."""
+        blocks, gaussian = -(-self.samples // self.layer.block_n), parents.precision is not None
+        splits, per_split = self.split(self.sizes.children, blocks, self.samples * self.parents * self.features)
+        grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
+        grad_gates = None if into.gates is None else self.new(self.samples, self.sizes.children)
+        parts = (
+            None if parents.target is None else self.vectors(splits),
+            self.vectors(splits) if gaussian else None,
+            self.scores(splits) if gaussian else None,
+        )
+        self.launch("grads", (blocks, splits), parents, grad_poses, grad_gates, *parts, per_split)
+        if into.poses is not None and grad_poses is not None:
+            into.poses.add_(put_back(grad_poses, into.poses.shape, *self.windows))
+        if into.gates is not None and grad_gates is not None:
+            into.gates.add_(grad_gates.view(into.gates.shape))
+        return *(None if x is None else x.sum(0) for x in parts), *self._row_grads(parents, into)
 
-    def split(self, items: int, programs: int, tile: Tile, part: int = 1) -> tuple[int, int]:
-        """Return how many splits fill the device and the items in each, if a split writes `part` numbers."""
-        wanted = 8 if INTERPRETED else tile.programs * multiprocessors(self.device)
-        most = max(1, min(items, wanted // programs, MOST_PARTS // part, MOST_SPLITS))
-        per_split = ceil_div(items, most)
-        return ceil_div(items, per_split), per_split
-
-    def windows(self) -> dict[str, int]:
-        """Return the arguments by which one launch finds the windows of all samples."""
-        (found,) = self._windows((1, 1))
-        return found
-
-    def windows_apart(self) -> list[dict[str, int]]:
-        """Return these arguments for several launches, in each of which no two windows share a pose."""
-        sides = zip(self.kernel, self.options.stride, self.options.dilation, strict=True)
-        down, across = (_step_apart(*side) for side in sides)
-        return self._windows((down, across))
-
-    def _windows(self, step: tuple[int, int]) -> list[dict[str, int]]:
-        """Return the arguments of one launch for every `step` windows down and across."""
-        (down, across), stride = self.grid, self.options.stride
-        launches = []
-        for y, x in itertools.product(range(min(step[0], down)), range(min(step[1], across))):
-            windows = ceil_div(down - y, step[0]), ceil_div(across - x, step[1])
-            launches.append(
-                {
-                    "n_samples": self.images * math.prod(windows),
-                    "windows_down": windows[0],
-                    "windows_across": windows[1],
-                    "sample_0": y * across + x,
-                    "sample_down": step[0] * across,
-                    "sample_across": step[1],
-                    "sample_image": down * across,
-                    "pose_0": y * stride[0] * self.across + x * stride[1],
-                    "pose_down": step[0] * stride[0] * self.across,
-                    "pose_across": step[1] * stride[1],
-                    "pose_image": self.types * self.height * self.across,
-                }
-            )
-        return launches
-
-
-def run(device: torch.device, kernel: str, grid: tuple[int, ...], dtype: torch.dtype, **arguments: Any) -> None:
-    """Start a kernel by its name."""
-    import triton.language as tl
-
-    from torchcaps.ops.triton import kernels, pairs
-
-    function = getattr(kernels, kernel, None) or getattr(pairs, kernel)
-    kernel_dtype = tl.float64 if dtype == torch.float64 else tl.float32
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        function[grid](dtype=kernel_dtype, **arguments)
+    def _row_grads(self, parents: Parents, into: Gradients) -> tuple[Tensor | None, Tensor | None]:
+        """Add the gradients of weight and bias; return those of offset and betas. Those whose rows the same children
+        share are computed by one launch."""
+        wanted = (
+            None if into.weight is None else self.tensors.weight,
+            None if into.bias is None else self.tensors.bias,
+            self.tensors.offset,
+            self.tensors.betas,
+        )
+        totals: list[Tensor | None] = [None] * 4
+        blocks = -(-self.samples // self.layer.block_n)
+        for types in {count for count, x in zip(self.types_per_row, wanted, strict=True) if x is not None}:
+            rows = self.types // types * self.places
+            chosen = [x if count == types else None for count, x in zip(self.types_per_row, wanted, strict=True)]
+            part = sum(x.numel() for x in chosen if x is not None)
+            splits, per_split = self.split(types * blocks, rows, part)
+            parts = [None if x is None else self.new(splits, *x.shape) for x in chosen]
+            self.launch("row_grads", (rows, splits), parents, *parts, types, per_split)
+            for i, x in enumerate(parts):
+                if x is not None:
+                    totals[i] = x.sum(0)
+        grad_weight, grad_bias, grad_offset, grad_betas = (
+            None if x is None or like is None else x.unflatten(0, like.shape[:3]).movedim(-1, 3)
+            for x, like in zip(totals, self.row_tensors, strict=True)
+        )
+        for x, grad in ((into.weight, grad_weight), (into.bias, grad_bias)):
+            if x is not None and grad is not None:
+                x.add_(grad)
+        return grad_offset, grad_betas
 
 
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _as_rows(x: Tensor) -> Tensor:
+    """Return `(groups, *window, parents, ...)` as `(groups * places, ..., parents)`."""
+    return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
 
 
-def _step_apart(kernel: int, stride: int, dilation: int) -> int:
-    """Return the least m such that windows whose positions differ by multiples of m do not overlap."""
-    distances = {dilation * k for k in range(1, kernel)}
-    return next(
-        m
-        for m in itertools.count(1)
-        if not distances & set(range(m * stride, max(distances, default=0) + 1, m * stride))
-    )
-
-
-def contiguous(x: Tensor | None) -> Any:
-    return None if x is None else x.contiguous()
-
-
-def view_parents_last(x: Tensor) -> Tensor:
-    """Return `(groups, kernel, kernel, parents, ...)` with the parents last."""
-    return x.movedim(3, -1)
-
-
-def _parents_last(x: Tensor | None) -> Any:
-    return None if x is None else view_parents_last(x).contiguous()
+def _power_of_2(n: int) -> int:
+    """Return the least power of 2 that is not less than n."""
+    return 1 << max(0, n - 1).bit_length()

@@ -1,49 +1,41 @@
 """Sum of the votes weighted by the coefficients of a dot agreement."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, Options
-from torchcaps.ops.triton import launches
-from torchcaps.ops.triton.problem import Problem
+from torchcaps.ops.children import Children, DotTensors, Gradients, Options
+from torchcaps.ops.numerics import at_least_float32, nonzero
+from torchcaps.ops.triton.problem import Parents, Problem
 
 
-def weighted_sum(children: Children, query: Tensor, offset: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
     """Return the sums, and the logarithms of the denominators of a softmax over the children (else nothing)."""
-    return sum_of(Problem(children, options, query, offset=offset))
-
-
-def sum_of(p: Problem) -> tuple[Tensor, Tensor]:
-    sums = p.new(p.samples, p.parents, p.features)
-    lse = p.new(p.samples, p.parents) if p.over_children else p.new(0)
-    if p.empty:
-        return sums.zero_(), lse.fill_(torch.inf)
-    parts = launches.sums(p)
-    totals = parts["totals"]
-    if p.over_children:
-        launches.merge(p, parts, result=sums, lse=lse)
-    elif totals is not None and len(totals) == 1:
-        return totals[0], lse
-    else:
-        launches.merge(p, parts, result=sums)
-    return sums, lse
+    p = Problem(children, options, parents.offset)
+    totals, masses, _, _, peaks = p.sums(Parents(target=parents.query))
+    if masses is None or peaks is None:
+        return totals.sum(0), p.new(0)
+    peak = peaks.amax(0)
+    finite = peak.masked_fill(peak == -torch.inf, 0)
+    scale = (peaks - finite).exp()
+    mass = (masses * scale).sum(0)
+    sums = (totals * scale.unsqueeze(-1)).sum(0) / nonzero(mass).unsqueeze(-1)
+    # Infinity where the mass counts as 0: all coefficients are 0 in the backward pass.
+    return sums, torch.where(mass < 1e-30, torch.inf, finite + mass.log())
 
 
 def weighted_sum_backward(
-    grads: Sequence[Tensor],
-    results: Sequence[Tensor],
+    grads: tuple[Tensor],
+    results: tuple[Tensor, Tensor],
     children: Children,
-    query: Tensor,
-    offset: Tensor | None,
+    parents: DotTensors,
     options: Options,
     into: Gradients,
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of query and offset."""
-    (grad,), (sums, lse) = grads, results
-    p = Problem(children, options, query, offset=offset)
-    grad_query, _, _, grad_offset, _ = launches.backward(
-        p, into, grad=grad, sums=sums, lse=lse if p.over_children else None
-    )
+    (sums, log_masses), grad = results, at_least_float32(grads[0])
+    p, base = Problem(children, options, parents.offset), None
+    if p.over_children:  # minus the mean of the gradients of a parent's shares under its softmax
+        base = -(grad * sums).sum(-1)
+    known = Parents(parents.query, slope=grad, base=base, log_masses=log_masses if p.over_children else None)
+    grad_query, _, _, grad_offset, _ = p.backward(known, into)
     return grad_query, grad_offset

@@ -1,0 +1,103 @@
+"""What the live page answers, and which test images it offers, without a browser."""
+
+import gc
+import json
+
+import pytest
+import torch
+
+from torchcaps.data import CIFAR10, MNIST, SVHN, AffNIST, DataError, Digits, MultiMNIST, SmallNORB, StereoToys
+from torchcaps.deploy import Trained
+from torchcaps.explain.page import samples_of
+from torchcaps.models import create_model
+
+pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
+
+from torchcaps.explain.live import app, listen
+from torchcaps.explain.live.app import Looking
+from torchcaps.explain.live.examples import test_images as images_of
+
+
+def answer(name, data, temperature=None, **arguments):
+    """What the page shows of noise, and the probabilities that `torchcaps predict` writes of it."""
+    torch.manual_seed(0)
+    trained = Trained(create_model(name, **arguments).eval(), data, {}, temperature)
+    image = torch.rand(1, *data.shape)
+    return Looking(trained).answer(samples_of(image, None, data.names, ["noise"])), trained.probabilities(image)[0]
+
+
+def test_a_network_with_a_decoder():
+    found, _ = answer("capsnet_small", MNIST(), pretrained="mnist")
+    assert (found["report"]["scores"], found["report"]["temperature"]) == ("activations", None)
+    example = found["example"]
+    assert [layer["layer"] for layer in example["maps"]] == ["class_capsules"]
+    assert len(example["scores"]) == len(example["trees"]) == 10
+    assert example["sliders"]["sprite"]["rows"] == 16
+    json.dumps(found, allow_nan=False)
+
+
+def test_probabilities_are_those_of_predict():
+    found, probabilities = answer("pooling_resnet_small", CIFAR10(), 2.0, pretrained="cifar10")
+    assert found["example"]["probabilities"] == pytest.approx(probabilities.tolist(), rel=1e-4)
+    assert found["report"]["temperature"] == 2.0
+    assert "sliders" not in found["example"]
+
+
+def test_a_network_without_capsules():
+    found, _ = answer("cnn_multimnist", MultiMNIST())
+    assert found["report"]["limits"] == [
+        "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
+    ]
+    assert "maps" not in found["example"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops open
+def test_the_parts_of_the_page_are_values_of_json():
+    """Gradio takes a quoted word of a script for the name of an event, also that of one of its own properties."""
+    page = app(Trained(create_model("capsnet_digits").eval(), Digits(), {}))
+    json.dumps(page.get_config_file()["components"])
+    del page
+    gc.collect()  # the loops, while their warnings are ignored
+
+
+def test_ports():
+    with pytest.raises(ValueError, match="port must be from 1 to 65535, or 0 for any that is free, got 70000"):
+        listen(70000)
+    with listen(0) as taken, pytest.raises(OSError, match="in use"):
+        listen(taken.getsockname()[1])
+
+
+def test_images_for_the_page():
+    examples = images_of(Digits())
+    assert examples.titles == [f"test image: {label}" for label in range(10)]
+    assert examples.labels.tolist() == list(range(10))
+    assert examples.inputs[0].shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("kind", [MNIST, MultiMNIST, AffNIST, CIFAR10, SVHN, SmallNORB, StereoToys])
+def test_nothing_is_downloaded_into_empty_folders(kind, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
+    for refused in ("pooch.retrieve", "torchcaps.data.toys.stereo_toys.render"):
+        monkeypatch.setattr(refused, lambda *_, **__: pytest.fail("it is downloaded or rendered"))
+    for folder in ("mnist", "affnist", "cifar-10", "svhn", "smallnorb", "stereo-toys"):
+        for place in ("cache", "root"):
+            (tmp_path / place / folder).mkdir(parents=True)
+    assert images_of(kind(root=str(tmp_path / "root"))) is None
+
+
+@pytest.mark.parametrize("kind", [MNIST, AffNIST, CIFAR10, SVHN, SmallNORB])
+@pytest.mark.parametrize("place", ["cache", "root"])
+def test_images_of_files_that_are_here(kind, place, images_of_noise, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr("pooch.os_cache", lambda name: images_of_noise if place == "cache" else tmp_path)
+    data = kind(root=str(images_of_noise if place == "root" else tmp_path))
+    # The cache holds files as they were downloaded: AffNIST never is, and those of the others here are unpacked.
+    assert (images_of(data) is None) == (place == "cache" and kind in (AffNIST, CIFAR10, SmallNORB))
+
+
+def test_no_way_to_give_an_image(tmp_path, monkeypatch):
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path)
+    trained = Trained(create_model("heinsen_smallnorb").eval(), StereoToys(root=str(tmp_path)), {})
+    with pytest.raises(DataError, match="images of 2 channels, which nobody can draw, and there are no test images of"):
+        app(trained)

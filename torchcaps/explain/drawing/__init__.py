@@ -1,1 +1,0 @@
-"""Figures, drawn with matplotlib from what the modules of :mod:`torchcaps.explain` compute."""
