@@ -47,7 +47,7 @@ class Routed(nn.Module):
         poses = images.double().unflatten(1, (2, 4)).movedim(2, -1)
         scores = images.double().mean(1, keepdim=True).expand(-1, 2, -1, -1)
         capsules = self.digits(self.conv(Capsules(squash(poses), scores)))
-        return Prediction(capsules.activations, capsules)
+        return Prediction(activations=capsules.activations, capsules=capsules)
 
 
 # Affine
@@ -111,14 +111,14 @@ def test_coefficients_that_are_not_changed_change_nothing(routing: nn.Module) ->
     with changed_coefficients(layers, lambda x, over_parents: x):
         same = network(images)
     plain = network(images)
-    assert torch.allclose(same.scores, plain.scores, rtol=0, atol=1e-9)
+    assert torch.allclose(same.evidence, plain.evidence, rtol=0, atol=1e-9)
     with changed_coefficients([network.digits], changes(seeded())["uniform"]):
         changed = network(images)
     with network.digits.routing.uniform():
         expected = network(images)
-    assert torch.allclose(changed.scores, expected.scores, rtol=0, atol=1e-9)
-    assert not torch.allclose(changed.scores, plain.scores, atol=1e-6)
-    assert torch.equal(network(images).scores, plain.scores)  # nothing is left behind
+    assert torch.allclose(changed.evidence, expected.evidence, rtol=0, atol=1e-9)
+    assert not torch.allclose(changed.evidence, plain.evidence, atol=1e-6)
+    assert torch.equal(network(images).evidence, plain.evidence)  # nothing is left behind
 
 
 def test_changed_coefficients_keep_their_sums() -> None:
@@ -135,7 +135,7 @@ def test_changed_coefficients_keep_their_sums() -> None:
 def test_uniform_coefficients_lose_nothing_by_a_shuffle() -> None:
     network = Routed(UniformRouting())
     images = random_images(40, 8, 3, 3)
-    labels = network(images).scores.argmax(1)
+    labels = network(images).evidence.argmax(1)
     numbers = evaluate(Subject(network, images, labels), ["routing"])["routing"]["numbers"]
     for what in ("uniform", "shuffled", "another image's"):
         for layer in ("conv", "digits", "all layers"):

@@ -1,1 +1,132 @@
-"""Measure what a trained network keeps of what capsules promise: viewpoints, overlaps, parts, poses, attacks."""
+"""Measure what trained networks keep of what capsules promise: viewpoints, overlaps, parts, poses, attacks."""
+
+import argparse
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcaps.cli.checkpoints import build_run, find_run
+from torchcaps.cli.errors import BadInput, bad_data
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name, build_training
+from torchcaps.cli.table import print_table
+from torchcaps.utils.extras import needs
+from torchcaps.utils.files import take_folder, write_text_whole
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchcaps.cli.checkpoints import Run
+    from torchcaps.evaluate import Subject
+
+FILE = "evaluate.json"  # in the folder of a run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `torchcaps evaluate`."""
+    add_recipe_name(parser, several=True)
+    add_checkpoint(parser)
+    parser.add_argument(
+        "--protocols",
+        nargs="+",
+        metavar="NAME",
+        help="affine, overlap, routing, parts, pose, viewpoint, corruptions, attack, few (default: all but few, which "
+        "trains the network anew)",
+    )
+    parser.add_argument(
+        "--images", type=int, default=2000, metavar="N", help="number of test images, at random (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random numbers (default: 0)")
+    parser.set_defaults(takes_overrides=True)
+    parser.epilog = (
+        "Numbers and curves are written to evaluate.json in each run, figures to the folder evaluate beside it."
+    )
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Evaluate each run, write its results, and print and draw all side by side."""
+    with needs("train"):
+        from torchcaps.evaluate import PROTOCOLS
+
+    if options.images < 1:
+        raise BadInput(f"--images must be at least 1, got {options.images}")
+    for name in options.protocols or ():
+        if name not in PROTOCOLS:
+            raise BadInput(f"--protocols: there is no {name!r}: choose some of {', '.join(PROTOCOLS)}")
+    results: dict[str, dict[str, Any]] = {}
+    folders: dict[str, Path] = {}
+    for name in options.recipe:
+        own = copy.copy(options)
+        own.recipe = name
+        found = find_run(own, overrides, options.ckpt_path)
+        results[name] = _evaluated(own, overrides, found)
+        folders[name] = _folder(found.checkpoint)
+        print(f"results: {_merged(folders[name] / FILE, results[name])}", flush=True)
+    pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
+    for protocol in next(iter(results.values())):
+        _print(protocol, results)
+        if any("numbers" in result[protocol] for result in results.values()):
+            from torchcaps.evaluate.drawing import protocol_figure
+            from torchcaps.explain.axes import write
+
+            own_results = {name: result[protocol] for name, result in results.items()}
+            figure = protocol_figure(PROTOCOLS[protocol].question, own_results)
+            print(f"figure: {write(figure, pictures / 'evaluate' / f'{protocol}.png')}")
+
+
+def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run") -> dict[str, Any]:
+    """Return the results of a run by protocol, each with the images and the seed."""
+    from torchcaps.evaluate import evaluate
+    from torchcaps.evaluate.runs import subject_of
+
+    training = build_run(options, overrides, found, "network.")
+
+    def progress(line: str) -> None:
+        print(f"{options.recipe}: {line}", file=sys.stderr, flush=True)
+
+    def trained(count: int) -> "nn.Module":
+        from torchcaps.evaluate.runs import trained_on_few
+
+        return trained_on_few(build_training(options, overrides, found.recipe), count, options.seed)
+
+    with bad_data():
+        subject: Subject = subject_of(training, options.images, options.seed, progress, trained)
+        measured = evaluate(subject, options.protocols)
+    about = {"images": len(subject.images), "seed": options.seed, "checkpoint": str(found.checkpoint)}
+    return {protocol: {**result, **about} for protocol, result in measured.items()}
+
+
+def _folder(checkpoint: Path) -> Path:
+    """Return the folder of the run of a checkpoint, or the one that it lies in."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
+
+
+def _merged(path: Path, results: dict[str, Any]) -> Path:
+    """Write results beside those of other protocols that the file already has."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    merged = {**before, **results} if isinstance(before, dict) else results
+    return write_text_whole(path, json.dumps(merged, indent=1) + "\n")
+
+
+def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:
+    """Print a table of a protocol with a column for each run, and what papers have."""
+    from torchcaps.evaluate import PROTOCOLS
+
+    print(f"\n{protocol}: {PROTOCOLS[protocol].question}")
+    measured = {name: result[protocol] for name, result in results.items()}
+    numbers = list(dict.fromkeys(number for result in measured.values() for number in result.get("numbers", {})))
+    if numbers:
+        rows = [
+            [n, *(f"{r['numbers'][n]:.2f}" if n in r.get("numbers", {}) else "" for r in measured.values())]
+            for n in numbers
+        ]
+        print_table(["", *measured], rows)
+    for name, result in measured.items():
+        if "reason" in result:
+            print(f"does not apply to {name}: {result['reason']}")
+    for published in PROTOCOLS[protocol].published:
+        print(f"published: {published}")

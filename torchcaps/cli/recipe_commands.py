@@ -29,16 +29,20 @@ def add_recipe(parser: argparse.ArgumentParser, run: bool = False) -> None:
     parser.epilog = "Any value of the recipe can be overridden: --trainer.max_epochs 5 --model.optimizer.lr 0.01"
 
 
-def add_recipe_name(parser: argparse.ArgumentParser, run: bool = True, folders: bool = False) -> None:
+def add_recipe_name(
+    parser: argparse.ArgumentParser, run: bool = True, folders: bool = False, several: bool = False
+) -> None:
     """Add RECIPE or RUN, --small, --allow_code and --runs.
 
     Args:
         parser: parser of the command.
         run: whether the command needs a run: a recipe then means its newest one.
         folders: whether it also takes folders of `save_pretrained`.
+        several: whether it takes several.
     """
     recipe = parser.add_argument(
         "recipe",
+        nargs="+" if several else None,
         metavar="RUN" if run else "RECIPE",
         help="folder of a run, such as runs/quickstart/version_0, or a checkpoint"
         + ", or a folder of `save_pretrained`" * folders

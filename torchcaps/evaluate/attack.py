@@ -78,7 +78,7 @@ def distances(network: nn.Module, images: Tensor) -> Tensor:
         for batch in images.split(BATCH):
             prediction = network(batch.to(next(network.parameters(), batch)))
             assert isinstance(prediction, Prediction)
-            drawn = network.reconstruct(prediction.capsules, prediction.scores.argmax(1))  # type: ignore[operator]
+            drawn = network.reconstruct(prediction.capsules, prediction.evidence.argmax(1))  # type: ignore[operator]
             found.append((drawn.cpu() - batch).flatten(1).norm(dim=1))
     return torch.cat(found)
 

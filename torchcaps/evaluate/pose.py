@@ -67,7 +67,7 @@ def features_of(network: nn.Module, images: Tensor) -> tuple[Tensor | None, Tens
                 output = network(batch.to(next(network.parameters(), batch)))
                 penultimate.append(latest[0].flatten(1).cpu())
                 capsules = output.capsules if isinstance(output, Prediction) else None
-                scores = output.scores if isinstance(output, Prediction) else output
+                scores = output.evidence if isinstance(output, Prediction) else output
                 winners.append(scores.argmax(1).cpu())
                 if capsules is not None and capsules.poses.dim() < 5 and capsules.poses.shape[1] == scores.shape[1]:
                     poses.append(capsules.poses[torch.arange(len(batch)), winners[-1]].flatten(1).cpu())

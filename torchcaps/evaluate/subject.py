@@ -68,11 +68,12 @@ class Subject:
     """A trained network and the images that protocols test it on.
 
     Args:
-        network: network that returns a `Prediction`, or scores `(batch, classes)`.
+        network: network that returns a `Prediction`, or scores `(batch, classes)`. Where it has activations, these stand
+            for the scores.
         images: test images in [0, 1], `(n, channels, height, width)`.
         labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`.
         held_out: images and labels that neither the training nor the test has seen, for thresholds; or None.
-        loss: loss of the training, a function of the scores and the labels.
+        loss: loss of the training, a function of the scores (or the activations) and the labels.
         seed: seed of all random numbers.
         progress: called with a line for each step of a long measurement.
         data: data set of the run, or None.
@@ -114,9 +115,9 @@ class Subject:
 
 
 def scores_of(network: nn.Module, images: Tensor) -> Tensor:
-    """Return a network's scores for a batch of images, with gradients if they are on."""
+    """Return a network's scores for a batch of images, or its activations, with gradients if they are on."""
     output = network(images.to(next(network.parameters(), images)))
-    scores = output.scores if isinstance(output, Prediction) else output
+    scores = output.evidence if isinstance(output, Prediction) else output
     if not isinstance(scores, Tensor) or scores.dim() != 2:
         raise TypeError(
             f"the network must return a Prediction or scores (batch, classes), got {shown_with_type(output)}"
