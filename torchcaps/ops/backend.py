@@ -37,7 +37,7 @@ _entered: dict["_Context", Backend] = {}
 
 
 class _Context:
-    """Key of an open context: contexts of the same backend have different keys. Compiled code cannot make an object()."""
+    """Key of an open context, of which each has its own. Compiled code cannot make an object()."""
 
 
 @checked
