@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from torchcaps import __version__
 from torchcaps.cli import (
     bench,
+    evaluate,
     explain,
     export,
     models,
@@ -31,7 +32,7 @@ from torchcaps.utils.processes import rank, reports
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import Stopped, StopSignals
 
-COMMANDS = (train, test, predict, search, explain, show, export, recipes, reproduce, models, bench)
+COMMANDS = (train, test, predict, search, explain, show, evaluate, export, recipes, reproduce, models, bench)
 
 
 def run() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.checkpoints import build_run, find_run
 from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name, build_training
+from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
 from torchcaps.cli.table import print_table
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import take_folder, write_text_whole
@@ -25,7 +25,7 @@ FILE = "evaluate.json"  # in the folder of a run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps evaluate`."""
-    add_recipe_name(parser, several=True)
+    add_recipe(parser, run=True, several=True)
     add_checkpoint(parser)
     parser.add_argument(
         "--protocols",
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", type=int, default=2000, metavar="N", help="number of test images, at random (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random numbers (default: 0)")
-    parser.set_defaults(takes_overrides=True)
     parser.epilog = (
         "Numbers and curves are written to evaluate.json in each run, figures to the folder evaluate beside it."
     )

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torchcaps.training.build import Training
 
 
-def add_recipe(parser: argparse.ArgumentParser, run: bool = False) -> None:
+def add_recipe(parser: argparse.ArgumentParser, run: bool = False, several: bool = False) -> None:
     """Add RECIPE or RUN and its options, and take values of the recipe as options. See `add_recipe_name`."""
-    add_recipe_name(parser, run)
+    add_recipe_name(parser, run, several=several)
     model = parser.add_argument(
         "--model",
         metavar="NAME",
