@@ -1,7 +1,6 @@
 """Measure what trained networks keep of what capsules promise: viewpoints, overlaps, parts, poses, attacks."""
 
 import argparse
-import copy
 import json
 import sys
 from pathlib import Path
@@ -53,14 +52,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     for name in options.protocols or ():
         if name not in PROTOCOLS:
             raise BadInput(f"--protocols: there is no {name!r}: choose some of {', '.join(PROTOCOLS)}")
+    named = {name: argparse.Namespace(**{**vars(options), "recipe": name}) for name in options.recipe}
+    runs = {name: find_run(own, overrides, options.ckpt_path) for name, own in named.items()}  # all, before any work
+    folders = {name: _folder(found.checkpoint) for name, found in runs.items()}
     results: dict[str, dict[str, Any]] = {}
-    folders: dict[str, Path] = {}
-    for name in options.recipe:
-        own = copy.copy(options)
-        own.recipe = name
-        found = find_run(own, overrides, options.ckpt_path)
-        results[name] = _evaluated(own, overrides, found)
-        folders[name] = _folder(found.checkpoint)
+    for name, found in runs.items():
+        results[name] = _evaluated(named[name], overrides, found)
         print(f"results: {_merged(folders[name] / FILE, results[name])}", flush=True)
     pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
     for protocol in next(iter(results.values())):
@@ -69,8 +66,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             from torchcaps.evaluate.drawing import protocol_figure
             from torchcaps.explain.axes import write
 
-            own_results = {name: result[protocol] for name, result in results.items()}
-            figure = protocol_figure(PROTOCOLS[protocol].question, own_results)
+            measured = {name: result[protocol] for name, result in results.items()}
+            figure = protocol_figure(PROTOCOLS[protocol].question, measured)
             print(f"figure: {write(figure, pictures / 'evaluate' / f'{protocol}.png')}")
 
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from torchcaps.explain.axes import COLORS, DASHES, MARKERS, in_style
 from torchcaps.utils.arguments import checked
 
-COLUMNS = 3  # panels in a row
+COLUMNS = 4  # panels in a row
 
 
 @checked
@@ -41,8 +42,10 @@ def _curves(question: str, measured: Mapping[str, Mapping[str, Any]], panels: li
                 axis.set(xlabel=curve["x"], ylabel=curve["y"])
         axis.set_title(panel)
         axis.grid(axis="y")
-        if "accuracy" in axis.get_ylabel():
+        if "%" in axis.get_ylabel():
             axis.set_ylim(0, 102)
+        if axis.get_xlabel() in ("iteration", "layer"):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(question)
     if len(measured) > 1:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -1,0 +1,48 @@
+"""`torchcaps evaluate`: runs side by side, the file in each run, and bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import call, checkpoint, error_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+QUIET = ["--images", "40", "--seed", "3"]
+
+
+def test_two_runs_side_by_side(trained, capfd):
+    run = checkpoint(trained).parent.parent
+    assert call("evaluate", str(run), str(checkpoint(trained)), "--protocols", "affine", "viewpoint", *QUIET) == 0
+    out = capfd.readouterr().out
+    assert "as they are (%)" in out
+    assert f"does not apply to {run}: the data has no viewpoints" in out
+    assert "published: CapsNet 79 % and a CNN 66 % on affNIST" in out
+    (figure,) = Path().rglob("affine.png")
+    assert str(figure) in out
+    results = json.loads((run / "evaluate.json").read_text())
+    assert list(results) == ["affine", "viewpoint"]
+    assert results["affine"]["images"] == 40
+    assert len(results["affine"]["curves"]["rotation"]["points"]) == 7
+    assert call("evaluate", str(run), "--protocols", "overlap", *QUIET) == 0
+    assert list(json.loads((run / "evaluate.json").read_text())) == ["affine", "viewpoint", "overlap"]
+
+
+def test_a_training_on_few_images(trained, capfd):
+    run = checkpoint(trained).parent.parent
+    options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.limit_train_batches=2"]
+    assert call("evaluate", str(run), "--protocols", "few", *QUIET, *options) == 0
+    numbers = json.loads((run / "evaluate.json").read_text())["few"]["numbers"]
+    assert list(numbers) == [f"{count} images per class (%)" for count in (10, 50, 100, 500)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["quickstart", "--protocols", "afine"], "--protocols: there is no 'afine': choose some of affine, overlap"),
+        (["quickstart", "--images", "0"], "--images must be at least 1, got 0"),
+        (["nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input(trained, capfd, arguments, said):
+    assert said in error_of(capfd, "evaluate", *arguments)
