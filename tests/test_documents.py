@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 PYTHON = (
     *("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
-    *("docs/own-data.md", "docs/export.md", "docs/explain.md"),
+    *("docs/own-data.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
 )
 # A claim of the code on a page: `name = ...  # (2, 10)`, or `name = ...  # what it is: name.poses: (2, 10)`.
 CLAIM = re.compile(r"^ *(\w+) = .*  # (?:.*?\b([\w.]+): )?(\(\d[\d, ]*\))", re.MULTILINE)
