@@ -1,5 +1,7 @@
 """The command line, `torchcaps COMMAND ...`: a module here for each command, with its arguments and what it does.
 
+`checkpoints.py`, `recipe_commands.py`, `errors.py` and `table.py` are what commands share.
+
 The modules import what they need, PyTorch included, when the command runs, so that help and completion are quick.
 """
 

@@ -1,4 +1,4 @@
-"""Write all figures that fit a network to a folder: what `torchcaps explain` does.
+"""Write the figures that fit a network to a folder, as `torchcaps explain` does.
 
 A network with capsules on a grid has credit, one with a decoder reconstructions and perturbations, one with a
 `RoutingPool2d` heatmaps, and one with class capsules on stereo pairs figures of its poses.

@@ -30,8 +30,8 @@ class CapsNet(ReconstructingCapsNet):
 
     Shape:
         - Input: `(batch, in_channels, height, width)`, values in [0, 1].
-        - Output: a Prediction: scores `(batch, classes)`, which are the activations of the class capsules (with dynamic
-          routing their lengths), and the class capsules themselves.
+        - Output: a Prediction: the activations of the class capsules `(batch, classes)`, with dynamic routing their
+          lengths, and the class capsules themselves.
 
     Reference:
         Sabour et al. 2017, sections 4 and 4.1.

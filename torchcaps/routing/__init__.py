@@ -1,4 +1,14 @@
-"""Routing algorithms, one file per paper, and their base class. Agreements and votes are in `torchcaps.ops`."""
+"""Routing algorithms, a file for each, and what they share.
+
+    base.py          the loop, and what an algorithm defines
+    parameters.py    a layer's copy of an algorithm, and values given in place of learned ones
+    shape.py         the shape of a layer, and its first vote weights
+    equilibrium.py   iterations up to a fixed point
+    pool.py          routing between the positions of a map, for `RoutingPool2d`
+    gaussian.py, squash.py   formulas that several algorithms have
+
+Agreements and votes are in `torchcaps.ops`.
+"""
 
 from torchcaps.routing.base import Gradient, Init, Iteration, Routing, Start, list_routings
 from torchcaps.routing.dynamic import DynamicRouting

@@ -1,7 +1,14 @@
 """Training with Lightning: the module that every recipe trains, and callbacks that recipes can name.
 
-The other files serve the commands: they build a training from a recipe (`build.py`, `errors.py`, `trainer.py`), save it
-(`checkpoints.py`) and report on it (`progress.py`, `alive.py`).
+The other files serve the commands:
+
+    build.py                      trainer, model and data of a recipe
+    names.py, signatures.py       which classes and arguments its values may name
+    overrides.py, errors.py       values given as options, and one line for what is wrong
+    parts.py                      building of one part
+    checkpoints.py, checkpoint_files.py   runs are saved, read and continued
+    report.py, calibration.py     what a training came to
+    trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
 """
 
 from torchcaps.utils.extras import needs
