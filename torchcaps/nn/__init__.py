@@ -1,4 +1,4 @@
-"""Capsule layers, stacks, the head for any network, routing pools, the decoder, losses and optimal transport.
+"""Capsule layers, stacks, the head for any network, routing pools, the decoder, losses and optimal transport."""
 
 from torchcaps.nn.agreement_unit import AgreementUnit, MapShape
 from torchcaps.nn.conv import CapsuleConv1d, CapsuleConv2d
