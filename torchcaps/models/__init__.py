@@ -1,4 +1,4 @@
-"""The networks of the papers, one file per paper, those of other libraries, and the registry that builds all by name."""
+"""The networks of the papers, a file per paper, those of other libraries, and the registry that builds all by name."""
 
 from torchcaps.models.backbone import add_capsules, capsule_resnet, library_network
 from torchcaps.models.cnn import FeatureClassifier

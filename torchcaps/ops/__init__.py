@@ -1,11 +1,11 @@
 """Votes of children for parents, and the reductions over the children that every routing algorithm is built from.
 
-    votes.py, agreement.py    what a routing may ask for, and the rules for its logits
-    stored.py                 votes as a tensor: the definition of every reduction
-    computed.py, poses.py     votes that are computed inside the reductions
-    operators.py, backend.py  an operator for each reduction and backend, and the choice of one
-    tiled/ native/ triton/    the backends: a module for each reduction
-    children.py, grid.py, numerics.py   tensors of the children, windows, and arithmetic that all share
+votes.py, agreement.py    what a routing may ask for, and the rules for its logits
+stored.py                 votes as a tensor: the definition of every reduction
+computed.py, poses.py     votes that are computed inside the reductions
+operators.py, backend.py  an operator for each reduction and backend, and the choice of one
+tiled/ native/ triton/    the backends: a module for each reduction
+children.py, grid.py, numerics.py   tensors of the children, windows, and arithmetic that all share
 """
 
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
