@@ -1,7 +1,8 @@
-"""The votes of a block, and the gradients of poses, weights and biases from those of the votes."""
+"""The votes of a block, and products with them that need no votes."""
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -69,105 +70,23 @@ class Layout:
         return products - coefficients * products.sum(self.parents, keepdim=True)
 
 
-class Tile:
-    """Poses and weights of a block; it computes the block's votes, and the gradients that follow from theirs.
+class Tile(ABC):
+    """Products of a block's votes with vectors of the parents. In the backward pass PyTorch differentiates them.
 
-    Attributes:
-        poses: `(children, samples, rows, d)`.
-        weight: `(groups, parents, d, h)`.
+    Args:
+        into: tensors to which the gradients of the children are added; None in the forward pass.
     """
 
-    def __init__(self, block: Block, layout: Layout, children: Children):
-        self.block, self.layout, self.bias = block, layout, children.bias
-        self.poses = block.read(children.poses)
-        self.make_factors(children)
+    def __init__(self, block: Block, layout: Layout, children: Children, options: Options, into: Gradients | None):
+        self.block, self.layout, self.unit = block, layout, options.unit
+        self._into = into
+        self._leaves: list[tuple[Tensor, Callable[[Tensor], None]]] = []
+        with torch.set_grad_enabled(into is not None):
+            self.read(children, options)
 
-    def make_factors(self, children: Children) -> None:
-        """Arrange poses and weights as the factors of the matrix product that gives the votes; it sums over d."""
-        block, layout = self.block, self.layout
-        self.weight = block.read_weight(children.weight)
-        groups, count = self.weight.shape[0], self.poses.shape[0]
-        if layout.parents_last:
-            self.left = self.poses.view(groups, -1, self.poses.shape[3])
-            self.right = self.weight.permute(0, 2, 3, 1).flatten(2)
-        else:
-            weight = self.weight.transpose(2, 3).flatten(1, 2)
-            self.left = weight.repeat_interleave(count // groups, 0) if count > groups else weight
-            self.right = self.poses.permute(0, 3, 2, 1).flatten(2)
-
-    def votes(self) -> Tensor:
-        """Compute the votes into a fresh buffer; callers may overwrite it."""
-        votes = torch.bmm(self.left, self.right)
-        count, samples = self.poses.shape[:2]
-        if self.layout.parents_last:
-            votes = votes.view(count, samples, -1, self.layout.count)
-            if self.bias is not None:
-                votes += self.block.read_rows(self.bias).flatten(2).transpose(1, 2).unsqueeze(1)
-        else:
-            votes = votes.view(count, self.layout.count, -1, samples)
-            if self.bias is not None:
-                votes += self.block.read_rows(self.bias).transpose(2, 3).flatten(2).unsqueeze(3)
-        return votes
-
-    def add_gradients(self, grad: Tensor, into: Gradients) -> None:
-        """Add the gradients of poses, weight and bias, given that of the votes."""
-        count, samples, rows, d = self.poses.shape
-        groups, parents, _, h = self.weight.shape
-        product = grad.view(self.left.shape[0], self.left.shape[1], -1)
-        if self.layout.parents_last:
-            if into.poses is not None:
-                self.block.add(into.poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
-            if into.weight is not None:
-                grad_weight = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
-                self.block.add_weight(into.weight, grad_weight.permute(0, 3, 1, 2))
-            if into.bias is not None:
-                self.block.add_rows(into.bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
-        else:
-            if into.poses is not None:
-                grad_poses = torch.bmm(self.left.transpose(1, 2), product).view(count, d, rows, samples)
-                self.block.add(into.poses, grad_poses.permute(0, 3, 2, 1))
-            if into.weight is not None:
-                grad_weight = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
-                self.block.add_weight(into.weight, grad_weight.transpose(2, 3))
-            if into.bias is not None:
-                self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
-
-
-class PoseTile(Tile):
-    """A block of votes that are the poses themselves, repeated for each parent."""
-
-    def make_factors(self, children: Children) -> None:
-        pass
-
-    def votes(self) -> Tensor:
-        if self.layout.parents_last:
-            return self.poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, self.layout.count)
-        return self.poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, self.layout.count, 1, 1)
-
-    def add_gradients(self, grad: Tensor, into: Gradients) -> None:
-        if into.poses is None:
-            return
-        if self.layout.parents_last:
-            self.block.add(into.poses, grad.sum(3).view(self.poses.shape))
-        else:
-            _, _, rows, d = self.poses.shape
-            self.block.add(into.poses, grad.sum(1).unflatten(1, (d, rows)).permute(0, 3, 2, 1))
-
-
-def vote_tile(block: Block, layout: Layout, children: Children, options: Options) -> Tile:
-    """Return the tile that computes all votes of a block."""
-    return (PoseTile if options.poses_are_votes else Tile)(block, layout, children)
-
-
-class Dots(ABC):
-    """Products of a block's votes with vectors of the parents.
-
-    Attributes:
-        lengths: lengths of the votes in the layout, if unit votes are compared; otherwise None.
-    """
-
-    block: Block
-    lengths: Tensor | None = None
+    @abstractmethod
+    def read(self, children: Children, options: Options) -> None:
+        """Read the block's part of the children's tensors, by `part`."""
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
@@ -178,161 +97,132 @@ class Dots(ABC):
         """Return `sum_i weight_ij V_ij`."""
 
     @abstractmethod
-    def add_child_gradients(
-        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
-    ) -> None:
-        """Add what follows from `grad_V_ij = weight_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)`."""
+    def lengths(self) -> Tensor:
+        """Return the lengths of the votes, with 1 in place of 0."""
 
     def logits(self, query: Tensor) -> Tensor:
-        return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
+        return self.dot(query) / self.lengths() if self.unit else self.dot(query)
 
-    def grad_query(self, grad_logits: Tensor) -> Tensor:
-        return self.sum(grad_logits if self.lengths is None else grad_logits / self.lengths)
+    def part(self, name: str, x: Tensor, add: Callable[[Tensor, Tensor], None]) -> Tensor:
+        """Return the block's part x of a tensor of the children; `add` adds to the same part of its gradient."""
+        x, total = x.detach(), None if self._into is None else getattr(self._into, name)
+        if total is not None:
+            self._leaves.append((x.requires_grad_(), functools.partial(add, total)))
+        return x
+
+    def add_gradients(self, results: list[Tensor], grads: list[Tensor], *others: Tensor) -> tuple[Tensor, ...]:
+        """Add what follows from the gradients of results to those of the children; return those of other tensors."""
+        leaves = [*(x for x, _ in self._leaves), *others]
+        known = [(x, grad) for x, grad in zip(results, grads, strict=True) if x.requires_grad]
+        given = torch.autograd.grad([x for x, _ in known], leaves, [grad for _, grad in known]) if known else ()
+        for (_, add), grad in zip(self._leaves, given, strict=False):
+            add(grad)
+        return given[len(self._leaves) :]
 
 
-class DotTile(Dots, Tile):
-    """The votes of a block, stored."""
+class VoteTile(Tile):
+    """The votes of a block, stored.
 
-    def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
-        super().__init__(block, layout, children)
-        self.block_votes = self.votes()
-        self.lengths = nonzero(vector_norm(self.block_votes, dim=2)) if unit else None
+    Attributes:
+        votes: the votes in the layout, in a fresh buffer; callers may overwrite it.
+    """
 
-    def dot(self, vectors: Tensor) -> Tensor:
-        return (self.block_votes * vectors).sum(2)
-
-    def sum(self, weights: Tensor) -> Tensor:
-        return (self.block_votes * weights.unsqueeze(2)).sum(0)
-
-    def add_child_gradients(
-        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
-    ) -> None:
-        if self.lengths is None:
-            grad_votes = torch.mul(query, grad_logits.unsqueeze(2), out=self.block_votes)
+    def read(self, children: Children, options: Options) -> None:
+        block, parents_last = self.block, self.layout.parents_last
+        poses, parents = self.part("poses", block.read(children.poses), block.add), self.layout.count
+        count, samples, _, d = poses.shape
+        if options.poses_are_votes:
+            if parents_last:
+                self.votes = poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, parents)
+            else:
+                self.votes = poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, parents, 1, 1)
+            return
+        weight = self.part("weight", block.read_weight(children.weight), block.add_weight)
+        bias = None
+        if children.bias is not None:
+            bias = self.part("bias", block.read_rows(children.bias), block.add_rows)
+        groups = weight.shape[0]
+        if parents_last:
+            votes = torch.bmm(poses.view(groups, -1, d), weight.permute(0, 2, 3, 1).flatten(2))
+            votes = votes.view(count, samples, -1, parents)
+            added = None if bias is None else bias.flatten(2).transpose(1, 2).unsqueeze(1)
         else:
-            logits = self.logits(query)
-            grad_logits = grad_logits / self.lengths
-            grad_votes = self.block_votes.mul_(-(grad_logits * logits / self.lengths).unsqueeze(2))
-            grad_votes.addcmul_(query, grad_logits.unsqueeze(2))
-        self.add_gradients(grad_votes.addcmul_(grad, weights.unsqueeze(2)), into)
-
-
-class PulledTile(Dots):
-    """The products for children that share weights, without votes: `(pose W) . q = pose . (W q)`, where W q
-    is the same for all children of a group."""
-
-    def __init__(self, block: Block, layout: Layout, children: Children):
-        self.block, self.layout = block, layout
-        weight = block.read_weight(children.weight)
-        self.groups, _, self.d, self.h = weight.shape
-        self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
-        poses = block.read(children.poses)
-        self.samples, self.rows = poses.shape[1:3]
-        # (groups, samples, children of a group, rows * d)
-        self.poses = poses.view(self.groups, -1, self.samples, self.rows * self.d).transpose(1, 2)
+            weight = weight.transpose(2, 3).flatten(1, 2)
+            weight = weight.unsqueeze(1).expand(-1, count // groups, -1, -1).flatten(0, 1)  # one for each child
+            votes = torch.bmm(weight, poses.permute(0, 3, 2, 1).flatten(2)).view(count, parents, -1, samples)
+            added = None if bias is None else bias.transpose(2, 3).flatten(2).unsqueeze(3)
+        self.votes = votes if added is None else votes + added
 
     def dot(self, vectors: Tensor) -> Tensor:
-        return self._from_groups(self.poses @ self._pull(vectors))
+        return (self.votes * vectors).sum(2)
 
     def sum(self, weights: Tensor) -> Tensor:
-        sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
-        sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
-        return self.layout.pack(sums)
+        return (self.votes * weights.unsqueeze(2)).sum(0)
 
-    def add_child_gradients(
-        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
-    ) -> None:
-        for factors, vectors in ((weights, grad), (grad_logits, query)):
-            if into.poses is not None:
-                grad_poses = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
-                grad_poses = grad_poses.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
-                self.block.add(into.poses, grad_poses)
-            if into.weight is not None:
-                product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
-                self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
-
-    def _rows(self, vectors: Tensor) -> Tensor:
-        """Return vectors of the parents as `(parents, samples * rows, h)`."""
-        vectors = self.layout.unpack(vectors).unflatten(2, (self.rows, self.h))
-        return vectors.transpose(0, 1).flatten(1, 2)
-
-    def _pull(self, vectors: Tensor) -> Tensor:
-        """Return `W q`, `(groups, samples, rows * d, parents)`."""
-        pulled = torch.bmm(self.weight, self._rows(vectors).transpose(1, 2))
-        pulled = pulled.view(-1, self.groups, self.d, self.samples, self.rows)
-        return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
-
-    def _push(self, weights: Tensor) -> Tensor:
-        """Return weighted sums of the poses of each group, `(groups, samples, rows * d, parents)`."""
-        return self.poses.transpose(2, 3) @ self._to_groups(weights)
-
-    def _parents_first(self, pushed: Tensor) -> Tensor:
-        """Return the result of `_push` as `(parents, groups * d, samples * rows)`."""
-        pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
-        return pushed.flatten(3).flatten(1, 2)
-
-    def _from_groups(self, x: Tensor) -> Tensor:
-        """Bring `(groups, samples, children of a group, parents)` into the layout."""
-        order = (0, 2, 1, 3) if self.layout.parents_last else (0, 2, 3, 1)
-        return x.permute(order).flatten(0, 1)
-
-    def _to_groups(self, x: Tensor) -> Tensor:
-        """Undo `_from_groups`."""
-        x = x.unflatten(0, (self.groups, -1))
-        return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
+    def lengths(self) -> Tensor:
+        return nonzero(vector_norm(self.votes, dim=2))
 
 
-class PoseDotTile(Dots):
+class PulledTile(Tile):
+    """The products for children that share weights, without votes: `(pose W) . q = pose . (W q)`, where W q
+    is the same for all children of a group.
+
+    In the sums below, letters are g: groups, c: children of a group, n: samples, r: rows, d and h: columns of poses and
+    of votes, j: parents.
+    """
+
+    def read(self, children: Children, options: Options) -> None:
+        block = self.block
+        self.weight = self.part("weight", block.read_weight(children.weight), block.add_weight)  # gjdh
+        poses = self.part("poses", block.read(children.poses), block.add)
+        self.poses = poses.unflatten(0, (len(self.weight), -1))  # gcnrd
+        self.pairs = "gcnj" if self.layout.parents_last else "gcjn"
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        vectors = self.layout.unpack(vectors).unflatten(2, (self.layout.rows, -1))
+        pulled = torch.einsum("gjdh,njrh->gnrdj", self.weight, vectors)
+        return torch.einsum(f"gcnrd,gnrdj->{self.pairs}", self.poses, pulled).flatten(0, 1)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        sums = torch.einsum(f"gcnrd,{self.pairs}->gnrdj", self.poses, weights.unflatten(0, (len(self.weight), -1)))
+        return self.layout.pack(torch.einsum("gnrdj,gjdh->njrh", sums, self.weight).flatten(2))
+
+    def lengths(self) -> Tensor:
+        raise NotImplementedError("the lengths of votes need the votes")
+
+
+class PoseTile(Tile):
     """The products for votes that are the poses themselves: products of matrices."""
 
-    def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
-        self.block, self.layout = block, layout
-        self.poses = block.read_samples(children.poses)
-        if unit:
-            self.lengths = self._from_samples(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
+    def read(self, children: Children, options: Options) -> None:
+        self.poses = self.part("poses", self.block.read_samples(children.poses), self.block.add_samples)
 
     def dot(self, vectors: Tensor) -> Tensor:
-        return self._from_samples(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
+        return self._packed(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
 
     def sum(self, weights: Tensor) -> Tensor:
-        return self.layout.pack(torch.bmm(self._to_samples(weights).transpose(1, 2), self.poses))
+        weights = weights.permute((1, 2, 0) if self.layout.parents_last else (2, 1, 0))
+        return self.layout.pack(torch.bmm(weights, self.poses))
 
-    def add_child_gradients(
-        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
-    ) -> None:
-        if into.poses is None:
-            return
-        if self.lengths is not None:
-            grad_logits = grad_logits / self.lengths
-        grad_poses = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
-        grad_poses.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
-        if self.lengths is not None:
-            along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
-            grad_poses.addcmul_(self.poses, self._to_samples(along), value=-1)
-        self.block.add_samples(into.poses, grad_poses)
+    def lengths(self) -> Tensor:
+        return self._packed(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
 
-    def _from_samples(self, x: Tensor) -> Tensor:
+    def _packed(self, x: Tensor) -> Tensor:
         """Bring `(samples, children, parents)` into the layout."""
         return x.permute((1, 0, 2) if self.layout.parents_last else (1, 2, 0))
 
-    def _to_samples(self, x: Tensor) -> Tensor:
-        """Undo `_from_samples`."""
-        return x.permute((1, 0, 2) if self.layout.parents_last else (2, 0, 1))
 
-
-def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[Dots]:
-    """Yield all pairs of children and samples, block by block, as tiles of the cheaper kind."""
+def tiles(layout: Layout, children: Children, options: Options, into: Gradients | None = None) -> Iterator[Tile]:
+    """Yield all pairs of children and samples, block by block, as tiles of the cheapest kind; see `Tile`."""
     poses, weight = children.poses, children.weight
-    if options.poses_are_votes:
-        for block in pose_blocks(children, options):
-            yield PoseDotTile(block, layout, children, options.unit)
-        return
     per_group = poses.shape[1] // weight.shape[0]
-    if per_group == 1 or options.unit or children.bias is not None:
-        for block in vote_blocks(children, options):
-            yield DotTile(block, layout, children, options.unit)
-        return
-    # The largest tensor is now the logits, or the result of `_pull`.
-    pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
-    for block in blocks(children, options, pairs, min(pairs, sizes.SAMPLES)):
-        yield PulledTile(block, layout, children)
+    kind: type[Tile] = PulledTile
+    if options.poses_are_votes:
+        kind, of_kind = PoseTile, pose_blocks(children, options)
+    elif per_group == 1 or options.unit or children.bias is not None:
+        kind, of_kind = VoteTile, vote_blocks(children, options)
+    else:  # the largest tensor is the logits, or W q
+        pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
+        of_kind = blocks(children, options, pairs, min(pairs, sizes.SAMPLES))
+    for block in of_kind:
+        yield kind(block, layout, children, options, into)
