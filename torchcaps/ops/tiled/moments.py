@@ -6,6 +6,7 @@ from torch import Tensor
 from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
+from torchcaps.ops.tiled.part import Part
 from torchcaps.ops.tiled.tiles import Layout, VoteTile
 
 
@@ -23,7 +24,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
     scatter = torch.zeros_like(center)
     benefit = torch.zeros_like(mass if betas is not None else mass[:0, :0])
     for block in vote_blocks(children, options):
-        votes = VoteTile(block, layout, children, options, None).votes
+        votes = VoteTile(Part(block, children), layout, options).votes
         mass_so_far, center_so_far, scatter_so_far = (layout.part(x, block.samples) for x in (mass, center, scatter))
         part = [layout.part(x, block.samples) for x in agreement]
         compared = _compared(votes, part)
@@ -81,7 +82,8 @@ def moments_backward(
     grad_offset, grad_betas = (None if x is None else accumulator(x) for x in (offset, betas))
     grad_agreement = [torch.zeros_like(x) for x in agreement]
     for block in vote_blocks(children, options):
-        tile = VoteTile(block, layout, children, options, into)
+        with torch.enable_grad():
+            tile = VoteTile(Part(block, children, into), layout, options)
         votes = tile.votes.detach()
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         part, grad_part = ([layout.part(x, block.samples) for x in of] for of in (agreement, grad_agreement))
@@ -112,7 +114,7 @@ def moments_backward(
                 grad_votes.addcmul_(buffer, part[1], value=-1)
                 grad_part[1] += buffer.mul_(compared).sum(0)
                 grad_part[2] += grad_logits.sum(0)
-        tile.add_gradients([tile.votes], [grad_votes])
+        tile.part.add_gradients([tile.votes], [grad_votes])
     if parents.precision is not None:
         grad_agreement[0] *= agreement[1]
         grad_agreement[1] *= -0.5

@@ -1,8 +1,7 @@
 """The votes of a block, and products with them that need no votes."""
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +10,8 @@ from torch.linalg import vector_norm
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.tiled import blocks as sizes
-from torchcaps.ops.tiled.blocks import Block, blocks, pose_blocks, vote_blocks
+from torchcaps.ops.tiled.blocks import blocks, pose_blocks, vote_blocks
+from torchcaps.ops.tiled.part import Part
 
 LANES = 16  # shortest innermost dimension that is fast
 
@@ -71,22 +71,10 @@ class Layout:
 
 
 class Tile(ABC):
-    """Products of a block's votes with vectors of the parents. In the backward pass PyTorch differentiates them.
+    """Products of a block's votes with vectors of the parents."""
 
-    Args:
-        into: tensors to which the gradients of the children are added; None in the forward pass.
-    """
-
-    def __init__(self, block: Block, layout: Layout, children: Children, options: Options, into: Gradients | None):
-        self.block, self.layout, self.unit = block, layout, options.unit
-        self._into = into
-        self._leaves: list[tuple[Tensor, Callable[[Tensor], None]]] = []
-        with torch.set_grad_enabled(into is not None):
-            self.read(children, options)
-
-    @abstractmethod
-    def read(self, children: Children, options: Options) -> None:
-        """Read the block's part of the children's tensors, by `part`."""
+    def __init__(self, part: Part, layout: Layout, options: Options):
+        self.part, self.block, self.layout, self.unit = part, part.block, layout, options.unit
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
@@ -103,22 +91,6 @@ class Tile(ABC):
     def logits(self, query: Tensor) -> Tensor:
         return self.dot(query) / self.lengths() if self.unit else self.dot(query)
 
-    def part(self, name: str, x: Tensor, add: Callable[[Tensor, Tensor], None]) -> Tensor:
-        """Return the block's part x of a tensor of the children; `add` adds to the same part of its gradient."""
-        x, total = x.detach(), None if self._into is None else getattr(self._into, name)
-        if total is not None:
-            self._leaves.append((x.requires_grad_(), functools.partial(add, total)))
-        return x
-
-    def add_gradients(self, results: list[Tensor], grads: list[Tensor], *others: Tensor) -> tuple[Tensor, ...]:
-        """Add what follows from the gradients of results to those of the children; return those of other tensors."""
-        leaves = [*(x for x, _ in self._leaves), *others]
-        known = [(x, grad) for x, grad in zip(results, grads, strict=True) if x.requires_grad]
-        given = torch.autograd.grad([x for x, _ in known], leaves, [grad for _, grad in known]) if known else ()
-        for (_, add), grad in zip(self._leaves, given, strict=False):
-            add(grad)
-        return given[len(self._leaves) :]
-
 
 class VoteTile(Tile):
     """The votes of a block, stored.
@@ -127,22 +99,19 @@ class VoteTile(Tile):
         votes: the votes in the layout, in a fresh buffer; callers may overwrite it.
     """
 
-    def read(self, children: Children, options: Options) -> None:
-        block, parents_last = self.block, self.layout.parents_last
-        poses, parents = self.part("poses", block.read(children.poses), block.add), self.layout.count
-        count, samples, _, d = poses.shape
-        if options.poses_are_votes:
-            if parents_last:
-                self.votes = poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, parents)
-            else:
-                self.votes = poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, parents, 1, 1)
-            return
-        weight = self.part("weight", block.read_weight(children.weight), block.add_weight)
-        bias = None
-        if children.bias is not None:
-            bias = self.part("bias", block.read_rows(children.bias), block.add_rows)
-        groups = weight.shape[0]
-        if parents_last:
+    def __init__(self, part: Part, layout: Layout, options: Options):
+        super().__init__(part, layout, options)
+        poses, parents = part.poses, layout.count
+        if options.poses_are_votes and layout.parents_last:
+            self.votes = poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, parents)
+        elif options.poses_are_votes:
+            self.votes = poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, parents, 1, 1)
+        else:
+            self.votes = self._products(poses, part.weight, part.bias)
+
+    def _products(self, poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        (groups, parents, _, _), (count, samples, _, d) = weight.shape, poses.shape
+        if self.layout.parents_last:
             votes = torch.bmm(poses.view(groups, -1, d), weight.permute(0, 2, 3, 1).flatten(2))
             votes = votes.view(count, samples, -1, parents)
             added = None if bias is None else bias.flatten(2).transpose(1, 2).unsqueeze(1)
@@ -151,7 +120,7 @@ class VoteTile(Tile):
             weight = weight.unsqueeze(1).expand(-1, count // groups, -1, -1).flatten(0, 1)  # one for each child
             votes = torch.bmm(weight, poses.permute(0, 3, 2, 1).flatten(2)).view(count, parents, -1, samples)
             added = None if bias is None else bias.transpose(2, 3).flatten(2).unsqueeze(3)
-        self.votes = votes if added is None else votes + added
+        return votes if added is None else votes + added
 
     def dot(self, vectors: Tensor) -> Tensor:
         return (self.votes * vectors).sum(2)
@@ -171,12 +140,10 @@ class PulledTile(Tile):
     of votes, j: parents.
     """
 
-    def read(self, children: Children, options: Options) -> None:
-        block = self.block
-        self.weight = self.part("weight", block.read_weight(children.weight), block.add_weight)  # gjdh
-        poses = self.part("poses", block.read(children.poses), block.add)
-        self.poses = poses.unflatten(0, (len(self.weight), -1))  # gcnrd
-        self.pairs = "gcnj" if self.layout.parents_last else "gcjn"
+    def __init__(self, part: Part, layout: Layout, options: Options):
+        super().__init__(part, layout, options)
+        self.weight, self.poses = part.weight, part.poses.unflatten(0, (len(part.weight), -1))  # gjdh, gcnrd
+        self.pairs = "gcnj" if layout.parents_last else "gcjn"
 
     def dot(self, vectors: Tensor) -> Tensor:
         vectors = self.layout.unpack(vectors).unflatten(2, (self.layout.rows, -1))
@@ -194,8 +161,9 @@ class PulledTile(Tile):
 class PoseTile(Tile):
     """The products for votes that are the poses themselves: products of matrices."""
 
-    def read(self, children: Children, options: Options) -> None:
-        self.poses = self.part("poses", self.block.read_samples(children.poses), self.block.add_samples)
+    def __init__(self, part: Part, layout: Layout, options: Options):
+        super().__init__(part, layout, options)
+        self.poses = part.poses_of_samples
 
     def dot(self, vectors: Tensor) -> Tensor:
         return self._packed(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
@@ -213,7 +181,8 @@ class PoseTile(Tile):
 
 
 def tiles(layout: Layout, children: Children, options: Options, into: Gradients | None = None) -> Iterator[Tile]:
-    """Yield all pairs of children and samples, block by block, as tiles of the cheapest kind; see `Tile`."""
+    """Yield all pairs of children and samples, block by block, as tiles of the cheapest kind. `into` is that of
+    `Part`."""
     poses, weight = children.poses, children.weight
     per_group = poses.shape[1] // weight.shape[0]
     kind: type[Tile] = PulledTile
@@ -225,4 +194,6 @@ def tiles(layout: Layout, children: Children, options: Options, into: Gradients 
         pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
         of_kind = blocks(children, options, pairs, min(pairs, sizes.SAMPLES))
     for block in of_kind:
-        yield kind(block, layout, children, options, into)
+        with torch.set_grad_enabled(into is not None):
+            tile = kind(Part(block, children, into), layout, options)
+        yield tile

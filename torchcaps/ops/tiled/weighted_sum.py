@@ -94,6 +94,6 @@ def weighted_sum_backward(
             grad_logits = layout.over_parents_backward(grad_logits, coefficients)
         if grad_offset is not None:
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
-        (added,) = tile.add_gradients(products, [grad_logits, shares], query_part)
+        (added,) = tile.part.add_gradients(products, [grad_logits, shares], query_part)
         layout.part(grad_query, block.samples).add_(added)
     return layout.unpack(grad_query), grad_offset
