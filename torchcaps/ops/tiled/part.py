@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.children import Children, Gradients
+from torchcaps.ops.numerics import at_least_float32
 from torchcaps.ops.tiled.blocks import Block
 
 
@@ -21,41 +22,42 @@ class Part:
     def __init__(self, block: Block, children: Children, into: Gradients | None = None):
         self.block = block
         self._children, self._into = children, into
-        self._leaves: list[tuple[Tensor, Callable[[Tensor], None]]] = []
+        self._leaves: list[tuple[Tensor, Callable[[Tensor], object]]] = []
 
     @functools.cached_property
     def poses(self) -> Tensor:
         """Poses, `(children, samples, rows, d)`."""
-        return self._leaf(self._children.poses, "poses", self.block.read, self.block.add)
+        return self._leaf("poses", self.block.window_of).contiguous().flatten(1, 3)
 
     @functools.cached_property
     def poses_of_samples(self) -> Tensor:
         """Poses without windows, `(samples, children, features)`."""
-        return self._leaf(self._children.poses, "poses", self.block.read_samples, self.block.add_samples)
+        return self._leaf("poses", self.block.samples_of)
 
     @functools.cached_property
     def weight(self) -> Tensor:
         """Weights, `(groups, parents, d, h)`."""
-        return self._leaf(self._children.weight, "weight", self.block.read_weight, self.block.add_weight)
+        return self._leaf("weight", self.block.weight_of)
 
     @functools.cached_property
     def bias(self) -> Tensor | None:
         """Biases, `(children or 1, parents or 1, rows, h)`."""
-        bias = self._children.bias
-        return None if bias is None else self._leaf(bias, "bias", self.block.read_rows, self.block.add_rows)
+        return None if self._children.bias is None else self._leaf("bias", self.block.read_rows, self.block.add_rows)
 
     @functools.cached_property
     def gates(self) -> Tensor | None:
         """Gates, `(children, samples)`."""
-        gates = self._children.gates
-        return None if gates is None else self._leaf(gates, "gates", self.block.read_gates, self.block.add_gates)
+        return None if self._children.gates is None else self._leaf("gates", self.block.gates_of).contiguous()
 
     def _leaf(
-        self, x: Tensor, name: str, read: Callable[[Tensor], Tensor], add: Callable[[Tensor, Tensor], None]
+        self, name: str, read: Callable[[Tensor], Tensor], add: Callable[[Tensor, Tensor], None] | None = None
     ) -> Tensor:
-        part, total = read(x).detach(), None if self._into is None else getattr(self._into, name)
+        """Return the part of a tensor that `read` returns. Where that is a view, no `add` is needed."""
+        part = at_least_float32(read(getattr(self._children, name))).detach()
+        total = None if self._into is None else getattr(self._into, name)
         if total is not None:
-            self._leaves.append((part.requires_grad_(), functools.partial(add, total)))
+            to_total = functools.partial(add, total) if add else read(total).add_
+            self._leaves.append((part.requires_grad_(), to_total))
         return part
 
     def add_gradients(self, results: Sequence[Tensor], grads: Sequence[Tensor], *others: Tensor) -> tuple[Tensor, ...]:
