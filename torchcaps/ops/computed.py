@@ -181,7 +181,7 @@ class ComputedVotes(Votes):
         for block in tiled.vote_blocks(children, self.options):
             with autocast_off(self.device.type):
                 votes = layout.unpack_votes(tiled.VoteTile(tiled.Part(block, children), layout, self.options).votes)
-            yield block.samples, votes, None if children.gates is None else block.gates_of(children.gates).T
+            yield block.samples, votes, None if children.gates is None else block.read_gates(children.gates).T
 
     def lengths(self) -> Tensor:
         return torch.cat([self.stored(some).lengths() for some in self._some_children()], dim=1)

@@ -56,6 +56,9 @@ class Block:
         """Return a view of the block's part of `(samples, types, *window)`, `(children, samples)`."""
         return x[self.samples, self.types, self.place[0], self.place[1]].T
 
+    def read_gates(self, x: Tensor) -> Tensor:
+        return at_least_float32(self.gates_of(x)).contiguous()
+
     def read_rows(self, x: Tensor) -> Tensor:
         """Return the block's rows of `(groups, *window, ...)`, one for each child: `(children, ...)`. A row that
         all children share stays a single one, `(1, ...)`, to be broadcast."""

@@ -30,7 +30,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
         compared = _compared(votes, part)
         shares = _coefficients(compared, part, offset, block, layout, scratch=compared)
         if children.gates is not None:
-            shares = shares * block.gates_of(children.gates).unsqueeze(layout.parents)
+            shares = shares * block.read_gates(children.gates).unsqueeze(layout.parents)
         if betas is not None:
             rows = block.read_rows(betas).unsqueeze(layout.samples)
             layout.part(benefit, block.samples).add_((shares * rows).sum(0))
@@ -80,7 +80,7 @@ def moments_backward(
         with torch.enable_grad():
             tile = VoteTile(Part(block, children, into), layout, options)
         votes = tile.votes.detach()
-        gate = None if children.gates is None else block.gates_of(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         part, grad_part = ([layout.part(x, block.samples) for x in of] for of in (agreement, grad_agreement))
         compared, buffer = _compared(votes, part), torch.empty_like(votes)
         coefficients = _coefficients(compared, part, offset, block, layout, scratch=buffer)

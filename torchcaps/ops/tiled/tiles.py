@@ -91,6 +91,18 @@ class Tile(ABC):
     def logits(self, query: Tensor) -> Tensor:
         return self.dot(query) / self.lengths() if self.unit else self.dot(query)
 
+    def products(self, query: Tensor, grad: Tensor) -> list[Tensor]:
+        """Return the logits and `V_ij . grad_j`. Backward, `query` must require gradients."""
+        with torch.enable_grad():
+            return [self.logits(query), self.dot(grad)]
+
+    def add_gradients(
+        self, products: list[Tensor], grad_logits: Tensor, shares: Tensor, query: Tensor, grad: Tensor
+    ) -> Tensor:
+        """Add what follows from `grad_V_ij = share_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)` to the gradients of
+        the children; return that of the query."""
+        return self.part.add_gradients(products, [grad_logits, shares], query)[0]
+
 
 class VoteTile(Tile):
     """The votes of a block, stored.
@@ -108,6 +120,8 @@ class VoteTile(Tile):
             self.votes = poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, parents, 1, 1)
         else:
             self.votes = self._products(poses, part.weight, part.bias)
+        if self.unit:
+            self._lengths = nonzero(vector_norm(self.votes.detach(), dim=2))
 
     def _products(self, poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         (groups, parents, _, _), (count, samples, _, d) = weight.shape, poses.shape
@@ -129,7 +143,30 @@ class VoteTile(Tile):
         return (self.votes * weights.unsqueeze(2)).sum(0)
 
     def lengths(self) -> Tensor:
-        return nonzero(vector_norm(self.votes, dim=2))
+        return self._lengths
+
+    # By hand, in the buffer of the votes: PyTorch would make several of this size.
+
+    def products(self, query: Tensor, grad: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return [self.logits(query), self.dot(grad)]
+
+    def add_gradients(
+        self, products: list[Tensor], grad_logits: Tensor, shares: Tensor, query: Tensor, grad: Tensor
+    ) -> Tensor:
+        with torch.no_grad():
+            votes, unit_grad = self.votes.detach(), grad_logits
+            if self.unit:
+                lengths = self.lengths()
+                unit_grad = grad_logits / lengths
+                grad_query, along = self.sum(unit_grad), unit_grad * (self.dot(query) / lengths) / lengths
+                votes.mul_(-along.unsqueeze(2)).addcmul_(query, unit_grad.unsqueeze(2))
+            else:
+                grad_query = self.sum(grad_logits)
+                torch.mul(query, grad_logits.unsqueeze(2), out=votes)
+            votes.addcmul_(grad, shares.unsqueeze(2))
+        self.part.add_gradients([self.votes], [votes])
+        return grad_query
 
 
 class PulledTile(Tile):

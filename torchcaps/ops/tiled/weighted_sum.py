@@ -23,7 +23,7 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
         logits = tile.logits(layout.part(query, block.samples))
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
-        gate = None if children.gates is None else block.gates_of(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         total = layout.part(sums, block.samples)
         if over_children:
             highest, mass = layout.part(largest, block.samples), layout.part(masses, block.samples)
@@ -68,12 +68,12 @@ def weighted_sum_backward(
     for tile in tiles(layout, children, options, into):
         block = tile.block
         query_part = layout.part(query, block.samples).detach().requires_grad_()
-        with torch.enable_grad():
-            products = [tile.logits(query_part), tile.dot(layout.part(grad, block.samples))]
+        grad_part = layout.part(grad, block.samples)
+        products = tile.products(query_part, grad_part)
         logits, grad_shares = (x.detach() for x in products)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
-        gate = None if children.gates is None else block.gates_of(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         if over_children:
             coefficients = (logits - layout.part(log_masses, block.samples)).exp_()  # without the gates
             if gate is not None:
@@ -89,6 +89,6 @@ def weighted_sum_backward(
             grad_logits = layout.over_parents_backward(grad_logits, coefficients)
         if grad_offset is not None:
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
-        (added,) = tile.part.add_gradients(products, [grad_logits, shares], query_part)
-        layout.part(grad_query, block.samples).add_(added)
+        of_query = tile.add_gradients(products, grad_logits, shares, query_part, grad_part)
+        layout.part(grad_query, block.samples).add_(of_query)
     return layout.unpack(grad_query), grad_offset
