@@ -180,7 +180,7 @@ class ComputedVotes(Votes):
         layout = tiled.Layout(children, self.options)
         for block in tiled.vote_blocks(children, self.options):
             with autocast_off(self.device.type):
-                votes = layout.unpack_votes(tiled.VoteTile(tiled.Part(block, children), layout, self.options).votes)
+                votes = layout.unpack_votes(tiled.vote_tile(block, layout, children, self.options).votes())
             yield block.samples, votes, None if children.gates is None else block.read_gates(children.gates).T
 
     def lengths(self) -> Tensor:

@@ -3,16 +3,13 @@
 from torchcaps.ops.tiled.blocks import vote_blocks
 from torchcaps.ops.tiled.moments import moments, moments_backward
 from torchcaps.ops.tiled.net_sum import Net, net_sum, net_sum_backward
-from torchcaps.ops.tiled.part import Part
-from torchcaps.ops.tiled.tiles import Layout, VoteTile
+from torchcaps.ops.tiled.tiles import Layout, vote_tile
 from torchcaps.ops.tiled.vote_sum import vote_sum, vote_sum_backward
 from torchcaps.ops.tiled.weighted_sum import weighted_sum, weighted_sum_backward
 
 __all__ = [
     "Layout",
     "Net",
-    "Part",
-    "VoteTile",
     "moments",
     "moments_backward",
     "net_sum",
@@ -20,6 +17,7 @@ __all__ = [
     "vote_blocks",
     "vote_sum",
     "vote_sum_backward",
+    "vote_tile",
     "weighted_sum",
     "weighted_sum_backward",
 ]

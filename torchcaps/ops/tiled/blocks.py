@@ -34,30 +34,40 @@ class Block:
     grid_columns: int
     samples: slice
 
-    def window_of(self, x: Tensor) -> Tensor:
-        """Return a view of the block's part of a map `(images, types, height, width, ...)`, `(children, images, rows,
-        columns, ...)`. It has no overlaps: windows at different positions have different capsules at the same place."""
-        down, across = (place * step for place, step in zip(self.place, self.dilation, strict=True))
-        vertical, horizontal = self.stride
-        rows = slice(down + vertical * self.grid_rows.start, down + vertical * (self.grid_rows.stop - 1) + 1, vertical)
-        columns = slice(across, across + horizontal * (self.grid_columns - 1) + 1, horizontal)
-        return x[self.images, self.types, rows, columns].transpose(0, 1)
+    def read(self, x: Tensor) -> Tensor:
+        """Return the block's part of `(images, types, height, width, ...)` as `(children, samples, ...)`."""
+        return at_least_float32(self._window(x).flatten(1, 3)).contiguous()
 
-    def samples_of(self, x: Tensor) -> Tensor:
-        """Return a view of the block's part of `(images, types, 1, 1, rows, d)`, `(samples, children, features)`:
-        without windows the samples are images."""
-        return x[self.images, self.types].flatten(2)
+    def add(self, x: Tensor, values: Tensor) -> None:
+        """Add values to the part of x that `read` returns."""
+        window = self._window(x)
+        window += values.unflatten(1, window.shape[1:4])
 
-    def weight_of(self, x: Tensor) -> Tensor:
-        """Return a view of the block's part of `(groups, *window, parents, d, h)`, `(groups, parents, d, h)`."""
-        return x[self.groups, self.place[0], self.place[1]]
+    def read_samples(self, x: Tensor) -> Tensor:
+        """Return the block's part of `(images, types, 1, 1, rows, d)` as `(samples, children, features)`: without
+        windows the samples are images, and nothing is copied."""
+        return at_least_float32(x[self.images, self.types].flatten(2))
 
-    def gates_of(self, x: Tensor) -> Tensor:
-        """Return a view of the block's part of `(samples, types, *window)`, `(children, samples)`."""
-        return x[self.samples, self.types, self.place[0], self.place[1]].T
+    def add_samples(self, x: Tensor, values: Tensor) -> None:
+        """Add values, `(samples, children or 1, features)`, to the part of x that `read_samples` returns."""
+        part = x[self.images, self.types]
+        part += values.unflatten(2, part.shape[2:])
+
+    def read_weight(self, x: Tensor) -> Tensor:
+        """Return the block's part of `(groups, *window, parents, d, h)` as `(groups, parents, d, h)`."""
+        return at_least_float32(x[self.groups, self.place[0], self.place[1]])
+
+    def add_weight(self, x: Tensor, values: Tensor) -> None:
+        part = x[self.groups, self.place[0], self.place[1]]
+        part += values
 
     def read_gates(self, x: Tensor) -> Tensor:
-        return at_least_float32(self.gates_of(x)).contiguous()
+        """Return the block's part of `(samples, types, *window)` as `(children, samples)`."""
+        return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
+
+    def add_gates(self, x: Tensor, values: Tensor) -> None:
+        part = x[self.samples, self.types, self.place[0], self.place[1]]
+        part += values.T
 
     def read_rows(self, x: Tensor) -> Tensor:
         """Return the block's rows of `(groups, *window, ...)`, one for each child: `(children, ...)`. A row that
@@ -78,6 +88,15 @@ class Block:
             part[first : last + 1] += values.unflatten(0, (-1, per_group)).sum(1)
         else:
             part.index_add_(0, self._groups_of(x), values.to(x.dtype))
+
+    def _window(self, x: Tensor) -> Tensor:
+        """Return a view of the block's part of a map, `(children, images, rows, columns, ...)`. It has no overlaps,
+        because windows at different positions have different capsules at the same place."""
+        down, across = (place * step for place, step in zip(self.place, self.dilation, strict=True))
+        vertical, horizontal = self.stride
+        rows = slice(down + vertical * self.grid_rows.start, down + vertical * (self.grid_rows.stop - 1) + 1, vertical)
+        columns = slice(across, across + horizontal * (self.grid_columns - 1) + 1, horizontal)
+        return x[self.images, self.types, rows, columns].transpose(0, 1)
 
     def _groups_of(self, x: Tensor) -> Tensor:
         types = torch.arange(self.types.start, self.types.stop, device=x.device)

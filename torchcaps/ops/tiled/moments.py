@@ -6,8 +6,7 @@ from torch import Tensor
 from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, Tensors, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
-from torchcaps.ops.tiled.part import Part
-from torchcaps.ops.tiled.tiles import Layout, VoteTile
+from torchcaps.ops.tiled.tiles import Layout, vote_tile
 
 
 def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -24,7 +23,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
     scatter = torch.zeros_like(center)
     benefit = torch.zeros_like(mass if betas is not None else mass[:0, :0])
     for block in vote_blocks(children, options):
-        votes = VoteTile(Part(block, children), layout, options).votes
+        votes = vote_tile(block, layout, children, options).votes()
         mass_so_far, center_so_far, scatter_so_far = (layout.part(x, block.samples) for x in (mass, center, scatter))
         part = [layout.part(x, block.samples) for x in agreement]
         compared = _compared(votes, part)
@@ -77,9 +76,8 @@ def moments_backward(
     grad_offset, grad_betas = (None if x is None else accumulator(x) for x in (offset, betas))
     grad_agreement = [torch.zeros_like(x) for x in agreement]
     for block in vote_blocks(children, options):
-        with torch.enable_grad():
-            tile = VoteTile(Part(block, children, into), layout, options)
-        votes = tile.votes.detach()
+        tile = vote_tile(block, layout, children, options)
+        votes = tile.votes()
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
         part, grad_part = ([layout.part(x, block.samples) for x in of] for of in (agreement, grad_agreement))
         compared, buffer = _compared(votes, part), torch.empty_like(votes)
@@ -95,7 +93,7 @@ def moments_backward(
             grad_shares += block.read_rows(betas).unsqueeze(layout.samples) * block_benefit
             block.add_rows(grad_betas, (shares * block_benefit).sum(layout.samples))
         if into.gates is not None:
-            block.gates_of(into.gates).add_((coefficients * grad_shares).sum(layout.parents))
+            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
         grad_votes = slope.addcmul_(block_spread, deviations).mul_(shares.unsqueeze(2))
         if part:
             grad_logits = layout.over_parents_backward(shares * grad_shares, coefficients)
@@ -109,7 +107,7 @@ def moments_backward(
                 grad_votes.addcmul_(buffer, part[1], value=-1)
                 grad_part[1] += buffer.mul_(compared).sum(0)
                 grad_part[2] += grad_logits.sum(0)
-        tile.part.add_gradients([tile.votes], [grad_votes])
+        tile.add_gradients(grad_votes, into)
     if parents.precision is not None:
         grad_agreement[0] *= agreement[1]
         grad_agreement[1] *= -0.5

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
-from torchcaps.ops.tiled.part import Part
 
 
 class Net(NamedTuple):
@@ -42,7 +41,7 @@ def net_sum(children: Children, net: Net, options: Options) -> tuple[Tensor, Ten
     sums = accumulator(children.poses, samples, children.parents, math.prod(children.poses.shape[4:]))
     masses = accumulator(children.poses, samples, children.parents)
     for block in pose_blocks(children, options):
-        total, mass = _sums(Part(block, children), _read(block, net), children.parents)
+        total, mass = _sums(*_read(block, children, net), children.parents)
         sums[block.samples] += total
         masses[block.samples] += mass
     return sums, masses
@@ -54,37 +53,49 @@ def net_sum_backward(
     """Add the gradients of the children to `into`; return those of the tensors of `Net`."""
     grad_net = Net(*(None if x is None else accumulator(x) for x in net))
     for block in pose_blocks(children, options):
-        part, net_part = Part(block, children, into), _read(block, net)
-        leaves = [x.requires_grad_() for x in net_part if x is not None]
+        poses, gates, part = _read(block, children, net)
+        wanted = (into.poses, into.gates, *grad_net)
+        leaves = [
+            None if x is None else x.detach().requires_grad_(into_x is not None)
+            for x, into_x in zip((poses, gates, *part), wanted, strict=True)
+        ]
         with torch.enable_grad():
-            sums = _sums(part, net_part, children.parents)
-        given = iter(part.add_gradients(sums, [at_least_float32(x)[block.samples] for x in grads], *leaves))
-        for name, x in grad_net._asdict().items():
+            sums = _sums(leaves[0], leaves[1], Net(*leaves[2:]), children.parents)
+        of_sums = [at_least_float32(x)[block.samples] for x in grads]
+        given = iter(torch.autograd.grad(sums, [x for x in leaves if x is not None and x.requires_grad], of_sums))
+        grad_poses, grad_gates, *part_grads = (None if x is None else next(given) for x in wanted)
+        if into.poses is not None:
+            block.add_samples(into.poses, grad_poses)
+        if into.gates is not None:
+            block.add_gates(into.gates, grad_gates.T)
+        for name, x, grad in zip(Net._fields, grad_net, part_grads, strict=True):
             if x is None:
                 continue
             if name in SHARED:
-                x += next(given)
+                x += grad
             elif name in PER_SAMPLE:
-                x[block.samples] += next(given)
+                x[block.samples] += grad
             else:
-                block.add_rows(_as_rows(x), next(given))
+                block.add_rows(_as_rows(x), grad)
     return tuple(grad_net)
 
 
-def _read(block: Block, net: Net) -> Net:
-    """Return the part of a net that a block reads."""
+def _read(block: Block, children: Children, net: Net) -> tuple[Tensor, Tensor | None, Net]:
+    """Return a block's poses `(samples, children, features)`, gates `(samples, children)` and part of the net."""
+    part: dict[str, Tensor | None] = {}
+    for name, x in net._asdict().items():
+        if x is None or name in SHARED:
+            part[name] = None if x is None else at_least_float32(x)
+        elif name in PER_SAMPLE:
+            part[name] = at_least_float32(x[block.samples])
+        else:
+            part[name] = block.read_rows(_as_rows(x))
+    gates = None if children.gates is None else block.read_gates(children.gates).T
+    return block.read_samples(children.poses), gates, Net(**part)
 
-    def read(name: str, x: Tensor) -> Tensor:
-        if name in SHARED:
-            return at_least_float32(x)
-        return at_least_float32(x[block.samples]) if name in PER_SAMPLE else block.read_rows(_as_rows(x))
 
-    return Net(**{name: None if x is None else read(name, x).detach() for name, x in net._asdict().items()})
-
-
-def _sums(part: Part, net: Net, parents: int) -> tuple[Tensor, Tensor]:
+def _sums(poses: Tensor, gates: Tensor | None, net: Net, parents: int) -> tuple[Tensor, Tensor]:
     """Return the net sums of a block and the sums of its factors phi, `(samples, children, parents)`."""
-    poses, gates = part.poses_of_samples, None if part.gates is None else part.gates.T
     phi = poses.new_full((1, 1, 1), 1 / parents)
     if net.query is not None:
         logits = torch.bmm(poses, net.query.transpose(1, 2))

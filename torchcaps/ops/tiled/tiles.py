@@ -1,4 +1,4 @@
-"""The votes of a block, and products with them that need no votes."""
+"""The votes of a block, and the gradients of poses, weights and biases from those of the votes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -10,8 +10,7 @@ from torch.linalg import vector_norm
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.tiled import blocks as sizes
-from torchcaps.ops.tiled.blocks import blocks, pose_blocks, vote_blocks
-from torchcaps.ops.tiled.part import Part
+from torchcaps.ops.tiled.blocks import Block, blocks, pose_blocks, vote_blocks
 
 LANES = 16  # shortest innermost dimension that is fast
 
@@ -70,11 +69,105 @@ class Layout:
         return products - coefficients * products.sum(self.parents, keepdim=True)
 
 
-class Tile(ABC):
-    """Products of a block's votes with vectors of the parents."""
+class Tile:
+    """Poses and weights of a block; it computes the block's votes, and the gradients that follow from theirs.
 
-    def __init__(self, part: Part, layout: Layout, options: Options):
-        self.part, self.block, self.layout, self.unit = part, part.block, layout, options.unit
+    Attributes:
+        poses: `(children, samples, rows, d)`.
+        weight: `(groups, parents, d, h)`.
+    """
+
+    def __init__(self, block: Block, layout: Layout, children: Children):
+        self.block, self.layout, self.bias = block, layout, children.bias
+        self.poses = block.read(children.poses)
+        self.make_factors(children)
+
+    def make_factors(self, children: Children) -> None:
+        """Arrange poses and weights as the factors of the matrix product that gives the votes; it sums over d."""
+        block, layout = self.block, self.layout
+        self.weight = block.read_weight(children.weight)
+        groups, count = self.weight.shape[0], self.poses.shape[0]
+        if layout.parents_last:
+            self.left = self.poses.view(groups, -1, self.poses.shape[3])
+            self.right = self.weight.permute(0, 2, 3, 1).flatten(2)
+        else:
+            weight = self.weight.transpose(2, 3).flatten(1, 2)
+            self.left = weight.repeat_interleave(count // groups, 0) if count > groups else weight
+            self.right = self.poses.permute(0, 3, 2, 1).flatten(2)
+
+    def votes(self) -> Tensor:
+        """Compute the votes into a fresh buffer; callers may overwrite it."""
+        votes = torch.bmm(self.left, self.right)
+        count, samples = self.poses.shape[:2]
+        if self.layout.parents_last:
+            votes = votes.view(count, samples, -1, self.layout.count)
+            if self.bias is not None:
+                votes += self.block.read_rows(self.bias).flatten(2).transpose(1, 2).unsqueeze(1)
+        else:
+            votes = votes.view(count, self.layout.count, -1, samples)
+            if self.bias is not None:
+                votes += self.block.read_rows(self.bias).transpose(2, 3).flatten(2).unsqueeze(3)
+        return votes
+
+    def add_gradients(self, grad: Tensor, into: Gradients) -> None:
+        """Add the gradients of poses, weight and bias, given that of the votes."""
+        count, samples, rows, d = self.poses.shape
+        groups, parents, _, h = self.weight.shape
+        product = grad.view(self.left.shape[0], self.left.shape[1], -1)
+        if self.layout.parents_last:
+            if into.poses is not None:
+                self.block.add(into.poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
+            if into.weight is not None:
+                grad_weight = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
+                self.block.add_weight(into.weight, grad_weight.permute(0, 3, 1, 2))
+            if into.bias is not None:
+                self.block.add_rows(into.bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
+        else:
+            if into.poses is not None:
+                grad_poses = torch.bmm(self.left.transpose(1, 2), product).view(count, d, rows, samples)
+                self.block.add(into.poses, grad_poses.permute(0, 3, 2, 1))
+            if into.weight is not None:
+                grad_weight = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
+                self.block.add_weight(into.weight, grad_weight.transpose(2, 3))
+            if into.bias is not None:
+                self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
+
+
+class PoseTile(Tile):
+    """A block of votes that are the poses themselves, repeated for each parent."""
+
+    def make_factors(self, children: Children) -> None:
+        pass
+
+    def votes(self) -> Tensor:
+        if self.layout.parents_last:
+            return self.poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, self.layout.count)
+        return self.poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, self.layout.count, 1, 1)
+
+    def add_gradients(self, grad: Tensor, into: Gradients) -> None:
+        if into.poses is None:
+            return
+        if self.layout.parents_last:
+            self.block.add(into.poses, grad.sum(3).view(self.poses.shape))
+        else:
+            _, _, rows, d = self.poses.shape
+            self.block.add(into.poses, grad.sum(1).unflatten(1, (d, rows)).permute(0, 3, 2, 1))
+
+
+def vote_tile(block: Block, layout: Layout, children: Children, options: Options) -> Tile:
+    """Return the tile that computes all votes of a block."""
+    return (PoseTile if options.poses_are_votes else Tile)(block, layout, children)
+
+
+class Dots(ABC):
+    """Products of a block's votes with vectors of the parents.
+
+    Attributes:
+        lengths: lengths of the votes in the layout, if unit votes are compared; otherwise None.
+    """
+
+    block: Block
+    lengths: Tensor | None = None
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
@@ -85,152 +178,161 @@ class Tile(ABC):
         """Return `sum_i weight_ij V_ij`."""
 
     @abstractmethod
-    def lengths(self) -> Tensor:
-        """Return the lengths of the votes, with 1 in place of 0."""
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        """Add what follows from `grad_V_ij = weight_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)`."""
 
     def logits(self, query: Tensor) -> Tensor:
-        return self.dot(query) / self.lengths() if self.unit else self.dot(query)
+        return self.dot(query) if self.lengths is None else self.dot(query) / self.lengths
 
-    def products(self, query: Tensor, grad: Tensor) -> list[Tensor]:
-        """Return the logits and `V_ij . grad_j`. Backward, `query` must require gradients."""
-        with torch.enable_grad():
-            return [self.logits(query), self.dot(grad)]
-
-    def add_gradients(
-        self, products: list[Tensor], grad_logits: Tensor, shares: Tensor, query: Tensor, grad: Tensor
-    ) -> Tensor:
-        """Add what follows from `grad_V_ij = share_ij grad_j + grad_logit_ij (d logit_ij / d V_ij)` to the gradients of
-        the children; return that of the query."""
-        return self.part.add_gradients(products, [grad_logits, shares], query)[0]
+    def grad_query(self, grad_logits: Tensor) -> Tensor:
+        return self.sum(grad_logits if self.lengths is None else grad_logits / self.lengths)
 
 
-class VoteTile(Tile):
-    """The votes of a block, stored.
+class DotTile(Dots, Tile):
+    """The votes of a block, stored."""
 
-    Attributes:
-        votes: the votes in the layout, in a fresh buffer; callers may overwrite it.
-    """
-
-    def __init__(self, part: Part, layout: Layout, options: Options):
-        super().__init__(part, layout, options)
-        poses, parents = part.poses, layout.count
-        if options.poses_are_votes and layout.parents_last:
-            self.votes = poses.flatten(2).unsqueeze(3).repeat(1, 1, 1, parents)
-        elif options.poses_are_votes:
-            self.votes = poses.permute(0, 3, 2, 1).flatten(1, 2).unsqueeze(1).repeat(1, parents, 1, 1)
-        else:
-            self.votes = self._products(poses, part.weight, part.bias)
-        if self.unit:
-            self._lengths = nonzero(vector_norm(self.votes.detach(), dim=2))
-
-    def _products(self, poses: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (groups, parents, _, _), (count, samples, _, d) = weight.shape, poses.shape
-        if self.layout.parents_last:
-            votes = torch.bmm(poses.view(groups, -1, d), weight.permute(0, 2, 3, 1).flatten(2))
-            votes = votes.view(count, samples, -1, parents)
-            added = None if bias is None else bias.flatten(2).transpose(1, 2).unsqueeze(1)
-        else:
-            weight = weight.transpose(2, 3).flatten(1, 2)
-            weight = weight.unsqueeze(1).expand(-1, count // groups, -1, -1).flatten(0, 1)  # one for each child
-            votes = torch.bmm(weight, poses.permute(0, 3, 2, 1).flatten(2)).view(count, parents, -1, samples)
-            added = None if bias is None else bias.transpose(2, 3).flatten(2).unsqueeze(3)
-        return votes if added is None else votes + added
+    def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
+        super().__init__(block, layout, children)
+        self.block_votes = self.votes()
+        self.lengths = nonzero(vector_norm(self.block_votes, dim=2)) if unit else None
 
     def dot(self, vectors: Tensor) -> Tensor:
-        return (self.votes * vectors).sum(2)
+        return (self.block_votes * vectors).sum(2)
 
     def sum(self, weights: Tensor) -> Tensor:
-        return (self.votes * weights.unsqueeze(2)).sum(0)
+        return (self.block_votes * weights.unsqueeze(2)).sum(0)
 
-    def lengths(self) -> Tensor:
-        return self._lengths
-
-    # By hand, in the buffer of the votes: PyTorch would make several of this size.
-
-    def products(self, query: Tensor, grad: Tensor) -> list[Tensor]:
-        with torch.no_grad():
-            return [self.logits(query), self.dot(grad)]
-
-    def add_gradients(
-        self, products: list[Tensor], grad_logits: Tensor, shares: Tensor, query: Tensor, grad: Tensor
-    ) -> Tensor:
-        with torch.no_grad():
-            votes, unit_grad = self.votes.detach(), grad_logits
-            if self.unit:
-                lengths = self.lengths()
-                unit_grad = grad_logits / lengths
-                grad_query, along = self.sum(unit_grad), unit_grad * (self.dot(query) / lengths) / lengths
-                votes.mul_(-along.unsqueeze(2)).addcmul_(query, unit_grad.unsqueeze(2))
-            else:
-                grad_query = self.sum(grad_logits)
-                torch.mul(query, grad_logits.unsqueeze(2), out=votes)
-            votes.addcmul_(grad, shares.unsqueeze(2))
-        self.part.add_gradients([self.votes], [votes])
-        return grad_query
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        if self.lengths is None:
+            grad_votes = torch.mul(query, grad_logits.unsqueeze(2), out=self.block_votes)
+        else:
+            logits = self.logits(query)
+            grad_logits = grad_logits / self.lengths
+            grad_votes = self.block_votes.mul_(-(grad_logits * logits / self.lengths).unsqueeze(2))
+            grad_votes.addcmul_(query, grad_logits.unsqueeze(2))
+        self.add_gradients(grad_votes.addcmul_(grad, weights.unsqueeze(2)), into)
 
 
-class PulledTile(Tile):
+class PulledTile(Dots):
     """The products for children that share weights, without votes: `(pose W) . q = pose . (W q)`, where W q
-    is the same for all children of a group.
+    is the same for all children of a group."""
 
-    In the sums below, letters are g: groups, c: children of a group, n: samples, r: rows, d and h: columns of poses and
-    of votes, j: parents.
-    """
-
-    def __init__(self, part: Part, layout: Layout, options: Options):
-        super().__init__(part, layout, options)
-        self.weight, self.poses = part.weight, part.poses.unflatten(0, (len(part.weight), -1))  # gjdh, gcnrd
-        self.pairs = "gcnj" if layout.parents_last else "gcjn"
+    def __init__(self, block: Block, layout: Layout, children: Children):
+        self.block, self.layout = block, layout
+        weight = block.read_weight(children.weight)
+        self.groups, _, self.d, self.h = weight.shape
+        self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
+        poses = block.read(children.poses)
+        self.samples, self.rows = poses.shape[1:3]
+        # (groups, samples, children of a group, rows * d)
+        self.poses = poses.view(self.groups, -1, self.samples, self.rows * self.d).transpose(1, 2)
 
     def dot(self, vectors: Tensor) -> Tensor:
-        vectors = self.layout.unpack(vectors).unflatten(2, (self.layout.rows, -1))
-        pulled = torch.einsum("gjdh,njrh->gnrdj", self.weight, vectors)
-        return torch.einsum(f"gcnrd,gnrdj->{self.pairs}", self.poses, pulled).flatten(0, 1)
+        return self._from_groups(self.poses @ self._pull(vectors))
 
     def sum(self, weights: Tensor) -> Tensor:
-        sums = torch.einsum(f"gcnrd,{self.pairs}->gnrdj", self.poses, weights.unflatten(0, (len(self.weight), -1)))
-        return self.layout.pack(torch.einsum("gnrdj,gjdh->njrh", sums, self.weight).flatten(2))
+        sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
+        sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
+        return self.layout.pack(sums)
 
-    def lengths(self) -> Tensor:
-        raise NotImplementedError("the lengths of votes need the votes")
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        for factors, vectors in ((weights, grad), (grad_logits, query)):
+            if into.poses is not None:
+                grad_poses = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
+                grad_poses = grad_poses.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
+                self.block.add(into.poses, grad_poses)
+            if into.weight is not None:
+                product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
+                self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
+
+    def _rows(self, vectors: Tensor) -> Tensor:
+        """Return vectors of the parents as `(parents, samples * rows, h)`."""
+        vectors = self.layout.unpack(vectors).unflatten(2, (self.rows, self.h))
+        return vectors.transpose(0, 1).flatten(1, 2)
+
+    def _pull(self, vectors: Tensor) -> Tensor:
+        """Return `W q`, `(groups, samples, rows * d, parents)`."""
+        pulled = torch.bmm(self.weight, self._rows(vectors).transpose(1, 2))
+        pulled = pulled.view(-1, self.groups, self.d, self.samples, self.rows)
+        return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
+
+    def _push(self, weights: Tensor) -> Tensor:
+        """Return weighted sums of the poses of each group, `(groups, samples, rows * d, parents)`."""
+        return self.poses.transpose(2, 3) @ self._to_groups(weights)
+
+    def _parents_first(self, pushed: Tensor) -> Tensor:
+        """Return the result of `_push` as `(parents, groups * d, samples * rows)`."""
+        pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
+        return pushed.flatten(3).flatten(1, 2)
+
+    def _from_groups(self, x: Tensor) -> Tensor:
+        """Bring `(groups, samples, children of a group, parents)` into the layout."""
+        order = (0, 2, 1, 3) if self.layout.parents_last else (0, 2, 3, 1)
+        return x.permute(order).flatten(0, 1)
+
+    def _to_groups(self, x: Tensor) -> Tensor:
+        """Undo `_from_groups`."""
+        x = x.unflatten(0, (self.groups, -1))
+        return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
-class PoseTile(Tile):
+class PoseDotTile(Dots):
     """The products for votes that are the poses themselves: products of matrices."""
 
-    def __init__(self, part: Part, layout: Layout, options: Options):
-        super().__init__(part, layout, options)
-        self.poses = part.poses_of_samples
+    def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
+        self.block, self.layout = block, layout
+        self.poses = block.read_samples(children.poses)
+        if unit:
+            self.lengths = self._from_samples(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
 
     def dot(self, vectors: Tensor) -> Tensor:
-        return self._packed(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
+        return self._from_samples(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
 
     def sum(self, weights: Tensor) -> Tensor:
-        weights = weights.permute((1, 2, 0) if self.layout.parents_last else (2, 1, 0))
-        return self.layout.pack(torch.bmm(weights, self.poses))
+        return self.layout.pack(torch.bmm(self._to_samples(weights).transpose(1, 2), self.poses))
 
-    def lengths(self) -> Tensor:
-        return self._packed(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
+    def add_child_gradients(
+        self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
+    ) -> None:
+        if into.poses is None:
+            return
+        if self.lengths is not None:
+            grad_logits = grad_logits / self.lengths
+        grad_poses = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
+        grad_poses.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
+        if self.lengths is not None:
+            along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
+            grad_poses.addcmul_(self.poses, self._to_samples(along), value=-1)
+        self.block.add_samples(into.poses, grad_poses)
 
-    def _packed(self, x: Tensor) -> Tensor:
+    def _from_samples(self, x: Tensor) -> Tensor:
         """Bring `(samples, children, parents)` into the layout."""
         return x.permute((1, 0, 2) if self.layout.parents_last else (1, 2, 0))
 
+    def _to_samples(self, x: Tensor) -> Tensor:
+        """Undo `_from_samples`."""
+        return x.permute((1, 0, 2) if self.layout.parents_last else (2, 0, 1))
 
-def tiles(layout: Layout, children: Children, options: Options, into: Gradients | None = None) -> Iterator[Tile]:
-    """Yield all pairs of children and samples, block by block, as tiles of the cheapest kind. `into` is that of
-    `Part`."""
+
+def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[Dots]:
+    """Yield all pairs of children and samples, block by block, as tiles of the cheaper kind."""
     poses, weight = children.poses, children.weight
-    per_group = poses.shape[1] // weight.shape[0]
-    kind: type[Tile] = PulledTile
     if options.poses_are_votes:
-        kind, of_kind = PoseTile, pose_blocks(children, options)
-    elif per_group == 1 or options.unit or children.bias is not None:
-        kind, of_kind = VoteTile, vote_blocks(children, options)
-    else:  # the largest tensor is the logits, or W q
-        pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
-        of_kind = blocks(children, options, pairs, min(pairs, sizes.SAMPLES))
-    for block in of_kind:
-        with torch.set_grad_enabled(into is not None):
-            tile = kind(Part(block, children, into), layout, options)
-        yield tile
+        for block in pose_blocks(children, options):
+            yield PoseDotTile(block, layout, children, options.unit)
+        return
+    per_group = poses.shape[1] // weight.shape[0]
+    if per_group == 1 or options.unit or children.bias is not None:
+        for block in vote_blocks(children, options):
+            yield DotTile(block, layout, children, options.unit)
+        return
+    # The largest tensor is now the logits, or the result of `_pull`.
+    pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
+    for block in blocks(children, options, pairs, min(pairs, sizes.SAMPLES)):
+        yield PulledTile(block, layout, children)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from torchcaps.ops.children import Children, DotTensors, Gradients, Options, Tensors
 from torchcaps.ops.numerics import accumulator, nonzero
-from torchcaps.ops.tiled.tiles import Layout, tiles
+from torchcaps.ops.tiled.tiles import Layout, dot_tiles
 
 
 def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
@@ -18,7 +18,7 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
     sums = torch.zeros_like(query)
     largest = torch.full_like(sums[:, 0], -torch.inf) if over_children else sums.new_empty(0)
     masses = torch.zeros_like(largest)
-    for tile in tiles(layout, children, options):
+    for tile in dot_tiles(layout, children, options):
         block = tile.block
         logits = tile.logits(layout.part(query, block.samples))
         if offset is not None:
@@ -65,12 +65,10 @@ def weighted_sum_backward(
     log_masses = layout.pack(log_masses) if over_children else log_masses
     grad_query = torch.zeros_like(query)
     grad_offset = None if offset is None else accumulator(offset)
-    for tile in tiles(layout, children, options, into):
+    for tile in dot_tiles(layout, children, options):
         block = tile.block
-        query_part = layout.part(query, block.samples).detach().requires_grad_()
-        grad_part = layout.part(grad, block.samples)
-        products = tile.products(query_part, grad_part)
-        logits, grad_shares = (x.detach() for x in products)
+        query_part, grad_part = layout.part(query, block.samples), layout.part(grad, block.samples)
+        logits, grad_shares = tile.logits(query_part), tile.dot(grad_part)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
         gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
@@ -83,12 +81,12 @@ def weighted_sum_backward(
             coefficients = layout.over_parents(logits, options.leaky)
         shares = coefficients if gate is None else coefficients * gate
         if into.gates is not None:
-            block.gates_of(into.gates).add_((coefficients * grad_shares).sum(layout.parents))
+            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
         grad_logits = shares * grad_shares
         if not over_children:
             grad_logits = layout.over_parents_backward(grad_logits, coefficients)
         if grad_offset is not None:
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
-        of_query = tile.add_gradients(products, grad_logits, shares, query_part, grad_part)
-        layout.part(grad_query, block.samples).add_(of_query)
+        layout.part(grad_query, block.samples).add_(tile.grad_query(grad_logits))
+        tile.add_child_gradients(shares, grad_part, grad_logits, query_part, into)
     return layout.unpack(grad_query), grad_offset
