@@ -99,17 +99,16 @@ def why_no_triton(device: torch.device, sizes: tuple[int, int, int, int] | None 
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST:
             return "the kernels need compute capability {}.{}, this device has {}.{}".format(*OLDEST, *capability)
-    return None if sizes is None else _too_large(*sizes)
-
-
-def _too_large(parents: int, rows: int, depth: int, width: int) -> str | None:
-    """Return why the kernels cannot take poses `(rows, depth)` and votes `(rows, width)`, or None if they can."""
-    if rows * width > MOST_FEATURES:
-        return f"the kernels take votes of at most {MOST_FEATURES} numbers, these have {rows * width}"
-    if parents * rows * width > MOST_VOTES:
-        return f"the kernels take at most {MOST_VOTES} numbers of a child's votes, these are {parents * rows * width}"
-    if depth * width > MOST_WEIGHTS:
-        return f"the kernels take at most {MOST_WEIGHTS} weights for each vote, these have {depth * width}"
+    if sizes is None:
+        return None
+    parents, rows, depth, width = sizes
+    for what, count, most in (
+        ("numbers of a vote", rows * width, MOST_FEATURES),
+        ("numbers of a child's votes", parents * rows * width, MOST_VOTES),
+        ("weights for each vote", depth * width, MOST_WEIGHTS),
+    ):
+        if count > most:
+            return f"the kernels take at most {most} {what}, these are {count}"
     return None
 
 

@@ -11,6 +11,8 @@ from torchcaps.utils.arguments import HALF
 Softmax = Literal["parents", "children"]
 SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
 
+Tensors = tuple[Tensor, ...]
+
 BLOCK = 2**19  # entries of the votes that are computed at a time: a few tensors of this size fit the cache
 
 
@@ -59,11 +61,11 @@ class MomentTensors(NamedTuple):
     """What moments take of the parents: the mean, precision and prior of a Gaussian agreement; or a query as the
     target; or none of these, where all coefficients are equal."""
 
-    target: Tensor | None  # (samples, parents, features)
-    precision: Tensor | None  # (samples, parents, features)
-    prior: Tensor | None  # (samples, parents)
-    offset: Tensor | None  # (groups, *window, parents)
-    betas: Tensor | None  # (groups, *window, parents or 1)
+    target: Tensor | None = None  # (samples, parents, features)
+    precision: Tensor | None = None  # (samples, parents, features)
+    prior: Tensor | None = None  # (samples, parents)
+    offset: Tensor | None = None  # (groups, *window, parents)
+    betas: Tensor | None = None  # (groups, *window, parents or 1)
 
 
 class Gradients(NamedTuple):

@@ -304,17 +304,9 @@ class LinearVotes(ComputedVotes):
     # ------------------------------------------------------------ reductions
 
     def vote_sum(self) -> Tensor:
-        if "vote_sum" in self.operators:
-            return self.reduce("vote_sum", (), self.options)[0]
-        poses, weight, bias = self._in_windows()
-        poses, weight = at_least_float32(poses), at_least_float32(weight)
-        gates = poses.new_ones(self.batch, self.children) if self.gates is None else self.gates
-        group_sums = (poses * gates[..., None, None]).unflatten(1, (weight.shape[0], -1)).sum(2)
-        total = contract("bgrd,gjdh->bjrh", group_sums, weight)
-        if bias is not None:
-            masses = gates.unflatten(1, (bias.shape[0], -1)).sum(2)
-            total = total + contract("bg,gjrh->bjrh", masses, at_least_float32(bias))
-        return total.flatten(2)
+        if self.backend == "reference":
+            return self.all_stored().vote_sum()
+        return self.reduce("vote_sum", (), self.options)[0]
 
     def constant_sum(self, constants: Tensor) -> Tensor:
         groups = self.weight.shape[:3].numel()
@@ -365,7 +357,10 @@ class LinearVotes(ComputedVotes):
         return Children(poses, weight, bias, gates)
 
     def stored(self, children: slice) -> StoredVotes:
-        poses, weight, bias = self._in_windows()
+        weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
+        poses = self.poses.flatten(1, 3)
+        if self.grid:
+            poses = windows(self.poses, self.window, self.options.stride, self.options.dilation)
         if children != slice(None):
             index = torch.arange(poses.shape[1], device=poses.device)[children]
             poses, weight = poses[:, children], weight[index // (poses.shape[1] // weight.shape[0])]
@@ -376,13 +371,6 @@ class LinearVotes(ComputedVotes):
         if bias is not None:
             votes = (votes.unflatten(1, (bias.shape[0], -1)) + bias.unsqueeze(1)).flatten(1, 2)
         return StoredVotes(votes)
-
-    def _in_windows(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return poses `(batch, children, rows, d)`, and weight and bias in their shapes without a grid."""
-        weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
-        if not self.grid:
-            return self.poses.flatten(1, 3), weight, bias
-        return windows(self.poses, self.window, self.options.stride, self.options.dilation), weight, bias
 
     # ------------------------------------------------------------ shapes of the parents
 

@@ -25,6 +25,7 @@ from torchcaps.ops.children import (
     MomentTensors,
     NoTensors,
     Options,
+    Tensors,
     check_parents,
     count_samples,
 )
@@ -32,7 +33,6 @@ from torchcaps.ops.numerics import accumulator, autocast_off
 from torchcaps.utils.private import is_batched
 
 Parents = tuple[Tensor | None, ...]
-Tensors = tuple[Tensor, ...]
 
 LIBRARY = Library("torchcaps", "FRAGMENT")
 CHILDREN_ARGUMENTS = "Tensor poses, Tensor weight, Tensor? bias, Tensor? gates"
@@ -236,7 +236,8 @@ def _operators(backend: str, module: ModuleType, *reductions: Reduction) -> dict
 
 TILED = _operators("tiled", tiled, VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)
 NATIVE = _operators("native", native, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
-TRITON = _operators("triton", triton, WEIGHTED_SUM, MOMENTS)
+# A sum of the votes without coefficients needs no kernel: it is products of matrices.
+TRITON = _operators("triton", triton, WEIGHTED_SUM, MOMENTS) | {"vote_sum": TILED["vote_sum"]}
 BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 

@@ -14,13 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, DotTensors, Gradients, MomentTensors, NoTensors, Options, count_samples
+from torchcaps.ops.children import (
+    Children,
+    DotTensors,
+    Gradients,
+    MomentTensors,
+    NoTensors,
+    Options,
+    Tensors,
+    count_samples,
+)
 from torchcaps.ops.numerics import accumulator
 
 FOLDER = Path(__file__).parent
 VOTE_SUM, VOTE_SUM_BACKWARD, WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(6)
-
-NO_PARENTS = MomentTensors(None, None, None, None, None)
 
 _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 
@@ -85,19 +92,14 @@ def instructions() -> str:
 def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
     features = children.poses.shape[4] * children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), children.parents, features)
-    _run(VOTE_SUM, children, NO_PARENTS, options, (sums,))
+    _run(VOTE_SUM, children, MomentTensors(), options, (sums,))
     return (sums,)
 
 
 def vote_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[()],
-    children: Children,
-    parents: NoTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: NoTensors, options: Options, into: Gradients
 ) -> tuple[()]:
-    _run(VOTE_SUM_BACKWARD, children, NO_PARENTS, options, (), grads, into)
+    _run(VOTE_SUM_BACKWARD, children, MomentTensors(), options, (), grads, into)
     return ()
 
 
@@ -105,19 +107,14 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
     query, offset = parents
     sums = accumulator(children.poses, *query.shape)
     log_masses = accumulator(children.poses, *(query.shape[:2] if options.softmax == "children" else (0,)))
-    _run(WEIGHTED_SUM, children, MomentTensors(query, None, None, offset, None), options, (sums, log_masses))
+    _run(WEIGHTED_SUM, children, MomentTensors(query, offset=offset), options, (sums, log_masses))
     return sums, log_masses
 
 
 def weighted_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[Tensor, Tensor],
-    children: Children,
-    parents: DotTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: DotTensors, options: Options, into: Gradients
 ) -> tuple[Tensor | None, Tensor | None]:
-    tensors = MomentTensors(parents.query, None, None, parents.offset, None)
+    tensors = MomentTensors(parents.query, offset=parents.offset)
     grad_query, *_, grad_offset, _ = _run(WEIGHTED_SUM_BACKWARD, children, tensors, options, results, grads, into)
     return grad_query, grad_offset
 
@@ -134,12 +131,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
 
 
 def moments_backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor, Tensor],
-    children: Children,
-    parents: MomentTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: MomentTensors, options: Options, into: Gradients
 ) -> tuple[Tensor | None, ...]:
     return _run(MOMENTS_BACKWARD, children, parents, options, results, grads, into)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, Tensors, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
 from torchcaps.ops.tiled.tiles import Layout, vote_tile
@@ -56,12 +56,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
 
 
 def moments_backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor, Tensor],
-    children: Children,
-    parents: MomentTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: MomentTensors, options: Options, into: Gradients
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of target, precision, prior, offset and betas.
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, NoTensors, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, NoTensors, Options, Tensors, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
@@ -24,12 +24,7 @@ def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[
 
 
 def vote_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[()],
-    children: Children,
-    parents: NoTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: NoTensors, options: Options, into: Gradients
 ) -> tuple[()]:
     """Add the gradients of the children to `into`."""
     h = children.weight.shape[5]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, DotTensors, Gradients, Options
+from torchcaps.ops.children import Children, DotTensors, Gradients, Options, Tensors
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.tiles import Layout, dot_tiles
 
@@ -51,12 +51,7 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
 
 
 def weighted_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[Tensor, Tensor],
-    children: Children,
-    parents: DotTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: DotTensors, options: Options, into: Gradients
 ) -> tuple[Tensor, Tensor | None]:
     """Add the gradients of the children to `into`; return those of query and offset.
 

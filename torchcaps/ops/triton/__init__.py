@@ -4,8 +4,7 @@
 - `problem.py`: what the kernels take, how the work is divided, and the launch of each kernel.
 - `kernels.py`: the kernels. `tiles.py`: the functions that they are built from.
 
-A sum of the votes without coefficients needs no kernel: it is a product of matrices, see `LinearVotes.vote_sum`. Triton
-itself is imported at the first launch, because it may not be installed.
+Triton itself is imported at the first launch, because it may not be installed.
 """
 
 from torchcaps.ops.triton.moments import moments, moments_backward

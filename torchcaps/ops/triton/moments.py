@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, MomentTensors, Options
+from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, Tensors
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.triton.problem import Parents, Problem
 
@@ -34,12 +34,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
 
 
 def moments_backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor, Tensor],
-    children: Children,
-    parents: MomentTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: MomentTensors, options: Options, into: Gradients
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of target, precision, prior, offset and betas."""
     grad_mass, grad_mean, grad_variance = (at_least_float32(x) for x in grads[:3])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, DotTensors, Gradients, Options
+from torchcaps.ops.children import Children, DotTensors, Gradients, Options, Tensors
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.triton.problem import Parents, Problem
 
@@ -24,12 +24,7 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
 
 
 def weighted_sum_backward(
-    grads: tuple[Tensor],
-    results: tuple[Tensor, Tensor],
-    children: Children,
-    parents: DotTensors,
-    options: Options,
-    into: Gradients,
+    grads: Tensors, results: Tensors, children: Children, parents: DotTensors, options: Options, into: Gradients
 ) -> tuple[Tensor | None, ...]:
     """Add the gradients of the children to `into`; return those of query and offset."""
     (sums, log_masses), grad = results, at_least_float32(grads[0])
