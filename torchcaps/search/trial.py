@@ -5,6 +5,7 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
 import optuna
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -13,10 +14,8 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from torchcaps.data import DataError
-from torchcaps.search.head import Space
 from torchcaps.search.plan import Plan
 from torchcaps.search.results import changes
-from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.signals import StopSignals
@@ -66,11 +65,13 @@ def run_trial(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
     """
     # A sampler of its own for each trial: what it chooses follows from the trials before, however often the search was
     # stopped.
-    trial.study.sampler = optuna.samplers.TPESampler(seed=plan.seed_of(trial.number))
-    values = {name: _suggest(trial, name, space) for name, space in plan.search.values.items()}
+    seed = np.random.SeedSequence([plan.seed, trial.number]).generate_state(1)[0]
+    trial.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
+    for name, space in plan.values.items():
+        trial._suggest(name, space)  # as `Study.ask` does; a trial that was begun before has its values
     metric, state = None, TrialState.COMPLETE
     try:
-        metric = _fit(plan, trial, values, signals)
+        metric = _fit(plan, trial, signals)
     except optuna.TrialPruned:
         state = TrialState.PRUNED
     except ENDS_THE_SEARCH:
@@ -86,23 +87,14 @@ def run_trial(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
     trial.study.tell(trial, metric, state)
 
 
-def _suggest(trial: optuna.Trial, name: str, space: Space) -> Any:
-    """Return the value of a trial; Optuna chooses it if the trial has none."""
-    if isinstance(space, optuna.distributions.CategoricalDistribution):
-        return trial.suggest_categorical(name, space.choices)
-    if isinstance(space, optuna.distributions.IntDistribution):
-        return trial.suggest_int(name, space.low, space.high, step=space.step, log=space.log)
-    return trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
-
-
-def _fit(plan: Plan, trial: optuna.Trial, values: dict[str, Any], signals: StopSignals) -> float:
+def _fit(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> float:
     """Train, and return the metric after the last validation."""
     folder = plan.folder_of(trial.number)
     checkpoint, _ = newest_whole(folder.glob("version_*/checkpoints"))
-    training = Training(plan.recipe, plan.arguments(values), folder, signals=signals, allow_code=plan.allow_code)
+    training = plan.training(trial.params, folder=folder, signals=signals)
     trainer: Any = training.trainer
-    trial.set_user_attr("changes", changes(plan.overrides, values, training.values))
-    reports = Reports(trial, plan.search.metric)
+    trial.set_user_attr("changes", changes(training))
+    reports = Reports(trial, plan.metric)
     trainer.callbacks.insert(0, reports)
     try:
         trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
