@@ -171,7 +171,7 @@ def a_plan(folder: str = "search", trials: int = 10, **options) -> Plan:
 
 def open_study(plan: Plan, where: str = "study.log") -> optuna.Study:
     plan.folder.mkdir(exist_ok=True)
-    return studies.open_study(plan, where)
+    return studies.open_study(plan, studies.open_storage(where))
 
 
 def run(plan: Plan) -> optuna.Study:
@@ -192,7 +192,7 @@ def four_validations(plan, trial, signals):
 
 @pytest.mark.parametrize(("mode", "prune"), [("max", True), ("min", True), ("max", False)])
 def test_bad_trials_end_early(monkeypatch, mode, prune):
-    monkeypatch.setattr("torchcaps.search.trial._fit", four_validations)
+    monkeypatch.setattr("torchcaps.search.study.train", four_validations)
     head = f"  metric: val/accuracy\n  mode: {mode}\n  prune: {str(prune).lower()}\n"
     Path("mine.yaml").write_text(RECIPE.replace("  metric: val/accuracy\n", head))
     study = run(a_plan())
@@ -205,7 +205,7 @@ def test_bad_trials_end_early(monkeypatch, mode, prune):
 
 
 def test_the_values_follow_from_the_seed_however_often_a_search_was_stopped(monkeypatch):
-    monkeypatch.setattr("torchcaps.search.trial._fit", four_validations)
+    monkeypatch.setattr("torchcaps.search.study.train", four_validations)
     whole = [trial.params for trial in run(a_plan("a", 13, seed=5)).trials]
     for trials in (3, 12, 13):  # the first ten are drawn evenly, the others follow from those before
         study = run(a_plan("b", trials, seed=5))
@@ -234,6 +234,12 @@ def test_each_trial_is_taken_by_one_process():
     other_lock.release()
     shutil.rmtree(plan.folder_of(1))  # the files of another machine are not here
     assert studies._take(plan, study) is None
+
+
+def test_a_shared_search_that_cannot_work_leaves_no_study(capfd):
+    """A study made by the wrong command would keep its mode."""
+    error_of(capfd, "search", "mine.yaml", "--storage", "study.log", "--data.val_size=0")
+    assert optuna.get_all_study_names(studies.open_storage("study.log")) == []
 
 
 def start(*arguments: str) -> subprocess.Popen:

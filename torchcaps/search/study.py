@@ -4,6 +4,7 @@ The storage is `study.db` in the folder of the search, or what `--storage` names
 database. Any number of processes can work on one study; the locks in its folder keep them apart.
 """
 
+import gc
 import json
 import shlex
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from filelock import FileLock, Timeout
 
+from torchcaps.data import DataError
 from torchcaps.recipes.values import plain
 from torchcaps.search.plan import Plan, check
-from torchcaps.search.trial import run_trial
+from torchcaps.search.trial import train
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import take_folder
@@ -54,7 +58,11 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
     else:
         seed = check(plan)  # before there is a folder
         plan = replace(plan, seed=seed, folder=take_folder(runs, "search"))
-    study = open_study(plan, where or _own_storage(plan.folder))
+    own = URL.create("sqlite", database=str(plan.folder.absolute() / STUDY)).render_as_string()
+    storage = open_storage(where or own)
+    if where is not None and _name(plan) not in optuna.get_all_study_names(storage):
+        check(plan)  # before there is a study
+    study = open_study(plan, storage)
     if then := study.user_attrs.get(BEGAN):
         plan = replace(plan, overrides=plan.overrides or tuple(then["overrides"]))
     elif any(plan.folder.glob("trial_*")):
@@ -72,28 +80,34 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
     return plan, study
 
 
-def open_study(plan: Plan, where: str) -> optuna.Study:
-    """Open the study of a search in a journal file or in the database at a URL. What does not exist is made."""
+def open_storage(where: str) -> JournalStorage | RDBStorage:
+    """Open a journal file or the database at a URL. Files are made if they do not exist."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    bad_trials = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
     try:
-        return optuna.create_study(
-            storage=RDBStorage(where) if "://" in where else JournalStorage(JournalFileBackend(where)),
-            study_name=plan.recipe.folder.as_posix(),
-            direction="maximize" if plan.mode == "max" else "minimize",
-            pruner=bad_trials if plan.prune else optuna.pruners.NopPruner(),
-            load_if_exists=True,
-        )
+        storage = RDBStorage(where) if "://" in where else JournalStorage(JournalFileBackend(where))
+        storage.get_all_studies()
     except Exception as error:  # of the file system, of SQLAlchemy or of a driver
         raise ValueError(
             "the storage cannot be opened: give a journal file of Optuna's or the URL of a database "
             f"({type(error).__name__}: {one_line(error)})"
         ) from error
+    return storage
 
 
-def _own_storage(folder: Path) -> str:
-    """Return the URL of the storage in the folder of a search."""
-    return URL.create("sqlite", database=str(folder.absolute() / STUDY)).render_as_string()
+def open_study(plan: Plan, storage: JournalStorage | RDBStorage) -> optuna.Study:
+    """Open the study of a search, which is made if it does not exist."""
+    bad_trials = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+    return optuna.create_study(
+        storage=storage,
+        study_name=_name(plan),
+        direction="maximize" if plan.mode == "max" else "minimize",
+        pruner=bad_trials if plan.prune else optuna.pruners.NopPruner(),
+        load_if_exists=True,
+    )
+
+
+def _name(plan: Plan) -> str:
+    return plan.recipe.folder.as_posix()
 
 
 def _newest(runs: Path) -> Path:
@@ -125,7 +139,8 @@ def run_study(plan: Plan, study: optuna.Study, signals: StopSignals, after: Call
         after: function that is called with the number of every trial that has ended; no other process calls it then.
 
     Raises:
-        Stopped, DataError, ImportError, OSError: see `run_trial`.
+        Stopped: a signal asked to stop; the trial under way can continue.
+        DataError, ImportError, OSError: what every other trial would fail from too.
     """
     alone = FileLock(plan.folder / "lock")
     while True:
@@ -135,13 +150,39 @@ def run_study(plan: Plan, study: optuna.Study, signals: StopSignals, after: Call
             return
         trial, lock = taken
         try:
-            run_trial(plan, trial, signals)
+            _run(plan, trial, signals)
         except (OptunaError, SQLAlchemyError) as error:
             raise OSError(f"the storage of the search failed: {one_line(error)}") from error
         finally:
             lock.release()
         with alone:
             after(trial.number)
+
+
+def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
+    """Choose the values of a trial, unless it was begun before, train it, and tell the study how it ended."""
+    # A sampler of its own for each trial: what it chooses follows from the trials before, however often the search was
+    # stopped.
+    seed = np.random.SeedSequence([plan.seed, trial.number]).generate_state(1)[0]
+    trial.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
+    for name, space in plan.values.items():
+        trial._suggest(name, space)  # as `Study.ask` does
+    metric, state = None, TrialState.COMPLETE
+    try:
+        metric = train(plan, trial, signals)
+    except optuna.TrialPruned:
+        state = TrialState.PRUNED
+    except (DataError, ImportError, OSError, OptunaError, SQLAlchemyError):
+        raise
+    except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
+        known = isinstance(error, ValueError | FloatingPointError)
+        trial.set_user_attr("error", one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
+        state = TrialState.FAIL
+    finally:
+        if torch.cuda.is_available():
+            gc.collect()  # a training is full of cycles
+            torch.cuda.empty_cache()
+    trial.study.tell(trial, metric, state)
 
 
 def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | None:
