@@ -63,12 +63,13 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
     if where is not None and _name(plan) not in optuna.get_all_study_names(storage):
         check(plan)  # before there is a study
     study = open_study(plan, storage)
-    if then := study.user_attrs.get(BEGAN):
+    then = study.user_attrs.get(BEGAN, {})
+    if then:
         plan = replace(plan, overrides=plan.overrides or tuple(then["overrides"]))
     elif any(plan.folder.glob("trial_*")):
         raise ValueError(f"{plan.folder} has trials of a search in another storage: move it away, or give other --runs")
     now = _about(plan)
-    if others := [name for name in then or () if then[name] != now[name]]:
+    if others := [name for name in then if then[name] != now[name]]:
         raise ValueError(
             f"the search in {plan.folder} began with other {' and '.join(others)}: give the same as then (overrides: "
             f"{shlex.join(then['overrides']) or 'none'}), or begin a new one"
