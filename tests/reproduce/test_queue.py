@@ -14,23 +14,22 @@ import pytest
 import torch
 
 from torchcaps.cli import main
-from torchcaps.reproduce.plan import Run
+from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.queue import _take, missing
 from torchcaps.reproduce.results import Result, add_results, read_results
-from torchcaps.reproduce.work import as_begun
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 ROW = "zhao2019/table1/fashion-mnist-max"  # 100 steps on sixteen images
+
+NO_HASHES = ["--data.check_hashes=false"]  # images of noise have others
 
 DONE = Result(ROW, "", "", 1, 7.5, "test error", 9, "", "", "", "", "", "", 1.0)
 
 QUEUE = """
 import sys
 from torchcaps.training.checkpoints import LastCheckpoints
-from torchcaps.data.files import CanonicalFile
 LastCheckpoints.SECONDS = 0.3
-CanonicalFile.check = lambda file, path: None
 if __name__ == "__main__":
     from torchcaps.cli import run
     run()
@@ -40,7 +39,7 @@ if __name__ == "__main__":
 def start(root: Path, data: Path, *arguments: str) -> subprocess.Popen:
     root.mkdir(exist_ok=True)
     (root / "begin.py").write_text(QUEUE)
-    options = ["reproduce", ROW, "--threads", "1", "--runs", str(root / "runs"), *arguments]
+    options = ["reproduce", ROW, "--check_hashes", "false", "--threads", "1", "--runs", str(root / "runs"), *arguments]
     return subprocess.Popen(
         [sys.executable, str(root / "begin.py"), *options],
         env={**os.environ, "TORCHCAPS_DATA": str(data), "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -67,7 +66,7 @@ def test_a_queue_killed_again_and_again_ends_in_the_same_weights(tmp_path, image
     assert start(whole, images_of_noise).wait() == 0
     draw = random.Random(0)
     kills = 0
-    while missing(killed / "runs", [ROW]):
+    while missing(killed / "runs", plan([ROW], NO_HASHES)):
         queue = start(killed, images_of_noise)
         assert queue.stdout.readline().split()[2].startswith(ROW)  # wait until the first row has started
         how = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -101,7 +100,8 @@ def test_two_queues_share_the_rows(tmp_path, images_of_noise):
     results = read_results(tmp_path / "runs" / "results.csv")
     assert sorted(result.seed for result in results) == [0, 1, 2]
     first = results[0]
-    assert first.command == f"torchcaps train {ROW} --seed_everything={first.seed} --trainer.devices=1"
+    assert first.command == f"torchcaps train {ROW} --seed_everything={first.seed} {NO_HASHES[0]} --trainer.devices=1"
+    assert first.overrides == NO_HASHES[0]
     assert first.precision == "32-true"
     assert "1 thread, torch" in first.hardware
     assert first.hours > 0
@@ -110,12 +110,12 @@ def test_two_queues_share_the_rows(tmp_path, images_of_noise):
 
 
 def test_a_run_is_taken_by_one_queue(tmp_path):
-    (first, lock), (second, other) = _take(tmp_path, [ROW], set()), _take(tmp_path, [ROW], set())
+    (first, lock), (second, other) = _take(tmp_path, plan([ROW]), set()), _take(tmp_path, plan([ROW]), set())
     assert (first.seed, second.seed) == (0, 1)
-    assert _take(tmp_path, [ROW], {Run(ROW, 2)}) is None  # this one it has tried
+    assert _take(tmp_path, plan([ROW]), {Run(ROW, 2)}) is None  # this one it has tried
     lock.release()
     add_results(tmp_path / "results.csv", [replace(DONE, seed=0)])
-    (third, last) = _take(tmp_path, [ROW], set())
+    (third, last) = _take(tmp_path, plan([ROW]), set())
     assert third.seed == 2
     for each in (other, last):
         each.release()
@@ -126,7 +126,7 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     add_results(tmp_path / "results.csv", [DONE])
     (tmp_path / "seed-0" / ROW).mkdir(parents=True)
     (tmp_path / "seed-0" / ROW / "failed.txt").write_text("DataError: no data")
-    assert [run.seed for run in missing(tmp_path, [ROW])] == [2, 0]
+    assert [run.seed for run in missing(tmp_path, plan([ROW]))] == [2, 0]
     assert main(["reproduce", ROW, "--list", "--runs", str(tmp_path), "--threads", "1"]) == 0
     line = capfd.readouterr().out.splitlines()[1]
     assert re.match(rf"{ROW} +7.86 % test error +7.50 % \(1 seed\) +2 0 +failed: DataError: no data", line)
@@ -134,20 +134,18 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
 
 
-def test_a_run_keeps_the_overrides_that_it_began_with(tmp_path):
-    """Its result is filed under them, although the plan has others now."""
-    (run, *_) = missing(tmp_path, [ROW])
-    assert run.overrides == ()
+def test_a_run_keeps_the_overrides_of_its_checkpoints(tmp_path):
+    """Its result is filed under them, although others are wanted now. Without a checkpoint, it begins with others."""
+    run = missing(tmp_path, plan([ROW]))[0]
     begun = replace(run, overrides=("--trainer.max_epochs=7",))
-    folder = run.folder(tmp_path)
-    folder.mkdir(parents=True)
-    (folder / "overrides.json").write_text(json.dumps(begun.arguments))
-    assert as_begun(run, tmp_path) == begun
-    assert missing(tmp_path, [ROW])[0] == begun
-    done = replace(DONE, seed=0, overrides="--trainer.max_epochs=7")
-    assert done.key in begun.keys
-    add_results(tmp_path / "results.csv", [done])
-    assert [run.seed for run in missing(tmp_path, [ROW])] == [1, 2]
+    checkpoint = run.folder(tmp_path) / "version_0" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    (run.folder(tmp_path) / "begun.json").write_text(json.dumps(begun.overrides))
+    assert missing(tmp_path, plan([ROW], NO_HASHES))[0] == replace(run, overrides=tuple(NO_HASHES))
+    checkpoint.touch()
+    assert missing(tmp_path, plan([ROW], NO_HASHES))[0] == begun
+    add_results(tmp_path / "results.csv", [replace(DONE, seed=0, overrides="--trainer.max_epochs=7")])
+    assert [run.seed for run in missing(tmp_path, plan([ROW]))] == [1, 2]
 
 
 def test_bad_arguments(tmp_path, capfd):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from torchcaps.recipes import list_recipes, load_recipe
-from torchcaps.reproduce.curves import curve, curves_figure
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.report import BLOCK, rows_table, small_table, with_tables
+from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, small_table, with_tables
 from torchcaps.reproduce.results import (
     PUBLISHED_WITH_THE_PACKAGE,
     Result,
@@ -114,8 +113,8 @@ def test_the_curve_of_a_run_in_parts(tmp_path):
         folder.mkdir(parents=True)
         lines = [f"{step},{step + part / 100},\n{step},,0.5\n" for step in steps]
         (folder / "metrics.csv").write_text("step,train/loss_step,train/accuracy\n" + "".join(lines))
-    steps, values = curve(run.folder(tmp_path))
-    assert steps == list(range(100))
+    values = curve(run.folder(tmp_path))
+    assert list(values.index) == list(range(100))
     assert (values[39], values[40], values[80]) == (39, 40.01, 80.1)
     figure = curves_figure(tmp_path, [run, Run(ROW, 1)])
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [f"{ROW}, seed 0"]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,7 @@ pytest.importorskip("optuna")
 import optuna
 
 from torchcaps.search import study as studies
-from torchcaps.search.head import read_search
-from torchcaps.search.plan import Plan
+from torchcaps.search.plan import Plan, read_plan
 from torchcaps.search.results import best_of
 from torchcaps.search.trial import Reports
 
@@ -142,7 +140,7 @@ def test_a_search_goes_on_with_what_it_began_with(searched, capfd):
     assert (FOLDER / "trials.csv").read_text() == before
     resume = ("search", "mine.yaml", "--resume")
     said = error_of(capfd, *resume, "--trainer.max_epochs", "3")
-    assert "began with other overrides [], and now they are ['--trainer.max_epochs', '3']: give the same as" in said
+    assert "began with other overrides: give the same as then (overrides: none), or begin a new one" in said
     for old, new, part in (
         ("high: 1e-2", "high: 1e-1", "lines in the head `search`"),
         ("val_size: 100", "val_size: 101", "values in the recipe"),
@@ -160,37 +158,41 @@ def test_failed_trials_do_not_end_a_search(capfd):
     assert not (FOLDER / "best.yaml").exists()
     assert call("search", "mine.yaml", "--resume", "--trials", "4") == 0
     rows = table()
-    assert {row["state"] for row in rows} == {"complete", "failed"}
+    assert {row["state"] for row in rows} == {"complete", "fail"}
     for row in rows:
-        assert (row["state"] == "failed") == (row[LR] == "1e30")
-        assert row["error"].startswith("the loss is nan at step ") == (row["state"] == "failed")
+        assert (row["state"] == "fail") == (row[LR] == "1e30")
+        assert row["error"].startswith("the loss is nan at step ") == (row["state"] == "fail")
     assert "lr: 0.002\n" in (FOLDER / "best.yaml").read_text()
 
 
-def a_plan(folder: str = "search", trials: int = 10, **changes) -> Plan:
-    recipe = load_recipe("mine.yaml")
-    return replace(Plan(recipe, read_search(recipe), [], trials, Path(folder)), **changes)
+def a_plan(folder: str = "search", trials: int = 10, **options) -> Plan:
+    return read_plan(load_recipe("mine.yaml"), folder=Path(folder), trials=trials, **options)
 
 
-def run(plan: Plan, study=None):
-    """Run a search whose study is in memory; return the study."""
-    study = study or studies._begin(plan, optuna.storages.InMemoryStorage())
+def open_study(plan: Plan, where: str = "study.log") -> optuna.Study:
+    plan.folder.mkdir(exist_ok=True)
+    return studies.open_study(plan, studies.open_storage(where))
+
+
+def run(plan: Plan) -> optuna.Study:
+    """Run a search or go on with it; return the study."""
+    study = open_study(plan, f"{plan.folder}.log")
     studies.run_study(plan, study, StopSignals(), lambda number: None)
     return study
 
 
-def four_validations(plan, trial, values, signals):
+def four_validations(plan, trial, signals):
     """Train nothing: the metric is the learning rate, after each of four validations."""
     for step in range(4):
-        trial.report(values[LR], step)
+        trial.report(trial.params[LR], step)
         if trial.should_prune():
             raise optuna.TrialPruned
-    return values[LR]
+    return trial.params[LR]
 
 
 @pytest.mark.parametrize(("mode", "prune"), [("max", True), ("min", True), ("max", False)])
 def test_bad_trials_end_early(monkeypatch, mode, prune):
-    monkeypatch.setattr("torchcaps.search.trial._fit", four_validations)
+    monkeypatch.setattr("torchcaps.search.study.train", four_validations)
     head = f"  metric: val/accuracy\n  mode: {mode}\n  prune: {str(prune).lower()}\n"
     Path("mine.yaml").write_text(RECIPE.replace("  metric: val/accuracy\n", head))
     study = run(a_plan())
@@ -203,26 +205,24 @@ def test_bad_trials_end_early(monkeypatch, mode, prune):
 
 
 def test_the_values_follow_from_the_seed_however_often_a_search_was_stopped(monkeypatch):
-    monkeypatch.setattr("torchcaps.search.trial._fit", four_validations)
+    monkeypatch.setattr("torchcaps.search.study.train", four_validations)
     whole = [trial.params for trial in run(a_plan("a", 13, seed=5)).trials]
-    study = None
     for trials in (3, 12, 13):  # the first ten are drawn evenly, the others follow from those before
-        study = run(a_plan("b", trials, seed=5), study)
+        study = run(a_plan("b", trials, seed=5))
     assert [trial.params for trial in study.trials] == whole
     assert run(a_plan("c", 13, seed=6)).trials[0].params != whole[0]
     assert len({params[LR] for params in whole}) == 13
 
 
 def test_a_trial_that_never_validates_has_failed():
-    (trial,) = run(a_plan(trials=1, overrides=["--trainer.check_val_every_n_epoch=3"])).trials
+    (trial,) = run(a_plan(trials=1, overrides=("--trainer.check_val_every_n_epoch=3",))).trials
     assert trial.state.name == "FAIL"
     assert trial.user_attrs["error"].startswith("the training ended before its first validation: train longer")
 
 
 def test_each_trial_is_taken_by_one_process():
-    plan, storage = a_plan(trials=2), studies._open_storage("study.log")
-    study = studies._begin(plan, storage)
-    other = optuna.load_study(study_name=study.study_name, storage=studies._open_storage("study.log"))
+    plan = a_plan(trials=2)
+    study, other = open_study(plan), open_study(plan)
     (first, lock), (second, other_lock) = studies._take(plan, study), studies._take(plan, other)
     assert (first.number, second.number) == (0, 1)
     assert studies._take(plan, study) is studies._take(plan, other) is None
@@ -234,6 +234,12 @@ def test_each_trial_is_taken_by_one_process():
     other_lock.release()
     shutil.rmtree(plan.folder_of(1))  # the files of another machine are not here
     assert studies._take(plan, study) is None
+
+
+def test_a_shared_search_that_cannot_work_leaves_no_study(capfd):
+    """A study made by the wrong command would keep its mode."""
+    error_of(capfd, "search", "mine.yaml", "--storage", "study.log", "--data.val_size=0")
+    assert optuna.get_all_study_names(studies.open_storage("study.log")) == []
 
 
 def start(*arguments: str) -> subprocess.Popen:
@@ -304,8 +310,7 @@ def test_the_head_is_extended_shown_and_ignored_by_training(capfd):
     Path("other.yaml").write_text(
         "extends: mine.yaml\nsearch: {metric: val/loss, mode: min, values: {seed_everything: {low: 0, high: 9}}}\n"
     )
-    search, other = read_search(load_recipe("same.yaml")), read_search(load_recipe("other.yaml"))
-    assert search == read_search(load_recipe("mine.yaml"))
+    search, other = read_plan(load_recipe("same.yaml")), read_plan(load_recipe("other.yaml"))
     assert search.values["data.batch_size"] == optuna.distributions.IntDistribution(16, 64, step=16)
     assert search.values[LR] == optuna.distributions.FloatDistribution(0.001, 0.01, log=True)  # 1e-3 is a text in YAML
     assert (other.metric, other.mode, list(other.values)) == ("val/loss", "min", ["seed_everything"])
@@ -324,20 +329,21 @@ def test_the_head_is_extended_shown_and_ignored_by_training(capfd):
         ({"trials": 0}, "search.trials must be a number of trainings, at least 1, got 0"),
         ({"trials": True}, "at least 1, got True"),
         ({"prune": "maybe"}, "search.prune must be true or false, got 'maybe'"),
-        ({"values": {}}, "search.values must have a line for each value, NAME: {low: NUMBER, high: NUMBER}"),
+        ({"values": {}}, "search.values must be a line for each value, NAME: {low: NUMBER, high: NUMBER}"),
         ({LR: 0.1}, f"{LR} must be {{low: NUMBER, high: NUMBER}}, also with log"),
         ({LR: {"low": 0.1, "choices": [1, 2]}}, f"{LR} must be {{low: NUMBER"),
         ({LR: {"low": 0.1}}, f"{LR} must be {{low: NUMBER"),
-        ({LR: {"low": 0.1, "high": 1.0, "log": 10}}, f"{LR} must be {{low: NUMBER"),
-        ({LR: {"low": "a", "high": 1}}, f"{LR}: low must be a number, got 'a'"),
-        ({LR: {"low": 0.1, "high": float("inf")}}, f"{LR}: high must be a number, got inf"),
-        ({LR: {"low": 2, "high": 1}}, f"{LR}: "),
-        ({LR: {"low": 0.0, "high": 1.0, "log": True}}, f"{LR}: "),
-        ({LR: {"low": 1, "high": 8, "log": True, "step": 2}}, f"{LR}: "),
-        ({LR: {"low": 1.0, "high": 8, "step": -1}}, f"{LR}: "),
-        ({LR: {"choices": 3}}, f"{LR}: choices must be a list of texts, numbers, true, false or null, got 3"),
-        ({LR: {"choices": [1, [2]]}}, "must be a list of texts, numbers, true, false or null, got [1, [2]]"),
-        ({LR: {"choices": [1, 1]}}, f"{LR}: choices must be two or more different values, got [1, 1]"),
+        ({LR: {"low": 0.1, "high": 1.0, "log": 10}}, "log is true or false"),
+        ({LR: {"low": "a", "high": 1}}, "could not convert string to float: 'a'"),
+        ({LR: {"low": 0.1, "high": float("inf")}}, "inf is not finite"),
+        ({LR: {"low": True, "high": 2}}, "could not convert string to float: 'True'"),
+        ({LR: {"low": 2, "high": 1}}, f"{LR} must be {{low: NUMBER"),
+        ({LR: {"low": 0.0, "high": 1.0, "log": True}}, f"{LR} must be {{low: NUMBER"),
+        ({LR: {"low": 1, "high": 8, "log": True, "step": 2}}, f"{LR} must be {{low: NUMBER"),
+        ({LR: {"low": 1.0, "high": 8, "step": -1}}, f"{LR} must be {{low: NUMBER"),
+        ({LR: {"choices": 3}}, f"{LR} must be {{low: NUMBER"),
+        ({LR: {"choices": []}}, f"{LR} must be {{low: NUMBER"),
+        ({LR: {"choices": [1, [2]]}}, "choices are texts, numbers, true, false and null"),
         ({"metric": "val/acuracy"}, "search.metric is 'val/acuracy', which no validation logs; did you mean val/accur"),
         ({"metric": "test/accuracy"}, "search.metric is 'test/accuracy', which no validation logs"),
         ({"model.optimizer.rl": {"low": 1, "high": 2}}, "model.optimizer.rl=2: there is no 'rl'; did you mean lr"),
@@ -371,8 +377,11 @@ def test_bad_heads(capfd, change, said):
         (["mine.yaml", "--storage", "sqlite:///no/folder/x.db"], "the storage cannot be opened: give a journal file"),
         (["mine.yaml", "--storage", "nosql://machine/x"], "the storage cannot be opened: give a journal file"),
         (["mine.yaml", "--data.batch_size", "8"], "data.batch_size is searched: leave out --data.batch_size, or take"),
-        (["mine.yaml", "--data.val_size=0"], "a search needs a validation, and this recipe holds out no samples for"),
-        (["mine.yaml", "--trainer.limit_val_batches=0"], "set trainer.limit_val_batches to more than 0"),
+        (
+            ["mine.yaml", "--data.val_size=0"],
+            "a search needs a validation, and this recipe has none: set data.val_size",
+        ),
+        (["mine.yaml", "--trainer.limit_val_batches=0"], "trainer.limit_val_batches to more than 0"),
         (["mine.yaml", "--trainer.devices=2", "--trainer.accelerator=cpu"], "a trial trains in one process"),
     ],
 )

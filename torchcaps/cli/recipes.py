@@ -35,25 +35,25 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _list(options: argparse.Namespace, names: list[str]) -> None:
     from torchcaps.recipes import load_recipe
-    from torchcaps.reproduce.results import small_name, summary
+    from torchcaps.reproduce.results import SMALL, summary
 
     results = _results(options)
     rows = []
     for name in names:
         recipe = load_recipe(name)
-        ours = summary(results, small_name(name) if options.small else name)
+        ours = summary(results, name + SMALL if options.small else name)
         rows.append((name, recipe.row, recipe.published, ours, recipe.dataset))
     print_table(("recipe", "row", "published", "ours, small" if options.small else "ours", "data"), rows)
 
 
 def _show(options: argparse.Namespace) -> None:
     from torchcaps.recipes.values import lines
-    from torchcaps.reproduce.results import small_name, summary
+    from torchcaps.reproduce.results import SMALL, summary
 
     recipe = load_requested(options)
     title = ", ".join(part for part in (recipe.paper, recipe.table, recipe.title) if part)
     print(f"# {title or recipe.name}")
-    ours = summary(_results(options), small_name(recipe.name) if recipe.is_small else recipe.name)
+    ours = summary(_results(options), recipe.name + SMALL if recipe.is_small else recipe.name)
     for what, said in (("data", recipe.dataset), ("published", recipe.published), ("ours", ours)):
         if said:
             print(f"# {what}: {said}")

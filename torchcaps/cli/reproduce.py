@@ -23,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours", type=float, metavar="H", help="stop after this many hours (default: when all is done)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a run (default: as many as PyTorch takes)")
+    parser.add_argument(
+        "--check_hashes",
+        choices=("true", "false"),
+        default="true",
+        help="false: train also with files that do not have their published hashes; results are filed apart",
+    )
     parser.add_argument("--list", action="store_true", help="show published, ours so far, and what is left")
     add_runs(parser)
 
@@ -39,6 +45,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     import torch
 
     from torchcaps.reproduce import queue
+    from torchcaps.reproduce.plan import plan
 
     root, names = Path(options.runs), options.rows
     if options.small:
@@ -55,10 +62,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
 
     try:
+        runs = plan(names, ["--data.check_hashes=false"] if options.check_hashes == "false" else ())
         if options.list:
-            print_table(queue.HEADER, queue.table(root, names))
+            print_table(queue.HEADER, queue.table(root, runs))
         else:
-            queue.reproduce(root, names, options.hours, threads, say)
+            queue.reproduce(root, runs, options.hours, threads, say)
     except ValueError as error:
         raise BadInput(str(error)) from error
     except Stopped as stop:

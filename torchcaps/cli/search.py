@@ -42,15 +42,15 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput(f"--trials must be at least 1, got {options.trials}")
     with needs("train"):
         pass
-    from torchcaps.search.head import read_search
-    from torchcaps.search.plan import Plan
+    from torchcaps.search.plan import read_plan
     from torchcaps.search.results import write_results
     from torchcaps.search.study import open_search, run_study
 
     with bad_data():
-        search, runs = read_search(recipe), runs_of(options, recipe)
+        trials = {"trials": options.trials} if options.trials else {}
         overrides = [*network_overrides(options.model, recipe), *overrides]
-        plan = Plan(recipe, search, overrides, options.trials or search.trials, runs, options.allow_code)
+        plan = read_plan(recipe, overrides=tuple(overrides), allow_code=options.allow_code, **trials)
+        runs = runs_of(options, recipe)
         plan, study = open_search(plan, runs, options.resume, options.storage)
     print(f"search: {plan.folder}", flush=True)
     try:
@@ -67,15 +67,15 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _after(plan: "Plan", study: "optuna.Study", number: int) -> None:
     """Write the results after a trial, and print a line about it."""
-    from torchcaps.search.results import STATES, best_of, metric_of, write_results
+    from torchcaps.search.results import best_of, metric_of, write_results
 
     write_results(plan, study)
     trial, best = study.trials[number], best_of(study)
     values = " ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
-    metric = "" if metric_of(trial) is None else f" {plan.search.metric} {metric_of(trial):.4f}"
+    metric = "" if metric_of(trial) is None else f" {plan.metric} {metric_of(trial):.4f}"
     error = trial.user_attrs.get("error")
     end = f": {error}" if error else "; the best so far" if best and best.number == number else ""
-    print(f"trial {number}: {values}:{metric} {STATES[trial.state]}{end}", flush=True)
+    print(f"trial {number}: {values}:{metric} {trial.state.name.lower()}{end}", flush=True)
 
 
 def _print_best(plan: "Plan", study: "optuna.Study", paths: list[Path]) -> None:
@@ -87,7 +87,7 @@ def _print_best(plan: "Plan", study: "optuna.Study", paths: list[Path]) -> None:
     if best is None:
         errors = [f"; trial {trial.number}: {error}" for trial in trials if (error := trial.user_attrs.get("error"))]
         raise BadInput(f"none of {len(trials)} trials came to its end{''.join(errors[:1])}")
-    print(f"best: trial {best.number}, {plan.search.metric} {best.value:.4f}")
+    print(f"best: trial {best.number}, {plan.metric} {best.value:.4f}")
     for name, value in best.params.items():
         print(f"  {name}: {_short(value)}")
     for path in paths:

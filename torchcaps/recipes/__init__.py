@@ -8,7 +8,7 @@ A table file has the values of the whole table and the few that each row changes
     rows            by name: title, published number, dataset, changes of `base`, and `small` for this row alone
 
 Any other file is a recipe by itself: these values at its top level, or a few of them and `extends: RECIPE` or
-`extends: RECIPE --small`. It may also have a head `search`, for `torchcaps search` (torchcaps/search/head.py).
+`extends: RECIPE --small`. It may also have a head `search`, for `torchcaps search` (torchcaps/search/plan.py).
 
 Later values override earlier ones: base, row, small, the row's small, a file that extends the row. Where a change names
 another class (`class_path`), the arguments of the class before are dropped.

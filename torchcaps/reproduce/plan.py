@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchcaps.recipes import Recipe, list_recipes, load_recipe
-from torchcaps.reproduce.results import SMALL, Key, small_name
+from torchcaps.reproduce.results import SMALL, Key
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.extras import needs
 
@@ -15,7 +15,6 @@ with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
-DEVICES = "--trainer.devices=1"  # Lightning would start the queue again for each further one
 
 
 @dataclass(frozen=True)
@@ -53,29 +52,33 @@ class Run:
     @property
     def arguments(self) -> list[str]:
         """Command-line arguments of its training."""
-        chosen = [f"--seed_everything={self.seed}", *self.overrides, DEVICES]
-        if self.load().bfloat16:
-            chosen.append("--trainer.precision=bf16-mixed")
-        return chosen
+        precision = ["--trainer.precision=bf16-mixed"] if self.load().bfloat16 else []
+        one = "--trainer.devices=1"  # Lightning would start the queue again for each further one
+        return [f"--seed_everything={self.seed}", *self.overrides, one, *precision]
 
 
-def plan(wanted: Sequence[str] = ()) -> list[Run]:
+def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]:
     """Return all runs in their order: those of plan.yaml first, then the others.
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
             behind a name, the small versions. Of a table that compares, and has no published number, all rows.
+        overrides: command-line arguments of all runs, after those of plan.yaml.
 
     Raises:
         ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    details = {e["recipe"]: (tuple(e.get("overrides", ())), tuple(e.get("tested_on", ()))) for e in entries}
+    details = {entry.pop("recipe"): entry for entry in entries}
     rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _with_number(_rows())
     first = [row for row in details if row in rows]
     others = [row for row in rows if row not in first]
-    order = [(row, seed) for part in (first, others) for seed in SEEDS for row in part]
-    return [Run(row, seed, *details.get(row, ())) for row, seed in order]
+    runs = []
+    for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
+        entry = details.get(row, {})
+        given = (*entry.get("overrides", ()), *overrides)
+        runs.append(Run(row, seed, given, tuple(entry.get("tested_on", ()))))
+    return runs
 
 
 def names_of_runs() -> list[str]:
@@ -99,6 +102,4 @@ def _rows_of(name: str) -> list[str]:
     rows = [row for row in _rows() if row == wanted or row.startswith(f"{wanted}/")]
     if not rows:
         raise ValueError(f"no paper, table or row is called {wanted!r}{nearest(wanted, names_of_runs())}")
-    if name.endswith(SMALL):
-        return [small_name(row) for row in rows]
-    return _with_number(rows) or rows
+    return [row + SMALL for row in rows] if name.endswith(SMALL) else _with_number(rows) or rows

@@ -13,47 +13,47 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from torchcaps.reproduce.plan import Run, plan
+from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import known_results, summary
 from torchcaps.reproduce.work import as_begun, steps_done, work
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "")
 
 
-def missing(root: Path, papers: Sequence[str]) -> list[Run]:
-    """Return the runs that have no result yet, in the order of the plan. Those that failed last time come last."""
+def missing(root: Path, runs: Sequence[Run]) -> list[Run]:
+    """Return those of the runs that have no result yet, in their order. Those that failed last time come last."""
     done = {result.key for result in known_results(root)}
-    wanted = [run for run in plan(papers) if not done.issuperset(run.keys)]
+    wanted = [run for run in runs if not done.issuperset(run.keys)]
     left = [run for run in (as_begun(run, root) for run in wanted) if not done.issuperset(run.keys)]
     return sorted(left, key=lambda run: _failure(run, root) != "")
 
 
-def table(root: Path, papers: Sequence[str]) -> list[tuple[str, ...]]:
+def table(root: Path, runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
-    results, left = known_results(root), missing(root, papers)
+    results, left = known_results(root), missing(root, runs)
     lines = []
-    for recipe, one_run in {run.recipe: run for run in plan(papers)}.items():
-        runs = [run for run in left if run.recipe == recipe]
-        steps = " ".join(f"{count:,}" for run in runs if (count := steps_done(run, root)))
-        notes = [f"failed: {_failure(run, root)[:160]}" for run in runs if _failure(run, root)]
+    for recipe, one_run in {run.recipe: run for run in runs}.items():
+        of_row = [run for run in left if run.recipe == recipe]
+        steps = " ".join(f"{count:,}" for run in of_row if (count := steps_done(run, root)))
+        notes = [f"failed: {_failure(run, root)[:160]}" for run in of_row if _failure(run, root)]
         published, ours = one_run.load().published, summary(results, recipe)
-        lines.append((recipe, published, ours, " ".join(str(run.seed) for run in runs), steps, *(notes or [""])[:1]))
+        lines.append((recipe, published, ours, " ".join(str(run.seed) for run in of_row), steps, *(notes or [""])[:1]))
     return lines
 
 
-def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: int, say: Callable[[str], None]) -> None:
-    """Train all runs without a result, one after the other.
+def reproduce(root: Path, runs: Sequence[Run], hours: float | None, threads: int, say: Callable[[str], None]) -> None:
+    """Train those of the runs that have no result, one after the other.
 
     Args:
         root: folder of all runs.
-        papers: papers, tables or recipes, or nothing for all.
+        runs: the runs.
         hours: time after which the current run is saved and stopped, to be resumed next time, or None for no limit.
         threads: number of threads of a run.
         say: function that prints a line for the user.
     """
     end = None if hours is None else time.monotonic() + 3600 * hours
     tried: set[Run] = set()
-    while taken := _take(root, papers, tried):
+    while taken := _take(root, runs, tried):
         run, lock = taken
         tried.add(run)
         try:
@@ -73,14 +73,14 @@ def reproduce(root: Path, papers: Sequence[str], hours: float | None, threads: i
                     say(f"{run}{data}: {number} (published: {result.published or 'none'})")
         finally:
             lock.release()
-    left = len(missing(root, papers))
+    left = len(missing(root, runs))
     have = "1 run has" if left == 1 else f"{left} runs have"
     say(f"{have} no result: failed, or in another queue" if left else "all rows are done")
 
 
-def _take(root: Path, papers: Sequence[str], tried: set[Run]) -> tuple[Run, FileLock] | None:
+def _take(root: Path, runs: Sequence[Run], tried: set[Run]) -> tuple[Run, FileLock] | None:
     """Return the next run that no other queue has, and its lock, which this queue has now; None if there is none."""
-    for run in missing(root, papers):
+    for run in missing(root, runs):
         if run in tried:
             continue
         run.folder(root).mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def _take(root: Path, papers: Sequence[str], tried: set[Run]) -> tuple[Run, File
             lock.acquire(timeout=0)
         except Timeout:
             continue
-        if run in missing(root, papers):
+        if run in missing(root, runs):
             return run, lock
         lock.release()  # another queue has finished it in this moment
     return None

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, which `make results` makes from results.csv.
+"""The tables of docs/results.md, which `make results` makes from results.csv, and its figure of training losses.
 
 python -m torchcaps.reproduce.report docs    # adds the results of the queue in $TORCHCAPS_RUNS to results.csv first
 """
@@ -10,21 +10,26 @@ from collections.abc import Iterable, Sequence
 from math import isnan
 from pathlib import Path
 
-from torchcaps.explain.axes import write
+import pandas as pd
+
 from torchcaps.recipes import list_recipes, load_recipe
-from torchcaps.reproduce.curves import curves_figure
-from torchcaps.reproduce.plan import plan
+from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import (
     PUBLISHED_WITH_THE_PACKAGE,
+    SMALL,
     Result,
     add_results,
-    is_small,
     mean,
     read_results,
-    small_name,
     summary,
 )
+from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_text_whole
+
+with needs("train"):
+    from matplotlib.figure import Figure
+
+    from torchcaps.explain.axes import in_style, write
 
 BLOCK = re.compile(
     r"(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)", re.DOTALL
@@ -40,7 +45,7 @@ def rows_table(part: str, results: Sequence[Result]) -> str:
         if name == part or (name.startswith(f"{part}/") and (recipe.has_number or ours != "not run")):
             lines.append(f"| `{name}` | {recipe.row} | {recipe.published} | {ours} |")
     text = "\n".join(lines) + "\n"
-    if groups := [group for group in _groups(part, results) if not is_small(group[0])]:
+    if groups := [group for group in _groups(part, results) if not group[0].is_small]:
         lines = ["| ours | command | commit | hardware | precision | date | hours |", "|---|---|---|---|---|---|---|"]
         text += "\n" + "\n".join([*lines, *map(_how, groups)]) + "\n"
     return text
@@ -48,13 +53,13 @@ def rows_table(part: str, results: Sequence[Result]) -> str:
 
 def small_table(part: str, results: Sequence[Result]) -> str:
     """Return the results of the small versions of the recipes of a paper or a table, in Markdown."""
-    groups = [group for group in _groups(part, results) if is_small(group[0])]
+    groups = [group for group in _groups(part, results) if group[0].is_small]
     lines = [
         "| recipe | row | parameters | by seed | ours | published, full size | commit | date |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in list_recipes():
-        lines += [_small_line(name, group) for group in groups if group[0].recipe == small_name(name)]
+        lines += [_small_line(name, group) for group in groups if group[0].recipe == name + SMALL]
     every = [result for group in groups for result in group]
     hardware, precision = _distinct(every, "hardware", "; or "), _distinct(every, "precision")
     command = "`torchcaps train RECIPE --small --seed_everything SEED`, with the options in the first column"
@@ -114,6 +119,40 @@ def with_tables(text: str, results: Sequence[Result]) -> str:
         return block[1] + (small_table if block[2] else rows_table)(block[3], results) + block[4]
 
     return BLOCK.sub(made, text)
+
+
+def curve(folder: Path, name: str = "train/loss_step") -> pd.Series:
+    """Return the logged values of a run by their steps. It may have several parts, one for each time it was resumed."""
+    parts = sorted(
+        folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.removeprefix("version_"))
+    )
+    rows = pd.concat([pd.DataFrame(columns=["step", name]), *map(pd.read_csv, parts)])
+    return rows.dropna(subset=name).groupby("step")[name].last().astype(float)
+
+
+@in_style
+def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure | None:
+    """Draw the training losses of the runs that have started. Return None if none has.
+
+    Args:
+        root: folder of all runs.
+        runs: runs to draw.
+        window: number of logged values that are averaged in each point.
+    """
+    curves = {str(run): curve(run.folder(root)) for run in runs}
+    if all(values.empty for values in curves.values()):
+        return None
+    figure = Figure(figsize=(8, 4.5))
+    axis = figure.add_subplot()
+    for run, values in curves.items():
+        if not values.empty:
+            axis.plot(values.rolling(window, min_periods=1).mean(), label=run)
+    axis.set(xlabel="step", ylabel="training loss", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.legend()
+    axis.set_title(f"How the training loss falls: each point is a mean of {window} logged values", fontsize=11)
+    return figure
 
 
 def main(docs: Path) -> None:

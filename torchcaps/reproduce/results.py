@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
@@ -14,6 +15,7 @@ from torchcaps.utils.files import write_text_whole
 with needs("train"):
     from filelock import FileLock
 
+SMALL = " --small"  # after a recipe's name: its small version
 Key = tuple[str, str, str, int]  # recipe, overrides, data and seed of a result
 PUBLISHED_WITH_THE_PACKAGE = Path(__file__).with_name("results.csv")
 
@@ -59,18 +61,10 @@ class Result:
         """What identifies a result: a file has one for each key."""
         return self.recipe, self.overrides, self.data, self.seed
 
-
-SMALL = " --small"
-
-
-def small_name(recipe: str) -> str:
-    """Return the name under which a file has the results of a recipe's small version."""
-    return recipe + SMALL
-
-
-def is_small(result: Result) -> bool:
-    """Return whether a result is of a recipe's small version."""
-    return result.recipe == small_name(result.recipe.partition(" ")[0])
+    @property
+    def is_small(self) -> bool:
+        """Whether it is of a recipe's small version."""
+        return self.recipe.endswith(SMALL)
 
 
 def in_unit(accuracy: float, unit: str) -> float:
@@ -86,19 +80,15 @@ def read_results(path: Path) -> list[Result]:
     """
     if not path.exists():
         return []
-    types = {field.name: field.type for field in fields(Result)}
+    types: dict[str, Any] = {field.name: field.type for field in fields(Result)}
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         try:
-            names = list(rows.fieldnames or ())
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{path} is not a file of results: {one_line(error)}") from None
-        if names != list(types):
-            raise ValueError(f"{path} is not a file of results: expected the columns {', '.join(types)}")
-        try:
-            return [Result(**{name: types[name](value) for name, value in row.items()}) for row in rows]  # type: ignore[operator]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: line {rows.line_num}: {error}") from None
+            if rows.fieldnames != list(types):
+                raise ValueError(f"expected the columns {', '.join(types)}")
+            return [Result(**{name: types[name](value) for name, value in row.items()}) for row in rows]
+        except (csv.Error, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a file of results: line {rows.line_num}: {one_line(error)}") from None
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
@@ -134,18 +124,14 @@ def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
         if (result.recipe, result.data) == (recipe, data):
             values.setdefault(result.overrides, []).append(result.value)
     shown = {"": values[""]} if "" in values else values
-    return "; ".join(
-        f"{mean(of_seeds)} % ({', '.join(filter(None, (seeds(of_seeds), overrides)))})"
-        for overrides, of_seeds in shown.items()
-    )
+    numbers = []
+    for overrides, of_seeds in shown.items():
+        seeds = "1 seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
+        numbers.append(f"{mean(of_seeds)} % ({', '.join(filter(None, (seeds, overrides)))})")
+    return "; ".join(numbers)
 
 
 def mean(values: Sequence[float]) -> str:
     """Return the mean over seeds, with the standard deviation if there are several."""
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}"
-
-
-def seeds(values: Sequence[float]) -> str:
-    """Return the number of seeds in words."""
-    return f"{len(values)} seed{'s' if len(values) > 1 else ''}"

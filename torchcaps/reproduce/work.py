@@ -9,8 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import parent_process
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from torchcaps.reproduce.plan import DEVICES, Run
+from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
 from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
@@ -29,6 +27,8 @@ from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
+
+BEGUN = "begun.json"  # the overrides of the checkpoints in the folder of a run
 
 
 def work(run: Run, root: Path) -> None:
@@ -75,61 +75,38 @@ def _stop_without_parent() -> None:
 
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
-    folder = run.folder(root)
-    overrides = _arguments(folder)
-    if overrides is None:
-        overrides = run.arguments
-        write_text_whole(folder / "overrides.json", json.dumps(overrides))
-    recipe = run.load()
+    folder, recipe = run.folder(root), run.load()
+    write_text_whole(folder / BEGUN, json.dumps(run.overrides))
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
         print(f"{problem}: resuming from {checkpoint or 'the beginning'}", file=sys.stderr)
-    training = Training(recipe, overrides, folder, signals=signals)
+    training = Training(recipe, run.arguments, folder, signals=signals)
     assert training.run_folder is not None
     for old in folder.glob("version_*/checkpoints"):
         if checkpoint is not None and old != checkpoint.parent:
             shutil.rmtree(old)  # only the checkpoints of the part that is resumed are needed
-    with _noted(training.run_folder):
-        training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
-    results = [_test(run, "", overrides, training, training, folder)]
+    about = {"commit": commit(), "hardware": hardware(), "began": time.time()}
+    write_text_whole(training.run_folder / "part.json", json.dumps(about))
+    training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
+    parts = _parts(folder)
+    results = [_test(run, "", training, training, parts)]
     for data in run.tested_on:
-        other = Training(recipe, [*overrides, f"--data={data}"])
+        other = Training(recipe, [*run.arguments, f"--data={data}"])
         other.model.load_state_dict(training.model.state_dict())
-        results.append(_test(run, data, overrides, training, other, folder))
+        results.append(_test(run, data, training, other, parts))
     add_results(root / "results.csv", results)
 
 
 def as_begun(run: Run, root: Path) -> Run:
-    """Return the run with the overrides that it was started with, which it keeps even if the plan has changed."""
-    arguments = _arguments(run.folder(root))
-    if arguments is None or DEVICES not in arguments:
+    """Return the run with the overrides of its checkpoints, which it keeps although others are wanted now."""
+    folder = run.folder(root)
+    if not any(folder.glob("version_*/checkpoints/*.ckpt")):
         return run
-    return replace(run, overrides=tuple(arguments[1 : arguments.index(DEVICES)]))  # see `Run.arguments`
-
-
-def _arguments(folder: Path) -> list[str] | None:
-    """Return the arguments with which a run was started, or None if it was not started."""
-    begun = folder / "overrides.json"
-    return json.loads(begun.read_text(encoding="utf-8")) if begun.exists() else None
-
-
-@contextmanager
-def _noted(part: Path) -> Iterator[None]:
-    """Write the commit, the hardware, and the times of the start and the end of a part of a run to `part.json`."""
-    about = {"commit": commit(), "hardware": hardware(), "began": time.time()}
-
-    def note() -> None:
-        write_text_whole(part / "part.json", json.dumps(about))
-
-    note()
-    yield
-    about["ended"] = time.time()
-    note()
+    return replace(run, overrides=tuple(json.loads((folder / BEGUN).read_text(encoding="utf-8"))))
 
 
 def _parts(folder: Path) -> list[dict[str, Any]]:
-    """Return `part.json` of all parts of a run. A part that was killed has no end in its file: the time
-    of its newest file counts."""
+    """Return `part.json` of all parts of a run. A part has ended, or was stopped or killed, with its newest file."""
     parts = []
     for path in sorted(folder.glob("version_*/part.json"), key=lambda path: path.stat().st_mtime):
         written = max(file.stat().st_mtime for file in path.parent.rglob("*"))
@@ -137,11 +114,11 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
     return parts
 
 
-def _test(run: Run, data: str, overrides: list[str], trained: Training, tested: Training, folder: Path) -> Result:
+def _test(run: Run, data: str, trained: Training, tested: Training, parts: list[dict[str, Any]]) -> Result:
     """Test the network of `trained` on the data of `tested`, and return the result."""
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
     recipe = run.load()
-    parts = _parts(folder)
+    commits = (re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)
     return Result(
         recipe=run.recipe,
         overrides=shlex.join(run.overrides),
@@ -151,10 +128,8 @@ def _test(run: Run, data: str, overrides: list[str], trained: Training, tested: 
         unit=recipe.unit,
         parameters=sum(p.numel() for p in trained.model.network.parameters()),
         published="" if data or recipe.is_small else recipe.published,
-        command=shlex.join(["torchcaps", "train", *run.recipe.split(), *overrides]),
-        commit=" then ".join(
-            dict.fromkeys(re.sub("([0-9a-f]{12})[0-9a-f]{28}", r"\1", part["commit"]) for part in parts)
-        ),
+        command=shlex.join(["torchcaps", "train", *run.recipe.split(), *run.arguments]),
+        commit=" then ".join(dict.fromkeys(commits)),
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
         precision=str(trained.trainer.precision),
         date=datetime.now(UTC).date().isoformat(),

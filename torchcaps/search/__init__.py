@@ -1,7 +1,6 @@
 """The search for good values of a recipe, of `torchcaps search`: many trainings, the trials of a study of Optuna.
 
-    head.py     the head `search` of a recipe: what is searched
-    plan.py     the search: its recipe, its folder, and checks of all that can be checked before the first trial
+    plan.py     what is searched: the head `search` of a recipe, and checks before the first trial
     study.py    the study, in a storage of Optuna's, and the loop over its trials
     trial.py    one training, which reports its metric after every validation
     results.py  what a search leaves: the table of its trials, their pictures, the best recipe

@@ -4,19 +4,22 @@ The storage is `study.db` in the folder of the search, or what `--storage` names
 database. Any number of processes can work on one study; the locks in its folder keep them apart.
 """
 
+import gc
 import json
+import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from filelock import FileLock, Timeout
 
+from torchcaps.data import DataError
 from torchcaps.recipes.values import plain
-from torchcaps.search.head import Search
 from torchcaps.search.plan import Plan, check
-from torchcaps.search.trial import run_trial
+from torchcaps.search.trial import train
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import take_folder
@@ -48,25 +51,37 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
         ValueError: something cannot work; the message is one line.
         DataError: the data is missing or damaged.
     """
-    study = storage = None
     if where is not None:
-        plan, storage = replace(plan, folder=runs / "search_shared"), _open_storage(where)
+        plan = replace(plan, folder=runs / "search_shared")
     elif resume:
         plan = replace(plan, folder=_newest(runs))
-        storage = _open_storage(_storage_of(plan.folder))
-    if storage is not None:
-        with suppress(KeyError):  # no search has begun there
-            study = optuna.load_study(study_name=_name(plan), storage=storage, pruner=_pruner(plan.search))
-    if study is not None:
-        plan = _as_begun(plan, study)
-    plan = replace(plan, seed=check(plan))
-    if storage is None:
-        plan = replace(plan, folder=take_folder(runs, "search"))
-        storage = _open_storage(_storage_of(plan.folder))
-    return plan, study or _begin(plan, storage)
+    else:
+        seed = check(plan)  # before there is a folder
+        plan = replace(plan, seed=seed, folder=take_folder(runs, "search"))
+    own = URL.create("sqlite", database=str(plan.folder.absolute() / STUDY)).render_as_string()
+    storage = open_storage(where or own)
+    if where is not None and _name(plan) not in optuna.get_all_study_names(storage):
+        check(plan)  # before there is a study
+    study = open_study(plan, storage)
+    then = study.user_attrs.get(BEGAN, {})
+    if then:
+        plan = replace(plan, overrides=plan.overrides or tuple(then["overrides"]))
+    elif any(plan.folder.glob("trial_*")):
+        raise ValueError(f"{plan.folder} has trials of a search in another storage: move it away, or give other --runs")
+    now = _about(plan)
+    if others := [name for name in then if then[name] != now[name]]:
+        raise ValueError(
+            f"the search in {plan.folder} began with other {' and '.join(others)}: give the same as then (overrides: "
+            f"{shlex.join(then['overrides']) or 'none'}), or begin a new one"
+        )
+    if where is not None or resume:
+        plan = replace(plan, seed=check(plan))
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    study.set_user_attr(BEGAN, now)
+    return plan, study
 
 
-def _open_storage(where: str) -> JournalStorage | RDBStorage:
+def open_storage(where: str) -> JournalStorage | RDBStorage:
     """Open a journal file or the database at a URL. Files are made if they do not exist."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -80,53 +95,39 @@ def _open_storage(where: str) -> JournalStorage | RDBStorage:
     return storage
 
 
-def _storage_of(folder: Path) -> str:
-    """Return the URL of the storage in the folder of a search."""
-    return URL.create("sqlite", database=str((folder / STUDY).absolute())).render_as_string()
+def open_study(plan: Plan, storage: JournalStorage | RDBStorage) -> optuna.Study:
+    """Open the study of a search, which is made if it does not exist."""
+    bad_trials = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+    return optuna.create_study(
+        storage=storage,
+        study_name=_name(plan),
+        direction="maximize" if plan.mode == "max" else "minimize",
+        pruner=bad_trials if plan.prune else optuna.pruners.NopPruner(),
+        load_if_exists=True,
+    )
+
+
+def _name(plan: Plan) -> str:
+    return plan.recipe.folder.as_posix()
 
 
 def _newest(runs: Path) -> Path:
     """Return the folder of the newest search in the folder of a recipe's runs."""
-    numbered = {path.parent.name.removeprefix("search_"): path.parent for path in runs.glob(f"search_*/{STUDY}")}
-    numbers = [int(number) for number in numbered if number.isdigit()]
-    if not numbers:
+    folders = [path.parent for path in runs.glob(f"search_*/{STUDY}") if path.parent.name[len("search_") :].isdigit()]
+    if not folders:
         raise ValueError(f"no search under {runs}: leave out --resume to begin one")
-    return numbered[str(max(numbers))]
+    return max(folders, key=lambda folder: int(folder.name[len("search_") :]))
 
 
-def _begin(plan: Plan, storage: Any) -> optuna.Study:
-    """Make the study of a search, and note what it begins with."""
-    if any(plan.folder.glob("trial_*")):
-        raise ValueError(f"{plan.folder} has trials of a search in another storage: move it away, or give other --runs")
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        storage=storage,
-        study_name=_name(plan),
-        direction="maximize" if plan.search.mode == "max" else "minimize",
-        pruner=_pruner(plan.search),
-        load_if_exists=True,  # another machine may have made it in this moment
-    )
-    study.set_user_attr(BEGAN, _about(plan))
-    return study
-
-
-def _as_begun(plan: Plan, study: optuna.Study) -> Plan:
-    """Return the plan with the overrides that its study began with, if it has none.
-
-    Raises:
-        ValueError: the study began with something else; the message names it. The number of trials may be another one.
-    """
-    then = study.user_attrs.get(BEGAN)
-    if then is None:  # another machine begins it in this moment
-        return plan
-    plan = replace(plan, overrides=plan.overrides or then["overrides"])
-    for what, value in _about(plan).items():
-        if then.get(what) != value:
-            shown = f" {then[what]}, and now they are {value}" if what == "overrides" else ""
-            raise ValueError(
-                f"the search in {plan.folder} began with other {what}{shown}: give the same as then, or begin a new one"
-            )
-    return plan
+def _about(plan: Plan) -> dict[str, Any]:
+    """Return what must stay the same while a search goes on, by its name in a message."""
+    head = plain(plan.recipe.search)  # type: ignore[arg-type]
+    about = {
+        "overrides": plan.overrides,
+        "lines in the head `search`": {key: value for key, value in head.items() if key != "trials"},
+        "values in the recipe": plan.recipe.config,
+    }
+    return json.loads(json.dumps(about, default=str))  # as the storage gives it back
 
 
 def run_study(plan: Plan, study: optuna.Study, signals: StopSignals, after: Callable[[int], None]) -> None:
@@ -139,7 +140,8 @@ def run_study(plan: Plan, study: optuna.Study, signals: StopSignals, after: Call
         after: function that is called with the number of every trial that has ended; no other process calls it then.
 
     Raises:
-        Stopped, DataError, ImportError, OSError: see `run_trial`.
+        Stopped: a signal asked to stop; the trial under way can continue.
+        DataError, ImportError, OSError: what every other trial would fail from too.
     """
     alone = FileLock(plan.folder / "lock")
     while True:
@@ -149,13 +151,39 @@ def run_study(plan: Plan, study: optuna.Study, signals: StopSignals, after: Call
             return
         trial, lock = taken
         try:
-            run_trial(plan, trial, signals)
+            _run(plan, trial, signals)
         except (OptunaError, SQLAlchemyError) as error:
             raise OSError(f"the storage of the search failed: {one_line(error)}") from error
         finally:
             lock.release()
         with alone:
             after(trial.number)
+
+
+def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
+    """Choose the values of a trial, unless it was begun before, train it, and tell the study how it ended."""
+    # A sampler of its own for each trial: what it chooses follows from the trials before, however often the search was
+    # stopped.
+    seed = np.random.SeedSequence([plan.seed, trial.number]).generate_state(1)[0]
+    trial.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
+    for name, space in plan.values.items():
+        trial._suggest(name, space)  # as `Study.ask` does
+    metric, state = None, TrialState.COMPLETE
+    try:
+        metric = train(plan, trial, signals)
+    except optuna.TrialPruned:
+        state = TrialState.PRUNED
+    except (DataError, ImportError, OSError, OptunaError, SQLAlchemyError):
+        raise
+    except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
+        known = isinstance(error, ValueError | FloatingPointError)
+        trial.set_user_attr("error", one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
+        state = TrialState.FAIL
+    finally:
+        if torch.cuda.is_available():
+            gc.collect()  # a training is full of cycles
+            torch.cuda.empty_cache()
+    trial.study.tell(trial, metric, state)
 
 
 def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | None:
@@ -177,24 +205,3 @@ def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | No
     lock = FileLock(plan.folder_of(trial.number) / "lock")
     lock.acquire()
     return trial, lock
-
-
-def _name(plan: Plan) -> str:
-    return plan.recipe.folder.as_posix()
-
-
-def _pruner(search: Search) -> optuna.pruners.BasePruner:
-    if search.prune:
-        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
-    return optuna.pruners.NopPruner()
-
-
-def _about(plan: Plan) -> dict[str, Any]:
-    """Return what must stay the same while a search goes on."""
-    head = plain(plan.recipe.search)  # type: ignore[arg-type]
-    about = {
-        "overrides": plan.overrides,
-        "lines in the head `search`": {key: value for key, value in head.items() if key != "trials"},
-        "values in the recipe": plan.recipe.config,
-    }
-    return json.loads(json.dumps(about, default=str))  # as the storage gives it back

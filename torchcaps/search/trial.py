@@ -1,27 +1,16 @@
 """A trial: one training of a search, which reports its metric after every validation."""
 
-import gc
 import math
 import warnings
 from typing import Any
 
 import optuna
-import torch
 from lightning import Callback, LightningModule, Trainer
-from optuna.exceptions import OptunaError
-from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
-from torchcaps.data import DataError
-from torchcaps.search.head import Space
 from torchcaps.search.plan import Plan
 from torchcaps.search.results import changes
-from torchcaps.training.build import Training
 from torchcaps.training.checkpoints import newest_whole
-from torchcaps.utils.checks import one_line
 from torchcaps.utils.signals import StopSignals
-
-ENDS_THE_SEARCH = (DataError, ImportError, OSError, OptunaError, SQLAlchemyError)  # other trials would fail too
 
 
 class Reports(Callback):
@@ -52,57 +41,19 @@ class Reports(Callback):
             raise optuna.TrialPruned
 
 
-def run_trial(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
-    """Train a trial to its end, from its newest checkpoint if it has one, and tell the study how it ended.
-
-    Args:
-        plan: the search.
-        trial: a trial of the study; it gets its values here, unless it was begun before.
-        signals: signals that ask to stop.
+def train(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> float:
+    """Train a trial to its end, from its newest checkpoint if it has one. Return the metric after the last validation.
 
     Raises:
-        ENDS_THE_SEARCH: what every other trial would fail from too, as a storage that does not answer.
+        optuna.TrialPruned: the trial shall end early.
         Stopped: a signal asked to stop; the trial can continue.
     """
-    # A sampler of its own for each trial: what it chooses follows from the trials before, however often the search was
-    # stopped.
-    trial.study.sampler = optuna.samplers.TPESampler(seed=plan.seed_of(trial.number))
-    values = {name: _suggest(trial, name, space) for name, space in plan.search.values.items()}
-    metric, state = None, TrialState.COMPLETE
-    try:
-        metric = _fit(plan, trial, values, signals)
-    except optuna.TrialPruned:
-        state = TrialState.PRUNED
-    except ENDS_THE_SEARCH:
-        raise
-    except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
-        known = isinstance(error, ValueError | FloatingPointError)
-        trial.set_user_attr("error", one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
-        state = TrialState.FAIL
-    finally:
-        if torch.cuda.is_available():
-            gc.collect()  # a training is full of cycles
-            torch.cuda.empty_cache()
-    trial.study.tell(trial, metric, state)
-
-
-def _suggest(trial: optuna.Trial, name: str, space: Space) -> Any:
-    """Return the value of a trial; Optuna chooses it if the trial has none."""
-    if isinstance(space, optuna.distributions.CategoricalDistribution):
-        return trial.suggest_categorical(name, space.choices)
-    if isinstance(space, optuna.distributions.IntDistribution):
-        return trial.suggest_int(name, space.low, space.high, step=space.step, log=space.log)
-    return trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
-
-
-def _fit(plan: Plan, trial: optuna.Trial, values: dict[str, Any], signals: StopSignals) -> float:
-    """Train, and return the metric after the last validation."""
     folder = plan.folder_of(trial.number)
     checkpoint, _ = newest_whole(folder.glob("version_*/checkpoints"))
-    training = Training(plan.recipe, plan.arguments(values), folder, signals=signals, allow_code=plan.allow_code)
+    training = plan.training(trial.params, folder=folder, signals=signals)
     trainer: Any = training.trainer
-    trial.set_user_attr("changes", changes(plan.overrides, values, training.values))
-    reports = Reports(trial, plan.search.metric)
+    trial.set_user_attr("changes", changes(training))
+    reports = Reports(trial, plan.metric)
     trainer.callbacks.insert(0, reports)
     try:
         trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
