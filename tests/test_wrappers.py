@@ -86,7 +86,7 @@ def tensors(out) -> list[Tensor]:
 
 
 def linear(routing: Callable[[], Routing]) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
-    return lambda: CapsuleLinear(4, 3, (2, 2), (2, 3), routing(), bias=True), (2, 4, 2, 2)
+    return lambda **kw: CapsuleLinear(4, 3, (2, 2), (2, 3), routing(), bias=True, **kw), (2, 4, 2, 2)
 
 
 def stack(schedule) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
@@ -106,28 +106,30 @@ LAYERS = {  # each with the shape of an input
     "heinsen": linear(lambda: HeinsenRouting(2)),
     "self-routing": linear(SelfRouting),
     "any number": (
-        lambda: CapsuleLinear(None, None, 3, 4, InvertedAttentionRouting(activations=True, start="learned"), bias=True),
+        lambda **kw: CapsuleLinear(
+            None, None, 3, 4, InvertedAttentionRouting(activations=True, start="learned"), bias=True, **kw
+        ),
         (2, 4, 3),
     ),
     "on a grid": (
-        lambda: CapsuleLinear(2, 3, (2, 3), (2, 4), EMRouting(2), share_positions=True, coordinates=True),
+        lambda **kw: CapsuleLinear(2, 3, (2, 3), (2, 4), EMRouting(2), share_positions=True, coordinates=True, **kw),
         (2, 2, 3, 2, 2, 3),
     ),
     "conv1d": (
-        lambda: CapsuleConv1d(2, 3, (2, 2), (2, 3), 3, SelfRouting(), padding=1, bias=True),
+        lambda **kw: CapsuleConv1d(2, 3, (2, 2), (2, 3), 3, SelfRouting(), padding=1, bias=True, **kw),
         (2, 2, 6, 2, 2),
     ),
     "conv2d": (
-        lambda: CapsuleConv2d(2, 3, 4, 4, 3, DynamicRouting(start="learned", learn_bias=True), padding=1),
+        lambda **kw: CapsuleConv2d(2, 3, 4, 4, 3, DynamicRouting(start="learned", learn_bias=True), padding=1, **kw),
         (2, 2, 4, 5, 4),
     ),
-    "pool": (lambda: RoutingPool2d(2, 2.0, kernel_size=2, learn_sharpness=True), (2, 4, 4, 4)),
-    "padded pool": (lambda: RoutingPool2d(2, 2.0, kernel_size=3, padding=1), (2, 4, 4, 4)),
-    "primary": (lambda: PrimaryCapsules(3, 2, (2, 2), 3, scores=True), (2, 3, 5, 5)),
-    "block": (lambda: CapsuleBlock2d(2, 2, 4, 3, 2, skip=True), (2, 2, 4, 4, 2)),
-    "block without an aide": (lambda: CapsuleBlock2d(2, 2, 4, coefficients=None), (2, 2, 4, 4, 2)),
-    "fully connected": (lambda: CapsuleFC(4, 3, 2), (2, 4, 2)),
-    "decoder": (lambda: ToCapsules(MaskedDecoder(3, 4, (1, 5, 5), (6,))), (2, 3, 4)),
+    "pool": (lambda **kw: RoutingPool2d(2, 2.0, kernel_size=2, learn_sharpness=True, **kw), (2, 4, 4, 4)),
+    "padded pool": (lambda **kw: RoutingPool2d(2, 2.0, kernel_size=3, padding=1, **kw), (2, 4, 4, 4)),
+    "primary": (lambda **kw: PrimaryCapsules(3, 2, (2, 2), 3, scores=True, **kw), (2, 3, 5, 5)),
+    "block": (lambda **kw: CapsuleBlock2d(2, 2, 4, 3, 2, skip=True, **kw), (2, 2, 4, 4, 2)),
+    "block without an aide": (lambda **kw: CapsuleBlock2d(2, 2, 4, coefficients=None, **kw), (2, 2, 4, 4, 2)),
+    "fully connected": (lambda **kw: CapsuleFC(4, 3, 2, **kw), (2, 4, 2)),
+    "decoder": (lambda **kw: ToCapsules(MaskedDecoder(3, 4, (1, 5, 5), (6,), **kw)), (2, 3, 4)),
     "head": (lambda: CapsuleHead(3, 4, EMRouting(2), types=2, pose=4), (2, 3, 2, 3)),
     "stack": stack("sequential"),
     "concurrent stack": stack("concurrent"),
@@ -185,6 +187,44 @@ def other_batch(x: Tensor) -> Tensor:
 def loss_of(out) -> Tensor:
     """Return a loss in which every entry has a weight of its own."""
     return sum((x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x)).sum() for x in tensors(out))
+
+
+# ---------------------------------------------------------------- every layer
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "stack" not in name and name != "head"])
+def test_a_layer_is_built_in_a_precision_and_on_a_device(name):
+    build, _ = LAYERS[name]
+    assert {x.dtype for x in values_of(build()).values()} <= {torch.float32}
+    assert {x.dtype for x in values_of(build(dtype=torch.float64)).values()} <= {torch.float64}
+    assert all(x.is_meta for x in values_of(build(device="meta")).values())
+
+
+@layers
+def test_empty_batch(name):
+    module, x = make(name)
+    assert [y.shape for y in tensors(module(x[:0]))] == [(0, *y.shape[1:]) for y in tensors(module(x))]
+
+
+@layers
+def test_gradients_reach_all_parameters_and_the_input(name):
+    module, x = make(name)
+    loss_of(module.train()(x.requires_grad_())).backward()
+    for key, value in [("input", x), *module.named_parameters()]:
+        assert value.grad is not None, key
+        assert value.grad.isfinite().all(), key
+        assert value.grad.any(), key
+
+
+@pytest.mark.parametrize("name", ["heinsen", "any number", "conv1d", "conv2d"])
+def test_reset_draws_new_weights_and_starts_the_rest_anew(name):
+    layer, fresh = make(name, torch.float32)[0], dict(LAYERS[name][0]().named_parameters())
+    before = layer.weight.clone()
+    layer.reset_parameters()
+    assert (layer.weight != before).all()
+    for key, value in layer.named_parameters():
+        if key != "weight":
+            assert_close(value, fresh[key], rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- torch.jit.trace
@@ -463,14 +503,6 @@ def test_onnx_files(name):
     for ours, theirs in zip(exact, found, strict=True):
         scale = ours.abs().max().clamp_min(1)
         assert_close(torch.from_numpy(theirs).double() / scale, ours / scale, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS])
-def test_networks_are_exported_with_any_batch(name):
-    module, x = make(name)
-    exported = torch.export.export(Tensors(module), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    batch = other_batch(x)
-    assert_close(exported.module()(batch), Tensors(module)(batch))
 
 
 # ---------------------------------------------------------------- precision

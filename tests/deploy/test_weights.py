@@ -48,7 +48,7 @@ def test_the_file_and_the_card(run, weights, capsys, monkeypatch):
     data = Digits(batch_size=100)
     data.setup("test")
     images, labels = data.test_set.__getitems__(list(range(360)))
-    accuracy = (network(images).scores.argmax(1) == labels).double().mean().item()
+    accuracy = (network(images).evidence.argmax(1) == labels).double().mean().item()
     assert pack.accuracy(network, data) == pytest.approx(accuracy)
     (printed,) = re.findall(r"\| test accuracy \| ([\d.]+)% with this file", card)
     assert float(printed) / 100 == pytest.approx(accuracy, abs=5e-5)

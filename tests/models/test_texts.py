@@ -45,7 +45,7 @@ def test_padding_changes_nothing(name, places, garbage):
     for x, m in ((embeddings, mask), (padded, padded_mask)):
         x.requires_grad_()
         network.zero_grad()
-        scores, capsules = network(x, m)
+        scores, capsules, _ = network(x, m)
         (scores.pow(3).sum() + capsules.poses.pow(3).sum()).backward()
         results.append((scores, capsules.poses, *(p.grad.clone() for p in network.parameters())))
     for found, expected in zip(*reversed(results), strict=True):

@@ -35,7 +35,7 @@ from torchcaps import (
     squash,
 )
 from torchcaps.nn import first_pass
-from torchcaps.ops import WeightedVotes, as_votes
+from torchcaps.ops import as_votes
 from torchcaps.routing import Routing
 
 
@@ -288,26 +288,6 @@ def test_padding_of_a_convolution_is_no_child():
     assert "root mean square of" in message
     conv = CapsuleConv2d(4, 8, 8, 8, 3, EMRouting(), padding=1)
     assert said(lambda: conv(torch.randn(2, 4, 3, 3, 8))) == []
-
-
-def test_few_samples_and_coefficients_are_looked_at(monkeypatch):
-    routing = changed(InvertedAttentionRouting(), **LONG_VOTES)
-    asked = []
-    coefficients = WeightedVotes.coefficients
-
-    def record(self):
-        found = coefficients(self)
-        asked.append(tuple(found.shape))
-        return found
-
-    monkeypatch.setattr(WeightedVotes, "coefficients", record)
-    children = torch.randn(20, 128, 8)
-    for most, shape in ((2**20, (8, 128, 10)), (2 * 1280, (2, 128, 10)), (1000, None)):
-        monkeypatch.setattr(first_pass, "COEFFICIENTS", most)
-        found = said(lambda: CapsuleLinear(128, 10, 8, 16, routing)(children))
-        assert asked == ([] if shape is None else [shape])
-        assert len(found) == len(asked)
-        asked.clear()
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "native"])

@@ -1,11 +1,9 @@
-"""Tests of every layer: precision, devices, initial values, copies, compiling and exporting."""
+"""Networks of layers, compiled and exported; the initial weights of layers with a routing."""
 
-import copy
-import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from torchcaps import (
@@ -14,150 +12,15 @@ from torchcaps import (
     CapsuleConv2d,
     CapsuleFC,
     CapsuleLinear,
-    Capsules,
     DynamicRouting,
-    EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
     MaskedDecoder,
     PrimaryCapsules,
-    RoutingPool2d,
-    SelfRouting,
     VectorNormRouting,
     squash,
 )
 from torchcaps.routing.shape import CHILDREN
-
-
-class ToCapsules(nn.Module):
-    """Wraps a layer that takes Capsules, so that it takes poses."""
-
-    def __init__(self, layer: nn.Module):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, poses: Tensor):
-        return self.layer(Capsules(poses))
-
-
-LAYERS = {  # each with the shape of an input
-    "linear": (lambda **kw: CapsuleLinear(4, 3, (2, 2), (2, 3), HeinsenRouting(2), bias=True, **kw), (2, 4, 2, 2)),
-    "linear of any number": (
-        lambda **kw: CapsuleLinear(
-            None, None, 3, 4, InvertedAttentionRouting(activations=True, start="learned"), bias=True, **kw
-        ),
-        (2, 4, 3),
-    ),
-    "linear on a grid": (
-        lambda **kw: CapsuleLinear(2, 3, (2, 3), (2, 4), EMRouting(2), share_positions=True, coordinates=True, **kw),
-        (2, 2, 3, 2, 2, 3),
-    ),
-    "conv1d": (
-        lambda **kw: CapsuleConv1d(2, 3, (2, 2), (2, 3), 3, SelfRouting(), padding=1, bias=True, **kw),
-        (2, 2, 6, 2, 2),
-    ),
-    "conv2d": (
-        lambda **kw: CapsuleConv2d(
-            2, 3, 4, 4, 3, DynamicRouting(start="learned", learn_bias=True), padding=1, bias=True, **kw
-        ),
-        (2, 2, 4, 5, 4),
-    ),
-    "pool": (lambda **kw: RoutingPool2d(2, 2.0, kernel_size=2, learn_sharpness=True, **kw), (2, 4, 4, 4)),
-    "primary": (lambda **kw: PrimaryCapsules(3, 2, (2, 2), 3, scores=True, **kw), (2, 3, 5, 5)),
-    "block": (lambda **kw: CapsuleBlock2d(2, 2, 4, 3, 2, skip=True, **kw), (2, 2, 4, 4, 2)),
-    "block without an aide": (lambda **kw: CapsuleBlock2d(2, 2, 4, coefficients=None, **kw), (2, 2, 4, 4, 2)),
-    "fully connected": (lambda **kw: CapsuleFC(4, 3, 2, **kw), (2, 4, 2)),
-    "decoder": (lambda **kw: ToCapsules(MaskedDecoder(3, 4, (1, 5, 5), (6,), **kw)), (2, 3, 4)),
-}
-layers = pytest.mark.parametrize("name", LAYERS)
-# Layers beyond those on which the tests of every algorithm run.
-other_layers = pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("linear", "conv2d")])
-
-
-def make(name: str, **options) -> tuple[nn.Module, Tensor]:
-    """A layer with random parameters, and an input."""
-    build, shape = LAYERS[name]
-    layer = build(**options)
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return layer, torch.rand(shape, dtype=options.get("dtype")) + 0.1
-
-
-def flat(out) -> list[Tensor]:
-    return [x for x in ((out,) if isinstance(out, Tensor) else out) if isinstance(x, Tensor)]
-
-
-def values(module: nn.Module) -> list[Tensor]:
-    return [x for x in [*module.parameters(), *module.buffers()] if x.is_floating_point()]
-
-
-@layers
-def test_precision(name):
-    layer, x = make(name, dtype=torch.float32)
-    assert {x.dtype for x in values(layer)} == {torch.float32}
-    assert {x.dtype for x in flat(layer(x))} == {torch.float32}
-    assert {x.dtype for x in values(LAYERS[name][0]())} == {torch.float64}  # the default, in these tests
-
-
-@layers
-def test_meta_tensors_have_shapes_and_can_be_given_values(name):
-    layer = LAYERS[name][0](device="meta")
-    usual, x = make(name)
-    expected = usual(x)
-    assert all(x.is_meta for x in values(layer))
-    for found, real in zip(flat(layer(x.to("meta"))), flat(expected), strict=True):
-        assert found.is_meta
-        assert found.shape == real.shape
-    layer.to_empty(device="cpu")
-    for value in values(layer):
-        value.data.fill_(math.nan)
-    for module in layer.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    assert all(value.isfinite().all() for value in values(layer))
-    assert all(found.isfinite().all() for found in flat(layer(x)))
-
-
-@other_layers
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(name, dtype):
-    layer, x = make(name)
-    half = copy.deepcopy(layer).to(dtype)(x.to(dtype))
-    for found, exact in zip(flat(half), flat(layer(x)), strict=True):
-        assert found.dtype == dtype
-        assert (found.double() - exact).abs().max() <= 0.05 * exact.abs().max().clamp_min(1)
-
-
-@other_layers
-def test_copies_and_states(name):
-    layer, x = make(name)
-    layer.eval()
-    twin = copy.deepcopy(layer)
-    assert_close(flat(twin(x)), flat(layer(x)), rtol=0, atol=0)
-    for parameter in twin.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    assert not torch.allclose(flat(twin(x))[0], flat(layer(x))[0])
-    layer.load_state_dict(twin.state_dict())
-    assert_close(flat(twin(x)), flat(layer(x)), rtol=0, atol=0)
-
-
-@other_layers
-def test_empty_batch(name):
-    layer, x = make(name)
-    layer.eval()
-    assert [found.shape for found in flat(layer(x[:0]))] == [(0, *full.shape[1:]) for full in flat(layer(x))]
-
-
-@layers
-def test_gradients_reach_all_parameters_and_the_input(name):
-    layer, x = make(name)
-    x.requires_grad_()
-    weights = [torch.randn_like(found) for found in flat(layer(x))]
-    sum((found * w).sum() for found, w in zip(flat(layer(x)), weights, strict=True)).backward()
-    for key, value in [("input", x), *layer.named_parameters()]:
-        assert value.grad is not None, key
-        assert value.grad.isfinite().all(), key
-        assert value.grad.any(), key
 
 
 class Images(nn.Module):
@@ -205,32 +68,6 @@ def test_compile_and_export(network, shape):
         exported = torch.export.export(network, (x,), dynamic_shapes=sizes).module()
         more = torch.randn(5, *shape[1:])
         assert_close(exported(more), network(more), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@other_layers
-def test_compile_with_the_default_backend(name):
-    layer, x = make(name)
-    torch._dynamo.reset()
-    with torch.no_grad():
-        assert_close(flat(torch.compile(layer.eval(), fullgraph=True)(x)), flat(layer(x)))
-
-
-# Layers with a routing
-
-
-@pytest.mark.parametrize("name", ["linear", "linear of any number", "conv1d", "conv2d"])
-def test_reset_draws_new_weights_and_starts_the_rest_anew(name):
-    layer, fresh = make(name)[0], LAYERS[name][0]()
-    before = layer.weight.clone()
-    layer.reset_parameters()
-    assert (layer.weight != before).all()
-    assert not layer.bias.any()
-    fresh_parameters = dict(fresh.named_parameters())
-    for key, value in layer.named_parameters():
-        if key != "weight":
-            assert_close(value, fresh_parameters[key], rtol=0, atol=0)
 
 
 def linear(**options):
