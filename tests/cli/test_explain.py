@@ -108,16 +108,6 @@ def test_explain_a_training_epoch_by_epoch(capfd, drawn):
 
 
 @pytest.mark.slow
-def test_explain_steps_within_an_epoch(capfd, drawn):
-    each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
-    steps = ["--trainer.max_epochs", "1", "--trainer.callbacks.every_n_train_steps=1"]
-    assert call("train", "quickstart", *TINY, *each, *steps) == 0
-    every = [str(path) for path in Path("runs/quickstart/version_0/checkpoints").glob("*.ckpt")]
-    assert call("explain", "quickstart", "--samples", "9", "--ckpt_path", *every) == 0
-    assert titles(drawn["dynamics.png"]) == ["after step 1", "after step 2"]
-
-
-@pytest.mark.slow
 def test_explain_all_layers(images_of_noise, monkeypatch, drawn):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
     recipe = ("tsai2020/table1/cifar10-em", "--small")

@@ -111,16 +111,6 @@ def test_a_decoder_that_is_not_there(trained, capfd):
     assert "--decoder needs a network with a decoder, and this CapsNet has none" in message
 
 
-def test_a_missing_package_is_named(trained, capfd, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchcaps.deploy.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "torchcaps.deploy", raising=False)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    message = error_of(capfd, "export", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--out", "a.onnx")
-    assert 'onnxruntime is missing: pip install "torchcaps[export]"' in message
-    assert list(Path().iterdir()) == []
-
-
 def test_a_network_that_cannot_be_exported(trained, capfd, monkeypatch):
     """One whose computation depends on the numbers in an image."""
     compute = CapsNet.primary_capsules

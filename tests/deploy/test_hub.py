@@ -187,14 +187,10 @@ def named(path: str):
     ("change", "said"),
     [
         (named("os.system"), "os.system is not among the classes"),
-        (named("torch.hub.load"), "torch.hub.load is not among the classes"),
         (named("mine.Network"), "mine.Network is not among the classes"),
         (lambda config: config["values"].pop("data"), "its network or its data cannot be built"),
-        (lambda config: config["values"].update(model=[]), "its network or its data cannot be built"),
         (lambda config: config.pop("values"), "does not hold the values of a recipe"),
         (lambda config: config.update(temperature=0), "temperature must be a number above 0, got '0'"),
-        (lambda config: config.update(temperature=float("nan")), "temperature must be a number above 0, got 'nan'"),
-        (lambda config: config.update(temperature="2"), "temperature must be a number above 0"),
         (lambda config: config.update(about=[1]), "about must hold facts by name"),
         (
             lambda config: config["values"]["model"]["network"]["init_args"].update(decoder=False),
@@ -229,12 +225,9 @@ def test_code_of_ones_own_runs_only_where_it_is_allowed(folder, tmp_path, monkey
     ("name", "content", "said"),
     [
         ("config.json", b"{", "config.json is damaged"),
-        ("config.json", b"\xff\xfe", "config.json is damaged"),
         ("config.json", b"[" * 100_000, "config.json is damaged"),
-        ("config.json", b"[]", "does not hold the values of a recipe"),
         ("config.json", None, "has no config.json"),
         ("model.safetensors", b"", "model.safetensors is damaged"),
-        ("model.safetensors", b"\xff" * 100, "model.safetensors is damaged"),
         ("model.safetensors", None, "has no model.safetensors"),
     ],
 )

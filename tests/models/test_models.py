@@ -52,11 +52,6 @@ def test_the_decoder_sees_one_class_only():
     torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
 
 
-def test_convnet():
-    model = ConvNet(1, 8, 5, channels=(2, 3, 4), hidden=(6, 7))
-    assert model(torch.rand(2, 1, 8, 8)).evidence.shape == (2, 5)
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match="an image of 8x8 is too small.*17x17"):
         CapsNet(1, 8)

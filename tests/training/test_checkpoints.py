@@ -259,21 +259,6 @@ def test_a_training_that_cannot_write(checkpoints, capfd):
 # How often, and where
 
 
-def steps_saved(monkeypatch, *arguments: str, seconds: float = 120.0) -> list[int]:
-    """Train, and return the steps at which checkpoints were saved."""
-    saved = []
-    save = WholeCheckpointIO.save_checkpoint
-
-    def noting(self, checkpoint, path, storage_options=None):
-        saved.append(checkpoint["global_step"])
-        save(self, checkpoint, path)
-
-    monkeypatch.setattr(WholeCheckpointIO, "save_checkpoint", noting)
-    monkeypatch.setattr(LastCheckpoints, "SECONDS", seconds)
-    assert call("train", *arguments) == 0
-    return saved
-
-
 @pytest.mark.parametrize(
     ("epochs", "batches", "options", "seconds", "steps"),
     [
