@@ -70,16 +70,6 @@ def test_baseline_and_layer_agree_in_float64(layer, iterations):
     assert all(torch.equal(x, expected[name]) and not x.requires_grad for name, x in forward.items())
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_more_children_and_another_batch(layer):
-    once, thrice = LAYERS[layer].sizes(1, None, False), LAYERS[layer].sizes(3, 5, False)
-    assert thrice.children == 3 * once.children
-    assert (thrice.batch, thrice.parents) == (5, once.parents)
-    poses = Request(layer, 3, batch=5, smoke=True).build().inputs["poses"]
-    assert poses.shape[0] == 5
-    assert poses[0].numel() == 3 * Request(layer, smoke=True).build().inputs["poses"][0].numel()
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_a_network_leaves_out_has_no_gradient(network):
     """In float64, parameters that a network leaves out do not change the loss."""
@@ -273,14 +263,6 @@ def test_the_compiled_reference(layer):
     rows = measured(layer, "compiled-reference")
     assert [row.note for row in rows] == [None] * len(rows)
     assert all(row.seconds for row in rows)
-
-
-@pytest.mark.usefixtures("_no_subprocess")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(dtype):
-    request = Request("digit-capsules", smoke=True, dtype=dtype)
-    rows = measure(request, ("baseline", "reference", "tiled"), 1, RATES, lambda text: None)
-    assert all(row.seconds for row in rows), rows
 
 
 @pytest.mark.slow

@@ -17,8 +17,6 @@ from encoders import make_encoder
 
 from torchcaps.data import DataError, Encoder
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 SHORT = ["--trainer.max_epochs=3", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
 SHORT += ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 

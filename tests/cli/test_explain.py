@@ -8,9 +8,6 @@ from commands import PAIRS, TINY, call, checkpoint, error_of
 
 from torchcaps.explain import axes
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 
 def test_explain_a_checkpoint(capfd):
     Path("mine.yaml").write_text(

@@ -14,9 +14,6 @@ from commands import call, checkpoint, error_of
 from torchcaps import CapsNet
 from torchcaps.deploy import Trained
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 
 @pytest.mark.slow
 def test_an_onnx_file_of_a_checkpoint(trained, capfd):

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded import chi_square, collect, loaded
 from scipy.io import savemat
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader
 
 from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affine_mnist
 from torchcaps.data.streams import splitmix64
@@ -44,27 +44,10 @@ class Affine(AffineMNIST, Noise):
     pass
 
 
-def loaded(kind: type[ExpandedMNIST], **arguments: Any) -> ExpandedMNIST:
-    data = kind(**arguments)
-    data.setup()
-    return data
-
-
-def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*loader, strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
 def drawn(stream: int, image: int, draw: int) -> int:
     """Random number of an image as documented: 53 bits of the output number 8 * image + draw of the stream."""
     seed = int(splitmix64(0, torch.tensor(stream)))
     return int(splitmix64(seed, torch.tensor(8 * image + draw))) >> 11 & 2**53 - 1
-
-
-def chi_square(counts: list[int]) -> float:
-    """Deviations of counts from those of equal probabilities, in standard deviations."""
-    expected, freedom = sum(counts) / len(counts), len(counts) - 1
-    return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
 
 
 def places(images: Tensor) -> list[tuple[int, int]]:

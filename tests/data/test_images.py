@@ -12,7 +12,6 @@ import torch
 from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader
 
 from torchcaps.data import SST, DataError, ImageData, LabeledData
 from torchcaps.data.images import ImageSet
@@ -43,15 +42,6 @@ def shifts(before: Tensor, after: Tensor, most: int) -> list[tuple[int, int]]:
                 found[i] = (down, right)
     assert None not in found, "an image is not an exact shift of its input"
     return [shift for shift in found if shift is not None]
-
-
-def keys(images: Tensor) -> list[bytes]:
-    return [image.numpy().tobytes() for image in images]
-
-
-def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*loader, strict=True)
-    return torch.cat(images), torch.cat(labels)
 
 
 def test_a_batch_is_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

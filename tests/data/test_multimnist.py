@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loaded import chi_square, collect, loaded
 from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -49,25 +50,8 @@ class Diverse(Noise, DiverseMultiMNIST):
     pass
 
 
-def loaded(kind: type[MultiMNIST], **arguments: int) -> MultiMNIST:
-    data = kind(**arguments)
-    data.setup()
-    return data
-
-
 def images_of(data: MultiMNIST, stage: str, indices: range) -> tuple[Tensor, Tensor]:
     return data.part(stage).__getitems__(list(indices))
-
-
-def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*loader, strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
-def chi_square(counts: list[int]) -> float:
-    """Deviations of counts from those of equal probabilities, in standard deviations."""
-    expected, freedom = sum(counts) / len(counts), len(counts) - 1
-    return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
 
 
 # The random numbers

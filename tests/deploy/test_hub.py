@@ -13,9 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from torchcaps.deploy import Trained, from_pretrained, push_to_hub, save_pretrained
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 IMAGES = torch.rand(3, 1, 8, 8)
 FILES = ["README.md", "config.json", "model.safetensors"]
 

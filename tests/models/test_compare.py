@@ -110,10 +110,3 @@ def test_other_images_are_refused(name):
         model(torch.rand(2, 3, 8, 8))
     with pytest.raises(ValueError, match="add a batch dimension"):
         model(torch.rand(1, 8, 8))
-
-
-def test_a_routing_is_an_instance():
-    with pytest.raises(TypeError, match="routing must be a Routing"):
-        create_model("compare", routing="dynamic")
-    with pytest.raises(TypeError, match="routing must be a Routing"):
-        create_model("compare", routing=DynamicRouting)

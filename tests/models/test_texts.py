@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim
 
 from torchcaps.models import heinsen_sst, heinsen_texts
 
@@ -110,19 +109,6 @@ def test_embeddings_in_half_precision(name):
     with torch.autocast("cpu", torch.bfloat16):
         scores = network(half, mask).scores
     torch.testing.assert_close(scores.float(), network(half, mask).scores, rtol=0.1, atol=0.1)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_compile_and_export_with_any_batch_size_and_length(name):
-    network, embeddings, mask = build(name, torch.float32)
-    compiled = torch.compile(network.eval(), fullgraph=True, backend="eager")(embeddings, mask)
-    torch.testing.assert_close(compiled.scores, network(embeddings, mask).scores)
-    sizes = {0: Dim("batch"), 1: Dim("tokens")}
-    exported = torch.export.export(network, (embeddings, mask), dynamic_shapes=(sizes, sizes)).module()
-    for tokens in (3, 9):
-        embeddings, mask = torch.randn(3, tokens, 2, 7), torch.rand(3, tokens) > 0.3
-        torch.testing.assert_close(exported(embeddings, mask).scores, network(embeddings, mask).scores)
 
 
 def test_bad_input(name):

@@ -198,18 +198,6 @@ def test_a_sequence_is_a_grid_of_height_1(pose, routing):
         assert_close(flat.activations, out.activations.reshape(2, 9), **EXACT)
 
 
-def test_sides_of_length_1_stay():
-    layer = CapsuleConv1d(1, 1, 1, 1, 1, HeinsenRouting(1))
-    out = layer(torch.randn(1, 1, 1, 1), return_coefficients=True)
-    assert out.poses.shape == out.variances.shape == (1, 1, 1, 1)
-    assert out.scores.shape == out.activations.shape == (1, 1, 1)
-    assert out.coefficients.shape == (1, 1, 1, 1, 1)
-    assert out.flatten_grid().poses.shape == (1, 1, 1)
-    out = CapsuleConv2d(1, 1, 1, 1, 1, HeinsenRouting(1))(torch.randn(1, 1, 1, 1, 1), return_coefficients=True)
-    assert out.poses.shape == (1, 1, 1, 1, 1)
-    assert out.coefficients.shape == (1, 1, 1, 1, 1, 1, 1)
-
-
 @pytest.mark.parametrize("pose", [(3, 2, 4), ((2, 3), (2, 2), (2, 1))], ids=str)
 def test_sequences_feed_other_layers(pose):
     """The next layer is another convolution, or a linear layer with or without shared weights over positions."""

@@ -1,73 +1,19 @@
-"""Networks of layers, compiled and exported; the initial weights of layers with a routing."""
-
+"""The length of the first parents, which follows from the initial weights of every layer with a routing."""
 
 import pytest
 import torch
-from torch import nn
-from torch.testing import assert_close
 
 from torchcaps import (
-    CapsuleBlock2d,
     CapsuleConv1d,
     CapsuleConv2d,
-    CapsuleFC,
     CapsuleLinear,
     DynamicRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
-    MaskedDecoder,
-    PrimaryCapsules,
     VectorNormRouting,
     squash,
 )
 from torchcaps.routing.shape import CHILDREN
-
-
-class Images(nn.Module):
-    """A network of all layers without routing."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            PrimaryCapsules(1, 2, 2, 3, scores=True), CapsuleBlock2d(2, 2, 4, 3, 2, skip=True), CapsuleFC(8, 3, 4)
-        )
-        self.decoder = MaskedDecoder(3, 4, (1, 3, 3), (5,))
-
-    def forward(self, x):
-        capsules = self.layers(x)
-        return capsules.poses, self.decoder(capsules)
-
-
-class Sequences(nn.Module):
-    """A network of convolutions of a sequence and a layer with as many parents as children."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = CapsuleConv1d(2, 2, (2, 2), (2, 3), 3, HeinsenRouting(2), stride=2, padding=1)
-        self.linear = CapsuleLinear(None, None, (2, 3), (2, 2), DynamicRouting(2))
-
-    def forward(self, x):
-        between = self.conv(x)
-        return between.activations, self.linear(between).poses
-
-
-@pytest.mark.parametrize(
-    ("network", "shape"),
-    [(Images, (2, 1, 6, 6)), pytest.param(Sequences, (2, 2, 7, 2, 2), marks=pytest.mark.slow)],
-)
-def test_compile_and_export(network, shape):
-    network = network().eval()
-    x = torch.randn(shape, requires_grad=True)
-    torch._dynamo.reset()
-    out, expected = torch.compile(network, fullgraph=True, backend="aot_eager")(x), network(x)
-    assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    ours, theirs = (torch.autograd.grad(sum(y.square().sum() for y in ys), x) for ys in (out, expected))
-    assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    with torch.no_grad():
-        sizes = ({0: torch.export.Dim("batch")},)
-        exported = torch.export.export(network, (x,), dynamic_shapes=sizes).module()
-        more = torch.randn(5, *shape[1:])
-        assert_close(exported(more), network(more), rtol=1e-10, atol=1e-10)
 
 
 def linear(**options):

@@ -123,24 +123,6 @@ def test_reference_and_memory_format(options, channels_last):
     assert_close(*(torch.autograd.grad((y * weights).sum(), leaves) for y in (out, expected)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [{}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
-def test_compile_and_export(window):
-    pool = RoutingPool2d(2, 5.0, 2, **window)
-    x = torch.randn(2, 4, 5, 5, requires_grad=True)
-    expected = pool(x)
-    torch._dynamo.reset()
-    out, coefficients = torch.compile(pool, fullgraph=True, backend="aot_eager")(x, return_coefficients=True)
-    assert_close(out, expected)
-    assert_close(coefficients, pool(x, return_coefficients=True)[1])
-    assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))
-    batch = torch.export.Dim("batch")
-    with torch.no_grad():
-        exported = torch.export.export(pool, (x,), dynamic_shapes=({0: batch},)).module()
-    three = torch.randn(3, 4, 5, 5)
-    assert_close(exported(three), pool(three))
-
-
 def test_takes_other_routings_over_children():
     x = torch.randn(2, 4, 3, 3)
     out = RoutingPool2d(features=4, routing=DynamicRouting(softmax="children"))(x)

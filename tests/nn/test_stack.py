@@ -308,19 +308,6 @@ def test_scores_flow_between_layers():
     assert (stack(capsules).poses - stack(absent).poses).abs().max() > 1e-3
 
 
-@pytest.mark.slow
-def test_compiles_whole():
-    """The stack compiles without a graph break and exports with any batch size."""
-    stack = two_layers(InvertedAttentionRouting(3), schedule="concurrent")
-    x = torch.randn(2, 2, 3, 3, 2, 2)
-    compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
-    assert_same(values_and_gradients(compiled, x), values_and_gradients(stack, x))
-    stack.schedule = "sequential"
-    exported = torch.export.export(stack, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
-    more = torch.randn(5, *x.shape[1:])
-    assert_same(exported(more).poses, stack(more).poses)
-
-
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium()], ids=["s", "c", "e"])
 def test_as_many_capsules_in_every_layer_as_there_are_children(schedule):
     """All layers but the last take any number of capsules."""

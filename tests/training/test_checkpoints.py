@@ -18,8 +18,6 @@ from interruptions import Killed
 
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 TINY = [*QUIET, "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
 FOLDER = Path("runs/quickstart/version_0/checkpoints")
