@@ -465,6 +465,24 @@ def test_convergence_is_reported():
         assert found.backward[-1] <= 1e-9 < found.backward[0]
 
 
+def test_the_gradient_is_measured_against_where_it_starts(monkeypatch):
+    calls = []
+    solve = Equilibrium.solve
+
+    def watched(self, function, start, scale=None):
+        calls.append((start, scale))
+        return solve(self, function, start, scale)
+
+    monkeypatch.setattr(Equilibrium, "solve", watched)
+    stack = two_layers(InvertedAttentionRouting(), schedule=Equilibrium())
+    stack(torch.randn(2, 2, 3, 3, 2, 2)).poses.sum().backward()
+    forward, backward = calls[:2], calls[2:]
+    assert [scale for _, scale in forward] == [None, None]
+    for grad, scale in backward:
+        assert_same(scale, grad.norm(dim=1))
+    assert len(backward) == 2
+
+
 # Bad input
 
 
