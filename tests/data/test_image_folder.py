@@ -53,6 +53,13 @@ def test_classes_and_shape_are_those_of_the_pictures(folder):
     assert data_of(folder).shape == (3, 64, 64)
 
 
+def test_what_was_found_needs_no_folder():
+    data = ImageFolder("gone", class_names=["b", "a"], channels=3, size=16)
+    assert (data.names, data.classes, data.shape) == (["b", "a"], 2, (3, 16, 16))
+    with pytest.raises(DataError, match="gone is not a folder: expected a folder with a folder of pictures for each"):
+        data.setup("fit")
+
+
 def test_images_have_the_labels_of_their_folders(folder):
     data = data_of(folder)
     data.setup()
@@ -172,6 +179,10 @@ def test_folders_that_cannot_be_used(tmp_path):
     assert "no picture to test on: a class needs three pictures" in error_of(tmp_path)
     (tmp_path / "empty").mkdir()
     assert "empty: has no pictures: expected files that end in" in error_of(tmp_path)
+
+
+def test_a_class_that_was_not_trained_on(folder):
+    assert "has a class 'dog', which is none of cat, cow" in error_of(folder, class_names=["cat", "cow"])
 
 
 @pytest.mark.parametrize("name", ["shift", "flip", "rotate", "zoom", "color", "erase"])

@@ -242,6 +242,11 @@ def test_class_names(names):
         TextTable(class_names=names)
 
 
+def test_shares():
+    with pytest.raises(ValueError, match="must leave a part for training, got 0.5 and 0.5"):
+        TextTable(val_share=0.5, test_share=0.5)
+
+
 # Long texts, and an encoder that cannot be downloaded
 
 

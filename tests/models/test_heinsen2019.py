@@ -102,19 +102,6 @@ def test_the_papers_children():
 # Compilation and errors
 
 
-def test_bad_input():
-    (images, (x,)), _ = networks()
-    message = r"expected images of shape \(batch, 2, height, width\), height and width at least 29, got "
-    for bad, shape in (
-        (x[:, :1], r"\(2, 1, 45, 50\)"),
-        (x[0], r"\(2, 45, 50\)"),
-        (x[..., :28], r"\(2, 2, 45, 28\)"),
-    ):
-        with pytest.raises(ValueError, match=message + shape):
-            images(bad)
-    assert images.eval()(x[..., :29, :29]).scores.shape == (2, 3)
-
-
 # Baselines
 
 

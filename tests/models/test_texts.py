@@ -113,10 +113,8 @@ def test_embeddings_in_half_precision(name):
 
 def test_bad_input(name):
     network, embeddings, mask = build(name)
-    bad_embeddings = (embeddings[0], r"\(4, 2, 7\)"), (embeddings.mT, r"\(2, 4, 7, 2\)")
-    for bad, shape in (*bad_embeddings, (embeddings[:, :0], r"\(2, 0, 2, 7\)")):
-        with pytest.raises(ValueError, match=r"expected embeddings of shape \(batch, tokens, 2, 7\), .*got " + shape):
-            network(bad, mask)
+    with pytest.raises(ValueError, match=r"expected embeddings of shape .*got \(2, 0, 2, 7\)"):
+        network(embeddings[:, :0], mask)
     for bad, shape in ((mask[0], r"\(4,\)"), (mask.T, r"\(4, 2\)"), (mask[..., None], r"\(2, 4, 1\)")):
         with pytest.raises(ValueError, match=r"expected a mask of shape \(batch, tokens\) = \(2, 4\), got " + shape):
             network(embeddings, bad)

@@ -17,6 +17,10 @@ def test_the_divergence_is_of_the_generated_and_the_lower_maps():
     unit = AgreementUnit(*shapes, critic=False, eps=0.2, iterations=1, cost="l2")
     assert_close(unit(lower, higher), sinkhorn_divergence(unit.generate(higher), lower, 0.2, 1, "l2"))
     assert not torch.isclose(unit(lower, higher), sinkhorn_divergence(unit.generate(higher), lower, 0.2, 2, "l2"))
+    unit = AgreementUnit(*shapes, critic=False, debias=False, plan_gradient=True)
+    expected = sinkhorn_divergence(unit.generate(higher), lower, debias=False, plan_gradient=True)
+    gradients = (torch.autograd.grad(x, unit.generator[0].weight) for x in (unit(lower, higher), expected))
+    assert_close(*gradients)
 
 
 @pytest.mark.parametrize(
