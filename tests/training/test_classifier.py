@@ -111,6 +111,19 @@ def test_several_labels():
     torch.testing.assert_close(classifier.training_step((SCORES, PRESENT), 0), loss(SCORES, PRESENT))
 
 
+@pytest.mark.parametrize(
+    ("labels_per_image", "labels", "message"),
+    [
+        (1, PRESENT, r"labels_per_image=1 needs labels of shape \(4,\), got \(4, 4\)"),
+        (2, torch.tensor([0, 1, 2, 3]), r"labels_per_image=2 needs labels of shape \(4, 4\), got \(4,\)"),
+    ],
+)
+def test_labels_of_another_shape(labels_per_image, labels, message):
+    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=4, labels_per_image=labels_per_image)
+    with pytest.raises(ValueError, match=message):
+        classifier.training_step((SCORES, labels), 0)
+
+
 def test_each_digit_of_an_image_is_drawn_from_its_own_capsule():
     network, images = small(), torch.rand(2, 1, 8, 8)
     labels, parts = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.rand(2, 3, 1, 8, 8)

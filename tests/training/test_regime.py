@@ -85,6 +85,15 @@ def test_the_loss_is_that_of_mixed_samples():
     assert loss.isfinite()
 
 
+def test_validation_and_test_are_never_mixed():
+    inputs, labels = torch.randn(64, 3), torch.arange(64) % 3
+    model = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, mixup=0.5)
+    model.validation_step((inputs, labels), 0)
+    model.test_step((inputs, labels), 0)
+    expected = (inputs.argmax(1) == labels).float().mean()
+    assert model.val_accuracy.compute() == model.test_accuracy.compute() == expected
+
+
 def test_inputs_that_are_a_tuple_are_arguments():
     inputs, labels = torch.randn(8, 3), torch.arange(8) % 3
     model = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, mixup=0.5)
