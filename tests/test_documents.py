@@ -267,9 +267,3 @@ def test_the_core_imports_torch_alone():
 def test_version():
     assert f'version = "{torchcaps.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version: {torchcaps.__version__}" in (ROOT / "CITATION.cff").read_text()
-
-
-def test_no_control_character_in_any_source():
-    """A backslash of an equation that a string has swallowed."""
-    for path in (ROOT / "torchcaps").rglob("*.py"):
-        assert not re.search(r"[^\n\x20-\x7e\xa0-\uffff]", path.read_text(encoding="utf-8")), path

@@ -63,8 +63,3 @@ def test_drawings_are_compared_in_the_better_order():
     swapped = torch.cat([true[:4], true[4:].flip(1)])
     assert torch.equal(slots.in_order(0.9 * swapped, true), 0.9 * true)
     assert torch.equal(slots.overlay(true) > 0, (true > 0).any(1))
-
-
-def test_examples_are_short():
-    for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 110, path

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from torchcaps import cli
-from torchcaps.bench.layers import LAYERS
 from torchcaps.ops import backend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,25 +52,6 @@ def test_without_a_device(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "kernel"], ["--minutes", "0"], ["--minutes", "x"], ["--outt", "x"]])
-def test_bad_arguments(script, arguments, capsys):
-    with pytest.raises(SystemExit) as error:
-        script.main(arguments)
-    assert error.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("missing", ["pytest", "rich"])
-def test_a_missing_package_is_one_line(script, monkeypatch, capsys, missing):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(backend, "why_no_triton", lambda device: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
-    assert script.main([]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"the package {missing} is not installed" in line
-
-
 def test_all_passed(script, device, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(backend, "CHECKED", frozenset({(8, 0)}))
     assert script.main(["--out", str(tmp_path)]) == 0
@@ -112,28 +92,6 @@ def test_a_failure(script, device, tmp_path, capsys, code, why):
     report = json.loads((tmp_path / "report.json").read_text())
     assert not report["passed"]
     assert report["steps"]["second"]["why"] == why
-
-
-class TestBench:
-    def write(self, out, **changed):
-        of = dict.fromkeys(("batch", "pass", "bound_seconds", "seconds", "bytes"), 1) | {"note": None}
-        rows = [{**of, "layer": layer, "way": "triton"} for layer in LAYERS]
-        rows[-1] |= changed
-        (out / "bench").mkdir()
-        (out / "bench" / "bench.json").write_text(json.dumps({"rows": rows}))
-
-    def test_passed(self, script, tmp_path):
-        self.write(tmp_path)
-        assert len(script.judge_bench("", tmp_path)["rows"]) == len(LAYERS)
-
-    @pytest.mark.parametrize(
-        ("changed", "why"),
-        [({"seconds": None, "note": "values disagree"}, "values disagree"), ({"way": "tiled"}, "not measured")],
-    )
-    def test_failed(self, script, tmp_path, changed, why):
-        self.write(tmp_path, **changed)
-        with pytest.raises(script.Failed, match=f"^{list(LAYERS)[-1]}: {why}$"):
-            script.judge_bench("", tmp_path)
 
 
 def test_the_commands(script, tmp_path):

@@ -17,8 +17,6 @@ from encoders import make_encoder
 
 from torchcaps.data import DataError, Encoder
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 SHORT = ["--trainer.max_epochs=3", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
 SHORT += ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 
@@ -29,40 +27,32 @@ def bad(capfd, *arguments: str) -> str:
     return message
 
 
-# Overrides of the quickstart, with a part of the message. Those of another kind than any before them are fast tests.
+# Overrides of the quickstart, with a part of the message.
 OVERRIDES = [
     ("--trainer.max_epochs three", "--trainer.max_epochs three: expected int or None, got three"),
     ("--trainer.precision 99", "--trainer.precision 99: expected .*bf16.*, got 99"),
     ("--model.network.decoder=4", "--model.network.decoder=4: expected bool, got 4"),
     ("--trainer.max_epoch 3", "--trainer.max_epoch 3: there is no 'max_epoch'; did you mean max_epochs"),
-    ("--model.network.iteration 3", "--model.network.iteration 3: there is no 'iteration'; did you mean iterations"),
     ("--model.network.iterations 0", r"iterations .* 0\b"),
     ("--model.network.decoder false", r"reconstruction_weight=0\.005 .*decoder"),
-    ("--model.loss Loss", "--model.loss Loss: there is no Module called 'Loss': correct the name, or add its mod"),
     ("--model.loss torchcaps.MarginLos", "--model.loss torchcaps.MarginLos: there is no 'MarginLos' in "),
     ("--model.network capsnet_mnist", "named with their module: torchcaps.models.sabour2017.capsnet_mnist"),
     ("--data torchcaps.MarginLoss", "--data torchcaps.MarginLoss: .* subclass of LabeledData"),
-    ("--data FashionMNIST --data.rot x", "--data.rot x: there is no 'rot'; did you mean root"),
     ("--data LabeledData", "LabeledData is a base of data sets and has no data: choose a data set"),
     ("--data.batch_size [", "--data.batch_size .: expected int"),
     ("--model.classes 9", "Digits has 10 classes"),
-    ("--model.optimizer.lr null", "--model.optimizer.lr null: expected float"),
     ("--model.optimizer.lr -1", "model.optimizer or model.scheduler cannot be built: Invalid learning rate"),
     ("--model.scheduler torch.optim.lr_scheduler.ReduceLROnPlateau", "model.scheduler cannot be ReduceLROnPlateau"),
     ("--trainer.callbacks 5", r"--trainer.callbacks 5: expected Callback, as \{class_path: MODULE.NAME\}, got 5"),
-    ("--trainer.callbacks [EarlyStoping]", "there is no Callback called 'EarlyStoping'"),
     ("--trainer.callbacks+=EarlyStopping", "=EarlyStopping: the following arguments are required: monitor"),
     ("--trainer.callbacks+=torchcaps.training.SpreadMargin", "SpreadMargin needs a SpreadLoss as model.loss"),
     ("--trainer.devices two", "devices.* int > 0"),
     ("--trainer.val_check_interval 0", "val_check_interval must be a number of batches, at least 1, or a fraction"),
     ("--trainer.accumulate_grad_batches 0", "accumulate_grad_batches must be at least 1, got 0"),
     ("--trainer.limit_test_batches 0", "no batch to test on"),
-    ("--trainer.limit_train_batches 0", "limit_train_batches must be above 0, got 0"),
     ("--seed_everything -1", "seed_everything must be from 0 to 4294967295, got -1"),
     ("--seed_everything", "--seed_everything has no value"),
     ("--modl capsnet_mnist", r"unknown argument --modl; did you mean --model\?"),
-    ("-x 5", "unexpected argument '-x'"),
-    ("nine", "unexpected argument 'nine': give values of the recipe as --NAME VALUE"),
     ("--config other.yaml", "unknown argument --config"),
     # Found when the first step begins.
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/nope", "did you mean val/loss"),
@@ -85,42 +75,13 @@ def test_overrides(capfd, overrides, said):
     assert re.search(said, bad(capfd, "train", "quickstart", *SHORT, *shlex.split(overrides)))
 
 
-MORE = {
-    "trainer": (
-        "devices=0 devices=-3 devices=1.5 devices=[] max_epochs=-5 max_epochs=1e400 max_steps=-7 min_epochs=-1 "
-        "max_time=x max_time=00:00 val_check_interval=-1 val_check_interval=nan check_val_every_n_epoch=0 "
-        "limit_train_batches=-1 limit_val_batches=2.5 overfit_batches=-1 gradient_clip_val=-1 "
-        "gradient_clip_algorithm=x log_every_n_steps=-1 num_sanity_val_steps=-2 accelerator=x strategy=x "
-        "strategy=[1] num_nodes=0 profiler=x deterministic=x fast_dev_run=-1 callbacks=[null] callbacks={a:1} logger=x "
-        "logger=[5] plugins=x plugins=[5] reload_dataloaders_every_n_epochs=-1 sync_batchnorm=x callbacks.a=3"
-    ),
-    "model": (
-        "classes=0 classes=x network=x network=. network=a..b network={a:1} network=torch.nn network=null loss=5 "
-        "network=torch.nn.Linear network=torchcaps network=torchcaps. network.iterations=true loss=null "
-        "loss=torch.optim.Adam optimizer=Adan optimizer=torch.nn.Linear optimizer.lr=x optimizer.lrr=1 scheduler=5 "
-        "scheduler.gamma=x scheduler_interval=day reconstruction_weight=-1 labels_per_image=11 feedback=x mixup=-1 "
-        "top_k=0 nope=1 network.class_path=[a] network.init_args=5"
-    ),
-    "data": "batch_size=0 batch_size=true num_workers=-1 shift=-1 shift=100 val_size=-1 resize=0 resize=3 nope=1",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("override", [f"--{part}.{text}" for part, texts in MORE.items() for text in texts.split()])
-def test_more_overrides(capfd, override):
-    assert bad(capfd, "train", "quickstart", *SHORT, override)
-
-
 # Contents of a file that extends the quickstart, with a part of the message.
 FILES = [
     ("model: {network: {init_args: {iteration: 3}}}", "mine.yaml: model.network.iteration: there is no 'iteration'"),
-    ("data: {init_args: {batch_size: many}}", "mine.yaml: data.batch_size: expected int, got many"),
     ("model: {network: {iterations: 5}}", "mine.yaml: model.network.iterations: arguments of a class stand in its in"),
     ("model: {network: {init_args: 5}}", "mine.yaml: model.network: must have values of its own, .*, got 5"),
     ("model: {network: {class_path: {a: 1}}}", "model.network: must be the name of a class or a function, got "),
     ("model: {network: [a, b]}", r"model.network\[0\]: there is no Module called 'a'"),
-    ("model: {network: 5}", "model.network: expected Module, as"),
-    ("model: {loss: torchcaps.MarginLos}", "mine.yaml: model.loss: there is no 'MarginLos' in "),
     ("trainer: {callbacks: [[]]}", "trainer.callbacks"),
     (
         "trainer: {callbacks: [{class_path: ModelCheckpoint}, {class_path: Timer, init_args: {patence: 1}}]}",
@@ -130,7 +91,6 @@ FILES = [
         "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: train/loss, patience: many}}]}",
         "mine.yaml: trainer.callbacks.patience: expected int, got many",
     ),
-    ("title: 5", "mine.yaml: title must be a text, got 5"),
     ("trainer: 3", "mine.yaml: trainer must have values of its own, {NAME: VALUE}, got 3"),
     ("trainer: {on: 6}", "mine.yaml: trainer: names must be texts, got True"),
     ("trainer: {max_epochs: 1, max_epochs: 3}", "the key 'max_epochs' stands twice"),
@@ -138,7 +98,6 @@ FILES = [
     ("trainer: !!python/object/apply:os.system ['touch owned']", "could not determine a constructor for the tag"),
     # What would take minutes, or end the process.
     ("model: &a {network: *a}", r"an alias \(\*NAME\) or a merge key \(<<\) cannot be used: write the values out"),
-    ("model: {a: {<<: {<<: {b: 1}}}}", r"a merge key \(<<\) cannot be used"),
     ("model: " + "[" * 200_000, "its values are nested too deeply, in more than 50 levels"),
     (f"model: {{loss: '{'[' * 200_000}'}}", "mine.yaml: model.loss: its values are nested too deeply"),
     ("".join(f"k{i}: 1\n" for i in range(20_000)), "mine.yaml: unknown key 'k0'"),
@@ -156,24 +115,18 @@ def test_files(capfd, content, said):
 COMMANDS = [
     ("trian quickstart", "invalid choice: 'trian'"),
     ("train", "the following arguments are required: RECIPE; see torchcaps train --help"),
-    ("test", "the following arguments are required: RUN"),
     ("reproduce --hours x", "--hours"),
-    ("models --all", "unknown argument --all"),
     ("models vgg*", "no model matches 'vgg.*'"),
     ("recipes zhao2019/table2/resnet20-averag", "did you mean zhao2019/table2/resnet20-average"),
-    ("train sabour2017/table1/cmn", "did you mean sabour2017/table1/cnn"),
     ("train sabour2017", "choose one of sabour2017/table1/cnn, "),
     ("train quickstart --small", "quickstart has no small version"),
     ("train mine.yaml", "no file mine.yaml"),
     ("train a\nb.yaml", "no file a b.yaml"),
     ("train \udcff.yaml", "no file"),
-    ("train nothere.yaml --smoke", "no file nothere.yaml: give the path of a recipe, or a name from"),
     ("train sabour2017/table1/cnn --trainer.max_steps 1", "nowhere/mnist.*train-images-idx3-ubyte.gz"),
     ("train heinsen2019/table1/heinsen --small --trainer.callbacks.warmup 3", r"warmup .* 3\.0\b"),
     ("train quickstart --ckpt_path ''", "no checkpoint ."),
-    ("train gone.ckpt", "no checkpoint gone.ckpt: give the path of a .ckpt file"),
     ("train {run} --trainer.max_epochs 1", "has finished 2 epochs, and this training ends after 1: give --trainer.max"),
-    ("train {run} --trainer.max_steps 1", "has taken 4 steps, and this training ends after 1"),
     (
         "train {run} --model.optimizer.lr=0.5",
         "was trained with model.optimizer.init_args.lr = 0.002, and now it is 0.5",
@@ -181,10 +134,8 @@ COMMANDS = [
     ("test {run} --model.network.iterations 1", "iterations = 3, and now it is 1: leave out what changes it"),
     ("test {run} --data.ten_crop true", "ten_crop needs resize"),
     ("test quickstart --runs {runs} --ckpt_path best", "has no best.ckpt: its recipe keeps none"),
-    ("test quickstart --ckpt_path last", "no checkpoint under runs/quickstart: run `torchcaps train quickstart` first"),
     ("explain empty", "no checkpoint under empty: give another folder"),
     ("explain saved", "saved is a folder of `save_pretrained`, without the training: give a run or a checkpoint"),
-    ("predict empty x.png", "no checkpoint under empty"),
     ("show saved", "saved has no model.safetensors|saved/config.json does not hold the values"),
 ]
 
@@ -224,11 +175,9 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("read safely", lambda state: state["state_dict"].update(more=Payload())),
     ("read safely", lambda state: state.pop("state_dict")),
     ("not what `torchcaps train` writes", lambda state: state.update(state_dict=dict.fromkeys(state["state_dict"], 3))),
-    ("not what `torchcaps train` writes", lambda state: state.update(state_dict=None)),
     ("another architecture", lambda state: state.update(state_dict=dict.fromkeys(state["state_dict"], torch.zeros(3)))),
     ("another architecture", lambda state: state["state_dict"].update(more=torch.zeros(3))),
     ("does not hold the values of a recipe", lambda state: state.pop("recipe")),
-    ("does not hold the values of a recipe", lambda state: state.update(recipe="[1]")),
     ("does not hold the values of a recipe", lambda state: state.update(recipe="[" * 100_000)),
     ("does not hold the values of a recipe", lambda state: state.update(recipe='{"a": ' * 600 + "1" + "}" * 600)),
     ("subprocess.getoutput is not among", lambda state: named(state, class_path="subprocess.getoutput")),

@@ -8,9 +8,6 @@ from commands import PAIRS, TINY, call, checkpoint, error_of
 
 from torchcaps.explain import axes
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 
 def test_explain_a_checkpoint(capfd):
     Path("mine.yaml").write_text(
@@ -105,16 +102,6 @@ def test_explain_a_training_epoch_by_epoch(capfd, drawn):
     assert titles(drawn["dynamics.png"]) == ["after epoch 3"]
     assert [bar.get_height() for bar in drawn["dynamics.png"].axes[0].patches] == third
     assert content("mine")["snapshots"][0]["accuracy"] == found["snapshots"][2]["accuracy"]
-
-
-@pytest.mark.slow
-def test_explain_steps_within_an_epoch(capfd, drawn):
-    each = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
-    steps = ["--trainer.max_epochs", "1", "--trainer.callbacks.every_n_train_steps=1"]
-    assert call("train", "quickstart", *TINY, *each, *steps) == 0
-    every = [str(path) for path in Path("runs/quickstart/version_0/checkpoints").glob("*.ckpt")]
-    assert call("explain", "quickstart", "--samples", "9", "--ckpt_path", *every) == 0
-    assert titles(drawn["dynamics.png"]) == ["after step 1", "after step 2"]
 
 
 @pytest.mark.slow

@@ -14,9 +14,6 @@ from commands import call, checkpoint, error_of
 from torchcaps import CapsNet
 from torchcaps.deploy import Trained
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 
 @pytest.mark.slow
 def test_an_onnx_file_of_a_checkpoint(trained, capfd):
@@ -109,16 +106,6 @@ def test_a_decoder_that_is_not_there(trained, capfd):
     torch.save({**content, "recipe": json.dumps(values), "state_dict": state}, "none.ckpt")
     message = error_of(capfd, "export", "quickstart", "--ckpt_path", "none.ckpt", "--decoder")
     assert "--decoder needs a network with a decoder, and this CapsNet has none" in message
-
-
-def test_a_missing_package_is_named(trained, capfd, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchcaps.deploy.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "torchcaps.deploy", raising=False)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    message = error_of(capfd, "export", "quickstart", "--ckpt_path", str(checkpoint(trained)), "--out", "a.onnx")
-    assert 'onnxruntime is missing: pip install "torchcaps[export]"' in message
-    assert list(Path().iterdir()) == []
 
 
 def test_a_network_that_cannot_be_exported(trained, capfd, monkeypatch):

@@ -3,14 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 from commands import call, error_of
 
 from torchcaps.recipes import list_recipes, load_recipe
-
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
 def test_recipes_and_models_are_listed(capfd):

@@ -11,9 +11,6 @@ from commands import PAIRS, TINY, call, checkpoint, error_of
 
 from torchcaps.recipes import load_recipe
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 
 def test_a_run(trained):
     run = trained / "quickstart" / "version_0"

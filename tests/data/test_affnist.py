@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded import chi_square, collect, loaded
 from scipy.io import savemat
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader
 
-from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affine_mnist, expanded_mnist, streams
+from torchcaps.data import MNIST, AffineMNIST, AffNIST, DataError, ExpandedMNIST, affine_mnist
 from torchcaps.data.streams import splitmix64
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -44,27 +44,10 @@ class Affine(AffineMNIST, Noise):
     pass
 
 
-def loaded(kind: type[ExpandedMNIST], **arguments: Any) -> ExpandedMNIST:
-    data = kind(**arguments)
-    data.setup()
-    return data
-
-
-def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*loader, strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
 def drawn(stream: int, image: int, draw: int) -> int:
     """Random number of an image as documented: 53 bits of the output number 8 * image + draw of the stream."""
     seed = int(splitmix64(0, torch.tensor(stream)))
     return int(splitmix64(seed, torch.tensor(8 * image + draw))) >> 11 & 2**53 - 1
-
-
-def chi_square(counts: list[int]) -> float:
-    """Deviations of counts from those of equal probabilities, in standard deviations."""
-    expected, freedom = sum(counts) / len(counts), len(counts) - 1
-    return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
 
 
 def places(images: Tensor) -> list[tuple[int, int]]:
@@ -124,17 +107,6 @@ def test_runs_batches_and_workers_do_not_matter() -> None:
                 assert torch.equal(labels, labels_of_every)
 
 
-def test_places_are_uniform_and_independent() -> None:
-    dots = torch.zeros(5_000, 1, 40, 40, dtype=torch.uint8)
-    dots[:, :, 6, 6] = 1
-    for stream in (streams.EXPANDED_VALIDATE, streams.EXPANDED_TEST):
-        places = expanded_mnist.moved(dots, stream).nonzero()[:, 2:]
-        counts = Counter(tuple(place) for place in places.tolist())
-        assert set(counts) == {(down, right) for down in range(13) for right in range(13)}
-        assert abs(chi_square(list(counts.values()))) < 4
-    assert not torch.equal(places, expanded_mnist.moved(dots, streams.EXPANDED_VALIDATE).nonzero()[:, 2:])
-
-
 def test_training_images_are_anywhere() -> None:
     torch.manual_seed(0)
     data = loaded(Expanded)
@@ -149,26 +121,6 @@ def test_training_images_are_anywhere() -> None:
     assert set(counts) == {(down, right) for down in range(13) for right in range(13)}
     assert abs(chi_square(list(counts.values()))) < 4
     assert found[:200] != found[200:400]  # a new place every time
-
-
-def test_a_failed_setup_leaves_no_validation_image_at_the_center() -> None:
-    class Broken(Expanded):
-        broken = True
-
-        def _for_test(self, digits: Tensor) -> Tensor:
-            if self.broken:
-                raise DataError("no test set")
-            return super()._for_test(digits)
-
-    data = Broken(val_size=50)
-    with pytest.raises(DataError):
-        data.setup()
-    data.broken = False
-    data.setup()
-    assert data.val_set is not None
-    expected = loaded(Expanded, val_size=50).val_set
-    assert expected is not None
-    assert torch.equal(data.val_set.images, expected.images)
 
 
 # The affine maps
@@ -192,26 +144,6 @@ def test_maps_are_scale_then_shear_then_rotation() -> None:
             turned = (math.cos(angle) * wide - math.sin(angle) * high, math.sin(angle) * wide + math.cos(angle) * high)
             assert (maps[k] @ torch.tensor([x, y], dtype=torch.float64)).tolist() == pytest.approx(turned, abs=1e-12)
     assert torch.equal(affine_mnist.affine_maps(50), maps[:50])
-
-
-def test_ranges_are_filled_uniformly_and_independently() -> None:
-    count = 20_000
-    maps = affine_mnist.affine_maps(count)
-    # M = R @ [[h, s v], [0, v]]: the first column gives the angle and h; the second, turned back, gives s and v.
-    angle = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
-    horizontal = maps[:, :, 0].norm(dim=1)
-    vertical = angle.cos() * maps[:, 1, 1] - angle.sin() * maps[:, 0, 1]
-    shear = (angle.cos() * maps[:, 0, 1] + angle.sin() * maps[:, 1, 1]) / vertical
-    found = torch.stack([torch.rad2deg(angle) / 20, shear / 0.2, (vertical - 1) / 0.2, (horizontal - 1) / 0.2])
-    assert found.abs().max() <= 1 + 1e-12
-    assert (found.min(1).values < -0.999).all()
-    assert (found.max(1).values > 0.999).all()
-    for values in found:
-        counts = ((values + 1) * 10).clamp(0, 19.9).long().bincount(minlength=20)
-        assert abs(chi_square(counts.tolist())) < 4
-    places = affine_mnist._drawn(count)[:, 4:6].double().T / 2**53
-    correlation = torch.corrcoef(torch.cat([found, places])) - torch.eye(6)
-    assert correlation.abs().max() < 4 / count**0.5
 
 
 # The transformed images
@@ -268,26 +200,6 @@ def test_images_against_plain_loops() -> None:
         assert box(images[k, 0]) == (*place, height, width)
         cut = images[k, 0, place[0] : place[0] + height, place[1] : place[1] + width]
         assert torch.equal(cut, expected[top : top + height, left : left + width])
-
-
-def test_places_of_transformed_digits_are_uniform() -> None:
-    digits = blots(100).repeat(12, 1, 1, 1)
-    images = Affine()._for_test(digits)
-    chance = torch.Generator().manual_seed(0)
-    shares = []
-    for image in images[:, 0]:
-        top, left, height, width = box(image)
-        # The index of the place, plus a random part, over the number of places: uniform over 0..1.
-        at = torch.tensor([top, left]) + torch.rand(2, generator=chance)
-        shares.append(at / (41 - torch.tensor([height, width])))
-    found = torch.stack(shares, 1)
-    assert found.max() < 1
-    for values in found:
-        assert abs(chi_square((values * 20).long().bincount(minlength=20).tolist())) < 4
-    assert abs(torch.corrcoef(found)[0, 1]) < 4 / 1200**0.5
-    inked = images.squeeze(1) > 0
-    assert inked.any(2)[:, [0, -1]].any(0).all()  # some images reach each edge
-    assert inked.any(1)[:, [0, -1]].any(0).all()
 
 
 def extremes() -> Tensor:
@@ -480,10 +392,3 @@ def test_other_files(tmp_path: Path, fields: dict[str, Any], problem: str) -> No
     path.write_bytes(write(tmp_path).read_bytes().replace(b"test.mat", b"test.max"))
     with pytest.raises(DataError, match=f"^{path}: cannot be read"):
         AffNIST(str(tmp_path)).load(train=False)
-
-
-@pytest.mark.parametrize("kind", [ExpandedMNIST, AffineMNIST, AffNIST])
-def test_the_shift_is_no_argument(kind: type[ExpandedMNIST]) -> None:
-    assert kind().shift == 6
-    with pytest.raises(TypeError):
-        kind(shift=2)  # type: ignore[call-arg]

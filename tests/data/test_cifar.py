@@ -4,7 +4,6 @@ import os
 import pickle
 import struct
 import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,17 +102,6 @@ def test_read_batch(raw: bytes) -> None:
     assert labels.dtype == torch.int64
 
 
-def test_what_tests_write_python_2_wrote() -> None:
-    # NumPy's own unpickling, which runs code, gives the same result.
-    if not hasattr(np, "core"):
-        pytest.skip("this NumPy has no numpy.core")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy.core has moved, align=0 is now False
-        batch = pickle.loads(python2(pixels(3), [1, 2, 3]), encoding="bytes")
-    assert list(batch) == [b"batch_label", b"labels", b"data", b"filenames"]
-    assert np.array_equal(batch[b"data"], pixels(3))
-
-
 class Calls:
     """Object that is pickled as a call of `function`."""
 
@@ -180,16 +168,11 @@ def test_every_truncation_is_refused() -> None:
     ("raw", "problem"),
     [
         (b"plainly no pickle", "UnpicklingError"),
-        (pickle.dumps([1, 2]), "'list' object has no attribute 'items'"),
         (pickle.dumps({b"labels": [1]}), "KeyError: 'data'"),
-        (python2(pixels(1), [1], key="fine_labels"), "KeyError: 'labels'"),
-        (python3([[0] * 3072], [1]), "'list' object has no attribute 'state'"),
         (python3(pixels(1)[:, 1:], [1]), "cannot reshape array of size 3071"),
-        (python3(np.ndarray, [1]), "has no attribute 'state'"),
         (python2(pixels(1), [1]).replace(b"M\1\0", b"M\2\0"), "cannot reshape array of size 3072 into shape (2,"),
         (python3(pixels(2), [1]), "holds labels (1,), expected 2 from 0 to 9"),
         (python3(pixels(2), [1, 10]), "expected 2 from 0 to 9"),
-        (python3(pixels(2), [1, None]), "Error"),
     ],
 )
 def test_read_batch_refuses(raw: bytes, problem: str) -> None:
@@ -218,12 +201,6 @@ def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     assert data.load(train=True)[1].tolist() == [99, 0, 50]
     with pytest.raises(DataError, match=r"test: cannot be read .*from 0 to 99\); .*f0ef6b0ae62326f3e7ffdfab6717acfc"):
         data.load(train=False)
-
-
-def test_a_missing_batch(root: Path) -> None:
-    (root / FOLDER / "data_batch_3").unlink()
-    with pytest.raises(DataError, match="put it at .*/data_batch_3; tried no address, it comes inside an archive"):
-        CIFAR10(str(root), check_hashes=False).load(train=True)
 
 
 @pytest.mark.parametrize("real", [FOLDER], indirect=True)

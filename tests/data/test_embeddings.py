@@ -73,22 +73,6 @@ def test_all_hidden_states_of_each_text_whatever_batch_it_is_in(folder, tmp_path
     assert embedded.shape == (4, max(len(by_hand(folder, text)) for text in TEXTS), 3, 8)
 
 
-def test_the_end_of_a_text_is_a_token_where_the_tokenizer_adds_none(folders, tmp_path):
-    tokens = {kind: encoder(folder, tmp_path).embed(["bad"]).tokens.tolist() for kind, folder in folders.items()}
-    assert tokens == {"bert": [3], "gpt2": [2], "t5": [2]}
-
-
-def test_batches_follow_the_indices(folders, tmp_path):
-    embedded = encoder(folders["gpt2"], tmp_path).embed(TEXTS)
-    whole, mask = embedded.padded([0, 1, 2, 3])
-    states, present = embedded.padded([2, 1])
-    torch.testing.assert_close(states, whole[[2, 1]])
-    torch.testing.assert_close(present, mask[[2, 1]])
-    states, present = embedded.padded([1])
-    assert states.shape == (1, 2, 3, 8)
-    assert present.tolist() == [[1, 1]]
-
-
 def test_a_text_is_computed_once_and_kept_once(folders, tmp_path, monkeypatch):
     computed = counted(monkeypatch)
     first = encoder(folders["bert"], tmp_path).embed(TEXTS)

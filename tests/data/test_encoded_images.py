@@ -30,12 +30,6 @@ def test_states_are_those_of_the_model(encoder):
         torch.testing.assert_close(states[:, :, k], state.detach())
 
 
-def test_images_are_resized(encoder):
-    images = torch.rand(2, 3, 1, 1).expand(2, 3, 32, 20)
-    network = ImageEncoder(str(encoder))
-    torch.testing.assert_close(network.encode(images), network.encode(images[..., :8, :8]))
-
-
 def test_a_data_set_of_states(encoder, images_of_noise):
     data = EncodedImages(CIFAR10(root=str(images_of_noise), val_size=10), str(encoder), batch_size=4)
     assert (data.classes, data.names[0]) == (10, "airplane")

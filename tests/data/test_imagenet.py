@@ -123,7 +123,6 @@ def test_h_imagenet(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         (b"", "has no classes: expected one name per line"),
-        (b"# none\n\n", "has no classes: expected one name per line"),
         (b"n01\nn02\nn01\n", "has class n01 twice: remove one of them"),
         (b"n01\xff", "cannot be read: .*expected a text file in UTF-8, one class per line"),
     ],
@@ -279,9 +278,7 @@ def annotation(*boxes: tuple[Any, ...], size: tuple[Any, Any] = (100, 50)) -> st
         ([(10, 20, 40, 30)], 0.2, (4, 18, 46, 32)),  # relative to width and height
         ([(10, 20, 15, 25)], 0.1, (9, 19, 16, 26)),  # rounded outward to whole pixels
         ([(2, 1, 98, 49)], 0.5, (0, 0, 100, 50)),  # cut at the image's edges
-        ([(-5, 10, 40, 60)], 0, (0, 10, 40, 50)),
         ([(0, 0, 9, 9), (50, 20, 90, 45), (60, 0, 70, 40)], 0, (50, 20, 90, 45)),  # the largest
-        ([(40, 40, 10, 10), (1, 2, 5, 6)], 0, (1, 2, 5, 6)),
         ([("10.5", " 20 ", "30.2", 40)], 0, (10, 20, 31, 40)),
     ],
 )
@@ -308,21 +305,14 @@ BOMB = """<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "
     ("content", "problem"),
     [
         (b"", "no element found"),
-        (b"no XML", "syntax error"),
         (annotation((1, 2, 3, 4)).encode()[:-9], "unclosed token|no element found"),
         (BOMB.encode(), "it has a DOCTYPE"),
-        (BOMB.encode("utf-16"), "it has a DOCTYPE"),
         (b'<!DOCTYPE annotation SYSTEM "file:///etc/passwd"><annotation/>', "it has a DOCTYPE"),
         (b"<annotation></annotation>", "it has no size/width"),
         (annotation((1, 2, 3, 4), size=(0, 50)).encode(), "division by zero"),
-        (annotation((1, 2, 3, 4), size=("", 50)).encode(), "could not convert string to float: ''"),
         (annotation((1, 2, "x", 4)).encode(), "could not convert string to float: 'x'"),
-        (annotation((1, 2, "nan", 4)).encode(), "cannot convert float NaN to integer"),
-        (annotation((1, 2, "inf", 4)).encode(), "cannot convert float infinity to integer"),
         (annotation((5, 5, 5, 9)).encode(), "its largest box, 5 to 5, is empty or outside of the image"),
-        (annotation((120, 5, 130, 9)).encode(), "its largest box, 120 to 130, is empty or outside of the image"),
         (annotation((1, 2, 3, 4)).replace("ymax", "y").encode(), "it has no ymax"),
-        (b'<?xml version="1.0" encoding="none"?><annotation/>', "unknown encoding"),
     ],
 )
 def test_bad_annotations(tmp_path: Path, content: bytes, problem: str) -> None:

@@ -12,7 +12,6 @@ import torch
 from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader
 
 from torchcaps.data import SST, DataError, ImageData, LabeledData
 from torchcaps.data.images import ImageSet
@@ -45,43 +44,6 @@ def shifts(before: Tensor, after: Tensor, most: int) -> list[tuple[int, int]]:
     return [shift for shift in found if shift is not None]
 
 
-def keys(images: Tensor) -> list[bytes]:
-    return [image.numpy().tobytes() for image in images]
-
-
-def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*loader, strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
-def test_plain_use_gives_float_images_in_order() -> None:
-    data = Toy(batch_size=16, shift=2)
-    data.setup("test")
-    batches = list(data.test_dataloader())
-    assert [tuple(images.shape) for images, _ in batches] == [(16, 2, 6, 7), (14, 2, 6, 7)]
-    images, labels = collect(data.test_dataloader())
-    raw, raw_labels = data.load(train=False)
-    assert images.dtype == torch.float32
-    assert labels.dtype == torch.int64
-    assert images.max() == 1
-    assert images.min() > 0
-    torch.testing.assert_close(images, raw.float() / 255, rtol=0, atol=0)
-    assert torch.equal(labels, raw_labels)
-
-
-def test_training_batches_are_shuffled_and_complete() -> None:
-    data = Toy(batch_size=16)
-    data.setup("fit")
-    raw, raw_labels = data.load(train=True)
-    label_of = dict(zip(keys(raw.float() / 255), raw_labels.tolist(), strict=True))
-    first, labels = collect(data.train_dataloader())
-    second, _ = collect(data.train_dataloader())
-    assert [label_of[key] for key in keys(first)] == labels.tolist()
-    assert sorted(keys(first)) == sorted(keys(second)) == sorted(label_of)
-    assert keys(first) != keys(second)
-    assert keys(first) != list(label_of)
-
-
 def test_a_batch_is_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Toy(batch_size=16)
     data.setup("test")
@@ -101,27 +63,6 @@ def test_loader_parts_pickle_for_worker_processes() -> None:
     images, labels = collate(dataset.__getitems__([0, 5]))
     assert images.shape == (2, 2, 6, 7)
     assert labels.tolist() == [0, 2]
-
-
-def test_validation_split_is_fixed_stratified_and_disjoint() -> None:
-    held_out = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        data = Toy(val_size=30)
-        data.setup("fit")
-        train, train_labels = collect(data.train_dataloader())
-        val_loader = data.val_dataloader()
-        assert isinstance(val_loader, DataLoader)
-        val, val_labels = collect(val_loader)
-        assert Counter(train_labels.tolist()) == {0: 20, 1: 20, 2: 20}
-        assert Counter(val_labels.tolist()) == {0: 10, 1: 10, 2: 10}
-        assert not set(keys(train)) & set(keys(val))
-        raw, raw_labels = data.load(train=True)
-        assert set(keys(train)) | set(keys(val)) == set(keys(raw.float() / 255))
-        label_of = dict(zip(keys(raw.float() / 255), raw_labels.tolist(), strict=True))
-        assert [label_of[key] for key in keys(val)] == val_labels.tolist()
-        held_out.append(keys(val))
-    assert held_out[0] == held_out[1]
 
 
 @pytest.mark.parametrize(
@@ -162,15 +103,9 @@ def test_loader_before_setup_says_what_to_call() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, r"batch_size .* 0\b"),
-        ({"shift": -1}, r"shift .* -1\b"),
         ({"shift": 6}, r"shift .* 6\b"),
-        ({"val_size": -1}, r"val_size .* -1\b"),
-        ({"num_workers": -1}, r"num_workers .* -1\b"),
         ({"resize": 5}, r"resize .* 5\b"),
-        ({"jitter": -0.1}, r"jitter .* -0\.1\b"),
         ({"jitter": 0.6}, r"jitter .* 0\.6\b"),
-        ({"jitter": float("nan")}, r"jitter .* nan\b"),
         ({"jitter": 0.2}, "jitter is for color images of 3 channels, and these have 2: set it to 0"),
         (
             {"ten_crop": True},
@@ -299,15 +234,6 @@ def test_random_crops_with_a_shift_also_begin_outside() -> None:
     assert matches.sum(1).eq(1).all()
     assert matches.shape == (1600, 16)
     assert (matches.sum(0) - 100).abs().max() < 5 * 10
-
-
-def test_the_same_seed_gives_the_same_images() -> None:
-    data, images = Color(resize=6, flip=True, jitter=0.2), torch.rand(16, 3, 4, 4)
-    torch.manual_seed(5)
-    first, second = data.augment(images), data.augment(images)
-    torch.manual_seed(5)
-    assert torch.equal(first, data.augment(images))
-    assert not torch.equal(first, second)
 
 
 def test_bytes_become_floats() -> None:

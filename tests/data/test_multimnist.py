@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loaded import chi_square, collect, loaded
 from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -49,25 +50,8 @@ class Diverse(Noise, DiverseMultiMNIST):
     pass
 
 
-def loaded(kind: type[MultiMNIST], **arguments: int) -> MultiMNIST:
-    data = kind(**arguments)
-    data.setup()
-    return data
-
-
 def images_of(data: MultiMNIST, stage: str, indices: range) -> tuple[Tensor, Tensor]:
     return data.part(stage).__getitems__(list(indices))
-
-
-def collect(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*loader, strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
-def chi_square(counts: list[int]) -> float:
-    """Deviations of counts from those of equal probabilities, in standard deviations."""
-    expected, freedom = sum(counts) / len(counts), len(counts) - 1
-    return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
 
 
 # The random numbers
@@ -79,13 +63,6 @@ def test_splitmix64_is_the_published_one() -> None:
     assert [value & MASK for value in splitmix64(1234567, torch.arange(5)).tolist()] == first
     assert [by_hand(1234567, i) for i in range(5)] == first
     assert splitmix64(0, torch.tensor(0)).item() & MASK == 0xE220A8397B1DCDAF
-
-
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 2**64 + 5])
-def test_splitmix64_against_integers_of_python(seed: int) -> None:
-    found = splitmix64(seed, torch.arange(200).reshape(2, 100))
-    assert found.dtype == torch.int64
-    assert [value & MASK for value in found.flatten().tolist()] == [by_hand(seed, i) for i in range(200)]
 
 
 def test_any_output_at_once() -> None:
@@ -166,19 +143,6 @@ def corners(count: int, single: float = 0.0, sizes: tuple[int, int] = (1, 1)) ->
     return labels, first[:, 2:] - 4, second[:, 2:] - 31
 
 
-def test_shifts_are_uniform_and_independent() -> None:
-    _, first, second = corners(4_000)
-    for shifts in (first, second):
-        counts = Counter(tuple(pair) for pair in shifts.tolist())
-        assert set(counts) == {(down, right) for down in range(-4, 5) for right in range(-4, 5)}
-        assert abs(chi_square(list(counts.values()))) < 4
-    correlation = torch.corrcoef(torch.cat([first, second], 1).double().T) - torch.eye(4)
-    assert correlation.abs().max() < 4 / 4_000**0.5
-    # "Two digits' bounding boxes overlap by on average 80 %": the digits' frames of 28 x 28.
-    overlap = ((28 - (first - second).abs()).prod(1) / 28**2).mean()
-    assert 0.795 < overlap < 0.805
-
-
 def test_a_sixth_has_one_digit() -> None:
     assert (corners(1000)[0].sum(1) == 2).all()
     labels = corners(4_000, single=1 / 6)[0].sum(1)
@@ -241,15 +205,6 @@ def test_batches_and_workers_do_not_matter() -> None:
                 images, labels = collect(loader)
                 assert torch.equal(images, expected[part][epoch][0])
                 assert torch.equal(labels, expected[part][epoch][1])
-
-
-def test_one_image_of_a_batch() -> None:
-    made = loaded(Diverse).part("test")
-    image, label = made[17]
-    images, labels = made.__getitems__([3, 17])
-    assert image.shape == (1, 36, 36)
-    assert torch.equal(image, images[1])
-    assert torch.equal(label, labels[1])
 
 
 def test_epochs_never_repeat_and_can_be_set() -> None:

@@ -82,11 +82,6 @@ def test_after_a_position_the_next_epoch_is_whole(kind):
     assert list(order) == epoch_of(an_order(kind), 3)
 
 
-def test_a_position_goes_before_the_epoch_that_was_set():
-    order = an_order(position=lambda: (5, 0))
-    assert epoch_of(order, 1) == epoch_of(an_order(), 5)
-
-
 @shuffled
 @pytest.mark.parametrize("processes", [2, 3, 4, 50])
 @pytest.mark.parametrize("batch_size", [1, 4, 7])
@@ -107,14 +102,6 @@ def test_processes_share_the_batches_of_one(kind, processes, batch_size):
             assert len(taken) == max(count, 1)
             own += taken[:count]
         assert sorted(own) == sorted(alone[start : start + size])
-
-
-def test_more_than_twice_as_many_processes_as_samples():
-    orders = [an_order(samples=2, processes=5, rank=rank) for rank in range(5)]
-    shares = [epoch_of(order, 0) for order in orders]
-    assert [len(share) for share in shares] == [1] * 5
-    assert sorted(share[0] for share in shares[:2]) == [0, 1]
-    assert [order.share(0) for order in orders] == [(1, 2), (1, 2), (0, 2), (0, 2), (0, 2)]
 
 
 def test_a_test_is_in_the_order_of_the_data():

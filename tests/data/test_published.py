@@ -236,11 +236,8 @@ def test_damaged_files_that_are_not_checked(kind, form, request, tmp_path, no_ne
     [
         (torch.zeros(3, 1, 2, 2), [0, 1, 2], r"holds \(3, 1, 2, 2\) of torch.float32, expected one or more images"),
         (torch.zeros(3, 1, 2, 3, dtype=torch.uint8), [0, 1, 2], r"holds \(3, 1, 2, 3\) of torch.uint8"),
-        (torch.zeros(0, 1, 2, 2, dtype=torch.uint8), [], r"holds \(0, 1, 2, 2\) of torch.uint8"),
         (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1], r"holds labels \(2,\), expected 3 from 0 to 9"),
-        (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [[0], [1], [2]], r"holds labels \(3, 1\), expected 3"),
         (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 10], "expected 3 from 0 to 9"),
-        (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, -1], "expected 3 from 0 to 9"),
         (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 1.5], "expected 3 from 0 to 9"),
     ],
 )

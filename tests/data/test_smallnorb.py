@@ -146,20 +146,10 @@ def test_chosen_poses(tiny: Path) -> None:
             {"train_elevations": []},
             r"train_elevations .*\[\]",
         ),
-        (
-            {"test_elevations": [0, 9]},
-            r"test_elevations .*\[0, 9\]",
-        ),
-        ({"train_azimuths": [1]}, r"train_azimuths .*\[1\]"),
-        ({"test_azimuths": [36]}, r"test_azimuths .*\[36\]"),
         ({"train_lightings": [-1]}, r"train_lightings .*\[-1\]"),
-        ({"test_lightings": [6]}, r"test_lightings .*\[6\]"),
         ({"val_instances": [4, 0]}, r"val_instances .*\[4, 0\]"),
-        ({"val_instances": [4, 6, 7, 8, 9]}, r"val_instances .*\[4, 6, 7, 8, 9\]"),
         ({"val_instances": [4], "val_size": 20}, "val_instances takes the place of val_size"),
         ({"size": 97}, r"size .* 97\b"),
-        ({"size": 0}, r"size .* 0\b"),
-        ({"size": 32, "resize": 31}, r"resize .* 31\b"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -214,7 +204,6 @@ def test_a_file_that_is_not_zipped_comes_first(tiny: Path) -> None:
     ("kind", "values", "problem"),
     [
         ("dat", np.zeros((20, 96, 96), np.uint8), "expected one or more images"),
-        ("dat", np.zeros((2, 2, 96, 96), np.int32), "of torch.int32"),
         ("cat", np.zeros(19), r"holds labels \(19,\), expected 20 from 0 to 4"),
         ("cat", np.full(20, 5), "expected 20 from 0 to 4"),
         ("info", np.ones((20, 3)), r"shape '\[20, 4\]' is invalid for input of size 60"),

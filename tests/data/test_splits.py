@@ -31,11 +31,6 @@ def test_every_class_has_its_shares(count, expected):
     assert (found["train"], found["val"], found["test"]) == expected
 
 
-def test_large_shares_leave_a_sample_for_each_part():
-    keys, classes = samples({"a": 3})
-    assert sorted(split_by_class(keys, classes, {"val": 0.9, "test": 0.05})) == ["test", "train", "val"]
-
-
 def test_no_share_is_no_part():
     keys, classes = samples({"a": 10})
     assert Counter(split_by_class(keys, classes, {"val": 0.0, "test": 0.2})) == {"train": 8, "test": 2}

@@ -113,43 +113,6 @@ def test_a_toy_turns_left_and_at_0_looks_to_the_right() -> None:
     assert near > 0.4
 
 
-def test_half_a_turn_of_what_is_symmetric_changes_nothing() -> None:
-    table = [box((0, 0, 0.3), (1.2, 0.6, 0.1)), *(rod((x, 0, -0.4), (x, 0, 0.3), 0.1) for x in (-0.5, 0.5))]
-    for before, after in zip(geometry(table, 50, 20, 1, 40), geometry(table, 50, 200, 1, 40), strict=True):
-        np.testing.assert_allclose(before, after, atol=1e-4)
-    assert not np.allclose(geometry(table, 50, 20, 1, 40)[0], geometry(table, 50, 110, 1, 40)[0])
-
-
-def test_elevation_is_that_of_the_cameras() -> None:
-    """A pole's length in the picture goes with the cosine of the elevation, and its top is visible."""
-    pole = [rod((0, 0, -0.6), (0, 0, 0.6), 0.1)]
-    for elevation in (30, 70):
-        up = np.radians(elevation)
-        normals, nearest = geometry(pole, elevation, 0, 0, 200)
-        (rows,) = np.nonzero(np.isfinite(nearest).reshape(200, 200).any(1))
-        length = (np.ptp(rows) + 1) * 2 * HALF_WIDTH / 200
-        # The top is nearer, the bottom farther than the window.
-        depth = 0.6 * np.sin(up)
-        near, far = DISTANCE / (DISTANCE - depth), DISTANCE / (DISTANCE + depth)
-        expected = 0.6 * np.cos(up) * (near + far) + 0.1 * np.sin(up) * (near + far)
-        assert length == pytest.approx(expected, abs=0.04)
-        across, over = DISTANCE * np.cos(up), DISTANCE * np.sin(up) - 0.6  # from the camera to the top
-        distance = np.hypot(across, over)
-        area = np.pi * 0.1**2 * over / distance * (DISTANCE / distance) ** 2
-        assert (normals[:, 2] > 0.99).sum() == pytest.approx(area * (100 / HALF_WIDTH) ** 2, rel=0.1)
-
-
-@pytest.mark.parametrize("depth", [0.7, 0.0, -0.7])
-def test_disparity(depth: float) -> None:
-    """A point before the middle of a toy is farther right for the left camera, one behind it farther left."""
-    up = np.radians(30)
-    center = depth * np.array([0, -np.cos(up), np.sin(up)])
-    speck = [ball(tuple(center), (0.05, 0.05, 0.05))]
-    (left, y), (right, other_y) = (place(np.isfinite(geometry(speck, 30, 0, eye, 480)[1]), 480) for eye in (0, 1))
-    assert left - right == pytest.approx(BASELINE * depth / (DISTANCE - depth), abs=0.004)
-    assert y == pytest.approx(other_y, abs=0.003)
-
-
 # Lamps
 
 
@@ -328,21 +291,6 @@ def test_written_whole_or_not_at_all(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert list(cache.iterdir()) == []
 
 
-def test_no_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any) -> np.ndarray:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(stereo_toys, "render", full)
-    with pytest.raises(DataError) as caught:
-        StereoToys(**FEW).prepare_data()
-    path = cache / "train-8-v1-e3-a0.6-l0.1.npy"
-    assert (
-        str(caught.value)
-        == f"{path}: cannot be written: No space left on device: free disk space or make the folder writable"
-    )
-    assert list(cache.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -370,11 +318,3 @@ def test_bad_arguments() -> None:
         StereoToys(size=7)
     with pytest.raises(ValueError, match="^test_azimuths must be some of 0, 2, 4"):
         StereoToys(test_azimuths=[3])
-
-
-def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    StereoToys(**FEW).prepare_data()
-    shown = capfd.readouterr().err
-    assert "rendering toys for training" in shown
-    assert "rendering toys for the test" in shown

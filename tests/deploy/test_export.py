@@ -283,11 +283,6 @@ class VariationalBayes(nn.Module):
         return Prediction(activations=capsules.activations, capsules=capsules)
 
 
-@pytest.mark.slow
-def test_variational_bayes_routing(tmp_path):
-    assert export(VariationalBayes(), IMAGES, tmp_path / "model.onnx") < 1e-5
-
-
 def test_an_operator_that_onnx_has_not(tmp_path):
     class Bessel(Logits):
         def forward(self, images: Tensor) -> Prediction:

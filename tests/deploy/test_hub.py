@@ -13,9 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from torchcaps.deploy import Trained, from_pretrained, push_to_hub, save_pretrained
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 IMAGES = torch.rand(3, 1, 8, 8)
 FILES = ["README.md", "config.json", "model.safetensors"]
 
@@ -187,14 +184,10 @@ def named(path: str):
     ("change", "said"),
     [
         (named("os.system"), "os.system is not among the classes"),
-        (named("torch.hub.load"), "torch.hub.load is not among the classes"),
         (named("mine.Network"), "mine.Network is not among the classes"),
         (lambda config: config["values"].pop("data"), "its network or its data cannot be built"),
-        (lambda config: config["values"].update(model=[]), "its network or its data cannot be built"),
         (lambda config: config.pop("values"), "does not hold the values of a recipe"),
         (lambda config: config.update(temperature=0), "temperature must be a number above 0, got '0'"),
-        (lambda config: config.update(temperature=float("nan")), "temperature must be a number above 0, got 'nan'"),
-        (lambda config: config.update(temperature="2"), "temperature must be a number above 0"),
         (lambda config: config.update(about=[1]), "about must hold facts by name"),
         (
             lambda config: config["values"]["model"]["network"]["init_args"].update(decoder=False),
@@ -229,12 +222,9 @@ def test_code_of_ones_own_runs_only_where_it_is_allowed(folder, tmp_path, monkey
     ("name", "content", "said"),
     [
         ("config.json", b"{", "config.json is damaged"),
-        ("config.json", b"\xff\xfe", "config.json is damaged"),
         ("config.json", b"[" * 100_000, "config.json is damaged"),
-        ("config.json", b"[]", "does not hold the values of a recipe"),
         ("config.json", None, "has no config.json"),
         ("model.safetensors", b"", "model.safetensors is damaged"),
-        ("model.safetensors", b"\xff" * 100, "model.safetensors is damaged"),
         ("model.safetensors", None, "has no model.safetensors"),
     ],
 )

@@ -13,10 +13,6 @@ from torchcaps.models import create_model, pretrained
 from torchcaps.models.pretrained import read_tensors
 from torchcaps.recipes import load_recipe
 
-# Lightning's own imports and deprecations under this torch are out of our hands.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
-
 spec = importlib.util.spec_from_file_location("pack_weights", Path(__file__).parents[2] / "docs" / "weights.py")
 pack = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pack)

@@ -10,8 +10,10 @@ PAIRS = ["--data.batch_size", "2", "--trainer.max_epochs", "1", *TINY]
 
 
 def call(*arguments: str) -> int:
-    """Run a command and return its status."""
+    """Run a command and return its status. Warnings are those of Lightning and its imports with this torch."""
     with warnings.catch_warnings():
+        for kind in (DeprecationWarning, FutureWarning, UserWarning):
+            warnings.simplefilter("ignore", kind)
         return main(list(arguments))
 
 

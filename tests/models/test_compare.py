@@ -101,19 +101,3 @@ def test_the_average_has_the_primary_capsules_of_the_network():
     images = torch.rand(2, 3, 16, 16)
     mean = network.head.primary_capsules(network.backbone(images)).poses.flatten(2, 3).mean(2).flatten(1)
     torch.testing.assert_close(average(images).scores, average.classifier(mean))
-
-
-@pytest.mark.parametrize("name", ["compare", "compare_average", "compare_cnn"])
-def test_other_images_are_refused(name):
-    model = create_model(name, in_channels=1)
-    with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, height, width\), got \(2, 3, 8, 8\)"):
-        model(torch.rand(2, 3, 8, 8))
-    with pytest.raises(ValueError, match="add a batch dimension"):
-        model(torch.rand(1, 8, 8))
-
-
-def test_a_routing_is_an_instance():
-    with pytest.raises(TypeError, match="routing must be a Routing"):
-        create_model("compare", routing="dynamic")
-    with pytest.raises(TypeError, match="routing must be a Routing"):
-        create_model("compare", routing=DynamicRouting)

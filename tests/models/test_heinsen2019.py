@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.export import Dim
 
 from torchcaps import (
     DynamicRouting,
@@ -101,30 +100,6 @@ def test_the_papers_children():
 
 
 # Compilation and errors
-
-
-@pytest.mark.slow
-def test_export_takes_images_of_any_size():
-    (images, (x,)), _ = networks()
-    images.eval()
-    sizes = {0: Dim("batch"), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    exported = torch.export.export(images, (x,), dynamic_shapes=(sizes,)).module()
-    for size in ((53, 71), (96, 96), (44, 43)):
-        x = torch.rand(3, 2, *size)
-        torch.testing.assert_close(exported(x).scores, images(x).scores)
-
-
-def test_bad_input():
-    (images, (x,)), _ = networks()
-    message = r"expected images of shape \(batch, 2, height, width\), height and width at least 29, got "
-    for bad, shape in (
-        (x[:, :1], r"\(2, 1, 45, 50\)"),
-        (x[0], r"\(2, 45, 50\)"),
-        (x[..., :28], r"\(2, 2, 45, 28\)"),
-    ):
-        with pytest.raises(ValueError, match=message + shape):
-            images(bad)
-    assert images.eval()(x[..., :29, :29]).scores.shape == (2, 3)
 
 
 # Baselines

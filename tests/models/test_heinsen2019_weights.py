@@ -224,7 +224,6 @@ def test_loads_into_a_given_model(file):
     ("name", "changes", "message"),
     [
         ("SST2R", {"depth_emb2": torch.ones(1)}, "does not fit EmbeddingCapsNet: the file has depth_emb2, the network"),
-        ("SST2R", {"detect_parts.2.bias": None}, "fit EmbeddingCapsNet: the file has no detect_parts.2.bias;"),
         ("smallNORB", {"routings.1.CONST_one": None}, "the file has no routings.1.CONST_one"),
         (
             "SST5R",
@@ -233,8 +232,6 @@ def test_loads_into_a_given_model(file):
         ),
         ("SST5R", {"routings.0.CONST_one": torch.tensor(2.0)}, "routings.0.CONST_one is 2.0, expected 1"),
         ("SST5R", {"depth_emb": None}, "is not from one of the author's networks, which have routings.1.W and"),
-        ("SST5R", {"routings.1.W": torch.ones(3)}, "is not from one of the author's networks"),
-        ("SST5R", {"depth_emb": "a string"}, "is not a state dict of names and tensors: give a file of github.com/"),
     ],
 )
 def test_files_that_do_not_fit(file, name, changes, message):

@@ -1,55 +1,10 @@
-"""The heads of Heinsen 2022: parameter counts and gradients; `test_texts.py` has masks and padding."""
+"""The heads of Heinsen 2022: gradients, first values, children; `test_texts.py` has masks and padding."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchcaps import create_model
 from torchcaps.models import heinsen_texts
-
-
-def by_arithmetic(layers, width, hidden, pose, classes):
-    """The number of parameters, matrix by matrix."""
-
-    def routing(children, parents, d, h):
-        rows = children or 1
-        betas = 2 * children * parents if children else 2 * (d + 1) * parents
-        activation = rows * d + rows
-        vote = parents * d + d * h + parents * h
-        prediction = h * d + parents * d + parents * d
-        similarity = 2 * rows * parents
-        return activation + vote + prediction + similarity + betas
-
-    depth = 2 * layers * width
-    return (
-        depth
-        + routing(None, hidden, width, pose)
-        + routing(hidden, hidden, pose, pose)
-        + routing(hidden, classes, pose, 1)
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "parameters"),
-    [
-        # SST-5; SST-2 and IMDb
-        ("heinsen_texts", {}, 5_068_422),
-        ("heinsen_texts", {"classes": 2}, 5_058_435),
-        # ImageNet, CIFAR-10, CIFAR-100. With BEiT-large, about 304.4 million, these are the 312.8, 309.5 and 309.8
-        # million that paperswithcode.com lists.
-        ("heinsen_images", {}, 8_380_777),
-        ("heinsen_images", {"classes": 10}, 5_085_067),
-        ("heinsen_images", {"classes": 100}, 5_384_677),
-        ("heinsen_texts", {"layers": 7, "width": 384, "hidden": 16, "pose": 64}, by_arithmetic(7, 384, 16, 64, 5)),
-    ],
-)
-def test_parameter_counts(name, arguments, parameters):
-    with torch.device("meta"):
-        network = create_model(name, **arguments)
-    assert sum(p.numel() for p in network.parameters()) == parameters
-    sizes = {"layers": 25, "width": 1024, "hidden": 64, "pose": 1024, "classes": 5 if "texts" in name else 1000}
-    assert by_arithmetic(**(sizes | arguments)) == parameters
 
 
 def head(dtype=torch.float64):
@@ -101,17 +56,3 @@ def test_the_children_are_normalized_states_of_each_layer():
     assert children.poses.shape == (2, 8, 7)
     normal = (states[1, 2, 1] - states[1, 2, 1].mean()) / (states[1, 2, 1].var(correction=0) + 1e-5).sqrt()
     torch.testing.assert_close(children.poses[1, 5], normal * network.depth_scale[1] + network.depth_offset[1])
-
-
-@torch.no_grad()
-def test_a_freshly_made_head_of_the_published_size():
-    torch.manual_seed(0)
-    scores = heinsen_texts()(torch.randn(2, 3, 25, 1024)).scores
-    assert scores.shape == (2, 5)
-    assert scores.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["layers", "width", "classes", "hidden", "pose"])
-def test_sizes_are_positive(name):
-    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got 0"):
-        heinsen_texts(**{name: 0})

@@ -51,14 +51,14 @@ TRANSFORMERS: dict[str, dict[str, object]] = {
     "Swinv2": {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4},
     "ViT": VIT,
 }
-TRAINED_ALWAYS = ("ConvNext", "ViT")
+TRAINED_ALWAYS = ("ViT",)
 NETWORKS = [
     f"{library}/{name}" for library, names in (("torchvision", TORCHVISION), ("timm", TIMM)) for name in names.split()
 ]
 NETWORKS += [f"transformers/{kind}" for kind in TRANSFORMERS]
 
 
-# A training and an export take some seconds: `make test` has two of transformers, `make test-slow` the others.
+# A training and an export take some seconds: `make test` has one of transformers, `make test-slow` the others.
 TRAINED = [
     pytest.param(name, marks=pytest.mark.slow) if "transformers" in name and name[13:] not in TRAINED_ALWAYS else name
     for name in NETWORKS

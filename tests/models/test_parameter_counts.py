@@ -70,6 +70,13 @@ COUNTS = [
     ("heinsen_sst", {"classes": 2}, 138_944),
     # With MiniLM's embeddings the depth parameter and the first linear layer are smaller.
     ("heinsen_sst", {"layers": 7, "width": 384}, 140_480 - 37 * 1280 + 7 * 384 - 64 * (1280 - 384)),
+    # Heinsen 2022; with BEiT-large, about 304.4 million, its heads of images are the 312.8, 309.5 and 309.8 million of
+    # paperswithcode.com.
+    ("heinsen_texts", {}, 5_068_422),
+    ("heinsen_texts", {"classes": 2}, 5_058_435),
+    ("heinsen_images", {}, 8_380_777),
+    ("heinsen_images", {"classes": 10}, 5_085_067),
+    ("heinsen_images", {"classes": 100}, 5_384_677),
     # The network on which only the routing changes
     ("compare", {}, 89_225),
     ("compare", {"in_channels": 1}, 88_073),

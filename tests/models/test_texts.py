@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim
 
 from torchcaps.models import heinsen_sst, heinsen_texts
 
@@ -112,25 +111,10 @@ def test_embeddings_in_half_precision(name):
     torch.testing.assert_close(scores.float(), network(half, mask).scores, rtol=0.1, atol=0.1)
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_compile_and_export_with_any_batch_size_and_length(name):
-    network, embeddings, mask = build(name, torch.float32)
-    compiled = torch.compile(network.eval(), fullgraph=True, backend="eager")(embeddings, mask)
-    torch.testing.assert_close(compiled.scores, network(embeddings, mask).scores)
-    sizes = {0: Dim("batch"), 1: Dim("tokens")}
-    exported = torch.export.export(network, (embeddings, mask), dynamic_shapes=(sizes, sizes)).module()
-    for tokens in (3, 9):
-        embeddings, mask = torch.randn(3, tokens, 2, 7), torch.rand(3, tokens) > 0.3
-        torch.testing.assert_close(exported(embeddings, mask).scores, network(embeddings, mask).scores)
-
-
 def test_bad_input(name):
     network, embeddings, mask = build(name)
-    bad_embeddings = (embeddings[0], r"\(4, 2, 7\)"), (embeddings.mT, r"\(2, 4, 7, 2\)")
-    for bad, shape in (*bad_embeddings, (embeddings[:, :0], r"\(2, 0, 2, 7\)")):
-        with pytest.raises(ValueError, match=r"expected embeddings of shape \(batch, tokens, 2, 7\), .*got " + shape):
-            network(bad, mask)
+    with pytest.raises(ValueError, match=r"expected embeddings of shape .*got \(2, 0, 2, 7\)"):
+        network(embeddings[:, :0], mask)
     for bad, shape in ((mask[0], r"\(4,\)"), (mask.T, r"\(4, 2\)"), (mask[..., None], r"\(2, 4, 1\)")):
         with pytest.raises(ValueError, match=r"expected a mask of shape \(batch, tokens\) = \(2, 4\), got " + shape):
             network(embeddings, bad)

@@ -106,14 +106,6 @@ def test_the_only_weights_and_one_of_several():
     assert not torch.equal(digits.conv.weight, clothes.conv.weight)
 
 
-def test_false_leaves_the_weights_random():
-    torch.manual_seed(0)
-    first = create_model("capsnet_digits")
-    torch.manual_seed(0)
-    assert torch.equal(first.conv.weight, create_model("capsnet_digits", pretrained=False).conv.weight)
-    assert first.training
-
-
 def test_arguments_that_fit_the_weights_may_be_given():
     network = create_model("capsnet_small", pretrained="mnist", classes=10, iterations=3, image_size=28)
     assert network.image_shape == (1, 28, 28)
@@ -129,8 +121,6 @@ def test_arguments_that_fit_the_weights_may_be_given():
             "were trained with iterations=3, got 2: leave out iterations",
         ),
         ("capsnet_small", {"classes": 5}, ValueError, "capsnet_small.mnist were trained with classes=10, got 5"),
-        ("capsnet_small", {"image_size": torch.zeros(2)}, ValueError, "were trained with image_size=28, got a tensor"),
-        ("capsnet_small", {"class": 5}, TypeError, "capsnet_small has no argument 'class'; did you mean classes"),
     ],
 )
 def test_arguments_that_contradict_the_weights(name, arguments, error, said):
@@ -143,10 +133,8 @@ def test_arguments_that_contradict_the_weights(name, arguments, error, said):
     ("name", "given", "error", "said"),
     [
         ("capsnet_small", "mnits", ValueError, "no weights of 'capsnet_small' for 'mnits'; did you mean .*mnist"),
-        ("capsnet_small", "../capsnet_small.mnist", ValueError, "no weights of 'capsnet_small' for"),
         ("capsnet_mnist", True, ValueError, "no trained weights of 'capsnet_mnist': .*choose one of capsnet_digits, "),
         ("capsnet", True, ValueError, "no model 'capsnet'; did you mean"),
-        ("capsnet_small", 1, TypeError, "pretrained must be True or False or text, got 1"),
     ],
 )
 def test_weights_that_are_not_there(name, given, error, said):

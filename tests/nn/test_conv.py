@@ -198,18 +198,6 @@ def test_a_sequence_is_a_grid_of_height_1(pose, routing):
         assert_close(flat.activations, out.activations.reshape(2, 9), **EXACT)
 
 
-def test_sides_of_length_1_stay():
-    layer = CapsuleConv1d(1, 1, 1, 1, 1, HeinsenRouting(1))
-    out = layer(torch.randn(1, 1, 1, 1), return_coefficients=True)
-    assert out.poses.shape == out.variances.shape == (1, 1, 1, 1)
-    assert out.scores.shape == out.activations.shape == (1, 1, 1)
-    assert out.coefficients.shape == (1, 1, 1, 1, 1)
-    assert out.flatten_grid().poses.shape == (1, 1, 1)
-    out = CapsuleConv2d(1, 1, 1, 1, 1, HeinsenRouting(1))(torch.randn(1, 1, 1, 1, 1), return_coefficients=True)
-    assert out.poses.shape == (1, 1, 1, 1, 1)
-    assert out.coefficients.shape == (1, 1, 1, 1, 1, 1, 1)
-
-
 @pytest.mark.parametrize("pose", [(3, 2, 4), ((2, 3), (2, 2), (2, 1))], ids=str)
 def test_sequences_feed_other_layers(pose):
     """The next layer is another convolution, or a linear layer with or without shared weights over positions."""
@@ -259,12 +247,7 @@ conv1d = functools.partial(conv2d, CapsuleConv1d)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: conv2d(in_pose=(2, 2), out_pose=4), r"in_pose=\(2, 2\) has 2 and out_pose=4 has 1"),
-        (lambda: conv2d(kernel_size=(3,)), r"kernel_size .*got \(3,\)"),
-        (lambda: conv2d(stride=(1, 0)), r"stride .*at least 1, got \(1, 0\)"),
-        (lambda: conv1d(kernel_size=(3, 3)), r"kernel_size must be an int, got \(3, 3\)"),
         (lambda: conv2d()(torch.randn(2, 3, 5, 5, 4)), r"\(batch, 2, height, width, 4\), got \(2, 3, 5, 5, 4\)"),
-        (lambda: conv2d()(torch.randn(2, 2, 5, 4)), r"\(batch, 2, height, width, 4\), got \(2, 2, 5, 4\)"),
         (lambda: conv1d()(torch.randn(2, 2, 5, 5, 4)), r"\(batch, 2, length, 4\), got \(2, 2, 5, 5, 4\)"),
         (lambda: conv2d()(torch.randn(2, 2, 5, 2, 4)), "width 2 is too small for kernel_size=3"),
         (
@@ -272,10 +255,6 @@ conv1d = functools.partial(conv2d, CapsuleConv1d)
             r"width 4 is too small for kernel_size=3 \(with padding=1, dilation=3\)",
         ),
         (lambda: conv1d()(torch.randn(2, 2, 2, 4)), "length 2 is too small for kernel_size=3"),
-        (
-            lambda: conv2d()(Capsules(torch.randn(2, 2, 5, 6, 4), torch.randn(2, 2, 6, 5))),
-            r"scores of shape \(2, 2, 5, 6\), got \(2, 2, 6, 5\)",
-        ),
     ],
 )
 def test_bad_input(make, message):

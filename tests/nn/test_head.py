@@ -162,11 +162,6 @@ def test_first_coefficients_are_soft_with_any_number_of_classes(name, classes):
     assert largest < uniform + 0.3
 
 
-def test_random_slots_are_refused():
-    with pytest.raises(ValueError, match=r"random slots are the same for all classes: use SlotAttention\(start="):
-        CapsuleHead(8, 3, SlotAttention())
-
-
 @pytest.mark.parametrize(
     ("features", "mask", "message"),
     [
@@ -254,8 +249,3 @@ def test_large_scores_have_finite_gradients():
     head.primary.score_conv.bias.data.fill_(200.0)
     head(torch.randn(4, 5)).square().sum().backward()
     assert all(p.grad.isfinite().all() for p in head.parameters())
-
-
-def test_a_single_feature_is_refused():
-    with pytest.raises(ValueError, match="in_features must be at least 2"):
-        CapsuleHead(1, 3)

@@ -42,28 +42,12 @@ def test_plain_loops():
     assert_close(SpreadLoss()(scores, labels), spread_loss(scores, labels, 0.9))
 
 
-@pytest.mark.parametrize("loss", [margin_loss, spread_loss])
-def test_gradients(loss):
-    scores = torch.rand(3, 4, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: loss(x, torch.tensor([3, 0, 1])), scores)
-
-
 def test_the_margin_is_saved():
     loss = SpreadLoss(0.2)
     loss.margin.fill_(0.7)
     other = SpreadLoss()
     other.load_state_dict(loss.state_dict())
     assert other.margin.item() == pytest.approx(0.7)
-
-
-def test_bad_targets():
-    scores = torch.rand(2, 3)
-    with pytest.raises(ValueError, match=r"targets of shape \(2,\) or \(2, 3\), got \(2, 4\)"):
-        margin_loss(scores, torch.rand(2, 4))
-    with pytest.raises(ValueError, match=r"targets of shape \(2,\) or \(2, 3\), got \(3,\)"):
-        margin_loss(scores, torch.tensor([0, 1, 2]))
-    with pytest.raises(ValueError, match=r"class indices .*\(2, 3\)"):
-        spread_loss(scores, torch.rand(2, 3))
 
 
 def test_what_a_loss_reads():

@@ -53,11 +53,6 @@ def test_the_normalization_learns_with_the_layer():
     assert "normalization.weight" in dict(primary.named_parameters())
 
 
-def test_a_pose_has_one_or_two_sides():
-    with pytest.raises(ValueError, match="a pose"):
-        PrimaryCapsules(3, 2, (2, 2, 2))
-
-
 def test_groups_divide_all_channels():
     assert PrimaryCapsules(4, 2, 4, groups=4).pose_conv.weight.shape == (8, 1, 1, 1)
     for arguments in ({"in_channels": 6}, {"out_pose": 1}, {"scores": True}):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from torchcaps import RoutingPool2d, create_model, replace_pooling
+from torchcaps import RoutingPool2d, replace_pooling
 
 
 class Net(nn.Module):
@@ -82,13 +82,3 @@ def test_several_pools_must_be_told_apart():
         replace_pooling(nn.AdaptiveAvgPool2d(1), RoutingPool2d(4))
     with pytest.raises(ValueError, match="is the pool itself"):
         replace_pooling(net, RoutingPool2d(4), name="")
-
-
-def test_resnet_of_this_library():
-    average = create_model("pooling_resnet", depth=8, pooling="average").eval()
-    routed = create_model("pooling_resnet", depth=8, sharpness=0.0).eval()
-    routed.load_state_dict(average.state_dict())
-    x = torch.rand(2, 3, 16, 16)
-    expected = average(x).scores
-    assert_close(routed(x).scores, expected)
-    assert_close(replace_pooling(average, RoutingPool2d(16, 0.0))(x).scores, expected)

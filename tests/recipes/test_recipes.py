@@ -18,9 +18,6 @@ from torchcaps.recipes.values import lines
 from torchcaps.training.build import recipe_parser
 from torchcaps.training.names import Names
 
-# Warnings of Lightning's own imports with this version of torch.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):

@@ -18,8 +18,6 @@ from interruptions import Killed
 
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 TINY = [*QUIET, "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
 FOLDER = Path("runs/quickstart/version_0/checkpoints")
@@ -257,21 +255,6 @@ def test_a_training_that_cannot_write(checkpoints, capfd):
 
 
 # How often, and where
-
-
-def steps_saved(monkeypatch, *arguments: str, seconds: float = 120.0) -> list[int]:
-    """Train, and return the steps at which checkpoints were saved."""
-    saved = []
-    save = WholeCheckpointIO.save_checkpoint
-
-    def noting(self, checkpoint, path, storage_options=None):
-        saved.append(checkpoint["global_step"])
-        save(self, checkpoint, path)
-
-    monkeypatch.setattr(WholeCheckpointIO, "save_checkpoint", noting)
-    monkeypatch.setattr(LastCheckpoints, "SECONDS", seconds)
-    assert call("train", *arguments) == 0
-    return saved
 
 
 @pytest.mark.parametrize(

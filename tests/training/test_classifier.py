@@ -46,7 +46,6 @@ def test_training_reconstructs_the_label_and_tests_the_likeliest_class(monkeypat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"labels_per_image": 5}, "labels_per_image must be None or from 1 to classes=3, got 5"),
         ({"top_k": 4}, "top_k must be from 1 to classes=3"),
         ({"mixup": 0.2, "labels_per_image": 2}, "mixup must be 0 with several labels"),
         ({"features_lr": 0.1}, "features_lr=0.1 needs a network with `features`, and CapsNet has none"),
@@ -117,7 +116,6 @@ def test_several_labels():
     [
         (1, PRESENT, r"labels_per_image=1 needs labels of shape \(4,\), got \(4, 4\)"),
         (2, torch.tensor([0, 1, 2, 3]), r"labels_per_image=2 needs labels of shape \(4, 4\), got \(4,\)"),
-        (None, PRESENT[:, :3], r"labels_per_image=None needs labels of shape \(4, 4\), got \(4, 3\)"),
     ],
 )
 def test_labels_of_another_shape(labels_per_image, labels, message):
@@ -165,14 +163,6 @@ def test_scores_of_crops_are_averaged(loss, labels_per_image):
     else:
         right = mean.argmin(1) == 1  # two of the three classes are predicted
     assert classifier.test_accuracy.compute() == right.float().mean()
-
-
-def test_the_mean_decides_and_not_the_majority():
-    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=2)
-    scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]]).view(1, 3, 2, 1, 1)
-    classifier.network.register_forward_hook(lambda module, inputs, output: Prediction(output.scores.flatten(1)))
-    classifier.test_step((scores, torch.tensor([1])), 0)
-    assert classifier.test_accuracy.compute() == 1
 
 
 def test_crops_are_not_reconstructed():
@@ -245,18 +235,11 @@ IMAGES, LABELS = torch.rand(4, 1, 8, 8), torch.tensor([0, 2, 1, 1])
     ("wrong", "error", "message"),
     [
         (None, TypeError, "a batch must be a tuple of inputs and labels, got None"),
-        (IMAGES, TypeError, "a batch must be a tuple of inputs and labels, got a tensor of shape"),
-        ((IMAGES,), TypeError, "a batch must be a tuple of inputs and labels, got "),
         ((None, LABELS), TypeError, "the inputs of a batch must be a tensor or several in a tuple, got None"),
-        (((), LABELS), TypeError, "the inputs of a batch must be a tensor or several in a tuple, got "),
         ((IMAGES, None), TypeError, "the labels of a batch must be a tensor, got None"),
-        ((IMAGES, [0, 2, 1, 1]), TypeError, "the labels of a batch must be a tensor, got "),
-        ((IMAGES[:0], LABELS[:0]), ValueError, "a batch must have at least one sample"),
         ((IMAGES, LABELS[0]), ValueError, "a batch must have at least one sample"),
         ((IMAGES, LABELS + 1), ValueError, "labels must be from 0 to 2, as there are 3 classes, got 3"),
-        ((IMAGES, LABELS - 1), ValueError, "labels must be from 0 to 2, as there are 3 classes, got -1"),
         ((IMAGES, LABELS.float()), TypeError, "labels must be class indices, integers, got torch.float32"),
-        ((IMAGES, LABELS > 0), TypeError, "labels must be class indices, integers, got torch.bool"),
     ],
 )
 def test_wrong_batches(wrong, error, message):
@@ -270,10 +253,8 @@ def test_wrong_batches(wrong, error, message):
     ("output", "error", "message"),
     [
         (SCORES, TypeError, r"the network must return .*Prediction\(scores\), got a tensor of shape \(4, 4\)"),
-        (None, TypeError, r"the network must return .*Prediction\(scores\), got None"),
         (Prediction(SCORES[0]), ValueError, r"must be a tensor \(batch, classes\), got .*\(4,\)"),
         (Prediction(), ValueError, "scores .* or activations, got neither"),
-        (Prediction(SCORES, None, SCORES), ValueError, "scores .* or activations, got both"),
     ],
 )
 def test_networks_that_return_no_prediction(output, error, message):

@@ -13,8 +13,6 @@ import torchcaps
 from torchcaps.training.names import Names, Refused
 from torchcaps.training.signatures import UNKNOWN
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 SAID = (
     "is not among the classes of torchcaps, torch, lightning and torchmetrics that every recipe may name: add --allow"
 )

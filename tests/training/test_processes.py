@@ -18,8 +18,6 @@ from processes import together
 
 from torchcaps.data.encoder import Encoder
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 RECIPES = {
     "digits.yaml": """
         extends: quickstart

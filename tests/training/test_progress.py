@@ -1,15 +1,12 @@
 """Lines that tell the progress of a training, and the size of its log."""
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import call
 
-from torchcaps.cli import main
 from torchcaps.training.progress import ProgressLines
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +58,7 @@ def test_the_lines_and_the_log_of_a_training(capfd, monkeypatch):
     monkeypatch.setattr(ProgressLines.__init__, "__defaults__", (0.0,))
     arguments = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2"]
     arguments += ["--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
-    with warnings.catch_warnings():
-        assert main(["train", "quickstart", *arguments]) == 0
+    assert call("train", "quickstart", *arguments) == 0
     printed = capfd.readouterr()
     lines = [line for line in printed.err.splitlines() if line.startswith("epoch ")]
     assert [line.partition(", train/")[0].rpartition(", ")[0] for line in lines] == [

@@ -25,8 +25,6 @@ from interruptions import Killed, interrupt, newest
 from torchcaps.training import Classifier
 from torchcaps.training.checkpoints import LastCheckpoints
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-
 RECIPES = {
     "digits.yaml": """
         extends: quickstart

@@ -26,7 +26,7 @@ from torchcaps import (
     SpreadLoss,
     squash,
 )
-from torchcaps.functional import feature_kl, margin_loss, sinkhorn_divergence, spread_loss, transport_cost
+from torchcaps.functional import margin_loss, sinkhorn_divergence, spread_loss, transport_cost
 from torchcaps.ops import Dot, Softmax, backends
 from torchcaps.routing import (
     DynamicRouting,
@@ -254,38 +254,25 @@ def test_votes_and_their_scores():
     attention, bias = InvertedAttentionRouting(), DynamicRouting(learn_bias=True)
     for call in (
         lambda: DynamicRouting()(votes.long()),
-        lambda: DynamicRouting()(votes[0, 0]),
         lambda: DynamicRouting()(votes[:, :0]),
         lambda: DynamicRouting()(votes, mask.long()),
-        lambda: DynamicRouting()(votes, mask[:1]),
         lambda: DynamicRouting()(votes, torch.zeros(2, 3, device="meta")),
         run(bias, bias=torch.zeros(3, 5)),
         run(bias, bias=torch.zeros(4, 5, dtype=torch.long)),
-        run(bias, bias=torch.zeros(4, 5, device="meta")),
-        run(bias, bias=torch.zeros(4, 5).double()),
         run(DynamicRouting(), bias=torch.zeros(4, 5)),
         run(DynamicRouting(start="learned"), first_logits=torch.zeros(2, 4)),
         run(attention, weight=torch.ones(4), bias=torch.ones(5)),
         run(attention, weight=torch.ones(5), bias=torch.ones(2, 5)),
-        run(attention, weight=torch.ones(5, device="meta"), bias=torch.ones(5)),
         run(InvertedAttentionRouting(layer_norm=False), beta_a=zeros, beta_u=zeros),
         run(EMRouting(), beta_a=torch.zeros(3), beta_u=zeros),
-        run(EMRouting(), beta_a=None, beta_u=zeros),
-        run(EMRouting(), beta_a=zeros.bool(), beta_u=zeros),
-        run(EMRouting(), beta_a=zeros, beta_u=zeros.to("meta")),
         run(HeinsenRouting(single_beta=True), beta_use=torch.zeros(2, 4)),
-        run(HeinsenRouting(single_beta=True), beta_use=zeros),
         run(VectorNormRouting(learn_sharpness=True), learned_sharpness=torch.ones(2)),
         lambda: transport_cost(votes[0, 0], votes[0, 0].to("meta")),
-        lambda: transport_cost(votes[0, 0], votes[0, 0].double()),
         lambda: sinkhorn_divergence(votes, votes.double()),
-        lambda: feature_kl(votes, votes.to("meta")),
         lambda: squash(torch.tensor(3.0)),
-        lambda: spread_loss(votes[0, 0], torch.zeros(4).long(), torch.tensor(nan)),
         lambda: spread_loss(votes[0, 0], torch.zeros(4).long(), torch.ones(3)),
         lambda: margin_loss(votes[0, 0][:0], torch.zeros(0).long()),
         lambda: squash(votes, 4),
-        lambda: squash(votes, -5),
     ):
         with pytest.raises((TypeError, ValueError)) as error:
             call()
