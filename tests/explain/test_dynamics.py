@@ -258,13 +258,13 @@ def test_bad_input():
         routing_dynamics(network, "capsules", [images], bins=0)
     with pytest.raises(ValueError, match="no vote"):
         routing_dynamics(network, "capsules", [images[:0]])
-    for batch in (3, {"images": images}, (), [[images]], "x", None):
-        with pytest.raises(TypeError, match="batches must be tensors of images, or tuples that begin with one, got "):
+    for batch in (3, {"images": images}, (), "x", None):
+        with pytest.raises(TypeError, match="batches must be inputs, or tuples that begin with a tensor or several"):
             routing_dynamics(network, "capsules", [batch])
     with pytest.raises(ValueError, match="layer 'capsules' has votes or parents that are not finite"):
         routing_dynamics(network, "capsules", [images * torch.nan])
     network.unused = CapsuleLinear(1, 1, 1, 1, DynamicRouting(1))
-    with pytest.raises(ValueError, match="Network did not run its layer 'unused' on these images"):
+    with pytest.raises(ValueError, match="Network did not run its layer 'unused' on these inputs"):
         routing_dynamics(network, "unused", [images])
     for nothing in ([], [[]]):
         with pytest.raises(ValueError, match="RoutingDynamics.*none"):
