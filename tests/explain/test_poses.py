@@ -419,7 +419,7 @@ def test_networks_without_class_capsules():
 
     for network in (Plain(), nn.Flatten(), OnAGrid()):
         assert not has_class_capsules(network, CodedToys())
-        with pytest.raises(TypeError, match=f"need class capsules, and a {type(network).__name__} gives none"):
+        with pytest.raises(TypeError, match=r"one capsule for each class|must return a torchcaps\.Prediction"):
             pose_trajectories(network, CodedToys(), "azimuth")
     with pytest.raises(ValueError, match=r"class capsule.* 5 .* 3\b"):
         pose_trajectories(Few(), CodedToys(), "azimuth")

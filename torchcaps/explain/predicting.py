@@ -11,7 +11,6 @@ from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
 
 
-@checked
 def inputs_of(batch: Any) -> Inputs:
     """Return the inputs of a batch: a tensor, or a tuple of tensors for networks with several arguments.
 
