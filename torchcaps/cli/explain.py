@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchcaps.data import LabeledData
-    from torchcaps.explain.page import Report, Samples
+    from torchcaps.explain.page import Samples
     from torchcaps.training.build import Training
 
 SAMPLES = 1000
@@ -121,7 +121,7 @@ def _samples(options: argparse.Namespace, training: "Training") -> "Samples":
 
 def _report(
     options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]]
-) -> "Report":
+) -> dict[str, Any]:
     from torchcaps.explain.page import report
     from torchcaps.training.checkpoint_files import facts_of
     from torchcaps.training.report import curves_of
