@@ -73,6 +73,9 @@ def report(
             if it is not known.
         shuffled: the same network, trained with shuffled labels, whose maps are drawn beside.
         say: function that is told what is computed, for long work.
+
+    Raises:
+        ValueError: the network's scores are not finite.
     """
     say = say or (lambda text: None)
     samples = replace(samples, inputs=[inputs_for(network, inputs) for inputs in samples.inputs])
@@ -83,6 +86,11 @@ def report(
         load()
         say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
         scores = torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
+        if not scores.isfinite().all():
+            raise ValueError(
+                f"{label or 'network'}: the scores are not finite, because the weights or the inputs are not: take an "
+                "earlier checkpoint, or look at the data"
+            )
         if kept is None or number == len(states) - 1:
             last_scores = scores
             few = 4 if len(states) > 1 else 10**6
