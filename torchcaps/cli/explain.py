@@ -205,13 +205,12 @@ def _write_dynamics(
     training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]], folder: Path
 ) -> Iterator[Path]:
     """Write a row of panels per capsule layer, a panel per checkpoint."""
-    from torchcaps.explain import routing_dynamics, routing_dynamics_figure
+    from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.axes import write
     from torchcaps.explain.page import STATISTICS
-    from torchcaps.nn import CapsuleLayer
 
     network = training.model.network
-    names = [name for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
+    names = capsule_layers(network)
     if not names or not samples.are_images:
         return
     batches: Any = samples.batches(STATISTICS)

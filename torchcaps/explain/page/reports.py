@@ -32,17 +32,12 @@ OVERLAPS = 5
 RIGHT, WRONG = 10, 3  # examples: the first of each class, and mistakes
 
 LIMITS = {
-    "images": [
-        "The maps show where the capsules with a large share lie, not which pixels made them what they are: a capsule "
-        "sees its whole window, and the layers before the capsules are not followed.",
-        "A share says how much a capsule adds to a class, not whether the class would change without it.",
-    ],
-    "texts": [
-        "The shares of the words are those of their tokens' capsules. The encoder before them has mixed the words: a "
-        "token's capsule also knows its neighbors.",
-        "A share says how much a capsule adds to a class, not whether the class would change without it.",
-    ],
+    "images": "The maps show where the capsules with a large share lie, not which pixels made them what they are: a "
+    "capsule sees its whole window, and the layers before the capsules are not followed.",
+    "texts": "The shares of the words are those of their tokens' capsules. The encoder before them has mixed the "
+    "words: a token's capsule also knows its neighbors.",
 }
+SHARES = "A share says how much a capsule adds to a class, not whether the class would change without it."
 NO_CAPSULES = "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
 
 
@@ -122,7 +117,7 @@ def about(network: nn.Module, samples: Samples, temperature: Positive | None) ->
         "scores": kind_of_scores(network),
         "temperature": temperature,
         "layers": layers,
-        "limits": LIMITS[kind] if layers else [NO_CAPSULES],
+        "limits": [LIMITS[kind], SHARES] if layers else [NO_CAPSULES],
     }
 
 
