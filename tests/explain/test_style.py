@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from figures import assert_texts_fit
 from matplotlib import colormaps, rc_context, rcParams
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
@@ -123,16 +123,8 @@ def test_a_single_image_has_a_map_for_each_class(network):
 def test_no_text_is_cut_off_or_overlaps(network, count):
     names = ["a frilled lizard", "a flying squirrel", "eel"]
     figure = credit_figure(network, torch.rand(count, 1, 8, 8), torch.arange(count) % 3, names)
-    canvas = FigureCanvasAgg(figure)
     with rc_context(STYLE):
-        figure.draw_without_rendering()
-    texts = [figure._suptitle, *(text for axis in figure.axes for text in (axis.title, axis.yaxis.label))]
-    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts if text.get_text()]
-    for box in boxes:
-        assert min(box.x0, box.y0) >= 0
-        assert box.x1 <= figure.bbox.width
-        assert box.y1 <= figure.bbox.height
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+        assert_texts_fit(figure)
 
 
 class Flat(nn.Module):

@@ -33,11 +33,9 @@ def test_twice_as_large():
     image = torch.zeros(1, 1, 4, 4)
     image[..., 1:3, 1:3] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     # Each pixel of the result lies a quarter of a pixel from the center of one of the image's.
-    rows = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.75, 0, 0]])
     line = torch.tensor(
         [[0.25, 0.75, 0.0, 0.0], [0.0, 0.75, 0.25, 0.0], [0.0, 0.25, 0.75, 0.0], [0.0, 0.0, 0.75, 0.25]]
     )
-    assert rows.shape[1] == line.shape[1]
     assert_close(transformed(image, "grown", 2.0)[0, 0], line @ image[0, 0] @ line.T)
     assert_close(transformed(torch.ones(1, 1, 4, 4), "grown", 0.5)[0, 0, 1:3, 1:3], torch.ones(2, 2))
     assert transformed(torch.ones(1, 1, 4, 4), "grown", 0.5)[0, 0, 0].max() == 0
