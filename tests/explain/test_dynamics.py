@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from algorithms import Largest
+from networks import Network
 from torch import Tensor, nn
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium
@@ -13,19 +14,10 @@ from torchcaps.ops.tiled import blocks as tiled
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
 
 
-class Around(nn.Module):
-    """A network around a layer; its input is not an image but the index of the children to route."""
-
-    def __init__(self, layer: nn.Module, *children: Capsules):
-        super().__init__()
-        self.layer, self.given = layer, children
-
-    def forward(self, index: Tensor) -> Capsules:
-        return self.layer(self.given[int(index)])
-
-
 def dynamics_of(layer: nn.Module, *children: Capsules, name: str = "layer", bins: int = 20) -> RoutingDynamics:
-    return routing_dynamics(Around(layer, *children), name, torch.arange(len(children)).unbind(), bins)
+    """Routing dynamics of a layer; an input of its network is not an image but the index of the children to route."""
+    network = Network(lambda net, index: net.layer(children[int(index)]), layer=layer)
+    return routing_dynamics(network, name, torch.arange(len(children)).unbind(), bins)
 
 
 def counted(pairs: list[tuple[list[float], list[float]]], bins: int) -> RoutingDynamics:
@@ -184,19 +176,16 @@ def test_votes_are_not_stored(monkeypatch):
     assert 2**13 < largest.numbers <= 2**14 < 4 * 512 * 64 * 16
 
 
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 12, 4), nn.BatchNorm2d(12), nn.Dropout(0.5))
-        self.capsules = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2))
-
-    def forward(self, images):
-        return self.capsules(self.features(images).view(-1, 4, 3))
+def network_of_images() -> Network:
+    features, capsules = nn.Conv2d(1, 12, 4), CapsuleLinear(4, 2, 3, 3, DynamicRouting(2))
+    return Network(
+        lambda net, images: net.capsules(net.features(images).view(-1, 4, 3)), features=features, capsules=capsules
+    )
 
 
 def test_compiled_networks():
     torch.manual_seed(0)
-    network, images = Network().eval(), torch.rand(2, 1, 4, 4)
+    network, images = network_of_images(), torch.rand(2, 1, 4, 4)
     expected = routing_dynamics(network, "capsules", [images[:1], (images[1:], torch.zeros(1))])
     compiled = torch.compile(network, backend="eager")
     with torch.no_grad():
@@ -206,7 +195,7 @@ def test_compiled_networks():
 
 
 def test_bad_input():
-    network, images = Network(), torch.rand(2, 1, 4, 4)
+    network, images = network_of_images(), torch.rand(2, 1, 4, 4)
     with pytest.raises(ValueError, match="Network has no capsule layer 'features'; there are capsules"):
         routing_dynamics(network, "features", [images])
     with pytest.raises(ValueError, match="Linear .*no capsule layer"):

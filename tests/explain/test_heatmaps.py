@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from networks import Network
 from PIL import Image
 from torch import nn
 
@@ -67,21 +68,10 @@ def test_entropies():
     torch.testing.assert_close(found[1, 1, 2, 1], expected)
 
 
-class Twice(nn.Module):
-    """A network that runs its pool twice, the last time by keyword."""
-
-    def __init__(self):
-        super().__init__()
-        self.pool = RoutingPool2d(2, 6.0)
-
-    def forward(self, x):
-        self.pool(x)
-        return self.pool(x=x.flip(3))
-
-
 def test_the_last_run_of_a_pool_counts():
     x = torch.rand(1, 4, 3, 3)
-    torch.testing.assert_close(heatmaps(Twice(), x), heatmaps(nn.Sequential(RoutingPool2d(2, 6.0)), x.flip(3)))
+    twice = Network(lambda net, x: (net.pool(x), net.pool(x=x.flip(3))), pool=RoutingPool2d(2, 6.0))
+    torch.testing.assert_close(heatmaps(twice, x), heatmaps(nn.Sequential(RoutingPool2d(2, 6.0)), x.flip(3)))
 
 
 def test_which_pool():
@@ -93,14 +83,8 @@ def test_which_pool():
         heatmaps(model, x, name="2")
     with pytest.raises(ValueError, match="Linear .*RoutingPool2d"):
         heatmaps(nn.Linear(1, 1), x)
-
-    class Unused(nn.Identity):
-        pool = RoutingPool2d(1)
-
-    unused = Unused()
-    unused.add_module("here", RoutingPool2d(1))
-    with pytest.raises(ValueError, match="Unused .*RoutingPool2d"):
-        heatmaps(unused, x)
+    with pytest.raises(ValueError, match=r"Network did not run its RoutingPool2d on these images"):
+        heatmaps(Network(lambda net, x: x, pool=RoutingPool2d(1)), x)
 
 
 def test_figures():

@@ -12,8 +12,8 @@ from figures import assert_texts_fit
 from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.colors import Colormap, to_rgb
 from matplotlib.figure import Figure
+from networks import Network
 from PIL import Image
-from torch import nn
 
 from torchcaps import CapsNet, CapsuleLinear, DynamicRouting
 from torchcaps.explain import credit_figure, heat
@@ -127,19 +127,10 @@ def test_no_text_is_cut_off_or_overlaps(network, count):
         assert_texts_fit(figure)
 
 
-class Flat(nn.Module):
-    """A network whose capsules have no place in the image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.capsules = CapsuleLinear(4, 3, 2, 2, DynamicRouting(1))
-
-    def forward(self, images):
-        return self.capsules(images.flatten(1)[:, :8].view(-1, 4, 2)).poses.norm(dim=-1)
-
-
 def test_what_cannot_be_drawn(network):
+    layer = CapsuleLinear(4, 3, 2, 2, DynamicRouting(1))  # its capsules have no place in the image
+    flat = Network(lambda net, images: net.layer(images.flatten(1)[:, :8].view(-1, 4, 2)), layer=layer)
     with pytest.raises(ValueError, match="expected one image or more, got none"):
         credit_figure(network, torch.rand(0, 1, 8, 8), torch.zeros(0).long())
-    with pytest.raises(ValueError, match="Flat has no capsule layer whose children lie on a grid"):
-        credit_figure(Flat(), torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="Network has no capsule layer whose children lie on a grid"):
+        credit_figure(flat, torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
