@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import Network
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -35,21 +36,15 @@ class Scores(nn.Module):
         return Prediction(x)
 
 
-class Around(nn.Module):
+def around(layer: nn.Module, children: Capsules | Tensor) -> Network:
     """A network around a layer; an input is the index of its children."""
 
-    def __init__(self, layer: nn.Module, children: Capsules | Tensor, broken: bool = False):
-        super().__init__()
-        self.layer, self.given, self.broken = layer, children, broken
+    def route(net: Network, index: Tensor) -> Any:
+        if isinstance(children, Tensor):
+            return net.layer(children[index])
+        return net.layer(Capsules(children.poses[index], children.scores[index]))
 
-    def forward(self, index: Tensor) -> Any:
-        some = self.given
-        routed = self.layer(
-            some[index] if isinstance(some, Tensor) else Capsules(some.poses[index], some.scores[index])
-        )
-        if self.broken:
-            raise RuntimeError("stop")
-        return routed
+    return Network(route, layer=layer)
 
 
 def state_of(network: nn.Module) -> list[Any]:
@@ -202,10 +197,10 @@ def test_dead_capsules_by_hand():
     scores[:, 6] = -9.5  # less than 1 in 10,000: dead
     scores[:, 7] = -9.0  # more than that
     layer = CapsuleLinear(8, 2, 4, 4, DynamicRouting())
-    found = dead_capsules(Around(layer, Capsules(poses, scores)), torch.arange(6).split(4))
+    found = dead_capsules(around(layer, Capsules(poses, scores)), torch.arange(6).split(4))
     assert found == {"layer": DeadCapsules(3 / 8, 0.0)}
     layer.weight.data[:, 1] = 0  # the second parent gets votes of zero
-    assert dead_capsules(Around(layer, Capsules(poses, scores)), [torch.arange(6)])["layer"].parents == 0.5
+    assert dead_capsules(around(layer, Capsules(poses, scores)), [torch.arange(6)])["layer"].parents == 0.5
 
 
 def test_poses_without_scores():
@@ -214,14 +209,14 @@ def test_poses_without_scores():
     poses[:, 1] = torch.tensor([3.0, 4.0, 0.0])
     poses[:, 2] = nn.functional.normalize(poses[:, 2], dim=-1)  # a length that is always 1 says nothing; a pose does
     layer = CapsuleLinear(4, 3, 3, 3, InvertedAttentionRouting(2))
-    assert dead_capsules(Around(layer, poses), [torch.arange(5)]) == {"layer": DeadCapsules(0.5, 0.0)}
+    assert dead_capsules(around(layer, poses), [torch.arange(5)]) == {"layer": DeadCapsules(0.5, 0.0)}
 
 
 def test_rounding_is_no_change():
     poses = torch.full((100, 2, 3), 0.1)
     poses[:, 1] += 1e-8 * torch.randn(100, 3)
     layer = CapsuleLinear(2, 2, 3, 3, DynamicRouting())
-    assert dead_capsules(Around(layer, poses), torch.arange(100).split(7))["layer"].children == 1
+    assert dead_capsules(around(layer, poses), torch.arange(100).split(7))["layer"].children == 1
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)], ids=str)
@@ -230,7 +225,7 @@ def test_children_in_a_stack(schedule):
     poses[:, 0] = 0
     first = CapsuleConv2d(4, 3, 3, 3, 3, HeinsenRouting(2), padding=1, stride=2)
     second = CapsuleLinear(27, 2, 3, 3, HeinsenRouting(2))
-    found = dead_capsules(Around(CapsuleStack(first, second, schedule=schedule), poses), torch.arange(6).split(3))
+    found = dead_capsules(around(CapsuleStack(first, second, schedule=schedule), poses), torch.arange(6).split(3))
     assert found["layer.layers.0"] == DeadCapsules(0.25, 0.0)
     assert found["layer.layers.1"] == DeadCapsules(0.0, 0.0)
 
@@ -238,12 +233,12 @@ def test_children_in_a_stack(schedule):
 def test_pools_and_other_capsule_layers():
     x = torch.randn(6, 4, 3, 3)
     x[:, 2:, 0] = 0  # three of nine places of the second of two groups
-    assert dead_capsules(Around(RoutingPool2d(2), x), [torch.arange(6)]) == {"layer": DeadCapsules(3 / 18, 0.0)}
+    assert dead_capsules(around(RoutingPool2d(2), x), [torch.arange(6)]) == {"layer": DeadCapsules(3 / 18, 0.0)}
     layer = CapsuleFC(3, 2, 4)
     layer.weight.data[:, :, 1] = 0
     poses = torch.randn(6, 3, 4)
     poses[:, 0] = poses[0, 0]
-    assert dead_capsules(Around(layer, poses), [torch.arange(6)]) == {"layer": DeadCapsules(1 / 3, 0.5)}
+    assert dead_capsules(around(layer, poses), [torch.arange(6)]) == {"layer": DeadCapsules(1 / 3, 0.5)}
 
 
 def test_texts_of_different_lengths():
@@ -256,7 +251,7 @@ def test_texts_of_different_lengths():
 def test_too_little_to_say():
     layer = CapsuleLinear(2, 2, 3, 3, DynamicRouting())
     with pytest.raises(ValueError, match="one input changes nothing"):
-        dead_capsules(Around(layer, torch.randn(1, 2, 3)), [torch.arange(1)])
+        dead_capsules(around(layer, torch.randn(1, 2, 3)), [torch.arange(1)])
     with pytest.raises(ValueError, match="Linear ran no capsule layer"):
         dead_capsules(nn.Linear(2, 2), [torch.ones(3, 2)])
 
@@ -267,14 +262,20 @@ def test_nothing_is_left_behind():
         CapsuleLinear(3, 2, 2, 2, DynamicRouting()),
         schedule="concurrent",
     )
-    network = Around(stack, torch.randn(3, 4, 2)).train()
+    children = torch.randn(3, 4, 2)
+    network = around(stack, children).train()
     stack.eval()
+
+    def fail(net: Network, index: Tensor) -> None:
+        net.layer(children[index])
+        raise RuntimeError("stop")
+
     watch: Any = [].append
     with stack.layers[0].routing.watched(watch):
         before = state_of(network)
         dead_capsules(network, [torch.arange(3)])
         assert_same_state(before, network)
-        network.broken = True
+        network.function = fail
         with pytest.raises(RuntimeError, match="stop"):
             dead_capsules(network, [torch.arange(3)])
         with pytest.raises(RuntimeError, match="stop"), uniform_coefficients(network):

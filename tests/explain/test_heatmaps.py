@@ -123,7 +123,8 @@ def test_heatmaps_of_picture_files(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["heatmaps-of-pictures.png"]
 
 
-def test_write_figures_of_a_network_with_a_pool(tmp_path):
+def test_write_figures_of_a_network_with_a_pool(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
     model = create_model("pooling_cnn", in_channels=1, channels=4, features=2)
     batches = [(torch.rand(4, 1, 20, 20), torch.tensor([1, 1, 0, 2]))]
     written = [path.name for path in write_figures(model, batches, tmp_path)]

@@ -51,9 +51,7 @@ def test_whole_pixels(padding):
     assert_close(transformed(image, "moved", -1.0)[..., :5], image[..., 1:])
     half = transformed(image, "moved", 0.5)
     assert_close(half[..., 1:], (image[..., 1:] + image[..., :-1]) / 2)
-    assert_close(
-        transformed(image.half(), "moved", 2.0, padding), moved.half(), atol=1e-3, rtol=0
-    )  # also its precision
+    assert_close(transformed(image.half(), "moved", 2.0, padding), moved.half(), atol=1e-3, rtol=0)
 
 
 def test_bad_values():
