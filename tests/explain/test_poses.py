@@ -1,6 +1,7 @@
 """Pose vectors of class capsules along turning toys: known turns, changes worked out by hand, and their figures."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from commands import call
 from figures import assert_texts_fit
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from networks import Network
 from torch import Tensor, nn
 
 from torchcaps import Capsules, Prediction
@@ -345,39 +347,22 @@ def test_write_pose_figures(tmp_path, monkeypatch):
 # Bad input
 
 
-class Plain(nn.Linear):
-    """A network without class capsules."""
-
-    def __init__(self) -> None:
-        super().__init__(6, 5)
-
-    def forward(self, images: Tensor) -> Prediction:
-        return Prediction(super().forward(images.flatten(1)))
-
-
 def test_networks_without_class_capsules():
-    class Few(Turned):
-        def forward(self, images):
-            scores, capsules, _ = super().forward(images)
-            return Prediction(scores[:, :3], Capsules(capsules.poses[:, :3]))
+    def changed(change: Callable[[Prediction], Any]) -> nn.Module:
+        return Network(lambda net, images: change(net.turned(images)), turned=Turned())
 
-    class Lost(Turned):
-        def forward(self, images):
-            scores, capsules, _ = super().forward(images)
-            return Prediction(scores, Capsules(capsules.poses / 0))
-
-    class OnAGrid(Turned):
-        def forward(self, images):
-            return Prediction(torch.zeros(len(images), 5), Capsules(torch.zeros(len(images), 5, 2, 2, 3)))
-
-    for network in (Plain(), nn.Flatten(), OnAGrid()):
+    plain = changed(lambda out: Prediction(out.scores))
+    on_a_grid = changed(lambda out: Prediction(out.scores, Capsules(torch.zeros(len(out.scores), 5, 2, 2, 3))))
+    for network in (plain, on_a_grid, changed(lambda out: out.scores)):
         assert not has_class_capsules(network, CodedToys())
         with pytest.raises(TypeError, match=r"one capsule for each class|must return a torchcaps\.Prediction"):
             pose_trajectories(network, CodedToys(), "azimuth")
+    few = changed(lambda out: Prediction(out.scores[:, :3], Capsules(out.capsules.poses[:, :3])))
     with pytest.raises(ValueError, match=r"class capsule.* 5 .* 3\b"):
-        pose_trajectories(Few(), CodedToys(), "azimuth")
+        pose_trajectories(few, CodedToys(), "azimuth")
+    lost = changed(lambda out: Prediction(out.scores, Capsules(out.capsules.poses / 0)))
     with pytest.raises(ValueError, match="class capsules have poses that are not finite"):
-        pose_trajectories(Lost(), CodedToys(), "azimuth")
+        pose_trajectories(lost, CodedToys(), "azimuth")
 
 
 def test_nothing_varies(tmp_path):
