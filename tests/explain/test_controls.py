@@ -128,6 +128,8 @@ def test_all_layers_of_a_network_are_uniform():
     with uniform_coefficients(stack):
         assert [layer.routing.is_uniform for layer in stack.layers] == [True, True]
     assert [layer.routing.is_uniform for layer in stack.layers] == [False, False]
+    with pytest.raises(ValueError, match="Linear has no layer that routes"), uniform_coefficients(nn.Linear(2, 2)):
+        pass
 
 
 def test_compiled_networks_are_uniform_too():
@@ -141,11 +143,6 @@ def test_compiled_networks_are_uniform_too():
         assert_close(found, layer(children).poses)
     assert_close(compiled(children).poses, before)
     assert not found.allclose(before, rtol=1e-3)
-
-
-def test_a_network_that_does_not_route():
-    with pytest.raises(ValueError, match="Linear has no layer that routes"), uniform_coefficients(nn.Linear(2, 2)):
-        pass
 
 
 # Fresh weights
@@ -299,10 +296,6 @@ def test_ranks_with_ties_against_scipy():
     maps, others = torch.randint(0, 6, (2, 5, 7, 9)).float()
     expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(maps, others, strict=True)]
     assert_close(similarity(maps, others), torch.tensor(expected).float())
-
-
-def test_a_map_without_ranks():
-    found = similarity(torch.ones(1, 3, 3), torch.rand(1, 3, 3))
-    assert found.isnan().all()
+    assert similarity(torch.ones(1, 3, 3), torch.rand(1, 3, 3)).isnan().all()  # a map without ranks
     with pytest.raises(ValueError, match=r"expected two tensors of maps \(n, height, width\), got"):
         similarity(torch.rand(2, 3, 3), torch.rand(3, 3, 3))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from networks import small_capsnet
 
 from torchcaps import CapsNet
 from torchcaps.explain import perturb, write_figures
@@ -10,9 +11,7 @@ from torchcaps.models import ConvNet
 
 @pytest.fixture
 def network() -> CapsNet:
-    torch.manual_seed(0)
-    sizes = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "class_pose": 3}
-    return CapsNet(1, 8, 3, **sizes, decoder=(16,)).eval()
+    return small_capsnet(decoder=(16,))
 
 
 def test_perturbations_tweak_one_entry_at_a_time(network):

@@ -12,7 +12,7 @@ from figures import assert_texts_fit
 from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.colors import Colormap, to_rgb
 from matplotlib.figure import Figure
-from networks import Network
+from networks import Network, small_capsnet
 from PIL import Image
 
 from torchcaps import CapsNet, CapsuleLinear, DynamicRouting
@@ -74,9 +74,7 @@ def test_small_images_are_drawn_smoothly():
 
 @pytest.fixture
 def network() -> CapsNet:
-    torch.manual_seed(0)
-    sizes = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "class_pose": 3}
-    return CapsNet(1, 8, 3, **sizes, decoder=None).eval()
+    return small_capsnet(decoder=None)
 
 
 def maps_of(figure: Figure) -> list[np.ndarray]:

@@ -17,7 +17,6 @@ from torchcaps.utils.arguments import checked
 
 # A network's input, or all arguments of its `forward`.
 Inputs = Tensor | tuple[Tensor, ...]
-See = Callable[[str, Iteration], None]
 
 
 class Run(NamedTuple):
@@ -55,7 +54,7 @@ def routing_layers(network: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 @checked
-def watching(network: nn.Module, see: See) -> Iterator[None]:
+def watching(network: nn.Module, see: Callable[[str, Iteration], None]) -> Iterator[None]:
     """Call `see(name, iteration)` after every iteration of every layer that routes, within this context.
 
     The network is in evaluation mode there, and compiled code is not used, because it would not call `see`. Afterwards
