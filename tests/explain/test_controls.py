@@ -187,10 +187,11 @@ def test_dead_capsules_by_hand():
     poses, scores = torch.randn(6, 8, 4), torch.zeros(6, 8)
     poses[:, 1] = poses[0, 1]  # neither changes: dead
     poses[:, 2] = poses[0, 2]
-    scores[:, 2] = torch.arange(6.0) + 2.5  # the score changes
+    scores[:, 2] = 7.5
+    scores[5, 2] = 2.5  # the score changes, in the second batch
     scores[:, 3] = -torch.inf  # never there: dead
     scores[:, 4] = 40.0  # always there, and the pose changes
-    scores[1:, 5] = -torch.inf  # there once
+    scores[:5, 5] = -torch.inf  # there once, in the second batch
     scores[:, 6] = -9.5  # less than 1 in 10,000: dead
     scores[:, 7] = -9.0  # more than that
     layer = CapsuleLinear(8, 2, 4, 4, DynamicRouting())
@@ -243,6 +244,12 @@ def test_texts_of_different_lengths():
     batches = [((torch.randn(4, length, 2, 4), torch.ones(4, length)), torch.zeros(4)) for length in (3, 5)]
     found = dead_capsules(network, batches)
     assert found == {"capsules.layers.0": DeadCapsules(None, 0.0), "capsules.layers.1": DeadCapsules(0.0, 0.0)}
+
+
+def test_images_of_different_sizes():
+    network = Network(lambda net, x: net.layer(x), layer=CapsuleConv2d(1, 2, 3, 3, 3, HeinsenRouting(2)))
+    found = dead_capsules(network, [torch.randn(2, 1, side, side, 3) for side in (5, 6)])
+    assert found == {"layer": DeadCapsules(None, None)}
 
 
 def test_too_little_to_say():

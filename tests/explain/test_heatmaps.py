@@ -68,6 +68,20 @@ def test_entropies():
     torch.testing.assert_close(found[1, 1, 2, 1], expected)
 
 
+def test_compiled_networks_and_what_is_left_behind():
+    model, images = network(RoutingPool2d(2, 6.0)).eval(), torch.rand(2, 1, 4, 4)
+    expected = heatmaps(model, images)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(images)
+    torch.testing.assert_close(heatmaps(compiled, images), expected)
+    model.train()[1].eval()
+    with pytest.raises(RuntimeError, match="channels"):
+        heatmaps(model, torch.rand(2, 3, 4, 4))
+    assert [module.training for module in model[:3]] == [True, False, True]
+    assert not model[3]._forward_hooks
+
+
 def test_the_last_run_of_a_pool_counts():
     x = torch.rand(1, 4, 3, 3)
     twice = Network(lambda net, x: (net.pool(x), net.pool(x=x.flip(3))), pool=RoutingPool2d(2, 6.0))
@@ -75,9 +89,11 @@ def test_the_last_run_of_a_pool_counts():
 
 
 def test_which_pool():
-    model = nn.Sequential(RoutingPool2d(2, 9.0, kernel_size=2), RoutingPool2d(2, 0.0))
+    model = nn.Sequential(RoutingPool2d(2, 9.0, kernel_size=2), RoutingPool2d(2, 5.0))
     x = torch.rand(1, 2, 4, 4)
-    torch.testing.assert_close(heatmaps(model, x), torch.ones(1, 1, 4, 4))
+    _, coefficients = model[1](model[0](x), return_coefficients=True)
+    expected = nn.functional.interpolate(4 * coefficients, (4, 4), mode="bilinear")
+    torch.testing.assert_close(heatmaps(model, x), expected)
     assert (heatmaps(model, x, name="0") - 1).abs().max() > 0.01
     with pytest.raises(ValueError, match="no RoutingPool2d named '2'; there are 0, 1"):
         heatmaps(model, x, name="2")
