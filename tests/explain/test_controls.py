@@ -171,13 +171,8 @@ def test_fresh_weights(model, inputs):
 
 
 def test_weights_that_no_module_draws():
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(1))
-
-    with pytest.raises(ValueError, match="1, a Scale, has no reset_parameters"):
-        with_new_weights(nn.Sequential(nn.Linear(2, 2), Scale()))
+    with pytest.raises(ValueError, match="1, a ParameterList, has no reset_parameters"):
+        with_new_weights(nn.Sequential(nn.Linear(2, 2), nn.ParameterList([torch.ones(1)])))
 
 
 # Dead capsules

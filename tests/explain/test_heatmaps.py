@@ -117,17 +117,8 @@ def test_figures():
         )
     figure_of_one = heatmaps_figure(model, images[:1])
     assert [axis.get_title() for axis in figure_of_one.axes[1:4]] == ["all groups", "group 0", "group 1"]
-
-
-def test_long_lines_of_figures_are_broken():
-    model = nn.Sequential(RoutingPool2d(1, 2.0))
-    figure_of_one = heatmaps_figure(model, torch.rand(1, 1, 4, 4))
-    assert len(figure_of_one.axes) == 2 + 1  # the image and its only map, and the color bar
-    many = heatmaps_figure(model, torch.rand(12, 1, 4, 4), [str(k) for k in range(12)])
-    drawn = [axis for axis in many.axes[:40] if axis.axison]
-    assert len(drawn) == 24
-    assert [axis.get_title() for axis in many.axes[20:22]] == ["10", "11"]
-    assert [axis.get_title() for axis in many.axes[:10]] == [str(k) for k in range(10)]
+    of_one_group = heatmaps_figure(nn.Sequential(RoutingPool2d(1, 2.0)), torch.rand(1, 1, 4, 4))
+    assert len(of_one_group.axes) == 2 + 1  # the image and its only map, and the color bar
 
 
 def test_heatmaps_of_picture_files(tmp_path):

@@ -104,6 +104,3 @@ def test_paths_that_cannot_be():
         pose_paths(network, image, 0, "moved", torch.zeros(0))
     with pytest.raises(ValueError, match=r"expected an image of shape \(channels, height, width\)"):
         pose_paths(network, image[None], 0, "moved", torch.zeros(1))
-    pool = create_model("pooling_cnn", in_channels=1)
-    with pytest.raises(TypeError, match="one capsule for each class, and a FeatureClassifier gives none"):
-        pose_paths(pool, torch.rand(1, 20, 20), 0, "moved", torch.zeros(1))
