@@ -200,8 +200,6 @@ def test_bad_input():
         routing_dynamics(network, "features", [images])
     with pytest.raises(ValueError, match="Linear .*no capsule layer"):
         routing_dynamics(nn.Linear(1, 1), "capsules", [images])
-    with pytest.raises(ValueError, match=r"bins .* 0\b"):
-        routing_dynamics(network, "capsules", [images], bins=0)
     with pytest.raises(ValueError, match="no vote"):
         routing_dynamics(network, "capsules", [images[:0]])
     for batch in (3, {"images": images}, (), "x", None):
