@@ -1,6 +1,7 @@
 """Figures of what a training came to: its curves, which classes are confused, and samples that are taken for others."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     ticks = range(len(names))
     short = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
     size = 9 if len(names) <= MOST_NUMBERED else 5
-    turned = {"rotation": 45, "ha": "right"} if max(map(len, short)) > 3 else {}
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, short)) > 3 else {}
     axis.set_xticks(ticks, short, fontsize=size, **turned)
     axis.set_yticks(ticks, short, fontsize=size)
     axis.set(xlabel="predicted", ylabel="true")
