@@ -1,7 +1,6 @@
 """Figures of what a training came to: its curves, which classes are confused, and samples that are taken for others."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -56,8 +55,8 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     ticks = range(len(names))
     short = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
     size = 9 if len(names) <= MOST_NUMBERED else 5
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, short)) > 3 else {}
-    axis.set_xticks(ticks, short, fontsize=size, **turned)
+    turned = max(map(len, short)) > 3
+    axis.set_xticks(ticks, short, fontsize=size, rotation=45 * turned, ha="right" if turned else "center")
     axis.set_yticks(ticks, short, fontsize=size)
     axis.set(xlabel="predicted", ylabel="true")
     axis.spines[:].set_visible(True)
