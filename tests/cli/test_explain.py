@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
 
 from torchcaps.explain import axes
@@ -157,3 +158,12 @@ def test_bad_calls(capfd, trained):
     assert "--samples must be at least 2, got 0" in error_of(capfd, *arguments, "--samples", "0")
     assert "no checkpoint gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt")
     assert "none.png is not a picture" in error_of(capfd, *arguments, "--image", "none.png")
+
+
+def test_scores_that_are_not_finite(capfd, trained):
+    content = torch.load(checkpoint(trained), weights_only=True)
+    content["state_dict"]["network.conv.bias"].fill_(torch.nan)
+    torch.save(content, "nan.ckpt")
+    assert call("explain", "quickstart", "--ckpt_path", "nan.ckpt", "--samples", "9", "--figures", "drawn") == 2
+    assert "the scores are not finite, because the weights or the inputs are not" in capfd.readouterr().err
+    assert not Path("drawn").exists()

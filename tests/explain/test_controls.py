@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import Network
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -35,21 +36,15 @@ class Scores(nn.Module):
         return Prediction(x)
 
 
-class Around(nn.Module):
+def around(layer: nn.Module, children: Capsules | Tensor) -> Network:
     """A network around a layer; an input is the index of its children."""
 
-    def __init__(self, layer: nn.Module, children: Capsules | Tensor, broken: bool = False):
-        super().__init__()
-        self.layer, self.given, self.broken = layer, children, broken
+    def route(net: Network, index: Tensor) -> Any:
+        if isinstance(children, Tensor):
+            return net.layer(children[index])
+        return net.layer(Capsules(children.poses[index], children.scores[index]))
 
-    def forward(self, index: Tensor) -> Any:
-        some = self.given
-        routed = self.layer(
-            some[index] if isinstance(some, Tensor) else Capsules(some.poses[index], some.scores[index])
-        )
-        if self.broken:
-            raise RuntimeError("stop")
-        return routed
+    return Network(route, layer=layer)
 
 
 def state_of(network: nn.Module) -> list[Any]:
@@ -133,6 +128,8 @@ def test_all_layers_of_a_network_are_uniform():
     with uniform_coefficients(stack):
         assert [layer.routing.is_uniform for layer in stack.layers] == [True, True]
     assert [layer.routing.is_uniform for layer in stack.layers] == [False, False]
+    with pytest.raises(ValueError, match="Linear has no layer that routes"), uniform_coefficients(nn.Linear(2, 2)):
+        pass
 
 
 def test_compiled_networks_are_uniform_too():
@@ -148,11 +145,6 @@ def test_compiled_networks_are_uniform_too():
     assert not found.allclose(before, rtol=1e-3)
 
 
-def test_a_network_that_does_not_route():
-    with pytest.raises(ValueError, match="Linear has no layer that routes"), uniform_coefficients(nn.Linear(2, 2)):
-        pass
-
-
 # Fresh weights
 
 
@@ -166,9 +158,8 @@ def test_a_network_that_does_not_route():
 )
 def test_fresh_weights(model, inputs):
     network = create_model(model).eval()
-    before, state = state_of(network), torch.get_rng_state()
+    state = torch.get_rng_state()
     drawn = with_new_weights(network, seed=3)
-    assert_same_state(before, network)
     assert torch.get_rng_state().equal(state)
     own, others = (dict(x.state_dict()) for x in (network, drawn))
     assert own.keys() == others.keys()
@@ -180,13 +171,8 @@ def test_fresh_weights(model, inputs):
 
 
 def test_weights_that_no_module_draws():
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(1))
-
-    with pytest.raises(ValueError, match="1, a Scale, has no reset_parameters"):
-        with_new_weights(nn.Sequential(nn.Linear(2, 2), Scale()))
+    with pytest.raises(ValueError, match="1, a ParameterList, has no reset_parameters"):
+        with_new_weights(nn.Sequential(nn.Linear(2, 2), nn.ParameterList([torch.ones(1)])))
 
 
 # Dead capsules
@@ -196,17 +182,18 @@ def test_dead_capsules_by_hand():
     poses, scores = torch.randn(6, 8, 4), torch.zeros(6, 8)
     poses[:, 1] = poses[0, 1]  # neither changes: dead
     poses[:, 2] = poses[0, 2]
-    scores[:, 2] = torch.arange(6.0) + 2.5  # the score changes
+    scores[:, 2] = 7.5
+    scores[5, 2] = 2.5  # the score changes, in the second batch
     scores[:, 3] = -torch.inf  # never there: dead
     scores[:, 4] = 40.0  # always there, and the pose changes
-    scores[1:, 5] = -torch.inf  # there once
+    scores[:5, 5] = -torch.inf  # there once, in the second batch
     scores[:, 6] = -9.5  # less than 1 in 10,000: dead
     scores[:, 7] = -9.0  # more than that
     layer = CapsuleLinear(8, 2, 4, 4, DynamicRouting())
-    found = dead_capsules(Around(layer, Capsules(poses, scores)), torch.arange(6).split(4))
+    found = dead_capsules(around(layer, Capsules(poses, scores)), torch.arange(6).split(4))
     assert found == {"layer": DeadCapsules(3 / 8, 0.0)}
     layer.weight.data[:, 1] = 0  # the second parent gets votes of zero
-    assert dead_capsules(Around(layer, Capsules(poses, scores)), [torch.arange(6)])["layer"].parents == 0.5
+    assert dead_capsules(around(layer, Capsules(poses, scores)), [torch.arange(6)])["layer"].parents == 0.5
 
 
 def test_poses_without_scores():
@@ -215,14 +202,14 @@ def test_poses_without_scores():
     poses[:, 1] = torch.tensor([3.0, 4.0, 0.0])
     poses[:, 2] = nn.functional.normalize(poses[:, 2], dim=-1)  # a length that is always 1 says nothing; a pose does
     layer = CapsuleLinear(4, 3, 3, 3, InvertedAttentionRouting(2))
-    assert dead_capsules(Around(layer, poses), [torch.arange(5)]) == {"layer": DeadCapsules(0.5, 0.0)}
+    assert dead_capsules(around(layer, poses), [torch.arange(5)]) == {"layer": DeadCapsules(0.5, 0.0)}
 
 
 def test_rounding_is_no_change():
     poses = torch.full((100, 2, 3), 0.1)
     poses[:, 1] += 1e-8 * torch.randn(100, 3)
     layer = CapsuleLinear(2, 2, 3, 3, DynamicRouting())
-    assert dead_capsules(Around(layer, poses), torch.arange(100).split(7))["layer"].children == 1
+    assert dead_capsules(around(layer, poses), torch.arange(100).split(7))["layer"].children == 1
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=3)], ids=str)
@@ -231,7 +218,7 @@ def test_children_in_a_stack(schedule):
     poses[:, 0] = 0
     first = CapsuleConv2d(4, 3, 3, 3, 3, HeinsenRouting(2), padding=1, stride=2)
     second = CapsuleLinear(27, 2, 3, 3, HeinsenRouting(2))
-    found = dead_capsules(Around(CapsuleStack(first, second, schedule=schedule), poses), torch.arange(6).split(3))
+    found = dead_capsules(around(CapsuleStack(first, second, schedule=schedule), poses), torch.arange(6).split(3))
     assert found["layer.layers.0"] == DeadCapsules(0.25, 0.0)
     assert found["layer.layers.1"] == DeadCapsules(0.0, 0.0)
 
@@ -239,12 +226,12 @@ def test_children_in_a_stack(schedule):
 def test_pools_and_other_capsule_layers():
     x = torch.randn(6, 4, 3, 3)
     x[:, 2:, 0] = 0  # three of nine places of the second of two groups
-    assert dead_capsules(Around(RoutingPool2d(2), x), [torch.arange(6)]) == {"layer": DeadCapsules(3 / 18, 0.0)}
+    assert dead_capsules(around(RoutingPool2d(2), x), [torch.arange(6)]) == {"layer": DeadCapsules(3 / 18, 0.0)}
     layer = CapsuleFC(3, 2, 4)
     layer.weight.data[:, :, 1] = 0
     poses = torch.randn(6, 3, 4)
     poses[:, 0] = poses[0, 0]
-    assert dead_capsules(Around(layer, poses), [torch.arange(6)]) == {"layer": DeadCapsules(1 / 3, 0.5)}
+    assert dead_capsules(around(layer, poses), [torch.arange(6)]) == {"layer": DeadCapsules(1 / 3, 0.5)}
 
 
 def test_texts_of_different_lengths():
@@ -254,10 +241,16 @@ def test_texts_of_different_lengths():
     assert found == {"capsules.layers.0": DeadCapsules(None, 0.0), "capsules.layers.1": DeadCapsules(0.0, 0.0)}
 
 
+def test_images_of_different_sizes():
+    network = Network(lambda net, x: net.layer(x), layer=CapsuleConv2d(1, 2, 3, 3, 3, HeinsenRouting(2)))
+    found = dead_capsules(network, [torch.randn(2, 1, side, side, 3) for side in (5, 6)])
+    assert found == {"layer": DeadCapsules(None, None)}
+
+
 def test_too_little_to_say():
     layer = CapsuleLinear(2, 2, 3, 3, DynamicRouting())
     with pytest.raises(ValueError, match="one input changes nothing"):
-        dead_capsules(Around(layer, torch.randn(1, 2, 3)), [torch.arange(1)])
+        dead_capsules(around(layer, torch.randn(1, 2, 3)), [torch.arange(1)])
     with pytest.raises(ValueError, match="Linear ran no capsule layer"):
         dead_capsules(nn.Linear(2, 2), [torch.ones(3, 2)])
 
@@ -268,14 +261,20 @@ def test_nothing_is_left_behind():
         CapsuleLinear(3, 2, 2, 2, DynamicRouting()),
         schedule="concurrent",
     )
-    network = Around(stack, torch.randn(3, 4, 2)).train()
+    children = torch.randn(3, 4, 2)
+    network = around(stack, children).train()
     stack.eval()
+
+    def fail(net: Network, index: Tensor) -> None:
+        net.layer(children[index])
+        raise RuntimeError("stop")
+
     watch: Any = [].append
     with stack.layers[0].routing.watched(watch):
         before = state_of(network)
         dead_capsules(network, [torch.arange(3)])
         assert_same_state(before, network)
-        network.broken = True
+        network.function = fail
         with pytest.raises(RuntimeError, match="stop"):
             dead_capsules(network, [torch.arange(3)])
         with pytest.raises(RuntimeError, match="stop"), uniform_coefficients(network):
@@ -299,10 +298,6 @@ def test_ranks_with_ties_against_scipy():
     maps, others = torch.randint(0, 6, (2, 5, 7, 9)).float()
     expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(maps, others, strict=True)]
     assert_close(similarity(maps, others), torch.tensor(expected).float())
-
-
-def test_a_map_without_ranks():
-    found = similarity(torch.ones(1, 3, 3), torch.rand(1, 3, 3))
-    assert found.isnan().all()
+    assert similarity(torch.ones(1, 3, 3), torch.rand(1, 3, 3)).isnan().all()  # a map without ranks
     with pytest.raises(ValueError, match=r"expected two tensors of maps \(n, height, width\), got"):
         similarity(torch.rand(2, 3, 3), torch.rand(3, 3, 3))

@@ -5,28 +5,19 @@ import math
 import pytest
 import torch
 from algorithms import Largest
+from networks import Network
 from torch import Tensor, nn
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium
 from torchcaps.explain import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-from torchcaps.ops import LinearVotes, StoredVotes, computed, stored
 from torchcaps.ops.tiled import blocks as tiled
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
 
 
-class Around(nn.Module):
-    """A network around a layer; its input is not an image but the index of the children to route."""
-
-    def __init__(self, layer: nn.Module, *children: Capsules):
-        super().__init__()
-        self.layer, self.given = layer, children
-
-    def forward(self, index: Tensor) -> Capsules:
-        return self.layer(self.given[int(index)])
-
-
 def dynamics_of(layer: nn.Module, *children: Capsules, name: str = "layer", bins: int = 20) -> RoutingDynamics:
-    return routing_dynamics(Around(layer, *children), name, torch.arange(len(children)).unbind(), bins)
+    """Routing dynamics of a layer; an input of its network is not an image but the index of the children to route."""
+    network = Network(lambda net, index: net.layer(children[int(index)]), layer=layer)
+    return routing_dynamics(network, name, torch.arange(len(children)).unbind(), bins)
 
 
 def counted(pairs: list[tuple[list[float], list[float]]], bins: int) -> RoutingDynamics:
@@ -185,62 +176,17 @@ def test_votes_are_not_stored(monkeypatch):
     assert 2**13 < largest.numbers <= 2**14 < 4 * 512 * 64 * 16
 
 
-@pytest.mark.parametrize("parents", [2, 20])
-@pytest.mark.parametrize("gated", [False, True])
-def test_blocks_are_the_stored_votes(parents, gated, monkeypatch):
-    for module in (tiled, computed, stored):
-        monkeypatch.setattr(module, "BLOCK", 200)
-    torch.manual_seed(0)
-    weight, bias = torch.randn(2, 1, 1, parents, 3, 2), torch.randn(2, 1, 1, 1, 2, 2)
-    linear = LinearVotes(torch.randn(3, 4, 2, 3, 2, 3), weight, bias, (2, 2), backend="reference")
-    votes = linear.gated(torch.rand(linear.batch, linear.children) if gated else None)
-    all_votes = votes.all_stored().votes
-    gates = torch.ones(votes.batch, votes.children) if votes.gates is None else votes.gates
-    for kind in (votes, StoredVotes(all_votes).gated(votes.gates)):
-        total, mass, blocks = torch.zeros_like(all_votes[:, 0]), torch.zeros(votes.batch), 0
-        for samples, block, block_gates in kind.blocks():
-            block_gates = torch.ones(block.shape[:2]) if block_gates is None else block_gates
-            # Gates differ, so that a vote with another vote's gate is found.
-            total[samples] += (block_gates[..., None, None] * block).sum(1)
-            mass[samples] += block_gates.sum(1)
-            blocks += 1
-        assert blocks > 1
-        torch.testing.assert_close(total, (gates[..., None, None] * all_votes).sum(1))
-        torch.testing.assert_close(mass, gates.sum(1))
-
-
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 12, 4), nn.BatchNorm2d(12), nn.Dropout(0.5))
-        self.capsules = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2))
-
-    def forward(self, images):
-        return self.capsules(self.features(images).view(-1, 4, 3))
-
-
-def test_the_network_is_left_as_it_was():
-    torch.manual_seed(0)
-    network = Network().train()
-    network.features[1].eval()
-    state = {name: value.clone() for name, value in network.state_dict().items()}
-    images = torch.rand(5, 1, 4, 4)
-    found = routing_dynamics(network, "capsules", [images[:2], (images[2:], torch.zeros(3))])
-    assert_same(found, routing_dynamics(network, "capsules", [images]))  # neither dropout nor the batch changes it
-    modes = [network.training, network.features[1].training, network.features[2].training]
-    assert modes == [True, False, True]
-    torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
-    assert "step" not in vars(network.capsules.routing)
-    with pytest.raises(RuntimeError, match="channels"):
-        routing_dynamics(network, "capsules", [torch.rand(1, 2, 4, 4)])
-    assert network.training
-    assert "step" not in vars(network.capsules.routing)
+def network_of_images() -> Network:
+    features, capsules = nn.Conv2d(1, 12, 4), CapsuleLinear(4, 2, 3, 3, DynamicRouting(2))
+    return Network(
+        lambda net, images: net.capsules(net.features(images).view(-1, 4, 3)), features=features, capsules=capsules
+    )
 
 
 def test_compiled_networks():
     torch.manual_seed(0)
-    network, images = Network().eval(), torch.rand(2, 1, 4, 4)
-    expected = routing_dynamics(network, "capsules", [images])
+    network, images = network_of_images(), torch.rand(2, 1, 4, 4)
+    expected = routing_dynamics(network, "capsules", [images[:1], (images[1:], torch.zeros(1))])
     compiled = torch.compile(network, backend="eager")
     with torch.no_grad():
         compiled(images)
@@ -249,22 +195,20 @@ def test_compiled_networks():
 
 
 def test_bad_input():
-    network, images = Network(), torch.rand(2, 1, 4, 4)
+    network, images = network_of_images(), torch.rand(2, 1, 4, 4)
     with pytest.raises(ValueError, match="Network has no capsule layer 'features'; there are capsules"):
         routing_dynamics(network, "features", [images])
     with pytest.raises(ValueError, match="Linear .*no capsule layer"):
         routing_dynamics(nn.Linear(1, 1), "capsules", [images])
-    with pytest.raises(ValueError, match=r"bins .* 0\b"):
-        routing_dynamics(network, "capsules", [images], bins=0)
     with pytest.raises(ValueError, match="no vote"):
         routing_dynamics(network, "capsules", [images[:0]])
-    for batch in (3, {"images": images}, (), [[images]], "x", None):
-        with pytest.raises(TypeError, match="batches must be tensors of images, or tuples that begin with one, got "):
+    for batch in (3, {"images": images}, (), "x", None):
+        with pytest.raises(TypeError, match="batches must be inputs, or tuples that begin with a tensor or several"):
             routing_dynamics(network, "capsules", [batch])
     with pytest.raises(ValueError, match="layer 'capsules' has votes or parents that are not finite"):
         routing_dynamics(network, "capsules", [images * torch.nan])
     network.unused = CapsuleLinear(1, 1, 1, 1, DynamicRouting(1))
-    with pytest.raises(ValueError, match="Network did not run its layer 'unused' on these images"):
+    with pytest.raises(ValueError, match="Network did not run its layer 'unused' on these inputs"):
         routing_dynamics(network, "unused", [images])
     for nothing in ([], [[]]):
         with pytest.raises(ValueError, match="RoutingDynamics.*none"):

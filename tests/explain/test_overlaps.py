@@ -15,6 +15,8 @@ def test_gray_levels_are_added_and_clipped():
     a = torch.tensor([[0.5, 0.0, 1.0]])
     b = torch.tensor([[0.2, 0.3, 0.4]])
     assert_close(overlaid(a, b), torch.tensor([[0.7, 0.3, 1.0]]))
+    with pytest.raises(ValueError, match=r"expected two images of one shape \(..., height, width\), got"):
+        overlaid(a, b[:, :2])
 
 
 def test_only_the_second_image_moves():
@@ -37,18 +39,12 @@ def test_overlaid_as_in_multimnist(mnist_of_noise: Path):
         assert_close(overlaid(a, b), image)
 
 
-def test_different_shapes():
-    with pytest.raises(ValueError, match=r"expected two images of one shape \(..., height, width\), got"):
-        overlaid(torch.zeros(1, 3, 3), torch.zeros(1, 3, 4))
-
-
 def test_each_class_is_drawn_from_its_own_capsule():
     network = create_model("capsnet_digits", pretrained="digits").train()
     image = torch.rand(1, 8, 8)
     found = taken_apart(network, image, 3)
     assert network.training
     prediction = network.eval()(image[None])
-    assert_close(found.scores, prediction.evidence[0])
     assert found.classes.tolist() == prediction.evidence[0].argsort(descending=True)[:3].tolist()
     assert found.drawn.shape == (3, 1, 8, 8)
     for label, drawn in zip(found.classes, found.drawn, strict=True):

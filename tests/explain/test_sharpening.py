@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from networks import Network
 
 from torchcaps import CapsuleLinear, Capsules, DynamicRouting, create_model
 from torchcaps.explain import sharpening
@@ -27,17 +27,11 @@ def test_coefficients_start_uniform_and_are_those_of_the_layer() -> None:
 
 
 def test_padding_and_children() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, softmax="children"))
-
-        def forward(self, poses, scores):
-            return self.layer(Capsules(poses, scores)).poses.norm(dim=-1)
-
     torch.manual_seed(0)
+    layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, softmax="children"))
+    gated = Network(lambda net, poses, scores: net.layer(Capsules(poses, scores)), layer=layer)
     scores = torch.tensor([[torch.inf, torch.inf, torch.inf, -torch.inf]])
-    (found,) = sharpening(Gated(), [(torch.randn(1, 4, 3), scores)]).values()
+    (found,) = sharpening(gated, [(torch.randn(1, 4, 3), scores)]).values()
     assert (found.over, found.size) == ("children", 4)
     assert found.effective[0] == pytest.approx(3)
     assert found.largest[0] == pytest.approx(1 / 3)
@@ -54,16 +48,9 @@ def test_a_pool_is_spread_over_its_positions() -> None:
 
 
 def test_uniform_coefficients_leave_something_to_a_leak() -> None:
-    class Leaky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, leaky=True))
-
-        def forward(self, poses):
-            return self.layer(self.layer(poses, return_coefficients=False).poses.repeat(1, 2, 1))
-
     torch.manual_seed(0)
-    network = Leaky()
+    layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, leaky=True))
+    network = Network(lambda net, poses: net.layer(net.layer(poses).poses.repeat(1, 2, 1)), layer=layer)
     (found,) = sharpening(network, [torch.randn(5, 4, 3)]).values()
     assert found.effective.shape == (2,)  # though the layer runs twice
     assert found.uniform == pytest.approx(math.exp(2 / 3 * math.log(3)))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from figures import assert_texts_fit
 from matplotlib import colormaps, rc_context, rcParams
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, to_rgb
 from matplotlib.figure import Figure
+from networks import Network, small_capsnet
 from PIL import Image
-from torch import nn
 
 from torchcaps import CapsNet, CapsuleLinear, DynamicRouting
 from torchcaps.explain import credit_figure, heat
@@ -74,9 +74,7 @@ def test_small_images_are_drawn_smoothly():
 
 @pytest.fixture
 def network() -> CapsNet:
-    torch.manual_seed(0)
-    sizes = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "class_pose": 3}
-    return CapsNet(1, 8, 3, **sizes, decoder=None).eval()
+    return small_capsnet(decoder=None)
 
 
 def maps_of(figure: Figure) -> list[np.ndarray]:
@@ -123,31 +121,14 @@ def test_a_single_image_has_a_map_for_each_class(network):
 def test_no_text_is_cut_off_or_overlaps(network, count):
     names = ["a frilled lizard", "a flying squirrel", "eel"]
     figure = credit_figure(network, torch.rand(count, 1, 8, 8), torch.arange(count) % 3, names)
-    canvas = FigureCanvasAgg(figure)
     with rc_context(STYLE):
-        figure.draw_without_rendering()
-    texts = [figure._suptitle, *(text for axis in figure.axes for text in (axis.title, axis.yaxis.label))]
-    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts if text.get_text()]
-    for box in boxes:
-        assert min(box.x0, box.y0) >= 0
-        assert box.x1 <= figure.bbox.width
-        assert box.y1 <= figure.bbox.height
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-
-
-class Flat(nn.Module):
-    """A network whose capsules have no place in the image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.capsules = CapsuleLinear(4, 3, 2, 2, DynamicRouting(1))
-
-    def forward(self, images):
-        return self.capsules(images.flatten(1)[:, :8].view(-1, 4, 2)).poses.norm(dim=-1)
+        assert_texts_fit(figure)
 
 
 def test_what_cannot_be_drawn(network):
+    layer = CapsuleLinear(4, 3, 2, 2, DynamicRouting(1))  # its capsules have no place in the image
+    flat = Network(lambda net, images: net.layer(images.flatten(1)[:, :8].view(-1, 4, 2)), layer=layer)
     with pytest.raises(ValueError, match="expected one image or more, got none"):
         credit_figure(network, torch.rand(0, 1, 8, 8), torch.zeros(0).long())
-    with pytest.raises(ValueError, match="Flat has no capsule layer whose children lie on a grid"):
-        credit_figure(Flat(), torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="Network has no capsule layer whose children lie on a grid"):
+        credit_figure(flat, torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))

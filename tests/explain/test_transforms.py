@@ -33,11 +33,9 @@ def test_twice_as_large():
     image = torch.zeros(1, 1, 4, 4)
     image[..., 1:3, 1:3] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     # Each pixel of the result lies a quarter of a pixel from the center of one of the image's.
-    rows = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.75, 0, 0]])
     line = torch.tensor(
         [[0.25, 0.75, 0.0, 0.0], [0.0, 0.75, 0.25, 0.0], [0.0, 0.25, 0.75, 0.0], [0.0, 0.0, 0.75, 0.25]]
     )
-    assert rows.shape[1] == line.shape[1]
     assert_close(transformed(image, "grown", 2.0)[0, 0], line @ image[0, 0] @ line.T)
     assert_close(transformed(torch.ones(1, 1, 4, 4), "grown", 0.5)[0, 0, 1:3, 1:3], torch.ones(2, 2))
     assert transformed(torch.ones(1, 1, 4, 4), "grown", 0.5)[0, 0, 0].max() == 0
@@ -53,13 +51,7 @@ def test_whole_pixels(padding):
     assert_close(transformed(image, "moved", -1.0)[..., :5], image[..., 1:])
     half = transformed(image, "moved", 0.5)
     assert_close(half[..., 1:], (image[..., 1:] + image[..., :-1]) / 2)
-
-
-def test_half_precision():
-    image = torch.rand(1, 1, 4, 4).half()
-    moved = transformed(image, "moved", 1.0)
-    assert moved.dtype == torch.float16
-    assert_close(moved[..., 1:], image[..., :-1], atol=1e-3, rtol=0)
+    assert_close(transformed(image.half(), "moved", 2.0, padding), moved.half(), atol=1e-3, rtol=0)
 
 
 def test_bad_values():
@@ -84,7 +76,7 @@ def test_paths_of_a_network_without_a_decoder():
     image = torch.rand(1, 4, 4)
     found = pose_paths(Corners(), image, 1, "moved", torch.tensor([0.0, 1.0]))
     assert found.reconstructions is None
-    assert (found.kind, found.values.tolist()) == ("moved", [0, 1])
+    assert found.values.tolist() == [0, 1]
     assert_close(found.inputs[0], image)
     assert_close(found.poses, torch.stack([image[0, :, 0], torch.zeros(4)]))
     assert_close(found.scores, torch.stack([found.inputs[:, 0, 0].sum(1), found.inputs[:, 0, :, 0].sum(1)], 1))
@@ -112,6 +104,3 @@ def test_paths_that_cannot_be():
         pose_paths(network, image, 0, "moved", torch.zeros(0))
     with pytest.raises(ValueError, match=r"expected an image of shape \(channels, height, width\)"):
         pose_paths(network, image[None], 0, "moved", torch.zeros(1))
-    pool = create_model("pooling_cnn", in_channels=1)
-    with pytest.raises(TypeError, match="one capsule for each class, and a FeatureClassifier gives none"):
-        pose_paths(pool, torch.rand(1, 20, 20), 0, "moved", torch.zeros(1))

@@ -52,18 +52,14 @@ def test_a_text_that_is_cut(tmp_path):
         first = int(kind == "bert")
         assert kept == [[i] for i in range(first, 11)]  # 12 tokens, and the last one is the end
         assert len(words) == 20
+    with pytest.raises(DataError, match="takes texts of 1 to 12 tokens"):
+        words_of(Encoder(str(tmp_path / "bert")), "good " * 20)
 
 
 def test_a_text_without_words(minilm):
     assert words_of(minilm, " \n") == []
     with pytest.raises(ValueError, match="the text has no word"):
         word_shares([], torch.ones(1, 2, 6), 3)
-
-
-def test_a_text_that_is_too_long(tmp_path):
-    encoder = Encoder(str(make_encoder(tmp_path / "bert")))
-    with pytest.raises(DataError, match="takes texts of 1 to 12 tokens"):
-        words_of(encoder, "good " * 20)
 
 
 def test_shares_are_summed_over_tokens_and_layers():

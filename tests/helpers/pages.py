@@ -1,6 +1,7 @@
 """Reports of small networks, and their pages in a browser: a pytest plugin, together with `browser`."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from torchcaps import create_model
 from torchcaps.data import Digits
-from torchcaps.explain.page import Report, Samples, image_samples, report, write_page
+from torchcaps.explain.page import Samples, image_samples, report, write_page
 from torchcaps.explain.words import Word
 
 TEXT = "This film is not bad , it is wonderful , though its <script> ends a little late ."
@@ -21,7 +22,7 @@ def digits() -> tuple[nn.Module, Samples]:
 
 
 @pytest.fixture(scope="session")
-def digits_report(digits) -> Report:
+def digits_report(digits) -> dict[str, Any]:
     """A report on two checkpoints, with all that there can be for images; one label is wrong."""
     network, samples = digits
     labels = samples.labels.clone()
@@ -38,7 +39,7 @@ def digits_report(digits) -> Report:
 
 
 @pytest.fixture(scope="session")
-def text_report() -> Report:
+def text_report() -> dict[str, Any]:
     """A report on an untrained network of texts, with little else than an example."""
     torch.manual_seed(0)
     words = TEXT.split()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchcaps.data import LabeledData
-    from torchcaps.explain.page import Report, Samples
+    from torchcaps.explain.page import Samples
     from torchcaps.training.build import Training
 
 SAMPLES = 1000
@@ -83,10 +83,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
             report["figures"].append((path.name, what))
             print(f"figure: {path}")
-        try:
-            page = write_page(report, folder / "index.html")
-        except ValueError as error:
-            raise BadInput(f"{error}: give fewer checkpoints") from error
+        page = write_page(report, folder / "index.html")
     print(f"page: {page}")
 
 
@@ -121,7 +118,7 @@ def _samples(options: argparse.Namespace, training: "Training") -> "Samples":
 
 def _report(
     options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]]
-) -> "Report":
+) -> dict[str, Any]:
     from torchcaps.explain.page import report
     from torchcaps.training.checkpoint_files import facts_of
     from torchcaps.training.report import curves_of
@@ -208,13 +205,12 @@ def _write_dynamics(
     training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]], folder: Path
 ) -> Iterator[Path]:
     """Write a row of panels per capsule layer, a panel per checkpoint."""
-    from torchcaps.explain import routing_dynamics, routing_dynamics_figure
+    from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.axes import write
     from torchcaps.explain.page import STATISTICS
-    from torchcaps.nn import CapsuleLayer
 
     network = training.model.network
-    names = [name for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
+    names = capsule_layers(network)
     if not names or not samples.are_images:
         return
     batches: Any = samples.batches(STATISTICS)

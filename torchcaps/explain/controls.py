@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from torchcaps.explain.predicting import inputs_of, predict
@@ -135,13 +136,6 @@ def similarity(maps: FloatTensor, others: FloatTensor) -> Tensor:
     """
     if maps.dim() != 3 or maps.shape != others.shape:
         raise ValueError(f"expected two tensors of maps (n, height, width), got {shown(maps)} and {shown(others)}")
-    ranks, other_ranks = (_ranks(x.detach().flatten(1)) for x in (maps, others))
-    return (torch.cosine_similarity(ranks, other_ranks, dim=1, eps=0)).to(maps)
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks of the values in each row `(n, places)`, less their mean, in float64 on the CPU."""
-    rows = values.cpu().double()
-    order = rows.sort(dim=1).values
-    below, upto = torch.searchsorted(order, rows), torch.searchsorted(order, rows, right=True)
-    return (below + upto).double() / 2 - values.shape[1] / 2
+    ranks = [torch.from_numpy(rankdata(x.detach().flatten(1).cpu().numpy(), axis=1)) for x in (maps, others)]
+    first, second = (x - (x.shape[1] + 1) / 2 for x in ranks)
+    return torch.cosine_similarity(first, second, dim=1, eps=0).to(maps)

@@ -140,7 +140,7 @@ def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
         above, own = chain[0][1], shares_of(run)
         if above.groups or own.groups or math.prod(own.parents) != math.prod(above.children):
             break
-        parents, children = parents_of(run).flatten(1), children_of(chain[0][0], above).flatten(1)
+        parents, children = run.parents.flatten(1), children_of(chain[0][0], above).flatten(1)
         if parents.shape != children.shape or not torch.equal(parents, children.to(parents.dtype)):
             break
         if len(own.parents) > len(above.children):  # they were flattened in between
@@ -149,18 +149,9 @@ def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
     return chain
 
 
-def parents_of(run: Run) -> Tensor:
-    """Return the poses of a layer's parents, or the map that a pool gives."""
-    if run.parents is not None:
-        return run.parents
-    assert run.last is not None
-    return run.last.parents.poses
-
-
 def children_of(run: Run, own: Shares) -> Tensor:
     """Return the poses of a layer's children, or the map that a pool takes."""
     if run.last is None or own.groups:
-        assert run.children is not None
         return run.children
     votes: Any = run.last.votes.votes
     if own.windows is None:
@@ -172,7 +163,7 @@ def children_of(run: Run, own: Shares) -> Tensor:
 
 def _top(run: Run, own: Shares, prediction: Prediction) -> Tensor:
     """Return the shares of the last layer's parents in the classes, `(batch, classes, *parents)`."""
-    scores, parents = prediction.evidence, parents_of(run)
+    scores, parents = prediction.evidence, run.parents
     batch, classes = scores.shape
     identity = torch.eye(classes, device=scores.device).expand(batch, -1, -1)
     may_be_classes = own.parents == (classes,) and not own.groups
@@ -218,60 +209,41 @@ def parse_tree(
         if value >= count:
             raise ValueError(f"{name} must be from 0 to {count - 1}, got {value}")
     own = [_of_sample(layer.own, sample) for layer in found.layers]
+
+    def strand(level: int, place: tuple[int, ...], shares: Tensor) -> Strand:
+        """Return a part with its strongest parts. `shares` are those of its capsules in the class, zero for those of
+        other parts, in the layout of their layer; `level` is the number of layers below it."""
+        if level == 0:
+            return Strand(0, place, float(shares.sum()), 0.0, ())
+        parts, rest = strongest(level - 1, own[level - 1].down(shares[None, None])[0, 0])
+        return Strand(level, place, float(shares.sum()), rest, parts)
+
+    def strongest(level: int, shares: Tensor) -> tuple[tuple[Strand, ...], float]:
+        """Return the strongest parts among capsules with these shares in the class, and the share of all others."""
+        grouped = groups if level == 0 else None
+        if grouped is not None:
+            by_part = torch.stack([shares.flatten()[list(group)].sum() for group in grouped])
+        else:
+            by_part = shares.sum(0) if shares.dim() > 1 else shares  # over the types at a position
+        strands = []
+        for index in by_part.flatten().argsort(descending=True, stable=True)[:widest]:
+            place: tuple[int, ...] = tuple(int(i) for i in torch.unravel_index(index, by_part.shape))
+            mask = torch.zeros_like(shares)
+            if grouped is not None:
+                mask.view(-1)[list(grouped[place[0]])] = 1
+            else:
+                at: Any = (slice(None), *place) if shares.dim() > 1 else place
+                mask[at] = 1
+            strands.append(strand(level, place, shares * mask))
+        return tuple(strands), max(0.0, float(shares.sum()) - sum(strand.share for strand in strands))
+
     top = found.top[sample, class_]
     if tuple(top.shape) == (classes,):  # the last parents are the classes
-        return _strand(own, len(own), (class_,), top, widest, groups)
-    strands, rest = _strongest(own, len(own), top, widest, groups)
+        return strand(len(own), (class_,), top)
+    strands, rest = strongest(len(own), top)
     return Strand(len(own) + 1, (class_,), 1.0, rest, strands)
 
 
 def _of_sample(own: Shares, sample: int) -> Shares:
     each = own.groups or 1
     return own._replace(table=own.table[sample * each : (sample + 1) * each])
-
-
-def _strand(
-    own: list[Shares],
-    level: int,
-    place: tuple[int, ...],
-    shares: Tensor,
-    widest: int,
-    groups: Sequence[Sequence[int]] | None,
-) -> Strand:
-    """Return a part with its strongest parts.
-
-    Args:
-        own: shares of each layer's children in its parents.
-        level: number of layers below the part.
-        place: its place.
-        shares: shares of its capsules in the class, zero for those of other parts, in the layout of their layer.
-        widest, groups: see `parse_tree`.
-    """
-    total = float(shares.sum())
-    if level == 0:
-        return Strand(0, place, total, 0.0, ())
-    below = own[level - 1].down(shares[None, None])[0, 0]
-    strands, rest = _strongest(own, level - 1, below, widest, groups)
-    return Strand(level, place, total, rest, strands)
-
-
-def _strongest(
-    own: list[Shares], level: int, shares: Tensor, widest: int, groups: Sequence[Sequence[int]] | None
-) -> tuple[tuple[Strand, ...], float]:
-    """Return the strongest parts among capsules with these shares in the class, and the share of all others."""
-    if level == 0 and groups is not None:
-        flat = shares.flatten()
-        by_part = torch.stack([flat[list(group)].sum() for group in groups])
-    else:
-        by_part = shares.sum(0) if shares.dim() > 1 else shares  # over the types at a position
-    strands = []
-    for index in by_part.flatten().argsort(descending=True, stable=True)[:widest]:
-        place: tuple[int, ...] = tuple(int(i) for i in torch.unravel_index(index, by_part.shape))
-        mask = torch.zeros_like(shares)
-        if level == 0 and groups is not None:
-            mask.view(-1)[list(groups[place[0]])] = 1
-        else:
-            at: Any = (slice(None), *place) if shares.dim() > 1 else place
-            mask[at] = 1
-        strands.append(_strand(own, level, place, shares * mask, widest, groups))
-    return tuple(strands), max(0.0, float(shares.sum()) - sum(strand.share for strand in strands))

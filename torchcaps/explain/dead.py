@@ -15,7 +15,7 @@ from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.utils.arguments import checked
 
 LEAST = 1e-4  # activation below which a capsule is not there
-CHANGE = 1e-6  # standard deviation, relative to the root mean square, up to which numbers stay the same
+CHANGE = 1e-6  # range, as a part of the largest number, up to which numbers stay the same
 
 
 class DeadCapsules(NamedTuple):
@@ -37,9 +37,9 @@ def dead_capsules(network: nn.Module, batches: Iterable[Any]) -> dict[str, DeadC
     """Compute the share of dead capsules in each capsule layer of a network.
 
     A capsule is dead on these inputs if its activation (the sigmoid of its score, or the length of its pose if it has
-    no score) is below 0.0001 on all of them, or if neither its pose nor its activation changes: their standard
-    deviations over the inputs are at most a millionth of their root mean squares. On a grid there is a capsule of each
-    type at each position.
+    no score) is below 0.0001 on all of them, or if neither its pose nor its activation changes: over the inputs none of
+    their numbers varies by more than a millionth of the largest. On a grid there is a capsule of each type at each
+    position.
 
     Args:
         network: network with capsule layers; it is run in evaluation mode and left as it was.
@@ -54,19 +54,19 @@ def dead_capsules(network: nn.Module, batches: Iterable[Any]) -> dict[str, DeadC
         TypeError: a batch is something else.
         ValueError: no capsule layer ran, or there are fewer than two inputs.
     """
-    seen: dict[str, tuple[_Side, _Side]] = {}
+    seen: dict[str, list[Tensor | None]] = {}  # ranges of the children and of the parents of each layer
     tested = 0
     for batch in batches:
         inputs = inputs_for(network, inputs_of(batch))
         tested += len(inputs[0] if isinstance(inputs, tuple) else inputs)
         for name, both in _capsules_of(network, inputs).items():
-            for side, capsules in zip(seen.setdefault(name, (_Side(), _Side())), both, strict=True):
-                side.add(capsules)
+            ranges = [_range(capsules) for capsules in both]
+            seen[name] = list(map(_joined, seen.get(name, ranges), ranges))
     if not seen:
         raise ValueError(f"{type(network).__name__} ran no capsule layer: it has no capsules that could be dead")
     if tested < 2:
         raise ValueError("one input changes nothing: give at least two, and better hundreds")
-    return {name: DeadCapsules(children.share(), parents.share()) for name, (children, parents) in seen.items()}
+    return {name: DeadCapsules(*map(_share, ranges)) for name, ranges in seen.items()}
 
 
 def _capsules_of(network: nn.Module, inputs: Inputs) -> dict[str, tuple[Capsules | None, Capsules]]:
@@ -104,61 +104,35 @@ def _as_lists(run: Run, given: dict[nn.Module, Any]) -> tuple[Capsules | None, C
             return Capsules(votes_of.poses.flatten(1, -3), pose_dims=2), parents
         children = given[layer] if isinstance(given[layer], Capsules) else Capsules(given[layer])
         return children._replace(pose_dims=len(getattr(layer, "in_pose", votes.pose))).flatten_grid(), parents
-    assert run.children is not None
-    assert run.parents is not None
     both = run.children, run.parents
     if isinstance(layer, RoutingPool2d):
         both = tuple(x.unflatten(1, (-1, layer.features)).movedim(2, -1) for x in both)
     return Capsules(both[0].flatten(1, -2)), Capsules(both[1].flatten(1, -2))
 
 
-class _Side:
-    """The children or the parents of a layer over all inputs."""
-
-    def __init__(self) -> None:
-        self.poses, self.activations, self.largest = _Spread(), _Spread(), torch.tensor(0.0)
-        self.same_capsules = True
-
-    def add(self, capsules: Capsules | None) -> None:
-        """Add the capsules of a batch: poses `(batch, capsules, *pose)`."""
-        number = self.poses.first.shape[0] if self.poses.count else None
-        self.same_capsules &= capsules is not None and number in (None, capsules.poses.shape[1])
-        if capsules is None or not self.same_capsules:
-            return
-        poses = capsules.poses.flatten(2)
-        activations = poses.norm(dim=-1) if capsules.scores is None else as_logits(capsules.scores, poses).sigmoid()
-        self.poses.add(poses)
-        self.activations.add(activations.unsqueeze(-1))
-        self.largest = torch.maximum(self.largest, activations.amax(0).cpu())
-
-    def share(self) -> float | None:
-        """Return the share of dead capsules."""
-        if not self.same_capsules:
-            return None
-        dead = (self.largest < LEAST) | (self.poses.stays_the_same() & self.activations.stays_the_same())
-        return float(dead.double().mean())
+def _range(capsules: Capsules | None) -> Tensor | None:
+    """Return the smallest and the largest value over a batch of each entry of each capsule's pose and of its
+    activation, which comes last, `(2, capsules, features + 1)`; None for children that are any number."""
+    if capsules is None:
+        return None
+    poses = capsules.poses.flatten(2)
+    activations = poses.norm(dim=-1) if capsules.scores is None else as_logits(capsules.scores, poses).sigmoid()
+    return torch.stack(torch.cat([poses, activations.unsqueeze(-1)], -1).aminmax(dim=0)).cpu()
 
 
-class _Spread:
-    """Sums over inputs, in float64 and about the first input, so that numbers that stay the same cancel exactly."""
+def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return the range over the inputs of two ranges; None if they are of other capsules."""
+    if a is None or b is None or a.shape != b.shape:
+        return None
+    return torch.stack([torch.minimum(a[0], b[0]), torch.maximum(a[1], b[1])])
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = self.total = self.squares = self.sizes = torch.empty(0)
 
-    def add(self, values: Tensor) -> None:
-        """Add the values `(batch, capsules, features)` of a batch."""
-        values = values.cpu().double()
-        if not self.count:
-            self.first = values[0]
-            self.total = self.squares = self.sizes = torch.zeros_like(self.first)
-        differences = values - self.first
-        self.total = self.total + differences.sum(0)
-        self.squares = self.squares + differences.square().sum(0)
-        self.sizes = self.sizes + values.square().sum(0)
-        self.count += len(values)
-
-    def stays_the_same(self) -> Tensor:
-        """Return for each capsule whether its values stay the same, `(capsules,)`."""
-        variance = (self.squares / self.count - (self.total / self.count).square()).clamp_min(0).sum(-1)
-        return variance.sqrt() <= CHANGE * (self.sizes / self.count).sum(-1).sqrt()
+def _share(range_: Tensor | None) -> float | None:
+    """Return the share of dead capsules."""
+    if range_ is None:
+        return None
+    changes, sizes = range_[1] - range_[0], range_.abs().amax(0)
+    pose, activation = slice(-1), slice(-1, None)
+    same_pose, same_activation = (changes[:, x].amax(-1) <= CHANGE * sizes[:, x].amax(-1) for x in (pose, activation))
+    dead = (range_[1, :, -1] < LEAST) | (same_pose & same_activation)
+    return float(dead.double().mean())

@@ -2,7 +2,7 @@
 Figure 2)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from matplotlib.axes import Axes
@@ -12,10 +12,11 @@ from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
 from torchcaps.explain.axes import BLUE, in_style
+from torchcaps.explain.predicting import inputs_for, inputs_of
 from torchcaps.explain.recording import record
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Votes, at_least_float32
-from torchcaps.utils.arguments import Count, checked, is_row, shown_with_type
+from torchcaps.utils.arguments import Count, checked
 
 PER_LINE = 6  # panels of the figure; longer rows continue on the next line
 
@@ -38,22 +39,13 @@ class RoutingDynamics(NamedTuple):
 
 @checked
 def capsule_layers(network: nn.Module) -> list[str]:
-    """Return the names of the layers that route, as in `network.named_modules()`.
-
-    Raises:
-        ValueError: there are none.
-    """
-    names = [name for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
-    if not names:
-        raise ValueError(f"{type(network).__name__} has no capsule layer: nothing in it routes votes")
-    return names
+    """Return the names of the capsule layers of a network, as in `network.named_modules()`."""
+    return [name for name, module in network.named_modules() if isinstance(module, CapsuleLayer)]
 
 
 @torch.no_grad()
 @checked
-def routing_dynamics(
-    network: nn.Module, layer: str, batches: Iterable[Tensor | Sequence[Tensor]], bins: Count = 20
-) -> RoutingDynamics:
+def routing_dynamics(network: nn.Module, layer: str, batches: Iterable[Any], bins: Count = 20) -> RoutingDynamics:
     r"""Compute how the votes of a capsule layer are distributed by their agreement with their parents.
 
     All votes of all samples are sorted into bins by the cosine between the vote for parent j and that parent, with
@@ -69,7 +61,8 @@ def routing_dynamics(
     Args:
         network: network that contains the layer; it is run in evaluation mode and left as it was.
         layer: name of a `CapsuleLayer` in `network.named_modules()`; see :func:`capsule_layers`.
-        batches: batches of images, or tuples that begin with images, as from a `DataLoader`.
+        batches: batches of inputs, or tuples that begin with inputs, as from a `DataLoader`. Inputs are a tensor, or
+            the arguments of the network in a tuple.
         bins: number of bins of equal width. A cosine on an edge belongs to the bin above it, and 1 to the last bin.
 
     Raises:
@@ -79,17 +72,19 @@ def routing_dynamics(
     Reference:
         Li et al. 2018, section 2.2 and Figure 2.
     """
-    routed = _find(network, layer)
+    name, routed = type(network).__name__, dict(network.named_modules(remove_duplicate=False)).get(layer)
+    if not isinstance(routed, CapsuleLayer):
+        there = ", ".join(capsule_layers(network)) or "none"
+        raise ValueError(f"{name} has no capsule layer {layer!r}; there are {there}")
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     counts, lengths = torch.zeros(2, bins + 1, dtype=torch.float64)  # the last entries: votes without a cosine
     for batch in batches:
-        images = batch[0] if is_row(batch) and batch else batch
-        if not isinstance(images, Tensor):
-            raise TypeError(
-                f"batches must be tensors of images, or tuples that begin with one, got {shown_with_type(batch)}"
-            )
-        votes, parents = _routed(network, routed, layer, images)
-        for places, vote_lengths in _places(votes, parents, edges):
+        _, runs = record(network, inputs_for(network, inputs_of(batch)))
+        last = next((run.last for run in runs if run.layer is routed), None)
+        if last is None:
+            raise ValueError(f"{name} did not run its layer {layer!r} on these inputs")
+        parents = last.parents
+        for places, vote_lengths in _places(last.votes.votes, parents, edges):
             counts += places.bincount(minlength=bins + 1).cpu()
             lengths += places.bincount(vote_lengths.double(), minlength=bins + 1).cpu()
         if not (lengths.isfinite().all() and parents.poses.isfinite().all()):
@@ -99,23 +94,6 @@ def routing_dynamics(
         raise ValueError(f"layer {layer!r} has no vote in these batches: no image, or no child that is present")
     share = 100 * counts / total
     return RoutingDynamics(edges, share[:bins], (lengths / counts)[:bins], float(share[bins]))
-
-
-def _find(network: nn.Module, name: str) -> CapsuleLayer:
-    names = capsule_layers(network)
-    found = dict(network.named_modules(remove_duplicate=False)).get(name)
-    if not isinstance(found, CapsuleLayer):
-        raise ValueError(f"{type(network).__name__} has no capsule layer {name!r}; there are {', '.join(names)}")
-    return found
-
-
-def _routed(network: nn.Module, layer: CapsuleLayer, name: str, images: Tensor) -> tuple[Votes, Capsules]:
-    """Votes and parents of a layer in its last iteration, when the network sees these images."""
-    _, runs = record(network, images)
-    last = next((run.last for run in runs if run.layer is layer), None)
-    if last is None:
-        raise ValueError(f"{type(network).__name__} did not run its layer {name!r} on these images")
-    return last.votes.votes, last.parents
 
 
 def _places(votes: Votes, parents: Capsules, edges: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +9,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from torchcaps.explain.axes import Row, panels_figure
+from torchcaps.explain.recording import record
 from torchcaps.nn import RoutingPool2d
-from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import FloatTensor, checked
 
 
@@ -66,22 +65,12 @@ def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[R
     if name is not None and name not in pools:
         raise ValueError(f"{type(model).__name__} has no RoutingPool2d named {name!r}; there are {', '.join(pools)}")
     pool = list(pools.values())[-1] if name is None else pools[name]
-    seen: list[Tensor] = []
-
-    def see(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen.append(inputs[0] if inputs else named["x"])
-
-    handle = pool.register_forward_pre_hook(see, with_kwargs=True)
-    with evaluating(model):
-        try:
-            with torch.compiler.set_stance("force_eager"):  # code compiled before does not call the new hook
-                model(images)
-        finally:
-            handle.remove()
-        if not seen:
-            raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
-        _, coefficients = pool(seen[-1], return_coefficients=True)
-    return pool, coefficients, (seen[-1].shape[2], seen[-1].shape[3])
+    _, runs = record(model, images)
+    pooled = next((run.children for run in runs if run.layer is pool), None)
+    if pooled is None:
+        raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
+    _, coefficients = pool(pooled, return_coefficients=True)
+    return pool, coefficients, (pooled.shape[2], pooled.shape[3])
 
 
 def _over_map(pool: RoutingPool2d, coefficients: Tensor, size: tuple[int, int]) -> Tensor:

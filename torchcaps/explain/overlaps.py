@@ -16,12 +16,10 @@ class TakenApart(NamedTuple):
 
     Fields:
         classes: classes with the highest scores, the highest first, `(count,)`.
-        scores: scores of all classes, `(classes,)`.
         drawn: image drawn from the capsule of each of `classes` alone, `(count, channels, height, width)`.
     """
 
     classes: Tensor
-    scores: Tensor
     drawn: Tensor
 
 
@@ -70,4 +68,4 @@ def taken_apart(network: nn.Module, image: FloatTensor, count: Count = 2) -> Tak
     assert prediction.capsules is not None
     classes = scores.topk(count).indices
     repeated = Capsules(prediction.capsules.poses.expand(count, *prediction.capsules.poses.shape[1:]))
-    return TakenApart(classes, scores, reconstructed(network, repeated, classes))
+    return TakenApart(classes, reconstructed(network, repeated, classes))

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
-from torchcaps.capsules import Prediction
 from torchcaps.data import StereoData
 from torchcaps.explain.axes import COLORS, DASHES, ORDERED, color_bar, hide_ticks, in_style
+from torchcaps.explain.predicting import class_poses, predict
 from torchcaps.explain.scaling import mds
-from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import FloatTensor, checked, shown
 
 Angle = Literal["elevation", "azimuth"]
@@ -116,13 +115,13 @@ def pose_trajectories(
     poses, right = [], []
     images_and_classes = DataLoader(Subset(data.part("test"), indices), data.batch_size, collate_fn=lambda batch: batch)
     for images, classes in images_and_classes:
-        prediction = _predict(network, data, images)
-        class_poses = _class_poses(prediction)
-        if class_poses is None:
-            raise TypeError(f"figures of poses need class capsules, and a {type(network).__name__} gives none")
-        if class_poses.shape[1] < data.classes:
-            raise ValueError(f"expected a class capsule for each of {data.classes} classes, got {class_poses.shape[1]}")
-        poses.append(class_poses[torch.arange(len(classes)), classes])
+        prediction = predict(network, data.center(images))
+        flat = class_poses(network, prediction)
+        if flat.shape[1] < data.classes:
+            raise ValueError(f"expected a class capsule for each of {data.classes} classes, got {flat.shape[1]}")
+        assert prediction.capsules is not None
+        vectors = flat.unflatten(2, (-1, prediction.capsules.poses.shape[-1])).cpu().double()
+        poses.append(vectors[torch.arange(len(classes)), classes])
         right.append(prediction.evidence.argmax(1).cpu() == classes)
     shape = len(toys), len(grid[varying])
     found = torch.cat(poses).unflatten(0, shape)
@@ -139,8 +138,11 @@ def has_class_capsules(network: nn.Module, data: StereoData) -> bool:
     """Return whether :func:`pose_trajectories` can follow a network's class capsules; run it on one image."""
     data.setup("test")
     images, *_ = data.part("test")[0]
-    with torch.no_grad():
-        return _class_poses(_predict(network, data, images.unsqueeze(0))) is not None
+    try:
+        class_poses(network, predict(network, data.center(images.unsqueeze(0))))
+    except TypeError:
+        return False
+    return True
 
 
 @checked
@@ -200,22 +202,6 @@ def _sequences(data: StereoData, varying: Angle, steps: list[int], held: dict[st
                 )
             indices += found
     return toys, indices
-
-
-def _predict(network: nn.Module, data: StereoData, images: Tensor) -> Any:
-    like = next(network.parameters(), torch.empty(0))
-    with evaluating(network):
-        return network(data.center(images).to(like))
-
-
-def _class_poses(prediction: Any) -> Tensor | None:
-    """`(batch, classes, vectors, features)` in float64 on the CPU, or None if there are no class capsules."""
-    if not isinstance(prediction, Prediction) or prediction.capsules is None:
-        return None
-    poses = prediction.capsules.poses
-    if poses.dim() not in (3, 4):
-        return None  # capsules on a grid
-    return (poses.unsqueeze(2) if poses.dim() == 3 else poses).cpu().double()
 
 
 def _spelled(name: str, value: int) -> str:

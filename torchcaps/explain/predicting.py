@@ -1,6 +1,5 @@
 """Predictions and reconstructions of a network, for modules of `explain` that compare many of them."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,8 +11,7 @@ from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
 
 
-@checked
-def inputs_of(batch: Tensor | Sequence[object]) -> Inputs:
+def inputs_of(batch: Any) -> Inputs:
     """Return the inputs of a batch: a tensor, or a tuple of tensors for networks with several arguments.
 
     Args:
@@ -22,7 +20,7 @@ def inputs_of(batch: Tensor | Sequence[object]) -> Inputs:
     Raises:
         TypeError: the batch is something else.
     """
-    inputs: Any = batch if isinstance(batch, Tensor) or not batch else batch[0]
+    inputs = batch[0] if is_row(batch) and batch else batch
     if is_row(inputs) and inputs and all(isinstance(x, Tensor) for x in inputs):
         return tuple(inputs)
     if not isinstance(inputs, Tensor):

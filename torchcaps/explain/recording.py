@@ -17,7 +17,6 @@ from torchcaps.utils.arguments import checked
 
 # A network's input, or all arguments of its `forward`.
 Inputs = Tensor | tuple[Tensor, ...]
-See = Callable[[str, Iteration], None]
 
 
 class Run(NamedTuple):
@@ -27,15 +26,16 @@ class Run(NamedTuple):
         name: name of the layer in `network.named_modules()`.
         layer: the layer, a `CapsuleLayer`, a `RoutingPool2d` or a `CapsuleFC`.
         last: last iteration of its routing; None for a `CapsuleFC`, which does not route.
-        children, parents: poses of a `CapsuleFC`'s children and parents, and the map that a `RoutingPool2d` pools and
-            its result; None for a `CapsuleLayer`, whose `last` has both.
+        parents: poses of its parents, or the map that a `RoutingPool2d` returns.
+        children: poses of a `CapsuleFC`'s children, or the map that a `RoutingPool2d` pools; None for a `CapsuleLayer`,
+            whose `last` has votes.
     """
 
     name: str
     layer: Any
     last: Iteration | None
-    children: Tensor | None = None
-    parents: Tensor | None = None
+    parents: Tensor
+    children: Any = None
 
 
 def run(network: nn.Module, inputs: Inputs) -> Any:
@@ -54,7 +54,7 @@ def routing_layers(network: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 @checked
-def watching(network: nn.Module, see: See) -> Iterator[None]:
+def watching(network: nn.Module, see: Callable[[str, Iteration], None]) -> Iterator[None]:
     """Call `see(name, iteration)` after every iteration of every layer that routes, within this context.
 
     The network is in evaluation mode there, and compiled code is not used, because it would not call `see`. Afterwards
@@ -82,14 +82,14 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
     layers = dict(network.named_modules())
 
     def see(name: str, iteration: Iteration) -> None:
-        before = runs.pop(name, Run(name, layers[name], None))  # the order is that of the last iterations
-        runs[name] = before._replace(last=iteration)
+        runs.pop(name, None)  # the order is that of the last iterations
+        runs[name] = Run(name, layers[name], iteration, iteration.parents.poses)
 
     def hook(name: str) -> Any:
         def keep(layer: nn.Module, args: Any, named: dict[str, Any], output: Any) -> None:
-            before = runs.get(name, Run(name, layer, None))
             poses = [x.poses if isinstance(x, Capsules) else x for x in (*args, *named.values(), output)]
-            runs[name] = before._replace(children=poses[0], parents=poses[-1])
+            last = runs[name].last if name in runs else None
+            runs[name] = Run(name, layer, last, poses[-1], poses[0])
 
         return keep
 

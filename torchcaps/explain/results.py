@@ -55,10 +55,9 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
     ticks = range(len(names))
     short = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
     size = 9 if len(names) <= MOST_NUMBERED else 5
-    axis.set_xticks(ticks, short, rotation=45 if max(map(len, short)) > 3 else 0, ha="right", fontsize=size)
+    turned = max(map(len, short)) > 3
+    axis.set_xticks(ticks, short, fontsize=size, rotation=45 * turned, ha="right" if turned else "center")
     axis.set_yticks(ticks, short, fontsize=size)
-    if max(map(len, short)) <= 3:
-        axis.set_xticks(ticks, short, ha="center", fontsize=size)
     axis.set(xlabel="predicted", ylabel="true")
     axis.spines[:].set_visible(True)
     axis.set_title("Which classes are taken for which", fontsize=11)

@@ -116,8 +116,6 @@ def _normalized(amounts: Tensor, present: Tensor, in_windows: bool = False) -> t
 
 def _of_sums(run: Run) -> Shares:
     """Return the shares in a `CapsuleFC`: the lengths of what each child adds to a parent."""
-    assert run.children is not None
-    assert run.parents is not None
     poses = run.children.detach()
     children = poses.flatten(1, -2)
     amounts = torch.einsum("bih,hij->bij", children.square(), run.layer.weight.detach().square()).sqrt()
@@ -126,8 +124,6 @@ def _of_sums(run: Run) -> Shares:
 
 def _of_pool(run: Run, table: Tensor, even: Tensor) -> Shares:
     """Return the shares in a routing pool. Its groups are types of children and of parents."""
-    assert run.children is not None
-    assert run.parents is not None
     pool, (batch, channels, height, width) = run.layer, run.children.shape
     groups = channels // pool.features
     children = (groups, height, width)

@@ -20,7 +20,6 @@ class PosePaths(NamedTuple):
     """What a network makes of one image as it changes; tensors are on the network's device.
 
     Fields:
-        kind: how the image changes.
         values: by how much, `(values,)`.
         inputs: the changed images, `(values, channels, height, width)`.
         poses: poses of the capsule of the class, flattened, `(values, features)`.
@@ -29,7 +28,6 @@ class PosePaths(NamedTuple):
             without a decoder.
     """
 
-    kind: Kind
     values: Tensor
     inputs: Tensor
     poses: Tensor
@@ -117,4 +115,4 @@ def pose_paths(
     if has_decoder(network):
         assert prediction.capsules is not None
         drawn = reconstructed(network, prediction.capsules, torch.full((len(inputs),), class_))
-    return PosePaths(kind, values.to(inputs), inputs, poses[:, class_], prediction.evidence, drawn)
+    return PosePaths(values.to(inputs), inputs, poses[:, class_], prediction.evidence, drawn)

@@ -12,7 +12,7 @@ import gradio as gr
 from torchcaps.data import DataError, ImageData, TextData
 from torchcaps.deploy import Trained
 from torchcaps.explain.live.drawings import LARGEST, has_digits, read_drawing, read_upload
-from torchcaps.explain.live.examples import check_ways, test_images
+from torchcaps.explain.live.examples import test_images
 from torchcaps.explain.page import Samples, picture, samples_of
 from torchcaps.explain.page.examples import example
 from torchcaps.explain.page.reports import about
@@ -50,8 +50,11 @@ def app(trained: Trained) -> gr.Blocks:
         raise TypeError(f"there are pages for networks of images and of texts, and {type(data).__name__} has neither")
     looking = Looking(trained)
     images = test_images(data) if isinstance(data, ImageData) else None
-    if isinstance(data, ImageData):
-        check_ways(data, images)
+    if isinstance(data, ImageData) and data.shape[0] not in (1, 3) and images is None:
+        raise DataError(
+            f"the network takes images of {data.shape[0]} channels, which nobody can draw, and there are no test "
+            f"images of {type(data).__name__} on this machine: test the network first"
+        )
     network = type(trained.network).__name__
     parameters = sum(parameter.numel() for parameter in trained.network.parameters())
     with gr.Blocks(title=f"{network} on {type(data).__name__}", analytics_enabled=False) as blocks:

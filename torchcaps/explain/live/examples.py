@@ -37,17 +37,3 @@ def test_images(data: ImageData) -> Samples | None:
     titles = ["test image: " + " and ".join(here.names[label] for label in key) for key in keys]
     images, labels = (torch.stack(list(parts)) for parts in zip(*(first[key] for key in keys), strict=True))
     return samples_of(images, labels, here.names, titles)
-
-
-@checked
-def check_ways(data: ImageData, examples: Samples | None) -> None:
-    """Check that there is a way to give a network an image: to draw it, to drop it, or to take a test image.
-
-    Raises:
-        DataError: there is none.
-    """
-    if data.shape[0] not in (1, 3) and examples is None:
-        raise DataError(
-            f"the network takes images of {data.shape[0]} channels, which nobody can draw, and there are no test "
-            f"images of {type(data).__name__} on this machine: test the network first"
-        )

@@ -108,25 +108,22 @@ function slider({ label, count, start, words, changed, key, hideLabel }) {
   return { element: make("div", { class: "slider" }, head, input), set };
 }
 
-/** A table, in a frame that scrolls by itself, so that the page never does. */
+/** A table, in a frame that scrolls by itself, so that the page never does. A cell is a text, or a td element. */
 function table(caption, head, rows, className) {
   const headRow = make("tr", {}, head.map((text) => make("th", { scope: "col" }, text)));
   const body = rows.map(([first, ...others]) => make("tr", {}, make("th", { scope: "row" }, first),
-    others.map((cell) => make("td", {}, cell))));
-  return scrolling(caption, make("table", { class: className }, make("thead", {}, headRow), make("tbody", {}, body)));
+    others.map((cell) => (cell instanceof Element ? cell : make("td", {}, cell)))));
+  const frame = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    make("table", { class: className }, make("thead", {}, headRow), make("tbody", {}, body)));
+  scrolls.observe(frame);
+  return make("div", { class: "table" }, make("p", { class: "small caption" }, caption),
+    make("p", { class: "small hint", hidden: true }, "There are more columns: scroll sideways \u25b8"), frame);
 }
 
 /** Says above a frame that it scrolls, while it does. */
 const scrolls = new ResizeObserver((frames) => frames.forEach(({ target }) => {
   target.previousSibling.hidden = target.scrollWidth <= target.clientWidth;
 }));
-
-function scrolling(caption, content) {
-  const frame = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, content);
-  scrolls.observe(frame);
-  return make("div", { class: "table" }, make("p", { class: "small caption" }, caption),
-    make("p", { class: "small hint", hidden: true }, "There are more columns: scroll sideways \u25b8"), frame);
-}
 
 function picture(source, description) {
   return make("img", { src: source, alt: description });

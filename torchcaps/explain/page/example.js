@@ -18,13 +18,10 @@ function verdict(view) {
     : `${said}, which is wrong: it is ${quoted(view, label)}.`;
 }
 
-function judged(example) {
-  if (example.labels) {
-    const right = example.labels.includes(example.predicted);
-    return right ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
-  }
-  if (example.label === null) return { sign: "?", word: "unknown" };
-  return example.label === example.predicted ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
+function judged({ label, labels, predicted }) {
+  if (!labels && label === null) return { sign: "?", word: "unknown" };
+  const right = (labels ?? [label]).includes(predicted);
+  return right ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
 }
 
 /** Buttons with the examples; the arrow keys move among them. */

@@ -13,7 +13,6 @@ from torchcaps.explain.capsnet import TWEAKS, perturb
 from torchcaps.explain.credit import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.page.samples import Samples
-from torchcaps.explain.page.schema import Example, Transformed
 from torchcaps.explain.pixels import Places, heat_of
 from torchcaps.explain.predicting import class_poses, has_decoder, inputs_for, predict, reconstructed
 from torchcaps.explain.transforms import pose_paths
@@ -32,8 +31,8 @@ CHANGES = {  # what is done to an input: unit and values
 
 def example(
     network: nn.Module, samples: Samples, index: int, seen: dict[str, Places], temperature: float | None
-) -> Example:
-    """Return all that the page shows of one sample.
+) -> dict[str, Any]:
+    """Return all that the page shows of one sample. Without a known class, or with several, its label is None.
 
     Args:
         network: the network.
@@ -46,7 +45,7 @@ def example(
     label = None if samples.labels is None or samples.labels.dim() > 1 else int(samples.labels[index])
     prediction = predict(network, inputs)
     scores = prediction.evidence[0].float().cpu()
-    shown: Example = {
+    shown: dict[str, Any] = {
         "title": samples.titles[index],
         "label": label,
         "predicted": int(scores.argmax()),
@@ -69,7 +68,7 @@ def example(
     return shown
 
 
-def _add_images(shown: Example, network: Any, prediction: Prediction, image: Tensor, dark: bool) -> None:
+def _add_images(shown: dict[str, Any], network: Any, prediction: Prediction, image: Tensor, dark: bool) -> None:
     """Add what the class capsule draws of the image, as it is and as its pose changes, and as the image changes."""
     capsules, predicted = prediction.capsules, shown["predicted"]
     if capsules is None or capsules.poses.dim() not in (3, 4) or capsules.poses.shape[1] != len(shown["scores"]):
@@ -89,7 +88,7 @@ def _add_images(shown: Example, network: Any, prediction: Prediction, image: Ten
         shown["transformed"] = [_transformed(network, image, predicted, name, dark) for name in CHANGES]
 
 
-def _transformed(network: nn.Module, image: Tensor, predicted: int, name: Any, dark: bool) -> Transformed:
+def _transformed(network: nn.Module, image: Tensor, predicted: int, name: Any, dark: bool) -> dict[str, Any]:
     unit, values = CHANGES[name]
     values = (values * image.shape[-1]).round().unique() if name == "moved" else values
     path = pose_paths(network, image[0], predicted, name, values, "zeros" if dark else "border")
@@ -106,7 +105,7 @@ def _transformed(network: nn.Module, image: Tensor, predicted: int, name: Any, d
 
 
 def _add_maps(
-    shown: Example,
+    shown: dict[str, Any],
     found: Credit,
     seen: dict[str, Places],
     size: tuple[int, int],
@@ -146,7 +145,7 @@ def _place_name(layer: LayerCredit, place: tuple[int, ...], is_child: bool) -> s
     return f"{'position' if is_child and len(layer.own.children) == 2 else kind} {place[0] + 1}"
 
 
-def _add_words(shown: Example, found: Credit, words: list[Word], names: list[str], layers: int) -> None:
+def _add_words(shown: dict[str, Any], found: Credit, words: list[Word], names: list[str], layers: int) -> None:
     """Add the shares of words: the first capsules are the tokens of the text in each layer of its encoder."""
     first = found.layers[0]
     shown["words"] = [word.text for word in words]
@@ -161,7 +160,7 @@ def _add_words(shown: Example, found: Credit, words: list[Word], names: list[str
 
 
 def _tree(strand: Strand, name: str, describe: Callable[[Strand], dict[str, Any]]) -> Any:
-    """Return a parse tree as the page shows it, under the name of its class."""
+    """Return a parse tree as the page shows it, under the name of its class. All shares are those in the class."""
 
     def part(strand: Strand) -> dict[str, Any]:
         below = {"rest": strand.rest, "parts": [part(each) for each in strand.parts]} if strand.parts else {}

@@ -39,23 +39,22 @@ function mapPixels(map, chosen, covering) {
   return small;
 }
 
-/** Draw an input in grey and dimmed. */
-function drawDimmed(context, image, width, height) {
-  context.fillStyle = "#000";
-  context.fillRect(0, 0, width, height);
-  context.save();
-  context.globalAlpha = DIMMED;
-  context.filter = "grayscale(1)";
-  context.drawImage(image, 0, 0, width, height);
-  context.restore();
+/** A canvas for a drawing over an input, whose longer side it has in pixels. */
+function canvasOver(image, side, name, draw, className) {
+  const scale = side / Math.max(image.naturalWidth, image.naturalHeight);
+  return canvas(name, image.naturalWidth * scale, image.naturalHeight * scale, draw, className);
 }
 
-/** The map of a class in a layer over the input. */
+/** The map of a class in a layer over the input, which is grey and dimmed. */
 function mapCanvas(map, chosen, image, name, covering) {
-  const side = 320;
-  const scale = side / Math.max(image.naturalWidth, image.naturalHeight);
-  return canvas(name, image.naturalWidth * scale, image.naturalHeight * scale, (context, width, height) => {
-    drawDimmed(context, image, width, height);
+  return canvasOver(image, 320, name, (context, width, height) => {
+    context.fillStyle = "#000";
+    context.fillRect(0, 0, width, height);
+    context.save();
+    context.globalAlpha = DIMMED;
+    context.filter = "grayscale(1)";
+    context.drawImage(image, 0, 0, width, height);
+    context.restore();
     context.drawImage(mapPixels(map, chosen, covering), 0, 0, width, height);
   }, "map");
 }
@@ -80,10 +79,8 @@ function tickAt(place, text) {
 
 /** The input with outlines around parts; outline(list of { box, strong }) draws them anew. */
 function outlinedCanvas(image, name) {
-  const side = 360;
-  const scale = side / Math.max(image.naturalWidth, image.naturalHeight);
   let boxes = [];
-  const drawn = canvas(name, image.naturalWidth * scale, image.naturalHeight * scale, (context, width, height) => {
+  const drawn = canvasOver(image, 360, name, (context, width, height) => {
     context.globalAlpha = 1;
     context.drawImage(image, 0, 0, width, height);
     if (boxes.some((part) => part.strong)) {

@@ -3,12 +3,11 @@
 import base64
 import io
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchcaps.explain.page.schema import Maps, Sprite
 from torchcaps.utils.arguments import Count, FloatTensor, Positive, checked, shown
 from torchcaps.utils.extras import needs
 
@@ -43,8 +42,8 @@ def picture(image: FloatTensor, side: Count) -> str:
 
 
 @checked
-def sprite(images: FloatTensor, rows: Count, columns: Count) -> Sprite:
-    """Lay images side by side in one picture, row by row, as a JPEG data URI.
+def sprite(images: FloatTensor, rows: Count, columns: Count) -> dict[str, Any]:
+    """Lay images side by side in one picture, row by row: return it as a JPEG data URI, with its rows and columns.
 
     Args:
         images: `(rows * columns, channels, height, width)`, each as in :func:`picture`. Images smaller than 56 pixels
@@ -72,8 +71,10 @@ def sprite(images: FloatTensor, rows: Count, columns: Count) -> Sprite:
 
 
 @checked
-def encoded_maps(layer: str, maps: FloatTensor, shares: FloatTensor | None = None) -> Maps:
-    """Encode the maps of a layer, one for each class, in a byte per value.
+def encoded_maps(layer: str, maps: FloatTensor, shares: FloatTensor | None = None) -> dict[str, Any]:
+    """Encode the maps of a layer, one for each class, as base64 of a byte per value: 255 is their `peak`.
+
+    `half` has the smallest part of the positions that gives half of each class.
 
     Args:
         layer: name of the layer.

@@ -16,7 +16,6 @@ from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.page.samples import BATCH, Samples
-from torchcaps.explain.page.schema import About, Control, Layer, Overlap, Report, Snapshot
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.predicting import has_decoder, inputs_for, kind_of_scores, predict
 from torchcaps.explain.recording import Run, record, routing_layers
@@ -33,17 +32,12 @@ OVERLAPS = 5
 RIGHT, WRONG = 10, 3  # examples: the first of each class, and mistakes
 
 LIMITS = {
-    "images": [
-        "The maps show where the capsules with a large share lie, not which pixels made them what they are: a capsule "
-        "sees its whole window, and the layers before the capsules are not followed.",
-        "A share says how much a capsule adds to a class, not whether the class would change without it.",
-    ],
-    "texts": [
-        "The shares of the words are those of their tokens' capsules. The encoder before them has mixed the words: a "
-        "token's capsule also knows its neighbors.",
-        "A share says how much a capsule adds to a class, not whether the class would change without it.",
-    ],
+    "images": "The maps show where the capsules with a large share lie, not which pixels made them what they are: a "
+    "capsule sees its whole window, and the layers before the capsules are not followed.",
+    "texts": "The shares of the words are those of their tokens' capsules. The encoder before them has mixed the "
+    "words: a token's capsule also knows its neighbors.",
 }
+SHARES = "A share says how much a capsule adds to a class, not whether the class would change without it."
 NO_CAPSULES = "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
 
 
@@ -57,7 +51,7 @@ def report(
     temperature: Positive | None = None,
     shuffled: nn.Module | None = None,
     say: Callable[[str], None] | None = None,
-) -> Report:
+) -> dict[str, Any]:
     """Return the content of a page about a network.
 
         write_page(report(network, image_samples(data, 1000), "My network"), Path("index.html"))
@@ -74,16 +68,24 @@ def report(
             if it is not known.
         shuffled: the same network, trained with shuffled labels, whose maps are drawn beside.
         say: function that is told what is computed, for long work.
+
+    Raises:
+        ValueError: the network's scores are not finite.
     """
     say = say or (lambda text: None)
     samples = replace(samples, inputs=[inputs_for(network, inputs) for inputs in samples.inputs])
     states = states or [("", lambda: None)]
     kept: list[int] | None = None
-    snapshots: list[Snapshot] = []
+    snapshots: list[dict[str, Any]] = []
     for number, (label, load) in enumerate(states):
         load()
         say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
         scores = torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
+        if not scores.isfinite().all():
+            raise ValueError(
+                f"{label or 'network'}: the scores are not finite, because the weights or the inputs are not: take an "
+                "earlier checkpoint, or look at the data"
+            )
         if kept is None or number == len(states) - 1:
             last_scores = scores
             few = 4 if len(states) > 1 else 10**6
@@ -98,14 +100,14 @@ def report(
         "title": title,
         "facts": list(facts),
         "confusion": confusion,
-        "curves": {},
-        "figures": [],
+        "curves": {},  # by quantity, such as "loss": lines with a `name`, `x` and `y`
+        "figures": [],  # files beside the page and what they show
         "snapshots": snapshots,
     }
 
 
 @checked
-def about(network: nn.Module, samples: Samples, temperature: Positive | None) -> About:
+def about(network: nn.Module, samples: Samples, temperature: Positive | None) -> dict[str, Any]:
     """Return what the page says about a network beside its examples; arguments are those of :func:`report`."""
     kind = "images" if samples.are_images else "texts"
     layers = _layers(network, samples)
@@ -115,7 +117,7 @@ def about(network: nn.Module, samples: Samples, temperature: Positive | None) ->
         "scores": kind_of_scores(network),
         "temperature": temperature,
         "layers": layers,
-        "limits": LIMITS[kind] if layers else [NO_CAPSULES],
+        "limits": [LIMITS[kind], SHARES] if layers else [NO_CAPSULES],
     }
 
 
@@ -142,13 +144,13 @@ def _snapshot(
     temperature: float | None,
     shuffled: nn.Module | None,
     say: Callable[[str], None],
-) -> Snapshot:
+) -> dict[str, Any]:
     runs = _runs(network, samples)
     found = None if samples.labels is None else accuracy(network, samples.batches())
     seen = places(network, _shape(samples)) if samples.are_images else {}
     say(f"{label or 'network'}: {_counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
-    controls: list[Control] = []
+    controls: list[dict[str, Any]] = []
     sharp: list[dict[str, Any]] = []
     if runs:
         say(f"{label or 'network'}: coefficients and controls")
@@ -179,7 +181,7 @@ def _runs(network: nn.Module, samples: Samples) -> list[Run]:
     return record(network, inputs_for(network, samples.inputs[0]))[1]
 
 
-def _layers(network: nn.Module, samples: Samples) -> list[Layer]:
+def _layers(network: nn.Module, samples: Samples) -> list[dict[str, Any]]:
     return [
         {
             "name": run.name,
@@ -216,7 +218,8 @@ def _controls(
     found: Any,
     seen: dict[str, Places],
     shuffled: nn.Module | None,
-) -> Iterator[Control]:
+) -> Iterator[dict[str, Any]]:
+    """Yield what the page would show if there were nothing to see: numbers, perhaps pictures, and what they mean."""
     if routing_layers(network) and found is not None:
         with uniform_coefficients(network):
             uniform = accuracy(network, samples.batches())
@@ -251,7 +254,7 @@ def _controls(
 
 def _compared(
     network: nn.Module, other: nn.Module, samples: Samples, seen: dict[str, Places], name: str, what: str
-) -> Control:
+) -> dict[str, Any]:
     """Compare the maps of the predicted classes with those of another network for the same classes."""
     chosen = samples.spread(COMPARED)
     images = torch.stack([_image(samples, index) for index in chosen])
@@ -288,7 +291,7 @@ def _mean(values: Tensor) -> str:
     return f"{float(values.mean()):+.2f}" if len(values) else "nothing that can be compared"
 
 
-def _overlaps(network: nn.Module, samples: Samples) -> list[Overlap]:
+def _overlaps(network: nn.Module, samples: Samples) -> list[dict[str, Any]]:
     """Draw each class of overlapping images from its own capsule: of the samples themselves, if they show two classes
     each, or else of pairs of samples that are laid over each other."""
     if not (samples.are_images and samples.dark and has_decoder(network)) or samples.labels is None:
@@ -298,7 +301,7 @@ def _overlaps(network: nn.Module, samples: Samples) -> list[Overlap]:
         return [_overlap(network, _image(samples, i), samples.labels[i].nonzero().flatten().tolist()) for i in pairs]
     order = samples.first_of_each()
     shift = max(1, _shape(samples)[2] // 14)
-    overlaps: list[Overlap] = []
+    overlaps: list[dict[str, Any]] = []
     for a, b in zip(order[0 : 2 * OVERLAPS : 2], order[1 : 2 * OVERLAPS : 2], strict=False):
         one, two = _image(samples, a), _image(samples, b)
         labels = [int(samples.labels[a]), int(samples.labels[b])]
@@ -314,7 +317,7 @@ def _image(samples: Samples, index: int) -> Tensor:
     return image[0]
 
 
-def _overlap(network: nn.Module, image: Tensor, labels: list[int]) -> Overlap:
+def _overlap(network: nn.Module, image: Tensor, labels: list[int]) -> dict[str, Any]:
     found = taken_apart(network, image)
     return {
         "image": picture(image, SIDE),

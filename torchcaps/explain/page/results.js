@@ -94,8 +94,6 @@ function confusionOf({ confusion, classes, snapshots }) {
 }
 
 function confusionTable(confusion, classes) {
-  const head = make("tr", {}, make("th", { scope: "col" }, "true \\ said"),
-    classes.map((name) => make("th", { scope: "col" }, name)));
   const rows = confusion.map((counts, truth) => {
     const total = counts.reduce((sum, count) => sum + count, 0) || 1;
     const cells = counts.map((count, said) => {
@@ -103,8 +101,8 @@ function confusionTable(confusion, classes) {
       if (count) cell.style.setProperty("--shade", `${Math.round(10 + 90 * (count / total))}%`);
       return cell;
     });
-    return make("tr", {}, make("th", { scope: "row" }, classes[truth]), cells);
+    return [classes[truth], ...cells];
   });
   const caption = "Number of test inputs; the stronger the shade, the larger the part of the row";
-  return scrolling(caption, make("table", { class: "confusion" }, make("thead", {}, head), make("tbody", {}, rows)));
+  return table(caption, ["true \\ said", ...classes], rows, "confusion");
 }

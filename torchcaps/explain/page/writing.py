@@ -26,7 +26,7 @@ def write_page(report: Mapping[str, object], path: Path) -> Path:
     """Write the page of a report; return its path.
 
     Args:
-        report: a :class:`torchcaps.explain.page.schema.Report`.
+        report: result of :func:`torchcaps.explain.page.report`.
         path: the HTML file. It appears only when it is complete.
 
     Raises:
