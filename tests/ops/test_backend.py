@@ -66,7 +66,7 @@ def test_an_unchecked_device_is_tiled_and_says_once_how_to_ask(monkeypatch, devi
     [
         (False, (9, 0), SIZES, "triton is not installed"),
         (True, (7, 5), SIZES, r"capability 8\.0, this device has 7\.5"),
-        (True, (9, 0), (10, 16, 2, 16), "at most 64 numbers, these have 256"),
+        (True, (9, 0), (10, 16, 2, 16), "at most 64 numbers of a vote, these are 256"),
         (True, (9, 0), (2000, 1, 8, 16), "at most 8192 numbers of a child's votes, these are 32000"),
         (True, (9, 0), (10, 1, 64, 64), "at most 512 weights .* 4096"),
     ],

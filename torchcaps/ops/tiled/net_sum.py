@@ -54,44 +54,42 @@ def net_sum_backward(
     grad_net = Net(*(None if x is None else accumulator(x) for x in net))
     for block in pose_blocks(children, options):
         poses, gates, part = _read(block, children, net)
-        wanted = (into.poses, into.gates, *grad_net)
-        leaves = [
-            None if x is None else x.detach().requires_grad_(into_x is not None)
-            for x, into_x in zip((poses, gates, *part), wanted, strict=True)
-        ]
+        for x, wanted in ((poses, into.poses), (gates, into.gates), *zip(part, grad_net, strict=True)):
+            if x is not None:
+                x.requires_grad_(wanted is not None)
         with torch.enable_grad():
-            sums = _sums(leaves[0], leaves[1], Net(*leaves[2:]), children.parents)
-        of_sums = [at_least_float32(x)[block.samples] for x in grads]
-        given = iter(torch.autograd.grad(sums, [x for x in leaves if x is not None and x.requires_grad], of_sums))
-        grad_poses, grad_gates, *part_grads = (None if x is None else next(given) for x in wanted)
+            sums = _sums(poses, gates, part, children.parents)
+        # Without a net and gates the factors are constants, and their sums have no gradients.
+        known = [(x, at_least_float32(y)[block.samples]) for x, y in zip(sums, grads, strict=True) if x.requires_grad]
+        leaves = [x for x in (poses, gates, *part) if x is not None and x.requires_grad]
+        given = iter(torch.autograd.grad([x for x, _ in known], leaves, [y for _, y in known]))
         if into.poses is not None:
-            block.add_samples(into.poses, grad_poses)
+            block.add_samples(into.poses, next(given))
         if into.gates is not None:
-            block.add_gates(into.gates, grad_gates.T)
-        for name, x, grad in zip(Net._fields, grad_net, part_grads, strict=True):
-            if x is None:
+            block.add_gates(into.gates, next(given).T)
+        for name, total in grad_net._asdict().items():
+            if total is None:
                 continue
             if name in SHARED:
-                x += grad
+                total += next(given)
             elif name in PER_SAMPLE:
-                x[block.samples] += grad
+                total[block.samples] += next(given)
             else:
-                block.add_rows(_as_rows(x), grad)
+                block.add_rows(_as_rows(total), next(given))
     return tuple(grad_net)
 
 
 def _read(block: Block, children: Children, net: Net) -> tuple[Tensor, Tensor | None, Net]:
     """Return a block's poses `(samples, children, features)`, gates `(samples, children)` and part of the net."""
-    part: dict[str, Tensor | None] = {}
-    for name, x in net._asdict().items():
-        if x is None or name in SHARED:
-            part[name] = None if x is None else at_least_float32(x)
-        elif name in PER_SAMPLE:
-            part[name] = at_least_float32(x[block.samples])
-        else:
-            part[name] = block.read_rows(_as_rows(x))
-    gates = None if children.gates is None else block.read_gates(children.gates).T
-    return block.read_samples(children.poses), gates, Net(**part)
+
+    def read(name: str, x: Tensor) -> Tensor:
+        if name in SHARED:
+            return at_least_float32(x)
+        return at_least_float32(x[block.samples]) if name in PER_SAMPLE else block.read_rows(_as_rows(x))
+
+    part = Net(**{name: None if x is None else read(name, x).detach() for name, x in net._asdict().items()})
+    gates = None if children.gates is None else block.read_gates(children.gates).T.detach()
+    return block.read_samples(children.poses).detach(), gates, part
 
 
 def _sums(poses: Tensor, gates: Tensor | None, net: Net, parents: int) -> tuple[Tensor, Tensor]:
