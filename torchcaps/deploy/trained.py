@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
 from torchcaps.models.pretrained import read_tensors
+from torchcaps.recipes.reading import read_text
 from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
 from torchcaps.training.names import Names
@@ -125,12 +126,12 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[
     """Return the values, the network's state and the facts in a folder of `save_pretrained`."""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
         state, _ = read_tensors(folder / WEIGHTS)
     except FileNotFoundError as error:
         missing = WEIGHTS if path.is_file() else CONFIG
         raise ValueError(f"{folder} has no {missing}: {A_FOLDER}") from error
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {one_line(error)}): {A_FOLDER}") from error
     if not isinstance(config, dict) or not isinstance(config.get("values"), dict):
         raise ValueError(f"{path} does not hold the values of a recipe: {A_FOLDER}")

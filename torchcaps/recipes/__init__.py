@@ -26,11 +26,12 @@ from torchcaps.utils.extras import needs
 with needs("train"):
     import yaml
 
-    from torchcaps.recipes.reading import read_yaml
+    from torchcaps.recipes.reading import read_text, read_yaml
     from torchcaps.recipes.values import Tree, merge, plain, with_source
 
 FOLDER = Path(__file__).parent
 VALUES = ("seed_everything", "model", "data", "trainer")
+MOST_FILES = 20  # that extend each other
 HEAD = ("title", "published", "dataset", "bfloat16")
 TABLE = ("paper", "table", "dataset", "bfloat16", "base", "small", "rows")
 
@@ -175,6 +176,8 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
     """Load a file that is a recipe by itself, or extends another one."""
     if path.resolve() in extending:
         raise ValueError(f"{path} extends itself, by way of {extending[-1]}")
+    if len(extending) > MOST_FILES:
+        raise ValueError(f"{path} is one of more than {MOST_FILES} files that extend each other")
     content = _read(path)
     if "rows" in content:
         raise ValueError(f"{path} is a table: only those of the package can be named by <paper>/<table>/<row>")
@@ -234,7 +237,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read a file, named `path` in messages. It is read again when its time or its size has changed."""
     try:
-        content = read_yaml(file.read_text(encoding="utf-8"))
+        content = read_yaml(read_text(file))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
     except (yaml.YAMLError, ValueError) as error:

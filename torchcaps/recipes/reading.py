@@ -1,10 +1,15 @@
-"""Reading YAML that anybody may have written, in bounded time and memory."""
+"""Reading texts and YAML that anybody may have written, in bounded time and memory."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 MOST_CHARACTERS, DEEPEST = 1_000_000, 50
+LONGEST = 100  # characters of a value that is no text, such as a number: longer ones take long to compute
+
+
+RESOLVER = yaml.resolver.Resolver()
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -20,10 +25,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def read_yaml(text: str) -> Any:
-    """Return the content of a YAML text, or of a JSON text. Tags that make other objects than plain ones are refused.
+    """Return the content of a YAML text, or of a JSON text: texts, numbers, None, lists and dictionaries.
 
     Raises:
-        ValueError: it is too long or nested too deeply, has an alias or a merge key, or a key stands twice.
+        ValueError: it is too long or nested too deeply, has a tag, an alias, a merge key or an endless number, or a key
+            stands twice.
         yaml.YAMLError: it is not valid YAML.
     """
     if len(text) > MOST_CHARACTERS:
@@ -36,9 +42,25 @@ def read_yaml(text: str) -> Any:
             depth -= 1
         elif isinstance(event, yaml.AliasEvent) or _is_merge_key(event):
             raise ValueError("an alias (*NAME) or a merge key (<<) cannot be used: write the values out")
+        elif isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > LONGEST:
+            kind = RESOLVER.resolve(yaml.ScalarNode, event.value, (True, False))
+            if kind != RESOLVER.DEFAULT_SCALAR_TAG:
+                raise ValueError(f"a number has more than {LONGEST} characters, in line {event.start_mark.line + 1}")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"a tag ({event.tag}) cannot be used: leave it out")
         if depth > DEEPEST:
             raise ValueError(f"its values are nested too deeply, in more than {DEEPEST} levels")
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except (LookupError, AttributeError, ArithmeticError, TypeError) as error:  # PyYAML's, for odd numbers and dates
+        raise ValueError(f"a value cannot be read ({type(error).__name__}: {error})") from None
+
+
+def read_text(path: Path) -> str:
+    """Return a text file in UTF-8 that anybody may have written. A ValueError says that it is too long."""
+    if path.stat().st_size > 4 * MOST_CHARACTERS:  # before it is in memory
+        raise ValueError(f"it is longer than {MOST_CHARACTERS:,} characters")
+    return path.read_text(encoding="utf-8")
 
 
 def _is_merge_key(event: yaml.Event) -> bool:

@@ -43,6 +43,31 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
         write_whole(Path(path), write)
 
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        """Read a checkpoint. Paths of other checkpoints in it, which Lightning would delete when better ones come, are
+        forgotten unless these lie beside it."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
+        states = checkpoint.get("callbacks")
+        for state in states.values() if isinstance(states, dict) else ():
+            if isinstance(state, dict) and not all(_is_beside(Path(path), other) for other in _paths_in(state)):
+                state.update(best_model_path="", kth_best_model_path="", last_model_path="", best_k_models={})
+        return checkpoint
+
+
+def _paths_in(state: dict[str, Any]) -> list[Any]:
+    """Return the paths in the state of a ModelCheckpoint."""
+    best = state.get("best_k_models")
+    names = ("best_model_path", "kth_best_model_path", "last_model_path")
+    paths = [*(state.get(name) for name in names), *(best if isinstance(best, dict) else ())]
+    return [path for path in paths if path not in (None, "")]
+
+
+def _is_beside(path: Path, other: Any) -> bool:
+    """Return whether a path is that of a checkpoint in the same folder, or of a file that is gone."""
+    if not isinstance(other, str) or "://" in other or "::" in other or not other.endswith(".ckpt"):
+        return False
+    return Path(other).resolve().parent == path.resolve().parent and not Path(other).is_dir()
+
 
 class KeepsValues(Callback):
     """Write the values of the recipe into every checkpoint, so that it says what it was trained with wherever it lies.
@@ -200,6 +225,8 @@ def damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint according to its own checksums, or None if it is whole."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                return "it is compressed"  # as no checkpoint is; a few bytes could fill the memory
             changed = archive.testzip()
     except Exception as error:  # damaged bytes make zipfile raise errors of many types
         return one_line(error) or type(error).__name__

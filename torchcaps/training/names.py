@@ -5,7 +5,6 @@ All names in the values of a recipe are checked here before the parser sees them
 
 import importlib
 import inspect
-import re
 from typing import Any
 
 import yaml
@@ -31,7 +30,11 @@ from torchcaps.training.trainer import Trainer
 from torchcaps.utils.checks import nearest, one_line
 
 PACKAGES = ("torchcaps", "torch", "lightning", "torchmetrics")
-DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def is_dotted(text: str) -> bool:
+    """Return whether a text is a name with its module, as the parser takes it: `\\w` of a pattern is narrower."""
+    return "." in text and all(part.isidentifier() for part in text.split("."))
 
 
 class Refused(ValueError):
@@ -77,6 +80,8 @@ class Names:
         """
         if isinstance(values, str):  # the parser reads texts as YAML too
             values = _read(values, annotation, path)
+        if not isinstance(values, str | int | float | list | dict | None):  # the parser would look into a set
+            raise Refused(path, f"must be a text, a number, a list or a dictionary, got a {type(values).__name__}")
         expected = classes(annotation)
         if isinstance(values, list):
             for index, value in enumerate(values):
@@ -94,7 +99,7 @@ class Names:
 
     def _may_import(self, text: str) -> bool:
         """Return whether the parser may import what a text names, where it takes any text."""
-        return DOTTED.fullmatch(text) is not None and not self.allow_code
+        return is_dotted(text) and not self.allow_code
 
     def _check_part(self, values: dict[Any, Any], annotation: Any, path: Path) -> None:
         """Check a dictionary: the top of a recipe, a class with its arguments, or any other."""
@@ -145,7 +150,7 @@ class Names:
                 raise Refused(path, f"classes and functions are named with their module: {full}")
             advice = f"correct the name, or add its module: MODULE.{name}"
             raise Refused(path, f"there is no {_kinds(classes(annotation)) or 'class'} called {name!r}: {advice}")
-        if not DOTTED.fullmatch(name):
+        if not is_dotted(name):
             raise Refused(path, f"there is no {name!r}: correct the name")
         allowed = self.allow_code or (first in PACKAGES and not any(part.startswith("_") for part in others))
         try:

@@ -30,5 +30,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error without line breaks."""
-    return " ".join(str(error).split())
+    """Return the message of an error without line breaks, and without characters that would steer a terminal."""
+    return printable(" ".join(str(error).split()))
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes in place of characters that cannot be printed."""
+    return "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
