@@ -137,6 +137,40 @@ def test_training_goes_on_from_the_one_before(checkpoints, capfd):
     assert all(torch.equal(again["state_dict"][name], value) for name, value in first["state_dict"].items())
 
 
+def test_a_checkpoint_from_elsewhere_deletes_nothing(checkpoints, tmp_path):
+    """Lightning's ModelCheckpoint deletes what its state calls the worst of the best, when a better one comes."""
+    victim, beside = tmp_path / "victim", checkpoints / "victim.ckpt"
+    for path in (f"local://{victim}", str(victim), str(beside), str(victim / "a.ckpt")):
+        for folder in (victim, beside):
+            folder.mkdir(exist_ok=True)
+            (folder / "a.ckpt").touch()
+        content = torch.load(checkpoints / "last.ckpt", weights_only=True)
+        score = torch.tensor(1e9)
+        worst = {"best_k_models": {path: score}, "kth_best_model_path": path, "kth_value": score}
+        worst |= {"best_model_score": score, "current_score": score, "last_model_path": ""}
+        name = "ModelCheckpoint{'monitor': 'train/loss', 'mode': 'min', 'every_n_train_steps': 0, 'every_n_epochs': 1, "
+        content["callbacks"][name + "'train_time_interval': None}"] = {"best_model_path": path, **worst}
+        forged = checkpoints / "forged.ckpt"
+        WholeCheckpointIO().save_checkpoint(content, forged)
+        states = WholeCheckpointIO().load_checkpoint(forged)["callbacks"].values()
+        (state,) = [state for state in states if "best_k_models" in state]
+        assert (state["best_k_models"], state["best_model_path"], state["kth_best_model_path"]) == ({}, "", "")
+        best = "{class_path: ModelCheckpoint, init_args: {monitor: train/loss, filename: best}}"
+        assert call("train", "--ckpt_path", str(forged), "--trainer.max_epochs=3", f"--trainer.callbacks+={best}") == 0
+        assert (victim / "a.ckpt").exists()
+        assert (beside / "a.ckpt").exists()
+    own = torch.load(checkpoints / "last.ckpt", weights_only=True)
+    kept = {"best_model_path": str(checkpoints / "previous.ckpt"), "best_k_models": {}}
+    WholeCheckpointIO().save_checkpoint({**own, "callbacks": {"ModelCheckpoint": dict(kept)}}, forged)
+    assert WholeCheckpointIO().load_checkpoint(forged)["callbacks"]["ModelCheckpoint"] == kept
+
+
+def test_a_compressed_checkpoint_is_not_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "small.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**7))
+    assert damage(tmp_path / "small.ckpt") == "it is compressed"
+
+
 @pytest.mark.parametrize("command", ["test", "train"])
 def test_damaged_ones_alone(command, checkpoints, capfd):
     harm("half", checkpoints / "last.ckpt")

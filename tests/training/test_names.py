@@ -98,7 +98,9 @@ VALUES = [
     {"trainer": {"callbacks": [PART]}},
     {"trainer": {"callbacks": HOOK}},
     {"trainer": {"callbacks": json.dumps(HOOK)}},
+    {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": "beside.Thing\u2118"}}]}},
     {"trainer": {"logger": ["beside.Thing"]}},
+    {"trainer": {"logger": "!!set {beside.Thing}"}},
     {"seed_everything": PART},
 ]
 

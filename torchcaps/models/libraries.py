@@ -97,7 +97,7 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     transformers: Any = importlib.import_module("transformers")
     folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     values, _ = transformers.PretrainedConfig.get_config_dict(folder)
-    if _names_kernels(values):
+    if names_kernels(values):
         raise ValueError("its config.json names a kernel of the Hub as attn_implementation, which is code: take it out")
     images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
     if not {"image_mean", "image_std"} <= images.keys():
@@ -114,12 +114,12 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     return NamedNetwork(network.float(), images["image_mean"], images["image_std"], side)
 
 
-def _names_kernels(values: Any) -> bool:
+def names_kernels(values: Any) -> bool:
     """Return whether values of a configuration, nested ones too, name a kernel that would be fetched from the Hub."""
     if not isinstance(values, dict):
         return False
     own = (str(value) for name, value in values.items() if name.endswith("attn_implementation"))
-    return any("/" in value for value in own) or any(_names_kernels(value) for value in values.values())
+    return any("/" in value for value in own) or any(names_kernels(value) for value in values.values())
 
 
 def load_file(network: nn.Module, path: str, name: str) -> None:

@@ -45,9 +45,9 @@ def read_yaml(text: str) -> Any:
         elif isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > LONGEST:
             kind = RESOLVER.resolve(yaml.ScalarNode, event.value, (True, False))
             if kind != RESOLVER.DEFAULT_SCALAR_TAG:
-                raise ValueError(f"a number has more than {LONGEST} characters, in line {event.start_mark.line + 1}")
-        if getattr(event, "tag", None) is not None:
-            raise ValueError(f"a tag ({event.tag}) cannot be used: leave it out")
+                raise ValueError(f"a number has more than {LONGEST} characters: {event.value[:20]}...")
+        if tag := getattr(event, "tag", None):
+            raise ValueError(f"a tag ({tag}) cannot be used: leave it out")
         if depth > DEEPEST:
             raise ValueError(f"its values are nested too deeply, in more than {DEEPEST} levels")
     try:
