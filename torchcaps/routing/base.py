@@ -56,7 +56,8 @@ class Routing(RoutingParameters, ABC):
     Attributes:
         softmax: axis over which the coefficients sum to one.
         leaky: whether an extra parent of logit 0 joins the softmax and is then dropped.
-        averages, gain, alike, apart: how long the first votes are, and how alike for all parents, see `fan_in_`;
+        averages: whether a parent is a mean of votes, not a sum.
+        gain, alike, apart: how long the first votes are, and how alike for all parents, see `fan_in_`;
             `torchcaps.testing.propose_gain` proposes values.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
@@ -116,7 +117,7 @@ class Routing(RoutingParameters, ABC):
         return None
 
     def agreement(self, state: Any) -> Agreement:
-        """Return the rule for the logits that follows from a state; by default the state is this rule."""
+        """Return the rule for the logits that follows from a state, never None; by default the state is this rule."""
         return state
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
