@@ -4,9 +4,9 @@ A routing algorithm never touches a vote. In each iteration it gets :class:`Weig
 the children. Behind them are votes of three kinds: `StoredVotes` are a tensor, `LinearVotes` are computed from poses
 and weights inside the reductions, and `PoseVotes` are the poses of the children themselves.
 
-Words of all reductions, for child i and parent j: the gate `a_i` says how present the child is; the coefficient `c_ij` is
-the softmax of the logits; the share is gate times coefficient; the factor of a vote is what it is multiplied by in all
-sums that a step has asked for; `g(i)` is the group of children that share vote weights with the child.
+Words of all reductions, for child i and parent j: the gate `a_i` says how present the child is; the coefficient `c_ij`
+is the softmax of the logits; the share is gate times coefficient; the factor of a vote is what it is multiplied by in
+all sums that a step has asked for; `g(i)` is the group of children that share vote weights with the child.
 """
 
 import copy
