@@ -120,6 +120,15 @@ def test_files(capfd, content, said):
     assert re.search(said, bad(capfd, "train", "mine.yaml", *SHORT))
 
 
+def test_many_files_that_extend_each_other_and_a_file_of_zeros(capfd):
+    for number in range(40):
+        Path(f"p{number}.yaml").write_text(f"extends: q{number}.yaml\nsmall: {{}}\n")
+        Path(f"q{number}.yaml").write_text(f"extends: p{number + 1}.yaml --small\n")
+    assert "is one of more than 20 files that extend each other" in bad(capfd, "recipes", "p0.yaml")
+    os.truncate(os.open("zeros.yaml", os.O_CREAT | os.O_WRONLY), 2**40)
+    assert "it is longer than 1,000,000 characters" in bad(capfd, "recipes", "zeros.yaml")
+
+
 # Whole commands, with a part of the message. `{run}` is a whole checkpoint of the quickstart, `{runs}` its runs.
 COMMANDS = [
     ("trian quickstart", "invalid choice: 'trian'"),

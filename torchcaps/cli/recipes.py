@@ -6,6 +6,7 @@ from pathlib import Path
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import add_runs, complete_recipe, load_requested, runs_of
 from torchcaps.cli.table import print_table
+from torchcaps.utils.checks import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +53,11 @@ def _show(options: argparse.Namespace) -> None:
 
     recipe = load_requested(options)
     title = ", ".join(part for part in (recipe.paper, recipe.table, recipe.title) if part)
-    print(f"# {title or recipe.name}")
+    print(f"# {printable(title or recipe.name)}")
     ours = summary(_results(options), recipe.name + SMALL if recipe.is_small else recipe.name)
     for what, said in (("data", recipe.dataset), ("published", recipe.published), ("ours", ours)):
         if said:
-            print(f"# {what}: {said}")
+            print(f"# {what}: {printable(said)}")
     print(f"# values of: {', '.join(map(str, recipe.files))}")
     print(f"# runs: {runs_of(options, recipe)}")
     shown = list(lines(recipe.values))
