@@ -1,5 +1,6 @@
 """Embeddings of tiny encoders with random weights: correct, computed once, and intact after interruptions."""
 
+import json
 import os
 import pickle
 import shutil
@@ -237,6 +238,11 @@ def test_folders_without_a_model(folders, tmp_path, monkeypatch):
         DataError, match=r"broken is not a folder from which transformers can load .*\(SafetensorError: "
     ):
         encoder(broken, tmp_path).embed(["bad"])
+    asking = shutil.copytree(folders["bert"], tmp_path / "asking")
+    config = json.loads((asking / "config.json").read_text())
+    (asking / "config.json").write_text(json.dumps({**config, "attn_implementation": "somebody/kernel"}))
+    with pytest.raises(DataError, match="names a kernel of the Hub as attn_implementation, which is code"):
+        encoder(asking, tmp_path).embed(["bad"])
     with pytest.raises(ValueError, match="revision is for models on the Hub, and .* is a folder: leave it out"):
         Encoder(str(tmp_path / "empty"), revision="main")
 
