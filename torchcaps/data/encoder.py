@@ -20,7 +20,7 @@ from rich.progress import Progress
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import say
-from torchcaps.models.libraries import names_kernels
+from torchcaps.models.libraries import refuse_kernels
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
@@ -277,14 +277,12 @@ def quiet_download() -> Iterator[None]:
 
 def download_options(name: str, commit: str) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a folder, or for the commit of a model on the Hub."""
+    from transformers import PretrainedConfig
+
     options: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
     if not Path(name).is_dir():
         options |= {"revision": commit, "local_files_only": not is_reachable(name, commit)}
-    from transformers import PretrainedConfig
-
-    values, _ = PretrainedConfig.get_config_dict(name, **options)
-    if names_kernels(values):
-        raise ValueError("its config.json names a kernel of the Hub as attn_implementation, which is code: take it out")
+    refuse_kernels(PretrainedConfig.get_config_dict(name, **options)[0])
     return options
 
 

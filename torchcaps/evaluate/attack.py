@@ -89,10 +89,8 @@ def run(subject: Subject) -> Outcome:
     network, images, labels = subject.network, subject.images[:MOST], subject.labels[:MOST]
     right = subject.scores(images).argmax(1) == labels
     numbers = {"as they are (%)": percent(right)}
-    zero = [
-        (gradient(network, batch, its).flatten(1) == 0).all(1).cpu()
-        for batch, its in zip(images.split(BATCH), labels.split(BATCH), strict=True)
-    ]
+    batches = list(subject.batches(MOST))
+    zero = [(gradient(network, *batch).flatten(1) == 0).all(1).cpu() for batch in batches]
     numbers["gradient is zero (%)"] = percent(torch.cat(zero))
     threshold = None
     if has_decoder(network) and subject.held_out is not None:
@@ -104,12 +102,8 @@ def run(subject: Subject) -> Outcome:
         for strength in STRENGTHS:
             subject.progress(f"attack: {name}, strength {strength}")
             start = subject.generator() if random else None
-            changed = torch.cat(
-                [
-                    attack(network, batch, its, strength, steps, length, start).cpu()
-                    for batch, its in zip(images.split(BATCH), labels.split(BATCH), strict=True)
-                ]
-            )
+            parts = [attack(network, *batch, strength, steps, length, start).cpu() for batch in batches]
+            changed = torch.cat(parts)
             still = subject.scores(changed).argmax(1) == labels
             accuracies.append((strength, percent(still)))
             fooled = right & ~still

@@ -49,6 +49,6 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
         except DoesNotApply as error:
             results[name] = {"reason": str(error)}
             continue
-        curves = {curve: {"x": c.x, "y": c.y, "points": c.points} for curve, c in outcome.curves.items()}
+        curves = {curve: values._asdict() for curve, values in outcome.curves.items()}
         results[name] = {"numbers": outcome.numbers, "curves": curves}
     return results

@@ -97,8 +97,7 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     transformers: Any = importlib.import_module("transformers")
     folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     values, _ = transformers.PretrainedConfig.get_config_dict(folder)
-    if names_kernels(values):
-        raise ValueError("its config.json names a kernel of the Hub as attn_implementation, which is code: take it out")
+    refuse_kernels(values)
     images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
     if not {"image_mean", "image_std"} <= images.keys():
         raise ValueError("its preprocessor_config.json has no image_mean and image_std")
@@ -114,12 +113,18 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     return NamedNetwork(network.float(), images["image_mean"], images["image_std"], side)
 
 
-def names_kernels(values: Any) -> bool:
+def refuse_kernels(config: dict[str, Any]) -> None:
+    """Raise a ValueError if a configuration of transformers names code of the Hub, which would then run."""
+    if _names_kernels(config):
+        raise ValueError("its config.json names a kernel of the Hub as attn_implementation, which is code: take it out")
+
+
+def _names_kernels(values: Any) -> bool:
     """Return whether values of a configuration, nested ones too, name a kernel that would be fetched from the Hub."""
     if not isinstance(values, dict):
         return False
     own = (str(value) for name, value in values.items() if name.endswith("attn_implementation"))
-    return any("/" in value for value in own) or any(names_kernels(value) for value in values.values())
+    return any("/" in value for value in own) or any(_names_kernels(value) for value in values.values())
 
 
 def load_file(network: nn.Module, path: str, name: str) -> None:

@@ -8,7 +8,6 @@ import yaml
 MOST_CHARACTERS, DEEPEST = 1_000_000, 50
 LONGEST = 100  # characters of a value that is no text, such as a number: longer ones take long to compute
 
-
 RESOLVER = yaml.resolver.Resolver()
 
 
