@@ -83,12 +83,14 @@ def test_logits_by_hand():
 
 def test_only_the_routing_changes():
     """All but what an algorithm learns, and the scores that it needs, has the same names and shapes."""
-    shapes = {name: p.shape for name, p in compare(**SMALL).named_parameters() if name != "head.classifier.weight"}
+    shapes = {name: p.shape for name, p in compare(**SMALL).named_parameters() if name != "classifier.classifier.weight"}
     for name in OWN:
         model = compare(own(name), **SMALL)
-        other = {key: p.shape for key, p in model.named_parameters() if key != "head.classifier.weight"}
+        other = {key: p.shape for key, p in model.named_parameters() if key != "classifier.classifier.weight"}
         missing = {
-            f"head.capsules.layers.{k}.weight" for k in (0, 1) if model.head.capsules.layers[0].routing.needs_poses
+            f"classifier.capsules.layers.{k}.weight"
+            for k in (0, 1)
+            if model.classifier.capsules.layers[0].routing.needs_poses
         }
         assert {key for key, shape in shapes.items() if other.get(key) != shape} == missing
         assert all(".routing." in key or "score_conv" in key for key in other.keys() - shapes.keys())
@@ -96,8 +98,8 @@ def test_only_the_routing_changes():
 
 def test_the_average_has_the_primary_capsules_of_the_network():
     average, network = create_model("compare_average"), compare()
-    network.backbone.load_state_dict(average.features[0].state_dict())
-    network.head.primary.load_state_dict(average.features[2].state_dict())
+    network.features.load_state_dict(average.features[0].state_dict())
+    network.classifier.primary.load_state_dict(average.features[2].state_dict())
     images = torch.rand(2, 3, 16, 16)
-    mean = network.head.primary_capsules(network.backbone(images)).poses.flatten(2, 3).mean(2).flatten(1)
+    mean = network.classifier.primary_capsules(network.features(images)).poses.flatten(2, 3).mean(2).flatten(1)
     torch.testing.assert_close(average(images).scores, average.classifier(mean))

@@ -2,7 +2,7 @@
 
 from torchcaps.models.backbone import add_capsules, capsule_resnet, library_network
 from torchcaps.models.cnn import FeatureClassifier
-from torchcaps.models.compare import CompareNet, compare, compare_average, compare_cnn
+from torchcaps.models.compare import compare, compare_average, compare_cnn
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
     EmbeddingMean,
@@ -65,7 +65,6 @@ __all__ = [
     "CapNet",
     "CapsNet",
     "CapsuleClassifier",
-    "CompareNet",
     "ConvNet",
     "EfficientCapsNet",
     "EmbeddingCapsNet",

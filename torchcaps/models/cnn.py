@@ -164,10 +164,13 @@ class FeatureClassifier(nn.Module):
             self.features.eval()
         return self
 
-    def forward(self, images: Tensor) -> Prediction:
+    @checked
+    def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         if self.image_shape is not None:
             check_images(images, self.image_shape, next(self.parameters(), None), self.least)
         features = self.features(images)
         if isinstance(self.classifier, CapsuleHead):
-            return self.classifier.predict(features)
+            return self.classifier.predict(features, return_coefficients=return_coefficients)
+        if return_coefficients:
+            raise ValueError("this network has no capsules, so that there are no coefficients to return")
         return Prediction(self.classifier(features))
