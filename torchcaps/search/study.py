@@ -9,6 +9,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,14 +114,12 @@ def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | No
     """Take a trial that no process works on, and its lock. Return None if all are taken."""
     for begun in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if plan.folder_of(begun.number).is_dir():  # else another machine has it, whose files are not here
-            lock = FileLock(plan.folder_of(begun.number) / "lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout:
-                continue
-            if not study.trials[begun.number].state.is_finished():
-                return optuna.Trial(study, begun._trial_id), lock  # Optuna has no public way to go on with a trial
-            lock.release()  # it ended in this moment
+            lock = FileLock(plan.folder_of(begun.number) / "lock")
+            with suppress(Timeout):
+                lock.acquire(timeout=0)
+                if not study.trials[begun.number].state.is_finished():
+                    return optuna.Trial(study, begun._trial_id), lock  # Optuna has no public way to go on with a trial
+                lock.release()  # it ended in this moment
     number = len(study.get_trials(deepcopy=False))
     if number >= plan.trials:
         return None
