@@ -32,7 +32,7 @@ def missing(root: Path, runs: Sequence[Run]) -> list[Run]:
 def table(root: Path, runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
     results, left = known_results(root), missing(root, runs)
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for recipe, one_run in {run.recipe: run for run in runs}.items():
         of_row = [run for run in left if run.recipe == recipe]
         steps = " ".join(f"{count:,}" for run in of_row if (count := steps_done(run, root)))
