@@ -9,13 +9,7 @@ import pytest
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, small_table, with_tables
-from torchcaps.reproduce.results import (
-    PUBLISHED_WITH_THE_PACKAGE,
-    Result,
-    add_results,
-    in_unit,
-    read_results,
-)
+from torchcaps.reproduce.results import IN_PACKAGE, Result, add_results, in_unit, read_results
 
 ROW = "zhao2019/table2/resnet20-average"
 RESULT = Result(
@@ -96,7 +90,7 @@ def test_the_page_of_results_is_made_from_the_file():
     page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     papers = {name.partition("/")[0] for name in list_recipes() if load_recipe(name).has_number}
     assert {block[3] for block in BLOCK.finditer(page) if not block[2]} == {*papers, "quickstart", "compare/digits"}
-    results = read_results(PUBLISHED_WITH_THE_PACKAGE)
+    results = read_results(IN_PACKAGE)
     for result in results:
         name, *small = result.recipe.split()
         assert load_recipe(name, small == ["--small"]).unit == result.unit

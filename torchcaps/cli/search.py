@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, load_requested, network_overrides, runs_of
+from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.signals import Stopped
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--trials", type=int, metavar="N", help="number of trainings (default: that of the recipe)")
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--resume", action="store_true", help="go on with the newest search of this recipe")
+    ways.add_argument("--resume", action="store_true", help="go on with the newest search, with the same overrides")
     ways.add_argument(
         "--storage",
         metavar="WHERE",
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput(f"--trials must be at least 1, got {options.trials}")
     with needs("train"):
         pass
+    with needs("search"):
+        from optuna.exceptions import OptunaError
     from torchcaps.search.plan import read_plan
     from torchcaps.search.results import write_results
     from torchcaps.search.study import open_search, run_study
@@ -55,24 +58,25 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     print(f"search: {plan.folder}", flush=True)
     try:
         with bad_data():
-            run_study(plan, study, options.signals, lambda number: _after(plan, study, number))
+            for number in run_study(plan, study, options.signals):
+                write_results(plan, study)
+                _print_trial(plan, study, number)
         paths = write_results(plan, study)
     except Stopped as stop:
-        stop.said += f"; to continue: {_resume_command(options)}"
+        stop.said += f"; to continue: {_resume_command(options, overrides)}"
         raise
-    except OSError as error:
-        raise BadInput(f"{error}; to continue: {_resume_command(options)}") from error
+    except (OSError, OptunaError) as error:
+        raise BadInput(f"{one_line(error)}; to continue: {_resume_command(options, overrides)}") from error
     _print_best(plan, study, paths)
 
 
-def _after(plan: "Plan", study: "optuna.Study", number: int) -> None:
-    """Write the results after a trial, and print a line about it."""
-    from torchcaps.search.results import best_of, metric_of, write_results
+def _print_trial(plan: "Plan", study: "optuna.Study", number: int) -> None:
+    """Print a line about a trial that has ended."""
+    from torchcaps.search.results import best_of
 
-    write_results(plan, study)
     trial, best = study.trials[number], best_of(study)
     values = " ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
-    metric = "" if metric_of(trial) is None else f" {plan.metric} {metric_of(trial):.4f}"
+    metric = "" if trial.value is None else f" {plan.metric} {trial.value:.4f}"
     error = trial.user_attrs.get("error")
     end = f": {error}" if error else "; the best so far" if best and best.number == number else ""
     print(f"trial {number}: {values}:{metric} {trial.state.name.lower()}{end}", flush=True)
@@ -98,7 +102,7 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _resume_command(options: argparse.Namespace) -> str:
+def _resume_command(options: argparse.Namespace, overrides: list[str]) -> str:
     """Return the command that continues the search."""
     flags = [f"--{flag}" for flag in ("small", "allow_code") if getattr(options, flag)]
     command = ["torchcaps", "search", options.recipe, *flags]
@@ -107,4 +111,4 @@ def _resume_command(options: argparse.Namespace) -> str:
         command += ["--trials", str(options.trials)]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
-    return shlex.join(command)
+    return shlex.join([*command, *overrides])

@@ -6,7 +6,6 @@ of `network.py`. `Training` calls this.
 
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -32,12 +31,8 @@ class OwnModules:
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
     def why_not(self, error: BaseException | None) -> str | None:
-        """Return why a name in the recipe cannot be imported, or None if this is another error.
-
-        Args:
-            error: error that the import raised.
-        """
-        hidden = dict(self._hidden())
+        """Return why a name in the recipe cannot be imported, given the error of its import; None for other errors."""
+        hidden = self._hidden()
         module, name = None, None
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
             module, name = error.obj, error.name
@@ -72,29 +67,22 @@ class OwnModules:
                     return f"{file}, line {line}"
         return None
 
-    def _beside(self) -> Iterator[tuple[str, Path]]:
-        """Yield names and files of modules and packages in the recipe's folders, except torchcaps itself in a clone."""
+    def _hidden(self) -> dict[str, Path]:
+        """Return names and files of modules and packages in the recipe's folders that another module of the same name
+        hides. torchcaps itself, in a clone, is none of them."""
+        hidden = {}
         for folder in self.folders:
             for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
                 name = path.stem if path.parent == folder else path.parent.name
-                if name.isidentifier() and not name.startswith("__") and name != "torchcaps":
-                    yield name, path
-
-    def _hidden(self) -> Iterator[tuple[str, Path]]:
-        """Yield names and files of the recipe's modules that another module of the same name hides."""
-        for name, path in self._beside():
-            module = sys.modules.get(name)
-            if module and not _comes_from(module, path):
-                yield name, path
+                if name in sys.modules and name not in ("torchcaps", "__main__"):
+                    file = _file(sys.modules[name])
+                    if file is None or Path(file).resolve() != path.resolve():
+                        hidden[name] = path
+        return hidden
 
 
 def _file(module: ModuleType) -> str | None:
     return getattr(module, "__file__", None)
-
-
-def _comes_from(module: ModuleType | None, path: Path) -> bool:
-    file = _file(module) if module else None
-    return file is not None and Path(file).resolve() == path.resolve()
 
 
 def _hidden_message(name: str, path: Path) -> str:

@@ -1,5 +1,4 @@
-"""The runs of `torchcaps reproduce`: rows of tables with three seeds, in order; those with a published number, or those
-that are named."""
+"""The runs of `torchcaps reproduce`: rows of tables with three seeds, in order."""
 
 import shlex
 from collections.abc import Sequence
@@ -62,22 +61,19 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
-            behind a name, the small versions. Of a table that compares, and has no published number, all rows.
+            behind a name, the small versions. Of a table that compares, and has no published number, all rows. A name
+            that is unknown is a ValueError.
         overrides: command-line arguments of all runs, after those of plan.yaml.
-
-    Raises:
-        ValueError: a paper, table or recipe is unknown; the message has the nearest names.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    details = {entry.pop("recipe"): entry for entry in entries}
-    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _with_number(_rows())
+    details = {entry["recipe"]: entry for entry in entries}
+    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _rows(with_number=True)
     first = [row for row in details if row in rows]
     others = [row for row in rows if row not in first]
     runs = []
     for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
         entry = details.get(row, {})
-        given = (*entry.get("overrides", ()), *overrides)
-        runs.append(Run(row, seed, given, tuple(entry.get("tested_on", ()))))
+        runs.append(Run(row, seed, (*entry.get("overrides", ()), *overrides), tuple(entry.get("tested_on", ()))))
     return runs
 
 
@@ -86,14 +82,10 @@ def names_of_runs() -> list[str]:
     return sorted({"/".join(row.split("/")[:parts]) for row in _rows() for parts in (1, 2, 3)})
 
 
-def _rows() -> list[str]:
-    """Return the rows of all tables."""
-    return [name for name in list_recipes() if load_recipe(name).table]
-
-
-def _with_number(rows: Sequence[str]) -> list[str]:
-    """Return those rows that have a published number."""
-    return [row for row in rows if load_recipe(row).has_number]
+def _rows(with_number: bool = False) -> list[str]:
+    """Return the rows of all tables, or only those that have a published number."""
+    recipes = map(load_recipe, list_recipes())
+    return [recipe.name for recipe in recipes if recipe.table and (recipe.has_number or not with_number)]
 
 
 def _rows_of(name: str) -> list[str]:
@@ -102,4 +94,6 @@ def _rows_of(name: str) -> list[str]:
     rows = [row for row in _rows() if row == wanted or row.startswith(f"{wanted}/")]
     if not rows:
         raise ValueError(f"no paper, table or row is called {wanted!r}{nearest(wanted, names_of_runs())}")
-    return [row + SMALL for row in rows] if name.endswith(SMALL) else _with_number(rows) or rows
+    if name.endswith(SMALL):
+        return [row + SMALL for row in rows]
+    return [row for row in rows if load_recipe(row).has_number] or rows

@@ -7,6 +7,7 @@ work: each takes runs that no other queue has.
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,13 +32,14 @@ def missing(root: Path, runs: Sequence[Run]) -> list[Run]:
 def table(root: Path, runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
     results, left = known_results(root), missing(root, runs)
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for recipe, one_run in {run.recipe: run for run in runs}.items():
         of_row = [run for run in left if run.recipe == recipe]
         steps = " ".join(f"{count:,}" for run in of_row if (count := steps_done(run, root)))
-        notes = [f"failed: {_failure(run, root)[:160]}" for run in of_row if _failure(run, root)]
+        failures = [f"failed: {failure[:160]}" for run in of_row if (failure := _failure(run, root))]
         published, ours = one_run.load().published, summary(results, recipe)
-        lines.append((recipe, published, ours, " ".join(str(run.seed) for run in of_row), steps, *(notes or [""])[:1]))
+        seeds = " ".join(str(run.seed) for run in of_row)
+        lines.append((recipe, published, ours, seeds, steps, failures[0] if failures else ""))
     return lines
 
 
@@ -60,22 +62,20 @@ def reproduce(root: Path, runs: Sequence[Run], hours: float | None, threads: int
             say(f"{run}: from step {steps_done(run, root):,}; log: {run.folder(root) / 'log.txt'}")
             process = _start(run, root, threads)
             if _finish(process, None if end is None else max(end - time.monotonic(), 0)):
-                done = f"stopped after {hours:g} hours at step {steps_done(run, root):,}"
-                say(f"{run}: {done}; the same command continues")
+                step = f"{steps_done(run, root):,}"
+                say(f"{run}: stopped after {hours:g} hours at step {step}; the same command continues")
                 return
             if process.exitcode:
-                status = f"ended with status {process.exitcode}, perhaps killed for lack of memory"
-                say(f"{run}: {f'failed: {error}' if (error := _failure(run, root)) else status}")
+                status = f"status {process.exitcode}, perhaps killed for lack of memory"
+                say(f"{run}: failed: {_failure(run, root) or status}")
             for result in known_results(root):
                 if result.key in run.keys:
-                    data = f" on {result.data}" if result.data else ""
-                    number = f"{result.value:.2f} % {result.unit}"
-                    say(f"{run}{data}: {number} (published: {result.published or 'none'})")
+                    place = f"{run} on {result.data}" if result.data else str(run)
+                    say(f"{place}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
         finally:
             lock.release()
     left = len(missing(root, runs))
-    have = "1 run has" if left == 1 else f"{left} runs have"
-    say(f"{have} no result: failed, or in another queue" if left else "all rows are done")
+    say(f"runs without a result: {left}, failed or in another queue" if left else "all rows are done")
 
 
 def _take(root: Path, runs: Sequence[Run], tried: set[Run]) -> tuple[Run, FileLock] | None:
@@ -85,13 +85,11 @@ def _take(root: Path, runs: Sequence[Run], tried: set[Run]) -> tuple[Run, FileLo
             continue
         run.folder(root).mkdir(parents=True, exist_ok=True)
         lock = FileLock(run.folder(root) / "queue.lock")
-        try:
+        with suppress(Timeout):
             lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        if run in missing(root, runs):
-            return run, lock
-        lock.release()  # another queue has finished it in this moment
+            if run in missing(root, runs):
+                return run, lock
+            lock.release()  # another queue has finished it in this moment
     return None
 
 
@@ -110,11 +108,8 @@ def _start(run: Run, root: Path, threads: int) -> BaseProcess:
 
 
 def _finish(process: BaseProcess, seconds: float | None = None) -> bool:
-    """Wait until a process ends. After `seconds`, or if the wait is interrupted, ask it to save and stop.
-
-    Returns:
-        Whether the seconds passed before the process ended.
-    """
+    """Wait until a process ends, or ask it to save and stop after `seconds` or if the wait is interrupted. Return
+    whether the seconds passed before it ended."""
     try:
         process.join(seconds)
         return process.is_alive()

@@ -14,15 +14,7 @@ import pandas as pd
 
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.results import (
-    PUBLISHED_WITH_THE_PACKAGE,
-    SMALL,
-    Result,
-    add_results,
-    mean,
-    read_results,
-    summary,
-)
+from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results, summary
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_text_whole
 
@@ -31,39 +23,40 @@ with needs("train"):
 
     from torchcaps.explain.axes import in_style, write
 
-BLOCK = re.compile(
-    r"(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)", re.DOTALL
-)
+WINDOW = 20  # logged losses that are averaged in each point of the figure
+BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)")
 
 
 def rows_table(part: str, results: Sequence[Result]) -> str:
     """Return the rows of a paper or a table with published numbers and ours, and how ours were made, in Markdown."""
-    lines = ["| recipe | row | published | ours |", "|---|---|---|---|"]
+    rows = []
     for name in list_recipes():
         recipe = load_recipe(name)
         ours = _ours(name, results)
         if name == part or (name.startswith(f"{part}/") and (recipe.has_number or ours != "not run")):
-            lines.append(f"| `{name}` | {recipe.row} | {recipe.published} | {ours} |")
-    text = "\n".join(lines) + "\n"
-    if groups := [group for group in _groups(part, results) if not group[0].is_small]:
-        lines = ["| ours | command | commit | hardware | precision | date | hours |", "|---|---|---|---|---|---|---|"]
-        text += "\n" + "\n".join([*lines, *map(_how, groups)]) + "\n"
+            rows.append((f"`{name}`", recipe.row, recipe.published, ours))
+    text = _markdown(("recipe", "row", "published", "ours"), rows)
+    if groups := [group for group in _groups(part, results) if not group[0].recipe.endswith(SMALL)]:
+        columns = ("ours", "command", "commit", "hardware", "precision", "date", "hours")
+        text += "\n" + _markdown(columns, map(_how, groups))
     return text
 
 
 def small_table(part: str, results: Sequence[Result]) -> str:
     """Return the results of the small versions of the recipes of a paper or a table, in Markdown."""
-    groups = [group for group in _groups(part, results) if group[0].is_small]
-    lines = [
-        "| recipe | row | parameters | by seed | ours | published, full size | commit | date |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name in list_recipes():
-        lines += [_small_line(name, group) for group in groups if group[0].recipe == name + SMALL]
+    groups = [group for group in _groups(part, results) if group[0].recipe.endswith(SMALL)]
+    columns = ("recipe", "row", "parameters", "by seed", "ours", "published, full size", "commit", "date")
+    names = list_recipes()
+    rows = [_small_row(name, group) for name in names for group in groups if group[0].recipe == name + SMALL]
     every = [result for group in groups for result in group]
     hardware, precision = _distinct(every, "hardware", "; or "), _distinct(every, "precision")
     command = "`torchcaps train RECIPE --small --seed_everything SEED`, with the options in the first column"
-    return "\n".join([*lines, "", f"{command}. {hardware}; {precision}."]) + "\n"
+    return f"{_markdown(columns, rows)}\n{command}. {hardware}; {precision}.\n"
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]]) + "\n"
 
 
 def _groups(part: str, results: Sequence[Result]) -> list[list[Result]]:
@@ -75,26 +68,24 @@ def _groups(part: str, results: Sequence[Result]) -> list[list[Result]]:
     return list(groups.values())
 
 
-def _small_line(name: str, group: Sequence[Result]) -> str:
+def _small_row(name: str, group: Sequence[Result]) -> tuple[str, ...]:
     first, recipe, values = group[0], load_recipe(name), [result.value for result in group]
     what = f"`{' '.join(filter(None, (name, first.overrides)))}`{_tested_on(first)}"
-    cells = (
-        *(what, recipe.title, f"{first.parameters:,}", ", ".join(f"{value:.2f}" for value in values)),
-        *(f"{mean(values)} % {first.unit}", "" if first.data else recipe.published),
-        *(_distinct(group, "commit"), _distinct(group, "date")),
-    )
-    return f"| {' | '.join(cells)} |"
+    of_seeds = ", ".join(f"{value:.2f}" for value in values)
+    ours, published = f"{mean(values)} % {first.unit}", "" if first.data else recipe.published
+    about = (_distinct(group, "commit"), _distinct(group, "date"))
+    return what, recipe.title, f"{first.parameters:,}", of_seeds, ours, published, *about
 
 
-def _how(group: Sequence[Result]) -> str:
-    """Return a table line that says how results that differ only in their seeds were made."""
+def _how(group: Sequence[Result]) -> tuple[str, ...]:
+    """Return cells that say how results that differ only in their seeds were made."""
     first = group[0]
     command = re.sub(r"--seed_everything[= ]\d+", "--seed_everything SEED", first.command)
     seeds_of = ", ".join(str(result.seed) for result in group)
     number = f"{mean([result.value for result in group])} % {first.unit}{_tested_on(first)}, SEED {seeds_of}"
     hours = [f"{result.hours:.2f}" for result in group if not isnan(result.hours)]
-    said = (_distinct(group, name) for name in ("commit", "hardware", "precision", "date"))
-    return f"| {number} | `{command}` | {' | '.join(said)} | {', '.join(hours)} |"
+    about = (_distinct(group, name) for name in ("commit", "hardware", "precision", "date"))
+    return number, f"`{command}`", *about, ", ".join(hours)
 
 
 def _distinct(group: Iterable[Result], name: str, between: str = ", ") -> str:
@@ -114,54 +105,41 @@ def _ours(recipe: str, results: Sequence[Result]) -> str:
 
 def with_tables(text: str, results: Sequence[Result]) -> str:
     """Return a page with the tables between its markers replaced by new ones."""
-
-    def made(block: re.Match[str]) -> str:
-        return block[1] + (small_table if block[2] else rows_table)(block[3], results) + block[4]
-
-    return BLOCK.sub(made, text)
+    tables = {None: rows_table, "small ": small_table}
+    return BLOCK.sub(lambda block: block[1] + tables[block[2]](block[3], results) + block[4], text)
 
 
 def curve(folder: Path, name: str = "train/loss_step") -> pd.Series:
     """Return the logged values of a run by their steps. It may have several parts, one for each time it was resumed."""
-    parts = sorted(
-        folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.removeprefix("version_"))
-    )
+    parts = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: (len(str(path)), path))  # by number
     rows = pd.concat([pd.DataFrame(columns=["step", name]), *map(pd.read_csv, parts)])
     return rows.dropna(subset=name).groupby("step")[name].last().astype(float)
 
 
 @in_style
-def curves_figure(root: Path, runs: Sequence[Run], window: int = 20) -> Figure | None:
-    """Draw the training losses of the runs that have started. Return None if none has.
-
-    Args:
-        root: folder of all runs.
-        runs: runs to draw.
-        window: number of logged values that are averaged in each point.
-    """
-    curves = {str(run): curve(run.folder(root)) for run in runs}
-    if all(values.empty for values in curves.values()):
+def curves_figure(root: Path, runs: Sequence[Run]) -> Figure | None:
+    """Draw the training losses of those of the runs in a folder that have started. Return None if none has."""
+    curves = {run: values for run in runs if not (values := curve(run.folder(root))).empty}
+    if not curves:
         return None
     figure = Figure(figsize=(8, 4.5))
     axis = figure.add_subplot()
     for run, values in curves.items():
-        if not values.empty:
-            axis.plot(values.rolling(window, min_periods=1).mean(), label=run)
+        axis.plot(values.rolling(WINDOW, min_periods=1).mean(), label=str(run))
     axis.set(xlabel="step", ylabel="training loss", yscale="log")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")
     axis.legend()
-    axis.set_title(f"How the training loss falls: each point is a mean of {window} logged values", fontsize=11)
+    axis.set_title(f"How the training loss falls: each point is a mean of {WINDOW} logged values", fontsize=11)
     return figure
 
 
 def main(docs: Path) -> None:
     """Add the results of the queue to the package's results.csv, update the tables, and draw the training losses."""
     root = Path(os.environ.get("TORCHCAPS_RUNS", "runs"))
-    results = add_results(PUBLISHED_WITH_THE_PACKAGE, read_results(root / "results.csv"))
+    results = add_results(IN_PACKAGE, read_results(root / "results.csv"))
     page = docs / "results.md"
-    text = with_tables(page.read_text(encoding="utf-8"), results)
-    write_text_whole(page, text)
+    write_text_whole(page, with_tables(page.read_text(encoding="utf-8"), results))
     print(f"{page}: {len(results)} results")
     if figure := curves_figure(root, plan()):
         print(f"figure: {write(figure, docs / 'figures' / 'reproduced.png')}")

@@ -1,23 +1,22 @@
 """results.csv, our numbers: `torchcaps recipes` and docs/results.md show them next to the published ones."""
 
 import csv
-import io
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
-from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.files import write_csv_whole
 
 with needs("train"):
     from filelock import FileLock
 
 SMALL = " --small"  # after a recipe's name: its small version
 Key = tuple[str, str, str, int]  # recipe, overrides, data and seed of a result
-PUBLISHED_WITH_THE_PACKAGE = Path(__file__).with_name("results.csv")
+IN_PACKAGE = Path(__file__).with_name("results.csv")
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,6 @@ class Result:
         """What identifies a result: a file has one for each key."""
         return self.recipe, self.overrides, self.data, self.seed
 
-    @property
-    def is_small(self) -> bool:
-        """Whether it is of a recipe's small version."""
-        return self.recipe.endswith(SMALL)
-
 
 def in_unit(accuracy: float, unit: str) -> float:
     """Convert an accuracy from 0 to 1 to per cent of "test error" or "test accuracy"."""
@@ -73,11 +67,7 @@ def in_unit(accuracy: float, unit: str) -> float:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read all results of a file. A missing file has none.
-
-    Raises:
-        ValueError: the file is not a file of results.
-    """
+    """Read all results of a file. A missing file has none; a file that has something else is a ValueError."""
     if not path.exists():
         return []
     types: dict[str, Any] = {field.name: field.type for field in fields(Result)}
@@ -96,17 +86,13 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         results = _first_of_each_key([*read_results(path), *new])
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(result) for result in results)
-        write_text_whole(path, text.getvalue())
+        write_csv_whole(path, [field.name for field in fields(Result)], map(astuple, results))
     return results
 
 
 def known_results(root: Path) -> list[Result]:
     """Return the results that come with the package and those of the queue in a folder of runs."""
-    return _first_of_each_key([*read_results(PUBLISHED_WITH_THE_PACKAGE), *read_results(root / "results.csv")])
+    return _first_of_each_key([*read_results(IN_PACKAGE), *read_results(root / "results.csv")])
 
 
 def _first_of_each_key(results: Iterable[Result]) -> list[Result]:

@@ -32,11 +32,8 @@ BEGUN = "begun.json"  # the overrides of the checkpoints in the folder of a run
 
 
 def work(run: Run, root: Path) -> None:
-    """Train a row and test it.
-
-    This is the main function of a process. Errors are written to `failed.txt`, and all output to `log.txt`, in the
-    folder of the run.
-    """
+    """Train a row and test it, as the main function of a process. Errors are written to `failed.txt`, and all output to
+    `log.txt`, in the folder of the run."""
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches only the queue, which then asks this process to stop
     folder = run.folder(root)

@@ -138,21 +138,19 @@ class Training:
         try:
             read = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
             Names(self.allow_code).check(read)  # again, as the parser has read them
-            data, model = self.config.data.init_args, self.config.model
+            data = self.config.data.init_args
             if self.smoke and "max_texts" in data and data.max_texts is None:
                 data.max_texts = 8  # otherwise all texts would be embedded before the first step
             if self.checkpoint is None:  # otherwise the values are those of a run, which was fitted
                 self._fit_to_data()
-            text = self.parser.dump(self.config, skip_none=False)
-            self.values: dict[str, Any] = yaml.safe_load(text)
-            network = model.network
-            if self.checkpoint is not None:
-                model.network = Namespace(untrained(network.as_dict()))
-            built = self.parser.instantiate_classes(self.config)
-            model.network = network
+            self.values: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            config = self.config.clone()
+            if self.checkpoint is not None:  # no pretrained weights, which those of the checkpoint replace
+                config.model.network = Namespace(untrained(config.model.network.as_dict()))
+            built = self.parser.instantiate_classes(config)
             self.model: Classifier = built.model
             self.datamodule: LabeledData = built.data
-            self.trainer = self._trainer(built.trainer, text)
+            self.trainer = self._trainer(built.trainer.as_dict())
             self._check_classes()
             self._check_optimizer()
         except Exception as error:
@@ -165,53 +163,27 @@ class Training:
             raise ValueError(said) from error  # without the lines that jsonargparse adds
 
     def _fit_to_data(self) -> None:
-        """Write what the files of the user's own data determine into the values of the recipe: arguments of the data
-        that were left open, the number of classes, and arguments of the network."""
-        values = self.config.data
-        if import_name(values.class_path).facts is LabeledData.facts:
+        """Write what the files of the user's own data determine into the values of the recipe: first arguments of the
+        data and of the network, then the rest of the model."""
+        data_values, model_values = self.config.data, self.config.model
+        if import_name(data_values.class_path).facts is LabeledData.facts:
             return  # a published data set: its recipes have all values
-        network = self.config.model.network
-        arguments = network.init_args
-        reads_texts = "layers" in arguments and "width" in arguments
-        if reads_texts != ("size" not in values.init_args):
-            kind, other = ("texts", "pictures") if reads_texts else ("pictures", "texts")
-            raise ValueError(
-                f"{network.class_path.rpartition('.')[2]} is a network of {kind}, and the data has {other}: choose "
-                "another --model"
-            )
+        _check_kind(model_values.network, data_values.init_args)
+        arguments = model_values.network.init_args
         if "size" in arguments and arguments.size is None:
-            arguments.size = values.init_args.size  # a network of a library takes images of the size that was asked for
-        for _ in range(2):  # the second time with the size that the network takes, if it takes one only
-            data = build_part(LabeledData, values)
-            facts = data.facts()
-            _set(arguments, {name: value for name, value in facts.items() if name in arguments})
-            built = self._without_values(network)
-            shape = getattr(built, "image_shape", None) or (None, None, None)
-            taken = {"in_channels": shape[0], "image_size": shape[1]}
-            if all(size in (None, facts.get(name)) for name, size in taken.items()):
-                break
-            _set(values.init_args, {"channels": shape[0], "size": shape[1]})
-        model = self.config.model
-        model.classes = facts["classes"]
-        of_library = network.class_path == "torchcaps.models.library_network"
-        rate = model.optimizer.get("init_args", {}).get("lr")
-        if of_library and arguments.trainable == "all" and model.features_lr is None and isinstance(rate, float):
-            model.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
-        if arguments.get("decoder") is True and not model.reconstruction_weight:
+            arguments.size = data_values.init_args.size  # a library's network takes images of the size asked for
+        data, network = _build_for_each_other(data_values, model_values.network)
+        model_values.classes = data.classes
+        of_library = model_values.network.class_path == "torchcaps.models.library_network"
+        rate = model_values.optimizer.get("init_args", {}).get("lr")
+        if of_library and arguments.trainable == "all" and model_values.features_lr is None and isinstance(rate, float):
+            model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
+        if arguments.get("decoder") is True and not model_values.reconstruction_weight:
             arguments["decoder"] = False  # nothing would train it
-        loss = model.loss.class_path
-        if loss == "torch.nn.CrossEntropyLoss" and not getattr(built, "gives_logits", True):
-            model.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
-        _set(values.init_args, data.found())
-
-    def _without_values(self, network: Namespace) -> nn.Module:
-        """Build a network whose parameters have shapes but no values, and are not downloaded."""
-        values = untrained(network.as_dict())
-        try:
-            with torch.device("meta"):
-                return build_part(nn.Module, values)
-        except NotImplementedError:  # a few networks of torchvision read values while they are built
-            return build_part(nn.Module, values)
+        loss = model_values.loss.class_path
+        if loss == "torch.nn.CrossEntropyLoss" and not getattr(network, "gives_logits", True):
+            model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
+        _set(data_values.init_args, data.found())
 
     def _check_numbers(self) -> None:
         """Check the seed, and numbers of the trainer that Lightning does not check."""
@@ -259,41 +231,39 @@ class Training:
                     f"and the classes of the network to {data.classes}, or choose other data"
                 )
 
-    def _trainer(self, values: Namespace, config: str) -> Trainer:
-        """Build the trainer and the folder of its run.
+    def _trainer(self, arguments: dict[str, Any]) -> Trainer:
+        """Build the trainer of its arguments in the recipe, and the folder of its run if it writes one."""
+        if self.folder is not None and not arguments["fast_dev_run"]:
+            self.run_folder = self._take_folder(self.folder)
+        if arguments["logger"] is True:
+            arguments["logger"] = _loggers(self.run_folder) if self.run_folder else False
+        callbacks = self._callbacks(arguments)
+        if not any(isinstance(callback, Checkpoint) for callback in callbacks):
+            arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback of its own
+        plugins = [*(arguments["plugins"] or []), WholeCheckpointIO()]
+        try:
+            return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
+        except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
+            raise ValueError(str(error)) from error
 
-        Args:
-            values: arguments of the trainer, with the objects that the recipe names.
-            config: the values of the recipe, for the file `config.yaml`.
-        """
-        options = values.as_dict()
-        given, runs_all = options["callbacks"] or [], not options["fast_dev_run"]
+    def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
+        """Return the callbacks of the recipe, and those of every training."""
+        given = arguments["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
-        if self.folder is None or not runs_all:
+        if self.run_folder is None:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-        callbacks.append(ChecksMonitors())
-        if options["enable_progress_bar"] is not False:
-            callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
-        if self.folder is not None and runs_all:
-            self.run_folder = self._take_folder(self.folder, config)
         for callback in callbacks:
             if isinstance(callback, Report):
                 callback.folder = self.run_folder
                 small = ["--small"] if self.recipe.is_small else []
                 resumed = [] if self.checkpoint is None else ["--ckpt_path", str(self.checkpoint)]
                 callback.describe(self.recipe.name, [*small, *self.overrides, *resumed])
-        if options["logger"] is True:
-            options["logger"] = _loggers(self.run_folder) if self.run_folder else False
-        if self.run_folder is not None and options["enable_checkpointing"] is not False:
-            callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
-            callbacks.append(KeepsValues(self.values))
-        elif not any(isinstance(callback, Checkpoint) for callback in callbacks):
-            options["enable_checkpointing"] = False
-        plugins = [*(options["plugins"] or []), WholeCheckpointIO()]
-        try:
-            return Trainer(**{**options, "callbacks": callbacks, "plugins": plugins})
-        except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
-            raise ValueError(str(error)) from error
+        callbacks.append(ChecksMonitors())
+        if arguments["enable_progress_bar"] is not False:
+            callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
+        if self.run_folder is not None and arguments["enable_checkpointing"] is not False:
+            callbacks += [LastCheckpoints(self.run_folder / "checkpoints", self.signals), KeepsValues(self.values)]
+        return callbacks
 
     def what(self) -> str:
         """Return in one line what is trained: the network, its routing, its parameters, the classes and the images."""
@@ -329,8 +299,7 @@ class Training:
 
     def best_checkpoint(self) -> Path | None:
         """Return the checkpoint with the best value of a metric, if the recipe has a callback that keeps one."""
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
+        for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
                 return Path(callback.best_model_path)
         return None
@@ -341,13 +310,13 @@ class Training:
         if folder is not None and not (folder / "metrics.csv").exists() and not any(folder.glob("checkpoints/*")):
             shutil.rmtree(folder, ignore_errors=True)  # only the first process has made it
 
-    def _take_folder(self, folder: Path, config: str) -> Path:
+    def _take_folder(self, folder: Path) -> Path:
         kind = "smoke" if self.smoke else "version"
         rank = getattr(rank_zero_only, "rank", 0)
         if rank:  # a placeholder: the first process takes the folder, and broadcasts it when all are connected
             return folder / f"{kind}_of_the_first_process"
         taken = take_folder(folder, kind)
-        write_text_whole(taken / "config.yaml", config)
+        write_text_whole(taken / "config.yaml", self.parser.dump(self.config, skip_none=False))
         return taken
 
 
@@ -364,6 +333,42 @@ def recipe_parser(logs: bool) -> ArgumentParser:
     parser.add_class_arguments(Classifier, "model", fail_untyped=False)
     parser.add_subclass_arguments(LabeledData, "data", fail_untyped=False, required=True)
     return parser
+
+
+def _check_kind(network: Namespace, data: Namespace) -> None:
+    """Check that a network of texts, or of pictures, has such data."""
+    reads_texts = "layers" in network.init_args and "width" in network.init_args
+    has_texts = "size" not in data
+    if reads_texts != has_texts:
+        kind, other = ("texts", "pictures") if reads_texts else ("pictures", "texts")
+        name = network.class_path.rpartition(".")[2]
+        raise ValueError(f"{name} is a network of {kind}, and the data has {other}: choose another --model")
+
+
+def _build_for_each_other(data_values: Namespace, network_values: Namespace) -> tuple[LabeledData, nn.Module]:
+    """Build the user's own data and a network for it, whose parameters have no values. Set the arguments of the network
+    that the data determines. If the network takes images of one shape only, set this shape for the data."""
+    arguments = network_values.init_args
+    for _ in range(2):  # the second time with the shape that the network takes
+        data = build_part(LabeledData, data_values)
+        facts = data.facts()
+        _set(arguments, {name: value for name, value in facts.items() if name in arguments})
+        network = _without_values(network_values)
+        channels, size, *_ = getattr(network, "image_shape", None) or (None, None)
+        if channels in (None, facts.get("in_channels")) and size in (None, facts.get("image_size")):
+            break
+        _set(data_values.init_args, {"channels": channels, "size": size})
+    return data, network
+
+
+def _without_values(network: Namespace) -> nn.Module:
+    """Build a network whose parameters have shapes but no values, and are not downloaded."""
+    values = untrained(network.as_dict())
+    try:
+        with torch.device("meta"):
+            return build_part(nn.Module, values)
+    except NotImplementedError:  # a few networks of torchvision read values while they are built
+        return build_part(nn.Module, values)
 
 
 def _set(arguments: Namespace, values: dict[str, Any]) -> None:

@@ -46,5 +46,5 @@ def refused(error: BaseException) -> tuple[Path, str]:
     if expected and len(expected) == len(re.findall(r"\n *- ", outer)):
         reason = f"Expected a {' or '.join(expected)}. Got value: {outer.rpartition('Given value: ')[2]}"
     reason = reason.partition(" Subclass types expect one of")[0]  # the rest is about jsonargparse's own forms
-    reason = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None")
+    reason = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None").replace("typing.", "")
     return tuple(path), re.sub(r"Expected a (.*)\. Got value: ", r"expected \1, got ", reason)

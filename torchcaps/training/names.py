@@ -15,17 +15,7 @@ from torchcaps.models.registry import import_path
 from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS, Path
 from torchcaps.training.classifier import Classifier
-from torchcaps.training.signatures import (
-    KINDS,
-    PARTS,
-    UNKNOWN,
-    choices,
-    classes,
-    family,
-    is_open,
-    is_plain,
-    parameters,
-)
+from torchcaps.training.signatures import KINDS, PARTS, UNKNOWN, choices, classes, family, is_open, is_plain, parameters
 from torchcaps.training.trainer import Trainer
 from torchcaps.utils.checks import nearest, one_line
 
@@ -89,17 +79,15 @@ class Names:
         elif isinstance(values, dict):
             self._check_part(values, annotation, path)
         elif isinstance(values, str):
-            takes_texts = is_plain(annotation) or str in choices(annotation) or not expected
-            if (expected and not takes_texts) or (not is_plain(annotation) and self._may_import(values)):
+            must_be_a_class = bool(expected) and str not in choices(annotation)
+            # Where texts of any kind are taken, the parser imports those that look like the name of a class.
+            may_be_imported = is_dotted(values) and not is_plain(annotation)
+            if must_be_a_class or (may_be_imported and not self.allow_code):
                 self.find(values, annotation, path)
         elif annotation in OWNERS:
             raise Refused(path, f"must have values of its own, {{NAME: VALUE}}, got {values!r}")
         elif expected and not _may_be_plain(annotation, values):
             raise Refused(path, _expected(expected, values))
-
-    def _may_import(self, text: str) -> bool:
-        """Return whether the parser may import what a text names, where it takes any text."""
-        return is_dotted(text) and not self.allow_code
 
     def _check_part(self, values: dict[Any, Any], annotation: Any, path: Path) -> None:
         """Check a dictionary: the top of a recipe, a class with its arguments, or any other."""
@@ -141,30 +129,32 @@ class Names:
         """
         if not isinstance(name, str) or not name:
             raise Refused(path, f"must be the name of a class or a function, got {name!r}")
-        first, *others = name.split(".")
-        if not others:
-            known = {kind.__name__: kind for base in classes(annotation) for kind in family(base)}
-            if name in known:
-                return known[name]
-            if full := import_path(name):
-                raise Refused(path, f"classes and functions are named with their module: {full}")
-            advice = f"correct the name, or add its module: MODULE.{name}"
-            raise Refused(path, f"there is no {_kinds(classes(annotation)) or 'class'} called {name!r}: {advice}")
+        if "." not in name:
+            return _known_class(name, annotation, path)
         if not is_dotted(name):
             raise Refused(path, f"there is no {name!r}: correct the name")
-        allowed = self.allow_code or (first in PACKAGES and not any(part.startswith("_") for part in others))
-        try:
-            found = import_name(name) if allowed else None
-        except Exception as error:  # modules may raise any exception
-            raise Refused(path, f"{name} cannot be imported ({type(error).__name__}: {one_line(error)})") from error
-        if not allowed or not (self.allow_code or _is_allowed(found)):
-            packages = f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}"
-            raise Refused(
-                path,
-                f"{name} is not among the classes of {packages} that every recipe may name: add --allow_code to run "
-                "its code",
-            )
-        return found
+        package, *others = name.split(".")
+        if self.allow_code or (package in PACKAGES and not any(part.startswith("_") for part in others)):
+            try:
+                named = import_name(name)
+            except Exception as error:  # modules may raise any exception
+                raise Refused(path, f"{name} cannot be imported ({type(error).__name__}: {one_line(error)})") from error
+            if self.allow_code or _is_allowed(named):
+                return named
+        packages = f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}"
+        message = f"{name} is not among the classes of {packages} that every recipe may name"
+        raise Refused(path, f"{message}: add --allow_code to run its code")
+
+
+def _known_class(name: str, annotation: Any, path: Path) -> type:
+    """Return the class that a name without a module means: one that the annotation takes, and that is imported."""
+    known = {kind.__name__: kind for base in classes(annotation) for kind in family(base)}
+    if name in known:
+        return known[name]
+    if full := import_path(name):
+        raise Refused(path, f"classes and functions are named with their module: {full}")
+    advice = f"correct the name, or add its module: MODULE.{name}"
+    raise Refused(path, f"there is no {_kinds(classes(annotation)) or 'class'} called {name!r}: {advice}")
 
 
 def _read(text: str, annotation: Any, path: Path) -> Any:
@@ -199,15 +189,15 @@ def import_name(name: str) -> Any:
     return getattr(owner, attribute)
 
 
-def _is_allowed(found: Any) -> bool:
+def _is_allowed(named: Any) -> bool:
     """Return whether a recipe may name a class or function. Where it was defined counts: `torch.os.system` is of os."""
-    home = str(getattr(found, "__module__", "")).partition(".")[0]
-    if inspect.isclass(found):
-        return home in PACKAGES and issubclass(found, KINDS)
-    if not inspect.isfunction(found) or home != PACKAGES[0]:
+    home = str(getattr(named, "__module__", "")).partition(".")[0]
+    if inspect.isclass(named):
+        return home in PACKAGES and issubclass(named, KINDS)
+    if not inspect.isfunction(named) or home != PACKAGES[0]:
         return False
     try:
-        returned = inspect.signature(found, eval_str=True).return_annotation
+        returned = inspect.signature(named, eval_str=True).return_annotation
     except (TypeError, NameError):
         return False
     return inspect.isclass(returned) and issubclass(returned, (*PARTS, Tensor))

@@ -32,20 +32,20 @@ def parameters(owner: Any) -> dict[str, inspect.Parameter] | None:
     A class whose constructor takes `**options` also has the parameters of its bases.
     """
     try:
-        found = dict(inspect.signature(owner, eval_str=True).parameters)
+        known = dict(inspect.signature(owner, eval_str=True).parameters)
         for base in getattr(owner, "__mro__", ())[1:]:
-            if not is_open(found):
+            if not is_open(known):
                 break
-            found = {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
-            found = {**inspect.signature(base, eval_str=True).parameters, **found}
+            known = {name: p for name, p in known.items() if p.kind is not p.VAR_KEYWORD}
+            known = {**inspect.signature(base, eval_str=True).parameters, **known}
     except (TypeError, ValueError, NameError):
         return None
-    return found
+    return known
 
 
-def is_open(found: dict[str, inspect.Parameter]) -> bool:
+def is_open(known: dict[str, inspect.Parameter]) -> bool:
     """Return whether parameters take arguments of any name."""
-    return any(p.kind is p.VAR_KEYWORD for p in found.values())
+    return any(p.kind is p.VAR_KEYWORD for p in known.values())
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -59,13 +59,13 @@ def choices(annotation: Any) -> list[Any]:
 def classes(annotation: Any) -> list[type]:
     """Return the classes whose subclasses can be named for an annotation: itself, its items, or what a callable
     returns. There are none if it takes no objects."""
-    found: list[type] = []
+    kinds: list[type] = []
     for choice in choices(annotation):
         if inspect.isclass(choice) and issubclass(choice, KINDS):
-            found.append(choice)
+            kinds.append(choice)
         for part in typing.get_args(choice):
-            found += classes(part)
-    return list(dict.fromkeys(found))
+            kinds += classes(part)
+    return list(dict.fromkeys(kinds))
 
 
 def is_plain(annotation: Any) -> bool:
