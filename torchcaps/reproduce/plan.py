@@ -66,7 +66,7 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]
         overrides: command-line arguments of all runs, after those of plan.yaml.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    details = {entry["recipe"]: entry for entry in entries}
+    details = {row: entry for entry in entries for row in _rows_of(entry["recipe"])}
     rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _rows(with_number=True)
     first = [row for row in details if row in rows]
     others = [row for row in rows if row not in first]
