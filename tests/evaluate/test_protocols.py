@@ -344,6 +344,9 @@ def test_each_class_has_a_regression_of_its_own() -> None:
     poses, penultimate, classes = features_of(Centroid(), random_images(5, 1, 9, 9))
     assert poses is not None
     assert (poses.shape, penultimate.shape, classes.shape) == ((5, 2), (5, 1), (5,))
+    point = torch.zeros(2, 1, 9, 9)
+    point[0, 0, 4, 8] = point[1, 0, 4, 2] = 1  # class 0 wins on the right, class 1 on the left
+    assert features_of(Centroid(), point)[0].tolist() == [[8, 4], [-6, -12]]  # type: ignore[union-attr]
 
 
 # Attacks

@@ -94,8 +94,9 @@ def run(subject: Subject) -> Outcome:
     for what, features in (("pose", poses), ("penultimate layer", below)):
         if features is not None:
             points = list(zip(FACTORS, r2(features, winners, factors), strict=True))
-            points.append(("mean of the six", sum(value for _, value in points) / len(points)))
             numbers |= {f"R2 of {name}, from the {what}": value for name, value in points}
+            points.append(("mean", sum(value for _, value in points) / len(points)))
+            numbers[f"mean R2, from the {what}"] = points[-1][1]
             curves[what] = Curve("", "R2 on held-out images", points)
     notes = [f"the penultimate layer's {penultimate.shape[1]} features are projected to {width} principal components"]
     if poses is None:

@@ -32,7 +32,10 @@ def subject_of(
     """
     data: Any = training.datamodule
     if not isinstance(data, ImageData):
-        raise ValueError(f"torchcaps evaluate needs a network of images, and {type(data).__name__} has none")
+        raise ValueError(
+            f"torchcaps evaluate is for networks of images, and {type(data).__name__} has none: torchcaps test gives "
+            "the accuracy, torchcaps explain the accuracy with uniform coefficients and the dead capsules"
+        )
     if training.model.labels_per_image is None:
         raise ValueError("torchcaps evaluate needs a known number of labels per image, and this recipe has None")
     data.prepare_data()
