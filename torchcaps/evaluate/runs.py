@@ -41,13 +41,13 @@ def subject_of(
     data.prepare_data()
     data.setup("test")
     data.setup("validate")
-    test = data.part("test")
+    test: Any = data.part("test")
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     if data.val_set is None:
         rest, order = order.split([len(test) // 4, len(test) - len(test) // 4])
         held_out = _samples(data, test, rest[:HELD_OUT]) if len(rest) else None
     else:
-        validation = data.part("validate")
+        validation: Any = data.part("validate")
         some = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
         held_out = _samples(data, validation, some[:HELD_OUT])
     images, labels = _samples(data, test, order[:count])
