@@ -15,7 +15,7 @@ def test_two_runs_side_by_side(trained, capfd):
     run = checkpoint(trained).parent.parent
     assert call("evaluate", str(run), str(checkpoint(trained)), "--protocols", "affine", "viewpoint", *QUIET) == 0
     out = capfd.readouterr().out
-    assert "as they are (%)" in out
+    assert "accuracy as they are (%)" in out
     assert f"does not apply to {run}: the data has no viewpoints" in out
     assert "published: CapsNet 79 % and a CNN 66 % on affNIST" in out
     (figure,) = Path().rglob("affine.png")
@@ -33,7 +33,7 @@ def test_a_training_on_few_images(trained, capfd):
     options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.limit_train_batches=2"]
     assert call("evaluate", str(run), "--protocols", "few", *QUIET, *options) == 0
     numbers = json.loads((run / "evaluate.json").read_text())["few"]["numbers"]
-    assert list(numbers) == [f"{count} images per class (%)" for count in (10, 50, 100, 500)]
+    assert list(numbers) == [f"{count} images per class: accuracy (%)" for count in (10, 50, 100, 500)]
 
 
 @pytest.mark.parametrize(

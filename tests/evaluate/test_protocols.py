@@ -1,6 +1,7 @@
 """Protocols on cases whose answers are known."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,17 +14,22 @@ from torchcaps import (
     DynamicRouting,
     EMRouting,
     Prediction,
+    RoutingPool2d,
     UniformRouting,
     squash,
 )
+from torchcaps.data import StereoData
+from torchcaps.data.stereo import Metadata
 from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate
-from torchcaps.evaluate.affine import affine
 from torchcaps.evaluate.attack import attack, gradient
 from torchcaps.evaluate.corruptions import CORRUPTIONS, corrupted
+from torchcaps.evaluate.drawing import protocol_figure
 from torchcaps.evaluate.overlap import pairs
 from torchcaps.evaluate.parts import change_of_coefficients
 from torchcaps.evaluate.pose import features_of, r2
-from torchcaps.evaluate.routing import changed_coefficients, changes, iterations
+from torchcaps.evaluate.routing import agreement, changed_coefficients, changes
+from torchcaps.explain.controls import uniform_coefficients
+from torchcaps.explain.transforms import affine
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -59,7 +65,7 @@ def test_affine_transformations_are_those_of_whole_pixels() -> None:
     assert torch.allclose(affine(images, rotation=90.0), images.rot90(1, (2, 3)), atol=1e-6)  # counterclockwise
     moved = affine(images, shift=(2 / 9, 1 / 9))
     assert torch.allclose(moved[:, :, 1:, 2:], images[:, :, :-1, :-2], atol=1e-5)
-    assert torch.allclose(moved[:, :, 0], images.amin().expand(2, 1, 9), atol=1e-5)  # what enters is dark
+    assert torch.allclose(moved[:, :, 0], torch.zeros(2, 1, 9), atol=1e-5)
     slanted = affine(images, shear=1.0)
     assert torch.allclose(slanted[:, :, 6, 2:], images[:, :, 6, :-2], atol=1e-5)  # two rows below the center: 2 pixels
     point = torch.zeros(1, 1, 9, 9)
@@ -67,6 +73,92 @@ def test_affine_transformations_are_those_of_whole_pixels() -> None:
     assert affine(point, scale=torch.tensor([[1.5, 1.0]]))[0, 0, 4, 7] > 0.6  # two pixels from the center become three
     each = affine(images, rotation=torch.tensor([0.0, 90.0]))
     assert torch.allclose(each, torch.stack([images[0], images[1].rot90(1, (1, 2))]), atol=1e-6)
+
+
+class Lookup(nn.Module):
+    """Recognizes the images that it was given, whose gray levels are bytes; all others are of class 0."""
+
+    def __init__(self, images: Tensor, labels: Tensor, classes: int) -> None:
+        super().__init__()
+        self.known = {self.key(image): int(label) for image, label in zip(images, labels, strict=True)}
+        self.classes = classes
+
+    def key(self, image: Tensor) -> bytes:
+        return (255 * image).round().byte().numpy().tobytes()
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = torch.tensor([self.known.get(self.key(image), 0) for image in images])
+        return nn.functional.one_hot(found, self.classes).float()
+
+
+def test_accuracy_by_severity() -> None:
+    """A network that knows the images only as they are: all others are of class 0, and no image is."""
+    images = (255 * random_images(30, 1, 9, 9)).round() / 255
+    labels = 1 + torch.arange(30) % 3
+    found = evaluate(Subject(Lookup(images, labels, 4), images, labels), ["affine"])["affine"]
+    assert found["numbers"] == {"accuracy as they are (%)": 100, "accuracy on affine images (%)": 0}
+    shifts = dict(found["curves"]["shift"]["points"])
+    assert shifts == {0.0: 100, 5.0: 0, 10.0: 0, 15.0: 0, 20.0: 0}
+    assert [x for x, _ in found["curves"]["rotation"]["points"]] == [-30, -20, -10, 0, 10, 20, 30]
+    assert [x for x, _ in found["curves"]["scale"]["points"]] == [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]
+
+
+# Viewpoint
+
+
+class Poses(StereoData):
+    """Images whose pixels are the class and the indices of elevation and azimuth."""
+
+    shape = (2, 2, 2)
+
+    def read(self, train: bool) -> tuple[Tensor, Metadata]:
+        grid = torch.cartesian_prod(torch.arange(5), torch.arange(9), torch.arange(0, 36, 2), torch.arange(2))
+        images = grid[:, :, None].byte().expand(-1, -1, 2).unflatten(1, (2, 2))
+        return images, Metadata(grid[:, 0], torch.zeros(len(grid)).long(), *grid[:, 1:].unbind(1))
+
+
+class OfFamiliarPoses(nn.Module):
+    """Knows the class at elevations 0 and 1 and azimuths below 6, and takes another one for it elsewhere."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        class_, elevation, azimuth, _ = (255 * images[..., 0]).round().long().flatten(1).unbind(1)
+        knows = (elevation < 2) & (azimuth < 6)
+        return nn.functional.one_hot((class_ + ~knows) % 5, 5).float()
+
+
+def test_a_network_that_knows_only_familiar_viewpoints() -> None:
+    data = Poses(train_elevations=[0, 1], train_azimuths=[0, 2, 4], test_elevations=[3], train_lightings=[0])
+    subject = Subject(OfFamiliarPoses(), torch.zeros(1, 2, 2, 2), torch.zeros(1).long(), data=data)
+    found = evaluate(subject, ["viewpoint"])["viewpoint"]
+    assert found["numbers"] == {"familiar viewpoints: accuracy (%)": 100, "new viewpoints: accuracy (%)": 0}
+    assert found["images"] == 5 * 9 * 18 * 2
+    elevations = dict(found["curves"]["elevation"]["points"])
+    assert list(elevations) == [30, 35, 40, 45, 50, 55, 60, 65, 70]
+    assert [angle for angle, value in elevations.items() if value] == [30, 35]
+    assert elevations[30] == pytest.approx(100 * 3 / 18)  # three of the azimuths are familiar
+    azimuths = dict(found["curves"]["azimuth"]["points"])
+    assert [angle for angle, value in azimuths.items() if value] == [0, 20, 40]
+    assert data.grid(train=False)[0] == [3]
+    whole = evaluate(replace(subject, data=Poses()), ["viewpoint"])["viewpoint"]
+    assert whole["reason"].startswith("the training had all viewpoints")
+
+
+# Few images
+
+
+def test_accuracy_by_the_number_of_images() -> None:
+    """A training that learns a class by heart for each 10 images."""
+    labels = torch.arange(100) % 10
+    images = (255 * random_images(100, 1, 8, 8)).round() / 255
+
+    def training(count: int) -> nn.Module:
+        known = labels < count / 50
+        return Lookup(images[known], labels[known], 10)
+
+    found = evaluate(Subject(nn.Identity(), images, labels, training=training), ["few"])["few"]
+    # Class 0 is right in any case.
+    assert found["curves"][""]["points"] == [(10, 10), (50, 10), (100, 20), (500, 100)]
+    assert found["numbers"]["500 images per class: accuracy (%)"] == 100
 
 
 # Overlap
@@ -87,7 +179,17 @@ def test_a_network_that_sees_both_images_finds_both() -> None:
     assert classes.tolist() == [[0, 1], [1, 2], [2, 3], [3, 0], [3, 0], [3, 0]]
     assert torch.equal(both[0], images[0] + images[1])
     subject = Subject(Rows(), images, labels + 1)
-    assert evaluate(subject, ["overlap"])["overlap"]["numbers"]["both right (%)"] == 100
+    numbers = evaluate(subject, ["overlap"])["overlap"]["numbers"]
+    assert set(numbers.values()) == {100}
+    images[:3] *= 0.5  # too dark to be seen below; one of them is in each pair
+    blind = Subject(nn.Sequential(Rows(), nn.Threshold(0.5, 0)), images, labels + 1)
+    assert list(evaluate(blind, ["overlap"])["overlap"]["numbers"].values())[::2] == [50, 0]
+    own = Subject(Rows(), both, torch.zeros(6, 8).scatter(1, classes + 1, 1.0))
+    assert evaluate(own, ["overlap"])["overlap"]["numbers"] == {
+        "its own test: all classes have the highest scores (%)": 100
+    }
+    gray = evaluate(Subject(Rows(), images + 0.1, labels + 1), ["overlap"])["overlap"]
+    assert gray["reason"].startswith("the images are not gray on black")
 
 
 def test_images_are_moved_by_whole_pixels() -> None:
@@ -112,7 +214,8 @@ def test_coefficients_that_are_not_changed_change_nothing(routing: nn.Module) ->
         same = network(images)
     plain = network(images)
     assert torch.allclose(same.evidence, plain.evidence, rtol=0, atol=1e-9)
-    with changed_coefficients([network.digits], changes(seeded())["uniform"]):
+    mean = lambda x, over_parents: x.mean(2 if over_parents else 1, keepdim=True).expand_as(x)  # noqa: E731
+    with changed_coefficients([network.digits], mean):
         changed = network(images)
     with network.digits.routing.uniform():
         expected = network(images)
@@ -139,20 +242,37 @@ def test_uniform_coefficients_lose_nothing_by_a_shuffle() -> None:
     numbers = evaluate(Subject(network, images, labels), ["routing"])["routing"]["numbers"]
     for what in ("uniform", "shuffled", "another image's"):
         for layer in ("conv", "digits", "all layers"):
-            assert numbers[f"{layer}, {what} (%)"] == 100
-            assert numbers[f"{layer}, {what}: other predictions (%)"] == 0
-    assert numbers["as it is (%)"] == 100
+            assert numbers[f"{layer}, {what}: accuracy (%)"] == 100
+            assert numbers[f"{layer}, {what}: predictions that change (%)"] == 0
+    assert numbers["accuracy as it is (%)"] == 100
+    random = [numbers[f"{layer}, random: predictions that change (%)"] for layer in ("conv", "digits", "all layers")]
+    assert max(random) > 0
 
 
 def test_entropy_and_agreement_by_iteration() -> None:
     """Children that agree: dynamic routing begins uniform, then sharpens toward the parent that they agree on."""
     network = Routed(DynamicRouting(3))
-    curves = iterations(network, random_images(4, 8, 3, 3))
+    images = random_images(4, 8, 3, 3)
+    curves = evaluate(Subject(network, images, torch.arange(4)), ["routing"])["routing"]["curves"]
     for layer in ("conv", "digits"):
-        entropy, agreement = (dict(curves[f"{layer}: {what}"].points) for what in ("entropy", "agreement"))
+        entropy, cosine = (dict(curves[f"{layer}: {what}"]["points"]) for what in ("entropy", "agreement"))
         assert entropy[1.0] == pytest.approx(100)
         assert entropy[1.0] > entropy[2.0] > entropy[3.0]
-        assert agreement[1.0] < agreement[2.0] < agreement[3.0] <= 1
+        assert cosine[1.0] < cosine[2.0] < cosine[3.0] <= 1
+    one = CapsuleLinear(1, 1, 4, 4, routing=DynamicRouting(2))  # a parent is its only child's vote, squashed
+    assert agreement(nn.Sequential(one), [Capsules(random_images(5, 1, 4))])["0"] == pytest.approx([1, 1])
+
+
+def test_a_pool_routes_too() -> None:
+    network = nn.Sequential(RoutingPool2d(4, sharpness=20.0), nn.Flatten())
+    images = random_images(40, 4, 5, 5)
+    found = evaluate(Subject(network, images, torch.arange(40) % 4), ["routing"])["routing"]
+    assert found["curves"]["0: entropy"]["points"][-1][1] < 99
+    with uniform_coefficients(network):
+        changed = network(images).argmax(1) != network.eval()(images).argmax(1)
+    assert found["numbers"]["0, uniform: predictions that change (%)"] >= 0
+    assert found["numbers"]["0, another image's: predictions that change (%)"] > 0
+    assert not changed.any()
 
 
 # Parts
@@ -171,9 +291,16 @@ def test_a_dead_capsule_and_a_layer_without_a_gradient() -> None:
         network.digits.weight[:, 0] = 0
     network.conv.requires_grad_(False)
     images = random_images(20, 8, 3, 3)
-    numbers = evaluate(Subject(network, images, torch.arange(20) % 5), ["parts"])["parts"]["numbers"]
-    assert numbers["digits: dead (%)"] == pytest.approx(20)
-    assert numbers["digits: gradient"] > numbers["conv: gradient"] == 0
+    loss = lambda scores, labels: 2 * scores.sum()  # noqa: E731
+    found = evaluate(Subject(network, images, torch.arange(20) % 5, loss=loss), ["parts"])["parts"]
+    numbers = found["numbers"]
+    assert numbers["digits: dead capsules (%)"] == pytest.approx(20)
+    assert [x for x, _ in found["curves"]["dead capsules"]["points"]] == [1, 2]
+    network.eval()(images).evidence.sum().backward()
+    weights = sum(float(p.detach().square().sum()) for p in network.digits.parameters())
+    slopes = sum(float(p.grad.square().sum()) for p in network.digits.parameters())
+    assert numbers["digits: gradient norm / weight norm"] == pytest.approx(2 * (slopes / weights) ** 0.5, rel=1e-6)
+    assert numbers["conv: gradient norm / weight norm"] == 0
 
 
 # Pose
@@ -201,10 +328,10 @@ def test_a_pose_that_is_there_is_found() -> None:
     images = torch.zeros(400, 1, 17, 17)
     images[:, :, 6:11, 6:11] = 1
     numbers = evaluate(Subject(Centroid(), images, torch.zeros(400).long()), ["pose"])["pose"]["numbers"]
-    assert numbers["pose: R2 of shift across"] > 0.99
-    assert numbers["pose: R2 of shift down"] > 0.99
-    assert numbers["pose: R2 of rotation"] < 0.1
-    below = {name: value for name, value in numbers.items() if name.startswith("penultimate layer, 1 components")}
+    assert numbers["R2 of shift across, from the pose"] > 0.99
+    assert numbers["R2 of shift down, from the pose"] > 0.99
+    assert numbers["R2 of rotation, from the pose"] < 0.1
+    below = {name: value for name, value in numbers.items() if name.endswith("penultimate layer")}
     assert max(below.values()) < 0.7  # the mass says only something of the scale
 
 
@@ -217,6 +344,9 @@ def test_each_class_has_a_regression_of_its_own() -> None:
     poses, penultimate, classes = features_of(Centroid(), random_images(5, 1, 9, 9))
     assert poses is not None
     assert (poses.shape, penultimate.shape, classes.shape) == ((5, 2), (5, 1), (5,))
+    point = torch.zeros(2, 1, 9, 9)
+    point[0, 0, 4, 8] = point[1, 0, 4, 2] = 1  # class 0 wins on the right, class 1 on the left
+    assert features_of(Centroid(), point)[0].tolist() == [[8, 4], [-6, -12]]  # type: ignore[union-attr]
 
 
 # Attacks
@@ -232,14 +362,16 @@ def test_an_attack_on_a_linear_network_is_the_closed_form() -> None:
     for steps, length in ((1, 1.0), (10, 0.2)):
         changed = attack(network, images, labels, 0.1, steps, length)
         assert torch.allclose(changed, images + 0.1 * directions.sign(), atol=1e-5)
-    random = attack(network, images, labels, 0.1, 20, 0.125, seeded())
-    assert torch.allclose(random, images + 0.1 * directions.sign(), atol=1e-5)  # 20 steps lead there from anywhere
+    random = attack(network, images, labels, 0.1, 10, 0.25, seeded())
+    assert torch.allclose(random, images + 0.1 * directions.sign(), atol=1e-5)  # the steps lead there from anywhere
+    once = attack(network, images, labels, 0.1, 1, 0.25, seeded())
+    assert not torch.allclose(once, attack(network, images, labels, 0.1, 1, 0.25), atol=1e-2)
     numbers = evaluate(Subject(network, images, labels), ["attack"])["attack"]["numbers"]
     leads = network(images).detach().gather(1, labels[:, None]) - network(images).detach().gather(
         1, 1 - labels[:, None]
     )
     still = leads[:, 0] > 0.1 * directions.abs().sum((1, 2, 3))
-    assert numbers["FGSM 0.1 (%)"] == pytest.approx(100 * float(still.float().mean()))
+    assert numbers["FGSM 0.1: accuracy (%)"] == pytest.approx(100 * float(still.float().mean()))
     assert numbers["gradient is zero (%)"] == 0
 
 
@@ -265,9 +397,14 @@ def test_a_reconstruction_gives_an_attack_away() -> None:
     noisy = images + 0.01 * random_images(200, 1, 4, 4)
     held_out = images + 0.01 * torch.rand(200, 1, 4, 4, generator=seeded(1)), labels
     numbers = evaluate(Subject(Drawing(), noisy, labels, held_out), ["attack"])["attack"]["numbers"]
-    assert numbers["false alarms (%)"] == pytest.approx(5, abs=4)
-    assert numbers["FGSM 0.2 (%)"] == 0
-    assert numbers["FGSM 0.2: not suspected (%)"] == 0  # the other half is twice as bright as it should be
+    assert numbers["suspected as they are (%)"] == pytest.approx(5, abs=4)
+    assert numbers["FGSM 0.3: accuracy (%)"] == 0
+    assert numbers["FGSM 0.3: successful and not suspected (%)"] == 0  # the other half is brighter than it should be
+    far = held_out[0] + 1, labels  # no image is as far from its reconstruction as these
+    numbers = evaluate(Subject(Drawing(), noisy, labels, far), ["attack"])["attack"]["numbers"]
+    assert numbers["FGSM 0.3: successful and not suspected (%)"] == 100
+    alone = evaluate(Subject(Drawing(), noisy, labels), ["attack"])["attack"]
+    assert alone["notes"] == ["there are no held-out images for the threshold of the reconstruction: set data.val_size"]
 
 
 # Corruptions
@@ -312,6 +449,11 @@ def test_results_are_json_and_the_same_for_a_seed() -> None:
     network = Routed(DynamicRouting(2))
     subject = Subject(network, random_images(20, 8, 16, 16)[..., :3, :3], torch.arange(20) % 5)
     first = evaluate(subject)
+    for name, found in first.items():
+        if "curves" in found:
+            assert (
+                protocol_figure(name, {"one": found, "two": {"reason": "none"}}).axes[0].get_title() in found["curves"]
+            )
     assert list(first) == [name for name in PROTOCOLS if name != "few"]
     assert json.loads(json.dumps(first)) == json.loads(json.dumps(evaluate(subject)))
     assert first["corruptions"] == {"reason": "images have 3x3 pixels, and 16 to 256 are needed"}
@@ -321,7 +463,7 @@ def test_results_are_json_and_the_same_for_a_seed() -> None:
 
 def test_what_cannot_be_measured() -> None:
     subject = Subject(Rows(), torch.zeros(4, 1, 8, 8), torch.zeros(4, 8).long())
-    for name in ("affine", "routing", "attack", "corruptions"):
+    for name in ("routing", "parts", "pose", "attack", "corruptions"):
         assert "reason" in evaluate(subject, [name])[name]
     with pytest.raises(ValueError, match="protocols must be one of 'affine'"):
         evaluate(subject, ["afine"])

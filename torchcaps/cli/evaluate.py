@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trains the network anew)",
     )
     parser.add_argument(
-        "--images", type=int, default=2000, metavar="N", help="number of test images, at random (default: %(default)s)"
+        "--images",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="number of test images at most, at random (default: %(default)s). routing, parts and attack take 1,000 of "
+        "them at most, and viewpoint has images of its own",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random numbers (default: 0)")
     parser.epilog = (
@@ -89,7 +94,7 @@ def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run") 
     with bad_data():
         subject: Subject = subject_of(training, options.images, options.seed, progress, trained)
         measured = evaluate(subject, options.protocols)
-    about = {"images": len(subject.images), "seed": options.seed, "checkpoint": str(found.checkpoint)}
+    about = {"seed": options.seed, "checkpoint": str(found.checkpoint)}
     return {protocol: {**result, **about} for protocol, result in measured.items()}
 
 
@@ -117,12 +122,19 @@ def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:
     numbers = list(dict.fromkeys(number for result in measured.values() for number in result.get("numbers", {})))
     if numbers:
         rows = [
-            [n, *(f"{r['numbers'][n]:.2f}" if n in r.get("numbers", {}) else "" for r in measured.values())]
+            [n, *(_spelled(r["numbers"][n]) if n in r.get("numbers", {}) else "" for r in measured.values())]
             for n in numbers
         ]
+        rows.append(["number of images", *(str(r.get("images", "")) for r in measured.values())])
         print_table(["", *measured], rows)
     for name, result in measured.items():
         if "reason" in result:
             print(f"does not apply to {name}: {result['reason']}")
+        for note in result.get("notes", ()):
+            print(f"note on {name}: {note}")
     for published in PROTOCOLS[protocol].published:
         print(f"published: {published}")
+
+
+def _spelled(value: float) -> str:
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.1e}"

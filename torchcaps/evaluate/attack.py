@@ -1,18 +1,18 @@
 """Adversarial images: do small changes of the pixels change the prediction, and does a reconstruction give them away?
 
-Procedure: on 1,000 test images, by the largest change e of a pixel (0.05 to 0.3), three white-box attacks that follow
-the sign of the gradient of d, the highest score of another class minus that of the true one:
+Procedure: on 1,000 test images at most, by the largest change e of a pixel (0.03, 0.1 and 0.3), three white-box
+attacks that follow the sign of the gradient of d, the highest score of another class minus that of the true one:
 
 - FGSM: one step of e (Goodfellow et al. 2015);
 - BIM: ten steps of e/5, each time brought back to within e of the image and to [0, 1] (Kurakin et al. 2017);
-- PGD: twenty steps of e/8 from a random start within e, likewise (Madry et al. 2018).
+- PGD: ten steps of e/4 from a random start within e, likewise (Madry et al. 2018).
 
 The difference of scores has a gradient where a margin loss or a saturated softmax has none. The share of images whose
 gradient is zero all the same is listed: on these an attack of this kind says nothing.
 
 With a decoder, an image is suspected if the distance |x - r| to its reconstruction r from the winning capsule is above
-the 95th percentile of the held-out images. Listed are the false alarms on test images as they are, and the share of the
-successful attacks (images that were right and are wrong now) that is not suspected.
+the 95th percentile of the held-out images. Listed are the share of test images that is suspected as they are, and, of
+the images that the network has right, the share of attacks that succeed (it is wrong now) and are not suspected.
 
 Source: Frosst, Sabour and Hinton, DARCCC: Detecting Adversaries by Reconstruction from Class Conditional Capsules
 (2018).
@@ -21,14 +21,13 @@ Source: Frosst, Sabour and Hinton, DARCCC: Detecting Adversaries by Reconstructi
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Prediction
 from torchcaps.evaluate.subject import BATCH, Curve, Outcome, Protocol, Subject, percent, scores_of
-from torchcaps.explain.predicting import has_decoder
+from torchcaps.explain.controls import is_right
+from torchcaps.explain.predicting import has_decoder, predict, reconstructed
 from torchcaps.nn.modes import evaluating
 
-MOST = 1000  # images
-STRENGTHS = (0.05, 0.1, 0.2, 0.3)
-ATTACKS = {"FGSM": (1, 1.0, False), "BIM": (10, 0.2, False), "PGD": (20, 0.125, True)}  # steps, length, random start
+STRENGTHS = (0.03, 0.1, 0.3)
+ATTACKS = {"FGSM": (1, 1.0, False), "BIM": (10, 0.2, False), "PGD": (10, 0.25, True)}  # steps, length, random start
 QUANTILE = 0.95
 
 
@@ -37,7 +36,7 @@ def gradient(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     images = images.detach().requires_grad_()
     with torch.enable_grad(), evaluating(network):
         scores = scores_of(network, images)
-        own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.unsqueeze(1), True)
+        own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.to(scores.device).unsqueeze(1), True)
         leads = scores.masked_fill(own, -torch.inf).amax(1) - scores[own]
         return torch.autograd.grad(leads.sum(), images)[0]
 
@@ -74,54 +73,61 @@ def attack(
 def distances(network: nn.Module, images: Tensor) -> Tensor:
     """Return the distance of each image to its reconstruction from the capsule of the highest score."""
     found = []
-    with torch.no_grad(), evaluating(network):
-        for batch in images.split(BATCH):
-            prediction = network(batch.to(next(network.parameters(), batch)))
-            assert isinstance(prediction, Prediction)
-            drawn = network.reconstruct(prediction.capsules, prediction.evidence.argmax(1))  # type: ignore[operator]
-            found.append((drawn.cpu() - batch).flatten(1).norm(dim=1))
+    for batch in images.split(BATCH):
+        prediction = predict(network, batch)
+        assert prediction.capsules is not None
+        drawn = reconstructed(network, prediction.capsules, prediction.evidence.argmax(1))
+        found.append((drawn.cpu() - batch).flatten(1).norm(dim=1))
     return torch.cat(found)
 
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
     subject.need_one_label()
-    network, images, labels = subject.network, subject.images[:MOST], subject.labels[:MOST]
-    right = subject.scores(images).argmax(1) == labels
-    numbers = {"as they are (%)": percent(right)}
-    batches = list(subject.batches(MOST))
+    network, images, labels = subject.network, subject.images, subject.labels
+    right = is_right(subject.scores(images), labels)
+    numbers = {"accuracy as they are (%)": percent(right)}
+    batches = list(subject.batches())
     zero = [(gradient(network, *batch).flatten(1) == 0).all(1).cpu() for batch in batches]
     numbers["gradient is zero (%)"] = percent(torch.cat(zero))
-    threshold = None
-    if has_decoder(network) and subject.held_out is not None:
+    threshold, notes = None, []
+    if not has_decoder(network):
+        notes.append("without a decoder there is no reconstruction to suspect an image by")
+    elif subject.held_out is None:
+        notes.append("there are no held-out images for the threshold of the reconstruction: set data.val_size")
+    else:
         threshold = distances(network, subject.held_out[0]).quantile(QUANTILE)
-        numbers["false alarms (%)"] = percent(distances(network, images) > threshold)
-    curves = {}
+        numbers["suspected as they are (%)"] = percent(distances(network, images) > threshold)
+    curves: dict[str, Curve] = {}
+    missed_curves: dict[str, Curve] = {}
     for name, (steps, length, random) in ATTACKS.items():
-        accuracies, undetected = [(0.0, numbers["as they are (%)"])], []
+        accuracies, undetected = [(0.0, numbers["accuracy as they are (%)"])], [(0.0, 0.0)]
         for strength in STRENGTHS:
             subject.progress(f"attack: {name}, strength {strength}")
             start = subject.generator() if random else None
-            parts = [attack(network, *batch, strength, steps, length, start).cpu() for batch in batches]
-            changed = torch.cat(parts)
-            still = subject.scores(changed).argmax(1) == labels
+            changed = torch.cat([attack(network, *batch, strength, steps, length, start).cpu() for batch in batches])
+            still = is_right(subject.scores(changed), labels)
             accuracies.append((strength, percent(still)))
-            fooled = right & ~still
-            if threshold is not None and fooled.any():
-                undetected.append((strength, percent(distances(network, changed[fooled]) <= threshold)))
-        numbers |= {f"{name} {strength} (%)": value for strength, value in accuracies[1:]}
+            numbers[f"{name} {strength}: accuracy (%)"] = accuracies[-1][1]
+            if threshold is not None and right.any():
+                missed = right & ~still & (distances(network, changed) <= threshold)
+                undetected.append((strength, percent(missed[right])))
+                numbers[f"{name} {strength}: successful and not suspected (%)"] = undetected[-1][1]
         curves[name] = Curve("largest change of a pixel", "accuracy (%)", accuracies)
-        if undetected:
-            numbers |= {f"{name} {strength}: not suspected (%)": value for strength, value in undetected}
-            curves[f"{name}: not suspected"] = Curve(
-                "largest change of a pixel", "successful attacks not suspected (%)", undetected
+        if threshold is not None:
+            missed_curves[f"{name}, despite the reconstruction"] = Curve(
+                "largest change of a pixel", "successful and not suspected (%)", undetected
             )
-    return Outcome(numbers, curves)
+    return Outcome(numbers, curves | missed_curves, notes)
 
 
 PROTOCOL = Protocol(
     "Does it resist attacks, and does its reconstruction give them away?",
     "Frosst et al. 2018",
-    (),
+    (
+        "CapsNet on MNIST: at 5 % false alarms about 70 % of attacks are detected (github.com/KellerJordan/"
+        "CapsNet-Adversarial; gradient ascent until the class changes)",
+    ),
     run,
+    most=1000,
 )

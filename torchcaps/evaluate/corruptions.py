@@ -16,10 +16,10 @@ import torch
 from kornia.filters import canny, gaussian_blur2d
 from torch import Tensor
 
-from torchcaps.evaluate.affine import affine, warp
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
+from torchcaps.explain.transforms import affine, warp
 
-ROTATIONS = range(0, 181, 15)
+ROTATIONS = range(15, 181, 15)  # degrees
 Corruption = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -216,20 +216,24 @@ def corrupted(images: Tensor, name: str, generator: torch.Generator) -> Tensor:
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
-    subject.need_one_label()
     images = subject.images
     if not 16 <= min(images.shape[2:]) <= max(images.shape[2:]) <= 256:
         raise DoesNotApply(f"images have {images.shape[2]}x{images.shape[3]} pixels, and 16 to 256 are needed")
-    numbers = {"as they are (%)": subject.accuracy(images)}
+    points: list[tuple[float | str, float]] = [("as they are", subject.accuracy(images))]
     for name in CORRUPTIONS:
         subject.progress(f"corruptions: {name}")
-        numbers[f"{name} (%)"] = subject.accuracy(corrupted(images, name, subject.generator()))
-    numbers["mean of the corruptions (%)"] = sum(numbers[f"{name} (%)"] for name in CORRUPTIONS) / len(CORRUPTIONS)
-    points = []
+        points.append((name.replace("_", " "), subject.accuracy(corrupted(images, name, subject.generator()))))
+    points.append(("mean of the corruptions", sum(value for _, value in points[1:]) / len(CORRUPTIONS)))
+    subject.progress("corruptions: rotation")
+    rotated: list[tuple[float | str, float]] = [(0.0, points[0][1])]
     for angle in ROTATIONS:
-        subject.progress(f"corruptions: rotation by {angle} degrees")
-        points.append((float(angle), subject.accuracy(affine(images, rotation=float(angle)))))
-    return Outcome(numbers, {"rotation": Curve("rotation (degrees)", "accuracy (%)", points)})
+        turned = affine(images, rotation=float(angle), padding=subject.padding)
+        rotated.append((float(angle), subject.accuracy(turned)))
+    curves = {
+        "corruptions": Curve("", "accuracy (%)", points),
+        "rotation": Curve("rotation (degrees)", "accuracy (%)", rotated),
+    }
+    return Outcome({f"{name}: accuracy (%)": value for name, value in points}, curves)
 
 
 PROTOCOL = Protocol(

@@ -3,69 +3,90 @@
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from torchcaps.explain.axes import COLORS, DASHES, MARKERS, in_style
 from torchcaps.utils.arguments import checked
 
-COLUMNS = 4  # panels in a row
-
 
 @checked
 @in_style
 def protocol_figure(question: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw the results of one protocol: a panel for each curve with a line per network, or bars if there is no curve.
+    """Draw the results of one protocol: a panel for each curve, with a line per network, or bars where x is a word.
 
     Args:
         question: what the protocol asks, the title.
         results: by network, what :func:`torchcaps.evaluate.evaluate` returns for the protocol; not all of them reasons.
     """
-    measured = {name: result for name, result in results.items() if "numbers" in result}
-    panels = list(dict.fromkeys(curve for result in measured.values() for curve in result["curves"]))
-    return _curves(question, measured, panels) if panels else _bars(question, measured)
-
-
-def _curves(question: str, measured: Mapping[str, Mapping[str, Any]], panels: list[str]) -> Figure:
-    columns = min(COLUMNS, len(panels))
+    measured = {name: result["curves"] for name, result in results.items() if "curves" in result}
+    panels = list(dict.fromkeys(panel for curves in measured.values() for panel in curves))
+    bars = {panel: _words(panel, measured) for panel in panels}
+    columns = 3 if len(panels) % 3 == 0 else min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(3.2 * columns, 5), 2.7 * rows + 0.7))
+    height = max(2.7, 1 + max(map(len, bars.values())) * (0.1 + 0.12 * len(measured)))
+    figure = Figure(figsize=(max(3.2 * columns, 6.4), height * rows + 0.7))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     for axis, panel in zip(axes, panels, strict=False):
-        for index, (name, result) in enumerate(measured.items()):
-            if curve := result["curves"].get(panel):
-                style = {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
-                x, y = zip(*curve["points"], strict=True)
-                axis.plot(x, y, marker=MARKERS[index % len(MARKERS)], label=name, **style)
-                axis.set(xlabel=curve["x"], ylabel=curve["y"])
         axis.set_title(panel)
-        axis.grid(axis="y")
-        if "%" in axis.get_ylabel():
-            axis.set_ylim(0, 102)
-        if axis.get_xlabel() in ("iteration", "layer"):
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for index, (name, curves) in enumerate(measured.items()):
+            if panel not in curves:
+                continue
+            curve, color = curves[panel], COLORS[index % len(COLORS)]
+            if bars[panel]:
+                _draw_bars(axis, curve, bars[panel], (index + 0.5) / len(measured), 0.8 / len(measured), color, name)
+            else:
+                style = {"linestyle": DASHES[index % len(DASHES)], "marker": MARKERS[index % len(MARKERS)]}
+                axis.plot(*zip(*curve["points"], strict=True), color=color, label=name, **style)
+                axis.set(xlabel=curve["x"], ylabel=curve["y"])
+        _finish(axis, bars[panel])
+    for axis in axes[1 : len(panels)]:
+        if bars[panels[0]] and axis.get_xlabel() == axes[0].get_xlabel():
+            axis.sharex(axes[0])
+            axis.autoscale(axes[0].get_autoscalex_on(), axis="x")
     figure.suptitle(question)
-    if len(measured) > 1:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    entries = [axis.get_legend_handles_labels() for axis in axes]
+    named = {label: handle for handles, labels in entries for handle, label in zip(handles, labels, strict=True)}
+    shown = [name for name in measured if name in named]
+    fitting = int(figure.get_figwidth() // (0.6 + 0.07 * max(map(len, shown))))  # inches of a line and a letter
+    figure.legend([named[name] for name in shown], shown, loc="outside lower center", ncols=max(1, min(3, fitting)))
     return figure
 
 
-def _bars(question: str, measured: Mapping[str, Mapping[str, Any]]) -> Figure:
-    names = list(dict.fromkeys(number for result in measured.values() for number in result["numbers"]))
-    figure = Figure(figsize=(6.4, 0.3 * len(names) * (1 + 0.5 * (len(measured) - 1)) + 1.3))
-    axis = figure.subplots()
-    height = 0.8 / len(measured)
-    for index, (name, result) in enumerate(measured.items()):
-        places = [row + (index - (len(measured) - 1) / 2) * height for row in range(len(names))]
-        values = [result["numbers"].get(number, 0.0) for number in names]
-        bars = axis.barh(places, values, height, color=COLORS[index % len(COLORS)], label=name)
-        axis.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=7)
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.margins(x=0.12)
-    figure.suptitle(question)
-    if len(measured) > 1:
-        figure.legend(loc="outside lower center", ncols=3)
-    return figure
+def _words(panel: str, measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the words on the axis of a panel; none if it has numbers."""
+    points = [x for curves in measured.values() if panel in curves for x, _ in curves[panel]["points"]]
+    return list(dict.fromkeys(x for x in points if isinstance(x, str)))
+
+
+def _draw_bars(
+    axis: Axes, curve: Mapping[str, Any], words: list[str], place: float, height: float, color: str, name: str
+) -> None:
+    rows = [words.index(word) + 0.8 * (place - 0.5) for word, _ in curve["points"]]
+    values = [value for _, value in curve["points"]]
+    bars = axis.barh(rows, values, height, color=color, label=name)
+    axis.bar_label(
+        bars, [f"{value:.1f}" if "%" in curve["y"] else f"{value:.2f}" for value in values], padding=2, fontsize=6
+    )
+    axis.set_xlabel(curve["y"])
+
+
+def _finish(axis: Axes, words: list[str]) -> None:
+    """Set ticks, limits and the grid of a panel."""
+    if words:
+        axis.set_yticks(range(len(words)), words)
+        axis.invert_yaxis()
+        axis.grid(axis="x")
+        axis.margins(x=0.15)
+        if axis.get_xlabel().endswith("(%)"):
+            axis.set_xlim(0, 115)
+            axis.set_xticks(range(0, 101, 25))
+        return
+    axis.grid(axis="y")
+    if axis.get_ylabel().endswith("(%)") or axis.get_ylabel().startswith("entropy"):
+        axis.set_ylim(-3, 103)
+    if axis.get_xlabel().startswith(("iteration", "layer")):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

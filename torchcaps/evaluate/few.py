@@ -22,8 +22,8 @@ def run(subject: Subject) -> Outcome:
         subject.progress(f"few: training on {count} images per class")
         network = subject.training(count)
         points.append((float(count), Subject(network, subject.images, subject.labels).accuracy(subject.images)))
-    numbers = {f"{count:g} images per class (%)": value for count, value in points}
-    return Outcome(numbers, {"few": Curve("images per class", "accuracy (%)", points)})
+    numbers = {f"{count:g} images per class: accuracy (%)": value for count, value in points}
+    return Outcome(numbers, {"": Curve("images per class", "accuracy (%)", points)})
 
 
 PROTOCOL = Protocol("How many labeled images does it need?", "Sabour et al. 2017", (), run, trains=True)

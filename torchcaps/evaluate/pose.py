@@ -1,11 +1,11 @@
 """Do the poses of class capsules know how an object was transformed?
 
-Procedure: 4,000 test images, each under a random rotation, shear, scale and shift as in the protocol `affine`. A ridge
-regression predicts each of the six factors from the pose of the winning capsule, that of the highest score; each class
-has a regression of its own. It is fitted on three quarters of the images and its R2 is that on the others; its penalty
-is chosen among seven by leave-one-out on the fitted ones. Beside it the same from the penultimate layer, the inputs of
-the last module that has weights, projected to as many principal components as a pose has features. R2 is 1 if a factor
-is predicted exactly, and 0 if no better than by its mean.
+Procedure: 4,000 test images at most, each under a random rotation, shear, scale and shift as in the protocol `affine`.
+A ridge regression predicts each of the six factors from the pose of the winning capsule, that of the highest score;
+each class has a regression of its own. It is fitted on three quarters of the images and its R2 is that on the others;
+its penalty is chosen among seven by leave-one-out on the fitted ones. Beside it the same from the penultimate layer,
+the inputs of the last module that has weights, projected to as many principal components as a pose has features, or to
+16 without class capsules. R2 is 1 if a factor is predicted exactly, and 0 if no better than by its mean.
 
 Source: Konstantinou et al., EquiCaps, 2025, section 4: frozen features and a regression of pose. There the images are
 renderings of 3D objects.
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.evaluate.affine import random_affine
-from torchcaps.evaluate.subject import BATCH, DoesNotApply, Outcome, Protocol, Subject
+from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
 from torchcaps.nn.modes import evaluating
 
-MOST = 4000  # images
 WIDTH = 16  # features of the penultimate layer of a network without class capsules
+FACTORS = ("rotation", "shear", "scale across", "scale down", "shift across", "shift down")
 PENALTIES = np.logspace(-3, 3, 7)
 
 
@@ -81,9 +81,8 @@ def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
     if len(subject.images) < 200:
         raise DoesNotApply(f"a regression needs at least 200 images, and there are {len(subject.images)}")
-    images, drawn = random_affine(subject, MOST)
+    images, drawn = random_affine(subject)
     factors = torch.cat([drawn["rotation"][:, None], drawn["shear"][:, None], drawn["scale"], drawn["shift"]], 1)
-    names = ("rotation", "shear", "scale across", "scale down", "shift across", "shift down")
     subject.progress("pose: features of transformed images")
     poses, penultimate, winners = features_of(subject.network, images)
     width = min(WIDTH if poses is None else poses.shape[1], penultimate.shape[1])
@@ -91,12 +90,18 @@ def run(subject: Subject) -> Outcome:
     projection = PCA(width, random_state=subject.seed).fit(penultimate[:fitted].double().numpy())
     below = torch.from_numpy(projection.transform(penultimate.double().numpy()))
     numbers: dict[str, float] = {}
-    for what, features in (("pose", poses), (f"penultimate layer, {width} components", below)):
+    curves = {}
+    for what, features in (("pose", poses), ("penultimate layer", below)):
         if features is not None:
-            found = r2(features, winners, factors)
-            numbers |= {f"{what}: R2 of {name}": value for name, value in zip(names, found, strict=True)}
-            numbers[f"{what}: mean R2"] = float(np.mean(found))
-    return Outcome(numbers)
+            points = list(zip(FACTORS, r2(features, winners, factors), strict=True))
+            numbers |= {f"R2 of {name}, from the {what}": value for name, value in points}
+            points.append(("mean", sum(value for _, value in points) / len(points)))
+            numbers[f"mean R2, from the {what}"] = points[-1][1]
+            curves[what] = Curve("", "R2 on held-out images", points)
+    notes = [f"the penultimate layer's {penultimate.shape[1]} features are projected to {width} principal components"]
+    if poses is None:
+        notes.append("there is no capsule for each class, so no pose")
+    return Outcome(numbers, curves, notes)
 
 
 PROTOCOL = Protocol(
@@ -104,4 +109,5 @@ PROTOCOL = Protocol(
     "Konstantinou et al. 2025, section 4",
     ("R2 of 0.78 for the rotation of rendered 3D objects, from capsules trained without labels (EquiCaps 2025)",),
     run,
+    most=4000,
 )

@@ -1,6 +1,7 @@
 """All protocols by name, and the function that runs them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
         protocols: names in `PROTOCOLS`; None for all that train nothing.
 
     Returns:
-        By protocol either `numbers` and `curves`, see :class:`Outcome`, as JSON can hold them, or `reason`, why it does
-        not apply.
+        By protocol either `numbers`, `curves` and `notes`, see :class:`Outcome`, as JSON can hold them, and the number
+        of `images`; or `reason`, why it does not apply.
 
     Raises:
         ValueError: there is no such protocol, or no image.
@@ -45,10 +46,13 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(subject.seed)
-                outcome = PROTOCOLS[name].run(subject)
+                most = PROTOCOLS[name].most
+                some = replace(subject, images=subject.images[:most], labels=subject.labels[:most])
+                outcome = PROTOCOLS[name].run(some)
         except DoesNotApply as error:
             results[name] = {"reason": str(error)}
             continue
         curves = {curve: values._asdict() for curve, values in outcome.curves.items()}
-        results[name] = {"numbers": outcome.numbers, "curves": curves}
+        images = len(some.images) if outcome.images is None else outcome.images
+        results[name] = {"numbers": outcome.numbers, "curves": curves, "notes": list(outcome.notes), "images": images}
     return results

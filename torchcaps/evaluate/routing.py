@@ -3,18 +3,19 @@
 Procedure: in one layer at a time, and then in all, the coefficients of every iteration are replaced on the same
 weights:
 
-- uniform: by equal ones;
+- uniform: by equal ones, see :func:`torchcaps.explain.controls.uniform_coefficients`;
 - random: by the softmax of normal random numbers, one for each child and parent, the same for all images;
 - shuffled: each child's coefficients are permuted among its parents (with a softmax over the children, each parent's
   among its children), by a permutation of its own for each image and child;
 - another image's: by those that another image of the batch has at this iteration.
 
-Each has the accuracy on 1,000 test images, and the share of predictions that change. A fall shows that a trained
-network relies on its coefficients, not that training with routing helped: for that, train with `UniformRouting` and
-compare.
+Each has the accuracy on 1,000 test images at most, and the share of predictions that change. A fall shows that a
+trained network relies on its coefficients, not that training with routing helped: for that, train with `UniformRouting`
+and compare.
 
-By iteration, without a replacement: the entropy of the coefficients in percent of that of uniform ones, and the mean
-cosine between votes and parents, weighted by the factors of the votes.
+By iteration, without a replacement, on 200 images at most: the entropy of the coefficients in percent of that of
+uniform ones, see :func:`torchcaps.explain.sharpening`, and the mean cosine between votes and parents, weighted by the
+shares of the votes.
 
 Source: Paik et al., Capsule Networks Need an Improved Routing Algorithm, ACML 2019.
 """
@@ -28,13 +29,16 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject, percent
-from torchcaps.explain.recording import watching
-from torchcaps.nn.layer import CapsuleLayer
+from torchcaps.explain.controls import is_right, uniform_coefficients
+from torchcaps.explain.dynamics import poses_as_votes
+from torchcaps.explain.predicting import inputs_for
+from torchcaps.explain.recording import routing_layers, watching
+from torchcaps.explain.sharpening import sharpening
 from torchcaps.ops import StoredVotes, Votes, at_least_float32
 from torchcaps.ops.computed import ComputedVotes
 from torchcaps.routing import Iteration
 
-MOST, WATCHED = 1000, 200  # images
+WATCHED = 200  # images whose iterations are followed
 BATCH = 20  # the votes of a batch are stored
 
 # Changes coefficients (batch, children, parents); it is told whether they sum to one over the parents.
@@ -63,7 +67,7 @@ class ChangedVotes(StoredVotes):
 
 
 @contextmanager
-def changed_coefficients(layers: list[CapsuleLayer], change: Change) -> Iterator[None]:
+def changed_coefficients(layers: list[Any], change: Change) -> Iterator[None]:
     """Replace the coefficients of every iteration of some layers within this context."""
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -76,16 +80,13 @@ def changed_coefficients(layers: list[CapsuleLayer], change: Change) -> Iterator
 
             routing.advance = changed
             stack.callback(delattr, routing, "advance")
+            stack.enter_context(routing.watched(lambda iteration: None))  # so that a pool calls `advance`
         yield
 
 
 def changes(generator: torch.Generator) -> dict[str, Change]:
     """Return the changes of coefficients, by name."""
     drawn: dict[tuple[int, ...], Tensor] = {}
-
-    def uniform(x: Tensor, over_parents: bool) -> Tensor:
-        dim = 2 if over_parents else 1
-        return x.mean(dim, keepdim=True).expand_as(x)
 
     def random(x: Tensor, over_parents: bool) -> Tensor:
         dim = 2 if over_parents else 1
@@ -98,74 +99,80 @@ def changes(generator: torch.Generator) -> dict[str, Change]:
         return x.gather(dim, torch.rand(x.shape, generator=generator).argsort(dim))
 
     def of_another(x: Tensor, over_parents: bool) -> Tensor:
-        return x.roll(len(x) // 2, 0)
+        return x.roll(len(x) // 2, 0)  # half of an even number of images: windows are samples of their own
 
-    return {"uniform": uniform, "random": random, "shuffled": shuffled, "another image's": of_another}
+    return {"random": random, "shuffled": shuffled, "another image's": of_another}
 
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
     network = subject.network
-    layers = {name: x for name, x in network.named_modules() if isinstance(x, CapsuleLayer)}
+    layers = routing_layers(network)
     if not layers:
         raise DoesNotApply("the network has no layer that routes")
-    subject.need_one_label()
-    images, labels = subject.images[:MOST], subject.labels[:MOST]
-    plain = _predicted(subject, images)
-    numbers = {"as it is (%)": percent(plain == labels)}
-    whole = {"all layers": list(layers.values())} if len(layers) > 1 else {}
-    groups: dict[str, list[CapsuleLayer]] = {name: [layer] for name, layer in layers.items()} | whole
+    count = len(subject.images) // 2 * 2  # each image has a partner
+    if not count:
+        raise DoesNotApply("a single image has no other whose coefficients it could take")
+    images, labels = subject.images[:count], subject.labels[:count]
+    scores = _scores(subject, images)
+    numbers = {"accuracy as it is (%)": percent(is_right(scores, labels))}
+    groups: dict[str, list[Any]] = {name: [layer] for name, layer in layers.items()}
+    if len(groups) > 1:
+        groups["all layers"] = list(layers.values())
+    curves, notes = {}, []
     for name, some in groups.items():
-        for what, change in changes(subject.generator()).items():
+        points: list[tuple[float | str, float]] = [("its own", numbers["accuracy as it is (%)"])]
+        contexts: dict[str, Any] = {"uniform": lambda some=some: uniform_coefficients(nn.ModuleList(some))}
+        if any(layer.routing.needs_poses for layer in some):
+            notes.append(f"{name}: its votes are the children's poses, so that coefficients can only be made uniform")
+        else:
+            for what, change in changes(subject.generator()).items():
+                contexts[what] = lambda change=change, some=some: changed_coefficients(some, change)
+        for what, context in contexts.items():
             subject.progress(f"routing: {name}, {what} coefficients")
-            if any(x.routing.needs_poses and what != "uniform" for x in some):
-                continue  # net sums have no coefficients that could be replaced
-            try:
-                with changed_coefficients(some, change):
-                    predicted = _predicted(subject, images)
-            except ValueError as error:  # a routing whose votes must be the poses
-                raise DoesNotApply(f"the coefficients of {name} cannot be replaced: {error}") from error
-            numbers[f"{name}, {what} (%)"] = percent(predicted == labels)
-            numbers[f"{name}, {what}: other predictions (%)"] = percent(predicted != plain)
-    return Outcome(numbers, iterations(network, images[:WATCHED]))
+            with context():
+                changed = _scores(subject, images)
+            points.append((what, percent(is_right(changed, labels))))
+            numbers[f"{name}, {what}: accuracy (%)"] = points[-1][1]
+            numbers[f"{name}, {what}: predictions that change (%)"] = percent(changed.argmax(1) != scores.argmax(1))
+        curves[f"coefficients of {name}"] = Curve("", "accuracy (%)", points)
+    batches = [inputs_for(network, batch) for batch in images[:WATCHED].split(BATCH)]
+    for name, values in sharpening(network, batches).items():
+        share = 100 * values.entropy / math.log(max(2.0, values.uniform))
+        points = [(float(t), value) for t, value in enumerate(share.tolist(), 1)]
+        curves[f"{name}: entropy"] = Curve("iteration", "entropy of coefficients (% of uniform)", points)
+        numbers[f"{name}: entropy at last (% of uniform)"] = points[-1][1]
+    for name, cosines in agreement(network, batches).items():
+        points = [(float(t), value) for t, value in enumerate(cosines, 1)]
+        curves[f"{name}: agreement"] = Curve("iteration", "mean cosine of votes and parents", points)
+        numbers[f"{name}: cosine of votes and parents at last"] = points[-1][1]
+    return Outcome(numbers, curves, notes, count)
 
 
-def _predicted(subject: Subject, images: Tensor) -> Tensor:
-    return torch.cat([subject.scores(batch).argmax(1) for batch in images.split(BATCH)])
+def _scores(subject: Subject, images: Tensor) -> Tensor:
+    return torch.cat([subject.scores(batch) for batch in images.split(BATCH)])
 
 
-def iterations(network: nn.Module, images: Tensor) -> dict[str, Curve]:
-    """Return the entropy of the coefficients and the agreement of the votes by iteration, of each layer."""
-    sums: dict[tuple[str, int], list[float]] = {}
+def agreement(network: nn.Module, batches: list[Any]) -> dict[str, list[float]]:
+    """Return the mean cosine of votes and parents after each iteration of each layer, weighted by the shares of the
+    votes. Layers whose parents are no sums of votes are left out."""
+    sums: dict[str, dict[float, list[Tensor]]] = {}
 
     def see(name: str, iteration: Iteration) -> None:
-        if not math.isfinite(iteration.t) or name not in layers:
-            return
-        weighted, votes = iteration.votes, iteration.votes.votes
-        coefficients = at_least_float32(weighted.coefficients())
-        dim = 2 if weighted.softmax == "parents" else 1
-        entropy = torch.special.entr(coefficients).sum(dim).mean() / math.log(max(2, coefficients.shape[dim]))
-        poses = at_least_float32(iteration.parents.poses).flatten(-len(votes.pose)).movedim(1, -2).flatten(0, -3)
-        row = sums.setdefault((name, int(iteration.t) + 1), [0.0, 0.0, 0.0])
-        row[0] += float(entropy)
-        if poses.shape == (votes.batch, votes.parents, math.prod(votes.pose)):  # not where the parents are transformed
-            cosines, shares = torch.cosine_similarity(stored(votes), poses.unsqueeze(1), dim=-1), weighted.shares()
-            row[1] += float((cosines * shares).sum() / shares.sum())
-        row[2] += 1
+        votes, poses = iteration.votes.votes, poses_as_votes(iteration.parents, iteration.votes.votes)
+        if poses.shape == (votes.batch, votes.parents, math.prod(votes.pose)):
+            cosines, shares = (
+                torch.cosine_similarity(stored(votes), poses.unsqueeze(1), dim=-1),
+                iteration.votes.shares(),
+            )
+            both = torch.stack([(cosines * shares).sum(), shares.sum()]).double().cpu()
+            sums.setdefault(name, {}).setdefault(iteration.t, []).append(both)
 
-    layers = {name for name, x in network.named_modules() if isinstance(x, CapsuleLayer)}
     with watching(network, see), torch.no_grad():
-        for batch in images.split(BATCH):
-            network(batch.to(next(network.parameters(), batch)))
-    curves = {}
-    for name in dict.fromkeys(name for name, _ in sums):
-        rows = [(float(t), row) for (other, t), row in sums.items() if other == name]
-        entropies = [(t, 100 * row[0] / row[2]) for t, row in rows]
-        curves[f"{name}: entropy"] = Curve("iteration", "entropy of coefficients (% of uniform)", entropies)
-        curves[f"{name}: agreement"] = Curve(
-            "iteration", "mean cosine of votes and parents", [(t, row[1] / row[2]) for t, row in rows]
-        )
-    return curves
+        for batch in batches:
+            network(batch)
+    totals = {name: [torch.stack(rows).sum(0) for rows in by_t.values()] for name, by_t in sums.items()}
+    return {name: [float(total[0] / total[1]) for total in rows] for name, rows in totals.items()}
 
 
 PROTOCOL = Protocol(
@@ -173,4 +180,5 @@ PROTOCOL = Protocol(
     "Paik et al. 2019",
     ("Uniform and random coefficients train as well as several routing algorithms (Paik et al. 2019)",),
     run,
+    most=1000,
 )

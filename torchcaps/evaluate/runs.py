@@ -19,9 +19,11 @@ def subject_of(
 ) -> Subject:
     """Return the network of a run with random test images, and with images that it has held out.
 
+    If the run held out no images, a quarter of the test images is held out here.
+
     Args:
         training: the training, whose model has the weights.
-        count: number of test images; all if there are fewer.
+        count: number of test images at most.
         seed, progress: see :class:`Subject`.
         trained: trains the network anew on a number of images per class.
 
@@ -30,22 +32,32 @@ def subject_of(
     """
     data: Any = training.datamodule
     if not isinstance(data, ImageData):
-        raise ValueError(f"torchcaps evaluate needs a network of images, and {type(data).__name__} has none")
+        raise ValueError(
+            f"torchcaps evaluate is for networks of images, and {type(data).__name__} has none: torchcaps test gives "
+            "the accuracy, torchcaps explain the accuracy with uniform coefficients and the dead capsules"
+        )
     if training.model.labels_per_image is None:
         raise ValueError("torchcaps evaluate needs a known number of labels per image, and this recipe has None")
     data.prepare_data()
     data.setup("test")
-    images, labels = _some(data, data.part("test"), count, seed)
     data.setup("validate")
-    held_out = None if data.val_set is None else _some(data, data.part("validate"), HELD_OUT, seed)
+    test: Any = data.part("test")
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
+    if data.val_set is None:
+        rest, order = order.split([len(test) // 4, len(test) - len(test) // 4])
+        held_out = _samples(data, test, rest[:HELD_OUT]) if len(rest) else None
+    else:
+        validation: Any = data.part("validate")
+        some = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
+        held_out = _samples(data, validation, some[:HELD_OUT])
+    images, labels = _samples(data, test, order[:count])
     network, loss = training.model.network.eval(), training.model.loss
     return Subject(network, images, labels, held_out, loss, seed, progress, data, trained)
 
 
-def _some(data: ImageData, part: Any, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return random samples of a part, as in a validation: images `(n, channels, height, width)` and labels."""
-    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    batches = [part.__getitems__(some.tolist()) for some in order.split(256)]
+def _samples(data: ImageData, part: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return samples of a part, as in a validation: images `(n, channels, height, width)` and labels."""
+    batches = [part.__getitems__(some.tolist()) for some in indices.sort().values.split(256)]
     return torch.cat([data.center(batch[0]) for batch in batches]), torch.cat([batch[1] for batch in batches])
 
 

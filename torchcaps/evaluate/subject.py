@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
+from torchcaps.explain.controls import is_right
+from torchcaps.explain.transforms import Padding, on_black
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import shown_with_type
 
@@ -25,24 +27,28 @@ class Curve(NamedTuple):
 
     Fields:
         x, y: names of both, with their units.
-        points: pairs of both.
+        points: pairs of both. Where x is a word, a figure has bars.
     """
 
     x: str
     y: str
-    points: list[tuple[float, float]]
+    points: Sequence[tuple[float | str, float]]
 
 
 class Outcome(NamedTuple):
     """What a protocol measured.
 
     Fields:
-        numbers: by name. Accuracies and shares are in percent.
+        numbers: by name, with their units.
         curves: by name.
+        notes: what a part of the protocol could not measure, and why, each as a sentence.
+        images: number of images, if they are not those of the subject.
     """
 
     numbers: dict[str, float]
     curves: dict[str, Curve] = {}  # noqa: RUF012
+    notes: Sequence[str] = ()
+    images: int | None = None
 
 
 class Protocol(NamedTuple):
@@ -53,6 +59,7 @@ class Protocol(NamedTuple):
         source: the paper.
         published: numbers of papers to hold beside, each as a sentence.
         run: the measurement. It raises `DoesNotApply` with the reason.
+        most: the number of images that it takes at most, the first of the subject; None for all.
         trains: whether it trains networks; it then runs only if it is named.
     """
 
@@ -60,6 +67,7 @@ class Protocol(NamedTuple):
     source: str
     published: Sequence[str]
     run: Callable[["Subject"], Outcome]
+    most: int | None = None
     trains: bool = False
 
 
@@ -99,14 +107,19 @@ class Subject:
         if self.labels.dim() != 1:
             raise DoesNotApply("images have several labels each")
 
-    def batches(self, count: int | None = None, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the first `count` images, or all, with their labels in batches."""
-        yield from zip(self.images[:count].split(size), self.labels[:count].split(size), strict=True)
+    @property
+    def padding(self) -> Padding:
+        """What enters an image that moves: black if the images are gray on black, or else copies of the edge."""
+        return "zeros" if on_black(self.images) else "border"
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the images with their labels in batches."""
+        yield from zip(self.images.split(BATCH), self.labels.split(BATCH), strict=True)
 
     def accuracy(self, images: Tensor, labels: Tensor | None = None) -> float:
-        """Return the percentage of images that the network classifies correctly; labels are the first of the test's."""
-        predicted = self.scores(images).argmax(1)
-        return percent(predicted == (self.labels[: len(images)] if labels is None else labels))
+        """Return the percentage of images on which the network is right, see
+        :func:`torchcaps.explain.controls.is_right`; labels are by default those of the subject's images."""
+        return percent(is_right(self.scores(images), self.labels if labels is None else labels))
 
     def scores(self, images: Tensor) -> Tensor:
         """Return the scores of images, `(n, classes)` on the CPU."""

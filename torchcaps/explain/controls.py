@@ -35,10 +35,36 @@ class Accuracy(NamedTuple):
         return self.right / self.tested
 
 
+@checked
+def is_right(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return on which inputs a network is right, `(batch,)` bool.
+
+    With one label per input, it is right if no other class has as high a score. With several, as in MultiMNIST, it is
+    right if no other class has as high a score as any of the labels. Without a label, or with scores that are nan, it
+    is not right.
+
+    Args:
+        scores: `(batch, classes)`.
+        labels: `(batch,)`, or 1 for each class of an input and 0 for the others, `(batch, classes)`.
+
+    Raises:
+        ValueError: labels have another shape.
+    """
+    if labels.shape not in (scores.shape[:1], scores.shape):
+        expected = f"(batch,) = {tuple(scores.shape[:1])} or (batch, classes) = {tuple(scores.shape)}"
+        raise ValueError(f"expected labels of shape {expected}, got {shown(labels)}")
+    if labels.dim() == 1:
+        own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.long().unsqueeze(1), True)
+    else:
+        own = labels > 0
+    highest_other = scores.where(~own, -torch.inf).amax(1)
+    return (scores.where(own, torch.inf).amin(1) > highest_other) & own.any(1) & scores.isfinite().all(1)
+
+
 @contextmanager
 @checked
 def uniform_coefficients(network: nn.Module) -> Iterator[None]:
-    """Make the coefficients of all layers of a network that route uniform within this context, on the same weights.
+    """Make the coefficients of a network's layers, or of one layer, uniform in this context, on the same weights.
 
     See :meth:`torchcaps.routing.Routing.uniform`. Compiled code is not used there.
 
@@ -59,15 +85,10 @@ def uniform_coefficients(network: nn.Module) -> Iterator[None]:
 def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
     """Count on how many inputs a network is right.
 
-    With one label per input, the network is right if no other class has as high a score. With several, as in
-    MultiMNIST, it is right if no other class has as high a score as any of the labels. Without a label, or with scores
-    that are nan, it is not right.
-
     Args:
         network: network that returns a `Prediction`; it is run in evaluation mode and left as it was.
         batches: tuples that begin with inputs and labels, as from a `DataLoader`. Inputs are a tensor, or the arguments
-            of the network in a tuple. Labels are `(batch,)`, or 1 for each class of an input and 0 for the others,
-            `(batch, classes)`.
+            of the network in a tuple. Labels are those of :func:`is_right`.
 
     Raises:
         TypeError: a batch is something else.
@@ -78,17 +99,7 @@ def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
         if not is_row(batch) or len(batch) < 2 or not isinstance(batch[1], Tensor):
             raise TypeError(f"batches must be tuples of inputs and labels, got {shown_with_type(batch)}")
         labels: Tensor = batch[1]
-        scores = predict(network, inputs_of(batch)).evidence.cpu()
-        labels = labels.cpu()
-        if labels.shape not in (scores.shape[:1], scores.shape):
-            expected = f"(batch,) = {tuple(scores.shape[:1])} or (batch, classes) = {tuple(scores.shape)}"
-            raise ValueError(f"expected labels of shape {expected}, got {shown(labels)}")
-        if labels.dim() == 1:
-            own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.long().unsqueeze(1), True)
-        else:
-            own = labels > 0
-        hits = scores.where(own, torch.inf).amin(1) > scores.where(~own, -torch.inf).amax(1)
-        hits &= own.any(1) & scores.isfinite().all(1)
+        hits = is_right(predict(network, inputs_of(batch)).evidence.cpu(), labels.cpu())
         right, tested = right + int(hits.sum()), tested + len(hits)
     if not tested:
         raise ValueError("batches have no input: give at least one")

@@ -96,10 +96,14 @@ def routing_dynamics(network: nn.Module, layer: str, batches: Iterable[Any], bin
     return RoutingDynamics(edges, share[:bins], (lengths / counts)[:bins], float(share[bins]))
 
 
+def poses_as_votes(parents: Capsules, votes: Votes) -> Tensor:
+    """Return the poses of parents `(batch, parents, features)`. Positions of a grid are samples, as in the votes."""
+    return at_least_float32(parents.poses).flatten(-len(votes.pose)).movedim(1, -2).flatten(0, -3)
+
+
 def _places(votes: Votes, parents: Capsules, edges: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Bin and length of each vote, a block at a time; votes without a cosine are in one more bin, behind the last."""
-    # Parents on a grid become samples, as in the votes.
-    poses = at_least_float32(parents.poses).flatten(-len(votes.pose)).movedim(1, -2).flatten(0, -3)
+    poses = poses_as_votes(parents, votes)
     sizes = vector_norm(poses, dim=-1, keepdim=True)
     directions = poses / sizes
     inner = edges[1:-1].to(poses)  # without -1 and 1: rounding may lead beyond them

@@ -20,6 +20,7 @@ class Sharpening(NamedTuple):
         largest: mean of the largest coefficient, `(iterations,)`.
         effective: number of capsules that the coefficients are spread over, the mean of :math:`exp(H)` with the entropy
             H in nats, `(iterations,)`; 1 if one takes all.
+        entropy: mean of H, `(iterations,)`.
         uniform: the same for uniform coefficients. It is `size`, unless there is a leak or children are missing.
         over: axis of the softmax: a child's coefficients are spread over "parents", or a parent's over "children".
         size: number of capsules on this axis.
@@ -27,6 +28,7 @@ class Sharpening(NamedTuple):
 
     largest: Tensor
     effective: Tensor
+    entropy: Tensor
     uniform: float
     over: Literal["parents", "children"]
     size: int
@@ -48,7 +50,7 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
         Results by the layers' names, for the layers that ran.
     """
     layers: dict[str, Any] = routing_layers(network)
-    sums: dict[str, list[Tensor]] = {}  # per iteration: number; sums of the largest, effective and uniform numbers
+    sums: dict[str, list[Tensor]] = {}  # per iteration: number, and sums of the columns below
     counts: dict[str, int] = {}
     place: dict[str, int] = {}  # of the iteration in this batch
 
@@ -59,17 +61,18 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
             coefficients = coefficients.transpose(1, 2)
         counts[name] = coefficients.shape[-1]
         largest = coefficients.amax(-1)
-        spread = torch.special.entr(coefficients).sum(-1).exp()
+        entropy = torch.special.entr(coefficients).sum(-1)
+        spread = entropy.exp()
         kept = torch.ones_like(largest, dtype=torch.bool)
         if votes.gates is not None and votes.softmax == "parents":
             kept = votes.gates > 0
-        columns = largest[kept], spread[kept], _uniform(votes, spread)[kept]
+        columns = largest[kept], spread[kept], entropy[kept], _uniform(votes, spread)[kept]
         found = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
         index = 0 if iteration.t == 0 else place.get(name, 0)  # a network may run a layer several times
         place[name] = index + 1
         so_far = sums.setdefault(name, [])
         if index == len(so_far):
-            so_far.append(torch.zeros(4, dtype=torch.float64))
+            so_far.append(torch.zeros(5, dtype=torch.float64))
         so_far[index] += found
 
     with watching(network, see):
@@ -78,10 +81,10 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
             run(network, inputs)
     result = {}
     for name, rows in sums.items():
-        numbers, largest, spread, uniform = torch.stack(rows, 1)
-        numbers = numbers.clamp_min(1)
-        mean, over = float(uniform[0] / numbers[0]), layers[name].routing.softmax
-        result[name] = Sharpening(largest / numbers, spread / numbers, mean, over, counts[name])
+        numbers, *sums_of = torch.stack(rows, 1)
+        largest, spread, entropy, uniform = (total / numbers.clamp_min(1) for total in sums_of)
+        over = layers[name].routing.softmax
+        result[name] = Sharpening(largest, spread, entropy, float(uniform[0]), over, counts[name])
     return result
 
 

@@ -1,4 +1,4 @@
-"""What the class capsule of an image does as the image turns, grows or moves."""
+"""Images that turn, grow, shear and move, and what the class capsule of an image does then."""
 
 import math
 from collections.abc import Sequence
@@ -37,13 +37,7 @@ class PosePaths(NamedTuple):
 
 @checked
 def transformed(images: FloatTensor, kind: Kind, value: float, padding: Padding = "zeros") -> Tensor:
-    r"""Turn, grow or move images about their center, with bilinear interpolation.
-
-    The pixel at x to the right of the center and y below it takes the value of the image at
-
-    .. math:: (x \cos a - y \sin a, \; x \sin a + y \cos a), \quad (x / g, \; y / g), \quad (x - m, \; y)
-
-    if the image is turned by the angle a, grown by the factor g or moved by m pixels.
+    r"""Turn, grow or move images about their center, with bilinear interpolation; see :func:`affine`.
 
     Args:
         images: `(batch, channels, height, width)`.
@@ -61,19 +55,72 @@ def transformed(images: FloatTensor, kind: Kind, value: float, padding: Padding 
         raise ValueError(f"expected images of shape (batch, channels, height, width), got {shown(images)}")
     if not math.isfinite(value) or (kind == "grown" and value <= 0):
         raise ValueError(f"value must be finite{', and a factor above 0' * (kind == 'grown')}, got {value}")
-    height, width = images.shape[2:]
-    rows = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]  # in coordinates that are -1 and 1 at the edges
     if kind == "turned":
-        sine, cosine = math.sin(math.radians(value)), math.cos(math.radians(value))
-        rows = [[cosine, -sine * height / width, 0.0], [sine * width / height, cosine, 0.0]]
-    elif kind == "grown":
-        rows = [[1 / value, 0.0, 0.0], [0.0, 1 / value, 0.0]]
-    else:
-        rows[0][2] = -2 * value / width
+        return affine(images, rotation=value, padding=padding)
+    if kind == "grown":
+        return affine(images, scale=value, padding=padding)
+    return affine(images, shift=(value / images.shape[3], 0.0), padding=padding)
+
+
+def affine(
+    images: Tensor,
+    rotation: Tensor | float = 0.0,
+    scale: Tensor | float = 1.0,
+    shear: Tensor | float = 0.0,
+    shift: Tensor | tuple[float, float] = (0.0, 0.0),
+    padding: Padding = "zeros",
+) -> Tensor:
+    r"""Scale, shear, rotate and move images about their centers, in this order, with bilinear interpolation.
+
+    The pixel at p from the center, x to the right and y below, takes the value of the image at
+
+    .. math::
+        \begin{pmatrix} 1 / g_x & 0 \\ 0 & 1 / g_y \end{pmatrix}
+        \begin{pmatrix} 1 & -s \\ 0 & 1 \end{pmatrix}
+        \begin{pmatrix} \cos a & -\sin a \\ \sin a & \cos a \end{pmatrix} (p - m)
+
+    Args:
+        images: `(n, channels, height, width)`.
+        rotation: a in degrees, counterclockwise; one for all, or `(n,)`.
+        scale: factor g; one for all, or across and down for each, `(n, 2)`.
+        shear: s: a point moves to the right by this part of how far it lies below the center; one for all, or `(n,)`.
+        shift: m, right and down, as parts of the width and the height; one for all, or `(n, 2)`.
+        padding: see :func:`transformed`.
+    """
+    count = len(images)
+    angle = torch.as_tensor(rotation, dtype=torch.float64).deg2rad().expand(count)
+    factors = torch.as_tensor(scale, dtype=torch.float64).expand(count, 2)
+    slants = torch.as_tensor(shear, dtype=torch.float64).expand(count)
+    cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros(count), torch.ones(count)
+    turn_back = torch.stack([cos, -sin, sin, cos], 1).view(-1, 2, 2)
+    slant_back = torch.stack([one, -slants, zero, one], 1).view(-1, 2, 2)
+    return warp(images, torch.diag_embed(1 / factors) @ slant_back @ turn_back, shift, padding)
+
+
+def warp(
+    images: Tensor, back: Tensor, shift: Tensor | tuple[float, float] = (0.0, 0.0), padding: Padding = "zeros"
+) -> Tensor:
+    """Return images whose pixel at p from the center has the value of the image at `back (p - shift)`.
+
+    Args:
+        images: `(n, channels, height, width)`.
+        back: matrices of (x, y) in pixels, `(n, 2, 2)` float64.
+        shift, padding: see :func:`affine`.
+    """
+    size = torch.tensor([images.shape[3], images.shape[2]], dtype=torch.float64) / 2
+    moved = 2 * size * torch.as_tensor(shift, dtype=torch.float64).expand(len(images), 2)
+    # From pixels to coordinates that are -1 and 1 at the edges.
+    theta = torch.cat([back * (size / size[:, None]), -(back @ moved.unsqueeze(2)) / size[:, None]], 2)
     pixels = at_least_float32(images)
-    theta = pixels.new_tensor(rows).expand(len(images), 2, 3)
-    places = F.affine_grid(theta, list(images.shape), align_corners=False)
+    places = F.affine_grid(theta.to(pixels), list(images.shape), align_corners=False)
     return F.grid_sample(pixels, places, padding_mode=padding, align_corners=False).to(images)
+
+
+def on_black(images: Tensor) -> bool:
+    """Return whether images `(n, channels, height, width)` are gray, and most pixels at their edges black, as those of
+    handwritten digits. Such images can be laid over each other, and black may enter as they move."""
+    edges = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
+    return images.shape[1] == 1 and float(edges.median()) == 0
 
 
 @torch.no_grad()

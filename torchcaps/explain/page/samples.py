@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.data import ImageData, TextData
 from torchcaps.explain.recording import Inputs
+from torchcaps.explain.transforms import on_black
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
 from torchcaps.utils.arguments import Count, FloatTensor, checked
 
@@ -100,11 +101,8 @@ def picture_samples(data: ImageData, files: Sequence[Path]) -> Samples:
 
 @checked
 def samples_of(images: FloatTensor, labels: Tensor | None, names: list[str], titles: list[str]) -> Samples:
-    """Return images `(n, channels, height, width)` as samples. They are dark if they are gray and most pixels at their
-    edges are black, as those of handwritten digits."""
-    edges = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
-    dark = images.shape[1] == 1 and float(edges.median()) == 0
-    return Samples(list(images.split(1)), labels, names, titles, dark=dark)
+    """Return images `(n, channels, height, width)` as samples."""
+    return Samples(list(images.split(1)), labels, names, titles, dark=on_black(images))
 
 
 @checked
