@@ -24,6 +24,7 @@ from torchcaps.ops.children import (
     SOFTMAXES,
     Children,
     Options,
+    ParentTensors,
     Softmax,
     check_children,
     check_device,
@@ -139,9 +140,8 @@ class ComputedVotes(Votes):
             return m.mean * (m.mass + 1).unsqueeze(-1)
         if isinstance(agreement, SigmoidDot):
             raise ValueError("a SigmoidDot weights net sums alone: use net_sum, or Dot")
-        offset = agreement.offset if isinstance(agreement, Dot) else None
         options = self.options._replace(softmax=softmax, unit=isinstance(agreement, UnitDot), leaky=leaky)
-        return self.reduce("weighted_sum", (agreement.query, self.by_place(offset)), options)[0]
+        return self.reduce("weighted_sum", self._tensors_of(agreement), options)[0]
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         if isinstance(agreement, PoseLogits):
@@ -153,12 +153,7 @@ class ComputedVotes(Votes):
         if isinstance(agreement, (UnitDot, SigmoidDot)):
             kind = type(agreement).__name__
             raise ValueError(f"moments cannot be weighted by a {kind}: use Dot or Gaussian, or weighted_sum")
-        target, precision, prior, offset = None, None, None, None
-        if isinstance(agreement, Dot):
-            target, offset = agreement
-        elif agreement is not None:
-            target, precision, prior = agreement
-        tensors = (target, precision, prior, self.by_place(offset), self.by_place(betas))
+        tensors = self._tensors_of(agreement)._replace(betas=self.by_place(betas))
         mass, mean, variance, benefit = self.reduce("moments", tensors, self.options._replace(eps=eps))
         return Moments(mass, mean, variance, None if betas is None else benefit)
 
@@ -204,6 +199,13 @@ class ComputedVotes(Votes):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.cache.handed_on = children
         return results
+
+    def _tensors_of(self, agreement: Dot | UnitDot | Gaussian | None) -> ParentTensors:
+        if agreement is None:
+            return ParentTensors()
+        if isinstance(agreement, Gaussian):
+            return ParentTensors(*agreement)
+        return ParentTensors(agreement.query, offset=self.by_place(getattr(agreement, "offset", None)))
 
     def by_place(self, rows: Tensor | None) -> Tensor | None:
         """Return rows that groups of children share, `(groups, parents or 1)`, as `(groups, *window, ...)`."""
@@ -306,7 +308,7 @@ class LinearVotes(ComputedVotes):
     def vote_sum(self) -> Tensor:
         if self.backend == "reference":
             return self.all_stored().vote_sum()
-        return self.reduce("vote_sum", (), self.options)[0]
+        return self.reduce("vote_sum", ParentTensors(), self.options)[0]
 
     def constant_sum(self, constants: Tensor) -> Tensor:
         groups = self.weight.shape[:3].numel()

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, NoTensors, Options, Tensors, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
 
-def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
+def vote_sum(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor]:
     """Compute the sums. No vote is computed."""
     rows, h = children.poses.shape[4], children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), rows, children.parents, h)
@@ -24,8 +24,8 @@ def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[
 
 
 def vote_sum_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: NoTensors, options: Options, into: Gradients
-) -> tuple[()]:
+    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+) -> ParentTensors:
     """Add the gradients of the children to `into`."""
     h = children.weight.shape[5]
     grad = at_least_float32(grads[0]).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
@@ -51,7 +51,7 @@ def vote_sum_backward(
         if into.bias is not None:
             masses = poses.new_ones(count, samples) if gate is None else gate
             block.add_rows(into.bias, torch.einsum("cn,nrjh->cjrh", masses, part))
-    return ()
+    return ParentTensors()
 
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:
