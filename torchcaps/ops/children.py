@@ -139,10 +139,10 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
         "ignore_weight": (parents, features),
         "activation_scale": (samples,),
     }
-    in_rows: dict[str, list[tuple[int, ...]]] = {
+    in_rows = {
         "betas": [(*window, parents), (*window, 1)],
-        "activation_weight": [(features,)],
-        "activation_bias": [()],
+        "activation_weight": [(*window, features)],
+        "activation_bias": [(*window, 1)],
     }
     for name, x in tensors.items():
         if x is None:
