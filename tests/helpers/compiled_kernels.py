@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from torchcaps.ops import triton as reductions
-from torchcaps.ops.children import Children, DotTensors, Gradients, MomentTensors, Options
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
 
 CAPABILITIES = [80, 86, 90]  # of an A100, an RTX 3090 and an H100
 # (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
@@ -98,12 +98,13 @@ def reduce(case: Case) -> None:
             "gaussian": (state, state, score, None),
         }
         betas = None if case.layout == "each" else new(groups, *kernel, 1 if groups == 2 else parents)
-        arguments = children, MomentTensors(*of_agreement[over], betas), Options(eps=0.1)
+        arguments = children, ParentTensors(*of_agreement[over], betas), Options(eps=0.1)
         results = reductions.moments(*arguments)
         reductions.moments_backward((score, state, state, score), results[:3], *arguments, into)
     else:
         options = Options("children" if over == "children" else "parents", kind == "unit", over == "leaky")
-        arguments = children, DotTensors(state, offset if case.layout in ("each", "groups") else None), options
+        tensors = ParentTensors(state, offset=offset if case.layout in ("each", "groups") else None)
+        arguments = children, tensors, options
         results = reductions.weighted_sum(*arguments)
         reductions.weighted_sum_backward((state,), results, *arguments, into)
 

@@ -6,7 +6,6 @@
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,11 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.children import (
-    BLOCK,
     SOFTMAXES,
     Children,
     Options,
@@ -32,7 +29,7 @@ from torchcaps.ops.children import (
     grid_of,
 )
 from torchcaps.ops.grid import Pair, windows
-from torchcaps.ops.numerics import at_least_float32, autocast_off, contract
+from torchcaps.ops.numerics import at_least_float32, contract
 from torchcaps.ops.operators import BACKENDS, Operator, apply_operator
 from torchcaps.ops.stored import StoredVotes, coefficients_of
 from torchcaps.ops.votes import Moments, Votes, per_child
@@ -85,10 +82,6 @@ class ComputedVotes(Votes):
         Args:
             gates: gates in the operators' shape.
         """
-
-    @abstractmethod
-    def stored(self, children: slice) -> StoredVotes:
-        """Return the votes of some children as stored votes, without gates."""
 
     @abstractmethod
     def with_logits(self, agreement: PoseLogits) -> tuple[Self, Dot]:
@@ -167,19 +160,8 @@ class ComputedVotes(Votes):
         if self.backend == "reference" or torch.compiler.is_compiling():
             return self.all_stored().coefficients(agreement, softmax, leaky)
         # Only the logits are stored: the votes of a block are computed, used, and computed again for gradients.
-        logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self._some_children()]
+        logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self.few_children()]
         return coefficients_of(torch.cat(logits, dim=1), self.gates, softmax, leaky)
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        children = self._children()
-        layout = tiled.Layout(children, self.options)
-        for block in tiled.vote_blocks(children, self.options):
-            with autocast_off(self.device.type):
-                votes = layout.unpack_votes(tiled.vote_tile(block, layout, children, self.options).votes())
-            yield block.samples, votes, None if children.gates is None else block.read_gates(children.gates).T
-
-    def lengths(self) -> Tensor:
-        return torch.cat([self.stored(some).lengths() for some in self._some_children()], dim=1)
 
     # ------------------------------------------------------------ helpers of the reductions
 
@@ -226,12 +208,6 @@ class ComputedVotes(Votes):
 
     def _children(self) -> Children:
         return self.tensors(None if self.gates is None else self.gates.unflatten(1, (-1, *self.window)))
-
-    def _some_children(self) -> Iterator[slice]:
-        """Yield slices of the children whose votes are few enough to be stored."""
-        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
-        for first in range(0, self.children, step):
-            yield slice(first, first + step)
 
     def _logits(self, agreement: Agreement, some: slice) -> Tensor:
         """Return the logits of some children."""
@@ -360,13 +336,19 @@ class LinearVotes(ComputedVotes):
 
     def stored(self, children: slice) -> StoredVotes:
         weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
-        poses = self.poses.flatten(1, 3)
-        if self.grid:
-            poses = windows(self.poses, self.window, self.options.stride, self.options.dilation)
-        if children != slice(None):
-            index = torch.arange(poses.shape[1], device=poses.device)[children]
-            poses, weight = poses[:, children], weight[index // (poses.shape[1] // weight.shape[0])]
+        poses, places = self.poses, math.prod(self.window)
+        if children != slice(None):  # only their types have to be cut into windows
+            first, last, _ = children.indices(self.children)
+            index = torch.arange(first, last, device=poses.device)
+            poses = poses[:, first // places : (last - 1) // places + 1]
+            children = slice(first % places, first % places + last - first)
+            weight = weight[index // (self.children // weight.shape[0])]
             bias = None if bias is None else bias[index // (self.children // bias.shape[0])]
+        if self.grid:
+            poses = windows(poses, self.window, self.options.stride, self.options.dilation)
+        else:
+            poses = poses.flatten(1, 3)
+        poses = poses[:, children]
         dtype = torch.promote_types(poses.dtype, weight.dtype)
         poses = poses.to(dtype).unflatten(1, (weight.shape[0], -1))
         votes = contract("bgprd,gjdh->bgpjrh", poses, weight.to(dtype)).flatten(1, 2)

@@ -107,8 +107,8 @@ class PoseVotes(ComputedVotes):
             net = net._replace(**{name: rows.expand(-1, self.parents), f"{name}_weight": weight})
         if activation is not None:
             weight, bias, scale = activation
-            net = net._replace(activation_weight=weight, activation_bias=bias, activation_scale=scale)
-        return net.map_rows(lambda x: x.reshape(len(x), 1, 1, -1))
+            net = net._replace(activation_weight=weight, activation_bias=bias[:, None], activation_scale=scale)
+        return net.map_rows(lambda x: x[:, None, None])
 
     # ------------------------------------------------------------ what the reductions compute from
 

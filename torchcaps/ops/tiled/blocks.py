@@ -1,7 +1,7 @@
 """Division of the work into blocks of children and samples, and access to their parts of the tensors.
 
 The votes of a block are computed from poses and weights, used, and dropped; the backward pass computes them again. So
-memory grows with poses, weights and parents, and not with children x parents. `computed.py` uses these blocks too.
+memory grows with poses, weights and parents, and not with children x parents.
 """
 
 import itertools

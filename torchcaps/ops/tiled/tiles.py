@@ -47,12 +47,6 @@ class Layout:
             return x.transpose(1, 2).contiguous()
         return x.unflatten(1, (self.h, self.rows)).permute(3, 0, 2, 1).flatten(2).contiguous()
 
-    def unpack_votes(self, votes: Tensor) -> Tensor:
-        """Return a block's votes as `(samples, children, parents, features)`."""
-        if self.parents_last:
-            return votes.permute(1, 0, 3, 2)
-        return votes.unflatten(2, (self.h, self.rows)).permute(4, 0, 1, 3, 2).flatten(3)
-
     def part(self, x: Tensor, samples: slice) -> Tensor:
         """Return a view of some samples."""
         return x[samples] if self.parents_last else x[..., samples]
