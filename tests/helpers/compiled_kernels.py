@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from torchcaps.ops import triton as reductions
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
+from torchcaps.ops.triton.moments import moments, moments_backward
+from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
 
 CAPABILITIES = [80, 86, 90]  # of an A100, an RTX 3090 and an H100
 # (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
@@ -99,14 +100,14 @@ def reduce(case: Case) -> None:
         }
         betas = None if case.layout == "each" else new(groups, *kernel, 1 if groups == 2 else parents)
         arguments = children, ParentTensors(*of_agreement[over], betas), Options(eps=0.1)
-        results = reductions.moments(*arguments)
-        reductions.moments_backward((score, state, state, score), results[:3], *arguments, into)
+        results = moments(*arguments)
+        moments_backward((score, state, state, score), results[:3], *arguments, into)
     else:
         options = Options("children" if over == "children" else "parents", kind == "unit", over == "leaky")
         tensors = ParentTensors(state, offset=offset if case.layout in ("each", "groups") else None)
         arguments = children, tensors, options
-        results = reductions.weighted_sum(*arguments)
-        reductions.weighted_sum_backward((state,), results, *arguments, into)
+        results = weighted_sum(*arguments)
+        weighted_sum_backward((state,), results, *arguments, into)
 
 
 def launches(case: Case) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]:

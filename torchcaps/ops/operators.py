@@ -8,17 +8,17 @@ one iteration of a routing to the one before it, so that there is one gradient o
 each iteration: where each child has its own weights, a step takes a fifth less time.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.library import Library
 
-from torchcaps.ops import native, tiled, triton
+from torchcaps.ops import native
 from torchcaps.ops.children import (
     Children,
     Gradients,
@@ -29,6 +29,7 @@ from torchcaps.ops.children import (
     count_samples,
 )
 from torchcaps.ops.numerics import accumulator, autocast_off
+from torchcaps.ops.tiled.net_sum import Net
 from torchcaps.utils.private import is_batched
 
 Parents = tuple[Tensor | None, ...]
@@ -90,9 +91,7 @@ MOMENTS = Reduction(
     lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents.betas is None else scores],
 )
 # Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`.
-NET_SUM = Reduction(
-    "net_sum", tiled.Net, ("sums", "masses"), 2, 0, lambda scores, poses, parents, options: [poses, scores]
-)
+NET_SUM = Reduction("net_sum", Net, ("sums", "masses"), 2, 0, lambda scores, poses, parents, options: [poses, scores])
 
 
 class Operator:
@@ -229,11 +228,11 @@ def _as_tuple(results: Any) -> Tensors:
     return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
-def _operators(backend: str, module: ModuleType, *reductions: Reduction) -> dict[str, Operator]:
-    """Return operators of the module's functions: those of the reductions' names, and of these with `_backward`."""
-    return {
-        x.name: Operator(backend, x, getattr(module, x.name), getattr(module, f"{x.name}_backward")) for x in reductions
-    }
+def _operator(backend: str, reduction: Reduction) -> Operator:
+    """Return an operator of the functions in backend/reduction.py: that of the reduction's name, and `_backward`."""
+    module = importlib.import_module(f"torchcaps.ops.{backend}.{reduction.name}")
+    functions = getattr(module, reduction.name), getattr(module, f"{reduction.name}_backward")
+    return Operator(backend, reduction, *functions)
 
 
 def _native(reduction: Reduction) -> Operator:
@@ -248,10 +247,10 @@ def _native(reduction: Reduction) -> Operator:
     return Operator("native", reduction, run, partial(native.reduce, operation + 1))
 
 
-TILED = _operators("tiled", tiled, VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)
-NATIVE = {reduction.name: _native(reduction) for reduction in (VOTE_SUM, WEIGHTED_SUM, MOMENTS)}
+TILED = {x.name: _operator("tiled", x) for x in (VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)}
+NATIVE = {x.name: _native(x) for x in (VOTE_SUM, WEIGHTED_SUM, MOMENTS)}
 # A sum of the votes without coefficients needs no kernel: it is products of matrices.
-TRITON = _operators("triton", triton, WEIGHTED_SUM, MOMENTS) | {"vote_sum": TILED["vote_sum"]}
+TRITON = {x.name: _operator("triton", x) for x in (WEIGHTED_SUM, MOMENTS)} | {"vote_sum": TILED["vote_sum"]}
 BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 

@@ -6,7 +6,6 @@ from typing import Self
 
 from torch import Tensor
 
-from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.children import Children, Options
@@ -14,6 +13,7 @@ from torchcaps.ops.computed import Cache, ComputedVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract
 from torchcaps.ops.operators import TILED
 from torchcaps.ops.stored import StoredVotes
+from torchcaps.ops.tiled.net_sum import Net, net_factors
 from torchcaps.ops.votes import Activation, Beta, per_child
 
 
@@ -89,19 +89,17 @@ class PoseVotes(ComputedVotes):
     ) -> Tensor:
         """Return the phi of `net_sum`, `(batch, children, parents)`."""
         net = self._net(agreement, betas, activation).map_rows(lambda x: per_child(x.flatten(0, 2), self.children))
-        net = tiled.Net(*(None if x is None else at_least_float32(x) for x in net))
+        net = Net(*(None if x is None else at_least_float32(x) for x in net))
         with autocast_off(self.device.type):
-            return tiled.net_factors(self.flat, self.gates, net, self.parents)
+            return net_factors(self.flat, self.gates, net, self.parents)
 
-    def _net(
-        self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None, activation: Activation | None
-    ) -> tiled.Net:
+    def _net(self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None, activation: Activation | None) -> Net:
         """Return the tensors of a net sum."""
         if isinstance(agreement, PoseLogits):
             _, agreement = self.with_logits(agreement)
         if not isinstance(agreement, (Dot, SigmoidDot, type(None))):
             raise ValueError(f"a net sum cannot be weighted by a {type(agreement).__name__}: use Dot or SigmoidDot")
-        net = tiled.Net() if agreement is None else tiled.Net(**agreement._asdict())
+        net = Net() if agreement is None else Net(**agreement._asdict())
         for name, (rows, weight) in zip(("use", "ignore"), betas or (), strict=False):
             weight = None if weight is None else weight.expand(self.parents, -1)
             net = net._replace(**{name: rows.expand(-1, self.parents), f"{name}_weight": weight})

@@ -29,7 +29,7 @@ def moments(children: Children, parents: ParentTensors, options: Options) -> tup
         compared = _compared(votes, part)
         shares = _coefficients(compared, part, offset, block, layout, scratch=compared)
         if children.gates is not None:
-            shares = shares * block.read_gates(children.gates).unsqueeze(layout.parents)
+            shares = shares * block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         if betas is not None:
             rows = block.read_rows(betas).unsqueeze(layout.samples)
             layout.part(benefit, block.samples).add_((shares * rows).sum(0))
@@ -78,7 +78,7 @@ def moments_backward(
     for block in vote_blocks(children, options):
         tile = vote_tile(block, layout, children, options)
         votes = tile.votes()
-        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         part, grad_part = ([layout.part(x, block.samples) for x in of] for of in (agreement, grad_agreement))
         compared, buffer = _compared(votes, part), torch.empty_like(votes)
         coefficients = _coefficients(compared, part, offset, block, layout, scratch=buffer)
@@ -93,7 +93,7 @@ def moments_backward(
             grad_shares += block.read_rows(betas).unsqueeze(layout.samples) * block_benefit
             block.add_rows(grad_betas, (shares * block_benefit).sum(layout.samples))
         if into.gates is not None:
-            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
+            block.of_gates(into.gates).add_((coefficients * grad_shares).sum(layout.parents))
         grad_votes = slope.addcmul_(block_spread, deviations).mul_(shares.unsqueeze(2))
         if part:
             grad_logits = layout.over_parents_backward(shares * grad_shares, coefficients)

@@ -70,9 +70,10 @@ def net_sum_backward(
         leaves = [x for x in (poses, gates, *part) if x is not None and x.requires_grad]
         given = iter(torch.autograd.grad([x for x, _ in known], leaves, [y for _, y in known]))
         if into.poses is not None:
-            block.add_samples(into.poses, next(given))
+            grad_poses = block.of_samples(into.poses)
+            grad_poses += next(given).unflatten(2, grad_poses.shape[2:])
         if into.gates is not None:
-            block.add_gates(into.gates, next(given).T)
+            block.of_gates(into.gates).add_(next(given).T)
         for name, total in grad_net._asdict().items():
             if total is None:
                 continue
@@ -90,8 +91,8 @@ def _read(block: Block, children: Children, net: Net) -> tuple[Tensor, Tensor | 
     of_samples = {name: x[block.samples] for name, x in net._asdict().items() if name in PER_SAMPLE and x is not None}
     part = net.map_rows(block.read_rows)._replace(**of_samples)
     part = Net(*(None if x is None else at_least_float32(x).detach() for x in part))
-    gates = None if children.gates is None else block.read_gates(children.gates).T.detach()
-    return block.read_samples(children.poses).detach(), gates, part
+    gates = None if children.gates is None else block.of_gates(children.gates).T.detach()
+    return block.of_samples(children.poses).flatten(2).detach(), gates, part
 
 
 def _sums(poses: Tensor, gates: Tensor | None, net: Net, parents: int) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ class Tile:
     def make_factors(self, children: Children) -> None:
         """Arrange poses and weights as the factors of the matrix product that gives the votes; it sums over d."""
         block, layout = self.block, self.layout
-        self.weight = block.read_weight(children.weight)
+        self.weight = block.of_weight(children.weight)
         groups, count = self.weight.shape[0], self.poses.shape[0]
         if layout.parents_last:
             self.left = self.poses.view(groups, -1, self.poses.shape[3])
@@ -113,7 +113,7 @@ class Tile:
                 self.block.add(into.poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
             if into.weight is not None:
                 grad_weight = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
-                self.block.add_weight(into.weight, grad_weight.permute(0, 3, 1, 2))
+                self.block.of_weight(into.weight).add_(grad_weight.permute(0, 3, 1, 2))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
         else:
@@ -122,7 +122,7 @@ class Tile:
                 self.block.add(into.poses, grad_poses.permute(0, 3, 2, 1))
             if into.weight is not None:
                 grad_weight = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
-                self.block.add_weight(into.weight, grad_weight.transpose(2, 3))
+                self.block.of_weight(into.weight).add_(grad_weight.transpose(2, 3))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
 
@@ -217,7 +217,7 @@ class PulledTile(Dots):
 
     def __init__(self, block: Block, layout: Layout, children: Children):
         self.block, self.layout = block, layout
-        weight = block.read_weight(children.weight)
+        weight = block.of_weight(children.weight)
         self.groups, _, self.d, self.h = weight.shape
         self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
         poses = block.read(children.poses)
@@ -229,21 +229,28 @@ class PulledTile(Dots):
         return self._from_groups(self.poses @ self._pull(vectors))
 
     def sum(self, weights: Tensor) -> Tensor:
-        sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
-        sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
-        return self.layout.pack(sums)
+        return self.layout.pack(self._votes_of(self._push(weights)))
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
-        for factors, vectors in ((weights, grad), (grad_logits, query)):
-            if into.poses is not None:
-                grad_poses = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
-                grad_poses = grad_poses.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
-                self.block.add(into.poses, grad_poses)
-            if into.weight is not None:
+        pairs = (weights, grad), (grad_logits, query)
+        if into.poses is not None:
+            first, second = (self._to_groups(x) @ self._pull(vectors).transpose(2, 3) for x, vectors in pairs)
+            self._add_to_poses(into.poses, first.add_(second))
+        if into.weight is not None:
+            for factors, vectors in pairs:
                 product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
-                self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
+                self.block.of_weight(into.weight).add_(product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
+
+    def _add_to_poses(self, poses: Tensor, grad: Tensor) -> None:
+        """Add gradients, `(groups, samples, children of a group, rows * d)`, to those of the poses."""
+        self.block.add(poses, grad.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d)))
+
+    def _votes_of(self, pushed: Tensor) -> Tensor:
+        """Return the votes of the result of `_push`, summed over the groups, `(samples, parents, features)`."""
+        votes = torch.bmm(self._parents_first(pushed).transpose(1, 2), self.weight)
+        return votes.view(-1, self.samples, self.rows * self.h).transpose(0, 1)
 
     def _rows(self, vectors: Tensor) -> Tensor:
         """Return vectors of the parents as `(parents, samples * rows, h)`."""
@@ -257,12 +264,12 @@ class PulledTile(Dots):
         return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
 
     def _push(self, weights: Tensor) -> Tensor:
-        """Return weighted sums of the poses of each group, `(groups, samples, rows * d, parents)`."""
-        return self.poses.transpose(2, 3) @ self._to_groups(weights)
+        """Return weighted sums of the poses of each group, `(groups, samples, parents, rows * d)`."""
+        return self._to_groups(weights).transpose(2, 3) @ self.poses
 
     def _parents_first(self, pushed: Tensor) -> Tensor:
         """Return the result of `_push` as `(parents, groups * d, samples * rows)`."""
-        pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
+        pushed = pushed.unflatten(3, (self.rows, self.d)).permute(2, 0, 4, 1, 3)
         return pushed.flatten(3).flatten(1, 2)
 
     def _from_groups(self, x: Tensor) -> Tensor:
@@ -276,42 +283,34 @@ class PulledTile(Dots):
         return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
-class PoseDotTile(Dots):
-    """The products for votes that are the poses themselves: products of matrices."""
+class PoseDotTile(PulledTile):
+    """The products for votes that are the poses themselves: those of one group with an identity in place of W."""
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
-        self.block, self.layout = block, layout
-        self.poses = block.read_samples(children.poses)
+        self.block, self.layout, self.groups = block, layout, 1
+        self.poses = block.of_samples(children.poses).flatten(2).unsqueeze(0)
         if unit:
-            self.lengths = self._from_samples(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
-
-    def dot(self, vectors: Tensor) -> Tensor:
-        return self._from_samples(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
-
-    def sum(self, weights: Tensor) -> Tensor:
-        return self.layout.pack(torch.bmm(self._to_samples(weights).transpose(1, 2), self.poses))
+            self.lengths = self._from_groups(nonzero(vector_norm(self.poses, dim=3, keepdim=True)))
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
-        if into.poses is None:
-            return
         if self.lengths is not None:
             grad_logits = grad_logits / self.lengths
-        grad_poses = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
-        grad_poses.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
-        if self.lengths is not None:
+        super().add_child_gradients(weights, grad, grad_logits, query, into)
+        if self.lengths is not None and into.poses is not None:
             along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
-            grad_poses.addcmul_(self.poses, self._to_samples(along), value=-1)
-        self.block.add_samples(into.poses, grad_poses)
+            self._add_to_poses(into.poses, self.poses * -self._to_groups(along))
 
-    def _from_samples(self, x: Tensor) -> Tensor:
-        """Bring `(samples, children, parents)` into the layout."""
-        return x.permute((1, 0, 2) if self.layout.parents_last else (1, 2, 0))
+    def _add_to_poses(self, poses: Tensor, grad: Tensor) -> None:
+        part = self.block.of_samples(poses)
+        part += grad.squeeze(0).unflatten(2, part.shape[2:])
 
-    def _to_samples(self, x: Tensor) -> Tensor:
-        """Undo `_from_samples`."""
-        return x.permute((1, 0, 2) if self.layout.parents_last else (2, 0, 1))
+    def _votes_of(self, pushed: Tensor) -> Tensor:
+        return pushed.squeeze(0)
+
+    def _pull(self, vectors: Tensor) -> Tensor:
+        return self.layout.unpack(vectors).transpose(1, 2).unsqueeze(0)
 
 
 def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[Dots]:

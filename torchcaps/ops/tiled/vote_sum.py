@@ -14,7 +14,7 @@ def vote_sum(children: Children, parents: ParentTensors, options: Options) -> tu
     sums = accumulator(children.poses, count_samples(children, options), rows, children.parents, h)
     for block in pose_blocks(children, options):
         poses, matrix = block.read(children.poses), _matrix(block, children.weight)
-        gate = None if children.gates is None else block.read_gates(children.gates)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous()
         total = sums[block.samples]
         total += (_group_sums(poses, gate, len(matrix)) @ matrix.flatten(0, 1)).view(total.shape)
         if children.bias is not None:
@@ -32,7 +32,7 @@ def vote_sum_backward(
     for block in pose_blocks(children, options):
         poses, matrix, part = block.read(children.poses), _matrix(block, children.weight), grad[block.samples]
         (groups, d, _), (count, samples, rows, _) = matrix.shape, poses.shape
-        gate = None if children.gates is None else block.read_gates(children.gates)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous()
         flat = part.view(samples * rows, -1)
         if into.poses is not None or into.gates is not None:
             pulled = (flat @ matrix.flatten(0, 1).T).view(samples, rows, groups, 1, d)
@@ -44,10 +44,10 @@ def vote_sum_backward(
                 if children.bias is not None:
                     bias = block.read_rows(children.bias).expand(-1, children.parents, -1, -1)
                     grad_gates += torch.einsum("nrjh,cjrh->cn", part, bias)
-                block.add_gates(into.gates, grad_gates)
+                block.of_gates(into.gates).add_(grad_gates)
         if into.weight is not None:
             grad_weight = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, children.parents, h)
-            block.add_weight(into.weight, grad_weight.transpose(1, 2))
+            block.of_weight(into.weight).add_(grad_weight.transpose(1, 2))
         if into.bias is not None:
             masses = poses.new_ones(count, samples) if gate is None else gate
             block.add_rows(into.bias, torch.einsum("cn,nrjh->cjrh", masses, part))
@@ -56,7 +56,7 @@ def vote_sum_backward(
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:
     """Return the block's weights as matrices, `(groups, d, parents * h)`."""
-    return block.read_weight(weight).transpose(1, 2).flatten(2)
+    return block.of_weight(weight).transpose(1, 2).flatten(2)
 
 
 def _group_sums(poses: Tensor, gate: Tensor | None, groups: int) -> Tensor:

@@ -24,7 +24,7 @@ def weighted_sum(children: Children, parents: ParentTensors, options: Options) -
         logits = tile.logits(layout.part(query, block.samples))
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
-        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         total = layout.part(sums, block.samples)
         if over_children:
             highest, mass = layout.part(largest, block.samples), layout.part(masses, block.samples)
@@ -73,7 +73,7 @@ def weighted_sum_backward(
         logits, grad_shares = tile.logits(query_part), tile.dot(grad_part)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
-        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         if over_children:
             coefficients = (logits - layout.part(log_masses, block.samples)).exp_()  # without the gates
             if gate is not None:
@@ -83,7 +83,7 @@ def weighted_sum_backward(
             coefficients = layout.over_parents(logits, options.leaky)
         shares = coefficients if gate is None else coefficients * gate
         if into.gates is not None:
-            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
+            block.of_gates(into.gates).add_((coefficients * grad_shares).sum(layout.parents))
         grad_logits = shares * grad_shares
         if not over_children:
             grad_logits = layout.over_parents_backward(grad_logits, coefficients)
