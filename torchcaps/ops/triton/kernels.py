@@ -127,7 +127,7 @@ def grads(
         if grad_poses is not None:
             here = grad_poses + pose_offset(c, tile, sizes, layer)
             depth: tl.constexpr = layer.depth
-            for d in tl.static_range(depth):
+            for d in number_range(0, depth):  # unrolled, a depth of 64 would take a minute to compile
                 product = grad_vote * load_weight(children, c, d, tile, sizes, layer)
                 grad_pose = tl.sum(tl.sum(product, 3, keep_dims=True), 2, keep_dims=True)
                 tl.store(here + d, grad_pose, mask=present & (r < layer.rows))
