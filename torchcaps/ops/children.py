@@ -139,7 +139,7 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
         "ignore_weight": (parents, features),
         "activation_scale": (samples,),
     }
-    in_rows = {
+    in_rows: dict[str, list[tuple[int, ...]]] = {
         "betas": [(*window, parents), (*window, 1)],
         "activation_weight": [(*window, features)],
         "activation_bias": [(*window, 1)],

@@ -19,15 +19,7 @@ from torch import Tensor
 from torch.library import Library
 
 from torchcaps.ops import native
-from torchcaps.ops.children import (
-    Children,
-    Gradients,
-    Options,
-    ParentTensors,
-    Tensors,
-    check_parents,
-    count_samples,
-)
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, check_parents, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off
 from torchcaps.ops.tiled.net_sum import Net
 from torchcaps.utils.private import is_batched
@@ -218,13 +210,11 @@ def _tensors(count: int) -> str:
 
 
 def _flat(results: Tensors) -> Any:
-    """Return results as an operator must: nothing, one tensor, or a tuple."""
-    return None if not results else results[0] if len(results) == 1 else results
+    """Return results as an operator must: one tensor, or a tuple."""
+    return results[0] if len(results) == 1 else results
 
 
 def _as_tuple(results: Any) -> Tensors:
-    if results is None:
-        return ()
     return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
