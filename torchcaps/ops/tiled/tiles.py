@@ -229,28 +229,21 @@ class PulledTile(Dots):
         return self._from_groups(self.poses @ self._pull(vectors))
 
     def sum(self, weights: Tensor) -> Tensor:
-        return self.layout.pack(self._votes_of(self._push(weights)))
+        sums = torch.bmm(self._parents_first(self._push(weights)).transpose(1, 2), self.weight)
+        sums = sums.view(-1, self.samples, self.rows * self.h).transpose(0, 1)  # (samples, parents, features)
+        return self.layout.pack(sums)
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
-        pairs = (weights, grad), (grad_logits, query)
-        if into.poses is not None:
-            first, second = (self._to_groups(x) @ self._pull(vectors).transpose(2, 3) for x, vectors in pairs)
-            self._add_to_poses(into.poses, first.add_(second))
-        if into.weight is not None:
-            for factors, vectors in pairs:
+        for factors, vectors in ((weights, grad), (grad_logits, query)):
+            if into.poses is not None:
+                grad_poses = self._to_groups(factors) @ self._pull(vectors).transpose(2, 3)
+                grad_poses = grad_poses.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d))
+                self.block.add(into.poses, grad_poses)
+            if into.weight is not None:
                 product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
                 self.block.of_weight(into.weight).add_(product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
-
-    def _add_to_poses(self, poses: Tensor, grad: Tensor) -> None:
-        """Add gradients, `(groups, samples, children of a group, rows * d)`, to those of the poses."""
-        self.block.add(poses, grad.transpose(1, 2).flatten(0, 1).unflatten(2, (self.rows, self.d)))
-
-    def _votes_of(self, pushed: Tensor) -> Tensor:
-        """Return the votes of the result of `_push`, summed over the groups, `(samples, parents, features)`."""
-        votes = torch.bmm(self._parents_first(pushed).transpose(1, 2), self.weight)
-        return votes.view(-1, self.samples, self.rows * self.h).transpose(0, 1)
 
     def _rows(self, vectors: Tensor) -> Tensor:
         """Return vectors of the parents as `(parents, samples * rows, h)`."""
@@ -264,12 +257,12 @@ class PulledTile(Dots):
         return pulled.permute(1, 3, 4, 2, 0).flatten(2, 3)
 
     def _push(self, weights: Tensor) -> Tensor:
-        """Return weighted sums of the poses of each group, `(groups, samples, parents, rows * d)`."""
-        return self._to_groups(weights).transpose(2, 3) @ self.poses
+        """Return weighted sums of the poses of each group, `(groups, samples, rows * d, parents)`."""
+        return self.poses.transpose(2, 3) @ self._to_groups(weights)
 
     def _parents_first(self, pushed: Tensor) -> Tensor:
         """Return the result of `_push` as `(parents, groups * d, samples * rows)`."""
-        pushed = pushed.unflatten(3, (self.rows, self.d)).permute(2, 0, 4, 1, 3)
+        pushed = pushed.unflatten(2, (self.rows, self.d)).permute(4, 0, 3, 1, 2)
         return pushed.flatten(3).flatten(1, 2)
 
     def _from_groups(self, x: Tensor) -> Tensor:
@@ -283,34 +276,43 @@ class PulledTile(Dots):
         return x.permute((0, 2, 1, 3) if self.layout.parents_last else (0, 3, 1, 2))
 
 
-class PoseDotTile(PulledTile):
-    """The products for votes that are the poses themselves: those of one group with an identity in place of W."""
+class PoseDotTile(Dots):
+    """The products for votes that are the poses themselves: products of matrices."""
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
-        self.block, self.layout, self.groups = block, layout, 1
-        self.poses = block.of_samples(children.poses).flatten(2).unsqueeze(0)
+        self.block, self.layout = block, layout
+        self.poses = block.of_samples(children.poses).flatten(2)
         if unit:
-            self.lengths = self._from_groups(nonzero(vector_norm(self.poses, dim=3, keepdim=True)))
+            self.lengths = self._from_samples(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        return self._from_samples(torch.bmm(self.poses, self.layout.unpack(vectors).transpose(1, 2)))
+
+    def sum(self, weights: Tensor) -> Tensor:
+        return self.layout.pack(torch.bmm(self._to_samples(weights).transpose(1, 2), self.poses))
 
     def add_child_gradients(
         self, weights: Tensor, grad: Tensor, grad_logits: Tensor, query: Tensor, into: Gradients
     ) -> None:
+        if into.poses is None:
+            return
         if self.lengths is not None:
             grad_logits = grad_logits / self.lengths
-        super().add_child_gradients(weights, grad, grad_logits, query, into)
-        if self.lengths is not None and into.poses is not None:
+        grad_poses = torch.bmm(self._to_samples(weights), self.layout.unpack(grad))
+        grad_poses.baddbmm_(self._to_samples(grad_logits), self.layout.unpack(query))
+        if self.lengths is not None:
             along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
-            self._add_to_poses(into.poses, self.poses * -self._to_groups(along))
+            grad_poses.addcmul_(self.poses, self._to_samples(along), value=-1)
+        part = self.block.of_samples(into.poses)
+        part += grad_poses.unflatten(2, part.shape[2:])
 
-    def _add_to_poses(self, poses: Tensor, grad: Tensor) -> None:
-        part = self.block.of_samples(poses)
-        part += grad.squeeze(0).unflatten(2, part.shape[2:])
+    def _from_samples(self, x: Tensor) -> Tensor:
+        """Bring `(samples, children, parents)` into the layout."""
+        return x.permute((1, 0, 2) if self.layout.parents_last else (1, 2, 0))
 
-    def _votes_of(self, pushed: Tensor) -> Tensor:
-        return pushed.squeeze(0)
-
-    def _pull(self, vectors: Tensor) -> Tensor:
-        return self.layout.unpack(vectors).transpose(1, 2).unsqueeze(0)
+    def _to_samples(self, x: Tensor) -> Tensor:
+        """Undo `_from_samples`."""
+        return x.permute((1, 0, 2) if self.layout.parents_last else (2, 0, 1))
 
 
 def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[Dots]:
