@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium
 from torchcaps.explain import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-from torchcaps.ops.tiled import blocks as tiled
+from torchcaps.ops import votes as ops_votes
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
 
 
@@ -81,7 +81,7 @@ def test_linear_layers_against_a_double_loop(pose, routing, monkeypatch):
     layer = CapsuleLinear(5, 3, pose, out, routing)
     batches = [torch.randn(n, 5, *((pose,) if isinstance(pose, int) else pose)) for n in (3, 4)]
     expected = counted([pair for batch in batches for pair in vectors(batch, layer)], 6)
-    monkeypatch.setattr(tiled, "BLOCK", 30)  # several blocks
+    monkeypatch.setattr(ops_votes, "BLOCK", 30)  # several blocks
     assert_same(dynamics_of(layer, *map(Capsules, batches), bins=6), expected)
 
 
@@ -168,7 +168,7 @@ def test_cosines_on_an_edge_belong_to_the_bin_above():
 
 
 def test_votes_are_not_stored(monkeypatch):
-    monkeypatch.setattr(tiled, "BLOCK", 2**14)
+    monkeypatch.setattr(ops_votes, "BLOCK", 2**14)
     layer = CapsuleLinear(None, 64, 4, 16, DynamicRouting(2))
     children = Capsules(torch.randn(4, 512, 4))
     with Largest() as largest:

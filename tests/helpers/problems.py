@@ -24,9 +24,8 @@ from torchcaps.ops import (
     UnitDot,
     Votes,
     backends,
-    computed,
-    stored,
 )
+from torchcaps.ops import votes as votes_module
 from torchcaps.ops.tiled import blocks, tiles
 
 # The backends that run on this machine's CPU. Triton's kernels have tests of their own.
@@ -103,7 +102,7 @@ def draw(*shape: int, low: float | None = None) -> Tensor:
 
 def set_sizes(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]) -> None:
     """Set the block sizes to an entry of SIZES."""
-    for module in (blocks, computed, stored):
+    for module in (blocks, votes_module):
         monkeypatch.setattr(module, "BLOCK", sizes[0])
     monkeypatch.setattr(blocks, "SAMPLES", sizes[1])
     monkeypatch.setattr(tiles, "LANES", sizes[2])

@@ -213,7 +213,7 @@ def test_an_empty_batch(poses, gates):
 def test_coefficients_and_blocks(geometry):
     p = Problem(GEOMETRIES[geometry], "each", gates=True, device=DEVICE)
     compare(p, ["triton"], p.dot("each"), "coefficients, children")
-    found = [(block, gates) for _, block, gates in p.votes("triton").blocks()]
+    found = list(p.votes("triton").blocks())
     assert sum(block.shape[0] * block.shape[1] for block, _ in found) == p.samples * p.children
     total = sum((block * gates[..., None, None]).sum() for block, gates in found)
     assert_close(total, (p.all_votes * p.gates[..., None, None]).sum())

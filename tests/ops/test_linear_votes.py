@@ -294,29 +294,15 @@ def test_weighted_votes_have_the_sizes_of_their_votes():
         weighted.net_sum()
 
 
-def collect(p: Problem, votes) -> tuple[Tensor, Tensor]:
-    """Return all votes of the blocks and their gates. The order of children in blocks is not specified, so children are
-    matched by their votes."""
-    found: dict[tuple[int, ...], list] = {}
-    for samples, block, gates in votes.blocks():
-        found.setdefault(tuple(range(p.samples)[samples]), []).append((block, gates))
-    assert sorted(n for samples in found for n in samples) == list(range(p.samples))
-    whole = [[torch.cat(x, 1) for x in zip(*found[key], strict=True)] for key in sorted(found)]
-    all_votes, all_gates = (torch.cat(x) for x in zip(*whole, strict=True))
-    assert all_votes.shape == p.all_votes.shape
-    order = torch.cdist(p.all_votes.flatten(2), all_votes.flatten(2)).argmin(2)
-    index = torch.arange(p.samples).unsqueeze(1)
-    return all_votes[index, order], all_gates[index, order]
-
-
 @pytest.mark.parametrize("case", mixed(18, geometry=GEOMETRIES, bias=BIASES, sizes=SIZES), ids=label)
 def test_blocks(case, monkeypatch):
     """Each vote is in one block, with its gate."""
     set_sizes(monkeypatch, case["sizes"])
     p = Problem(case["geometry"], case["bias"], gates=True)
     for votes in (p.votes("tiled"), p.votes("reference"), StoredVotes(p.all_votes).gated(p.gates)):
-        assert_same([p.all_votes, p.gates], list(collect(p, votes)), [])
-    assert all(gates is None for *_, gates in p.votes("tiled").gated(None).blocks())
+        found = zip(*votes.blocks(), strict=True)
+        assert_same([p.all_votes, p.gates], [torch.cat(x, dim=1) for x in found], [])
+    assert all(gates is None for _, gates in p.votes("tiled").gated(None).blocks())
 
 
 class TestShapes:
@@ -492,8 +478,8 @@ class TestTensorsThatAreRefused:
             ("query", query, lambda x: votes.weighted_sum(UnitDot(x), "children")),
             ("offset", offset, lambda x: votes.weighted_sum(Dot(query, x))),
             ("offset", offset, lambda x: votes.moments(Dot(query, x))),
-            ("target", query, lambda x: votes.moments(Dot(x))),
-            ("target", query, lambda x: votes.weighted_sum(gaussian._replace(mean=x))),
+            ("query", query, lambda x: votes.moments(Dot(x))),
+            ("query", query, lambda x: votes.weighted_sum(gaussian._replace(mean=x))),
             ("precision", gaussian.precision, lambda x: votes.moments(gaussian._replace(precision=x))),
             ("prior", gaussian.prior, lambda x: votes.moments(gaussian._replace(prior=x))),
             ("betas", offset, lambda x: votes.moments(None, x)),

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from torchcaps.ops import Dot, Gaussian, Votes, operators
 from torchcaps.ops.backend import HAS_TRITON
-from torchcaps.ops.children import Children, Options
+from torchcaps.ops.children import Children, Options, ParentTensors
 from torchcaps.ops.numerics import accumulator
 from torchcaps.ops.operators import BACKENDS, Operator, apply_operator
 
@@ -130,16 +130,16 @@ def calls(p: Problem) -> list[tuple]:
     children, fewer = (p.poses, p.weight, p.bias, gates), (p.poses, p.weight, None, None)
     agreement, gaussian = p.dot(offset="each"), p.gaussian()
     query, offset = agreement.query, agreement.offset.unflatten(0, (-1, *p.kernel)).detach().requires_grad_()
-    betas = p.draw(*offset.shape)
+    dot, betas = ParentTensors(query, offset=offset), p.draw(*offset.shape)
     windows = {"stride": p.geometry.stride, "dilation": p.geometry.dilation}
     return [
-        ("vote_sum", children, Options(**windows)),
-        ("weighted_sum", children, query, offset, Options(leaky=True, **windows)),
-        ("weighted_sum", children, query, offset, Options("children", unit=True, **windows)),
-        ("weighted_sum", fewer, query, None, Options("children", **windows)),
-        ("moments", children, *gaussian, None, betas, Options(eps=1e-3, **windows)),
-        ("moments", children, query, None, None, offset, betas, Options(eps=1e-3, **windows)),
-        ("moments", fewer, None, None, None, None, None, Options(**windows)),
+        ("vote_sum", children, *ParentTensors(), Options(**windows)),
+        ("weighted_sum", children, *dot, Options(leaky=True, **windows)),
+        ("weighted_sum", children, *dot, Options("children", unit=True, **windows)),
+        ("weighted_sum", fewer, *ParentTensors(query), Options("children", **windows)),
+        ("moments", children, *ParentTensors(*gaussian, betas=betas), Options(eps=1e-3, **windows)),
+        ("moments", children, *dot._replace(betas=betas), Options(eps=1e-3, **windows)),
+        ("moments", fewer, *ParentTensors(), Options(**windows)),
     ]
 
 

@@ -165,7 +165,7 @@ def test_many_children_leave_nothing_of_the_prior():
     layer = randomize(CapsuleLinear(None, 3, (2, 3), (2, 2), VBRouting(2), bias=True))
     few, errors = torch.randn(2, 4, 2, 3), []
     m = layer.votes(few).moments(None)
-    (votes,) = (block for _, block, _ in layer.votes(few).blocks())
+    (votes,) = (block for block, _ in layer.votes(few).blocks())
     normal = torch.distributions.Normal(m.mean.unsqueeze(1), m.variance.sqrt().unsqueeze(1))
     logits = (m.mass / m.mass.sum(-1, keepdim=True)).log().unsqueeze(1) + normal.log_prob(votes).sum(-1)
     for n in (1_000, 10_000, 100_000):

@@ -107,11 +107,11 @@ def _places(votes: Votes, parents: Capsules, edges: Tensor) -> Iterator[tuple[Te
     sizes = vector_norm(poses, dim=-1, keepdim=True)
     directions = poses / sizes
     inner = edges[1:-1].to(poses)  # without -1 and 1: rounding may lead beyond them
-    for samples, block, gates in votes.blocks():
+    for block, gates in votes.blocks():
         lengths = block.square().sum(-1).sqrt()  # vector_norm is slow over strided votes
-        cosines = (block * directions[samples].unsqueeze(1)).sum(-1) / lengths
+        cosines = (block * directions.unsqueeze(1)).sum(-1) / lengths
         places = torch.bucketize(cosines, inner.to(cosines.dtype), right=True)
-        places = torch.where((lengths == 0) | (sizes[samples].mT == 0), len(edges) - 1, places)
+        places = torch.where((lengths == 0) | (sizes.mT == 0), len(edges) - 1, places)
         if gates is None:
             yield places.flatten(), lengths.flatten()
         else:

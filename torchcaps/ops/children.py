@@ -46,22 +46,12 @@ class Children(NamedTuple):
         return self.weight.shape[3]
 
 
-class NoTensors(NamedTuple):
-    """What a sum of the votes takes of the parents: nothing."""
+class ParentTensors(NamedTuple):
+    """What reductions take of the parents. Votes are compared with the query of a dot agreement, or with the mean of a
+    Gaussian, which has a precision and a prior too; without either, all coefficients are equal. A weighted sum takes
+    query and offset, a sum without coefficients nothing."""
 
-
-class DotTensors(NamedTuple):
-    """What a sum weighted by the coefficients of a dot agreement takes of the parents."""
-
-    query: Tensor  # (samples, parents, features)
-    offset: Tensor | None  # (groups, *window, parents)
-
-
-class MomentTensors(NamedTuple):
-    """What moments take of the parents: the mean, precision and prior of a Gaussian agreement; or a query as the
-    target; or none of these, where all coefficients are equal."""
-
-    target: Tensor | None = None  # (samples, parents, features)
+    query: Tensor | None = None  # (samples, parents, features)
     precision: Tensor | None = None  # (samples, parents, features)
     prior: Tensor | None = None  # (samples, parents)
     offset: Tensor | None = None  # (groups, *window, parents)
@@ -143,7 +133,6 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
     features = poses.shape[4] * children.weight.shape[5]
     whole = {
         "query": (samples, parents, features),
-        "target": (samples, parents, features),
         "precision": (samples, parents, features),
         "prior": (samples, parents),
         "use_weight": (parents, features),
@@ -152,8 +141,8 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
     }
     in_rows: dict[str, list[tuple[int, ...]]] = {
         "betas": [(*window, parents), (*window, 1)],
-        "activation_weight": [(features,)],
-        "activation_bias": [()],
+        "activation_weight": [(*window, features)],
+        "activation_bias": [(*window, 1)],
     }
     for name, x in tensors.items():
         if x is None:

@@ -6,7 +6,6 @@
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,14 +15,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import tiled
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.children import (
-    BLOCK,
     SOFTMAXES,
     Children,
     Options,
+    ParentTensors,
     Softmax,
     check_children,
     check_device,
@@ -31,7 +29,7 @@ from torchcaps.ops.children import (
     grid_of,
 )
 from torchcaps.ops.grid import Pair, windows
-from torchcaps.ops.numerics import at_least_float32, autocast_off, contract
+from torchcaps.ops.numerics import at_least_float32, contract
 from torchcaps.ops.operators import BACKENDS, Operator, apply_operator
 from torchcaps.ops.stored import StoredVotes, coefficients_of
 from torchcaps.ops.votes import Moments, Votes, per_child
@@ -86,10 +84,6 @@ class ComputedVotes(Votes):
         """
 
     @abstractmethod
-    def stored(self, children: slice) -> StoredVotes:
-        """Return the votes of some children as stored votes, without gates."""
-
-    @abstractmethod
     def with_logits(self, agreement: PoseLogits) -> tuple[Self, Dot]:
         """Return votes and a dot agreement whose logits are those of the poses."""
 
@@ -139,9 +133,8 @@ class ComputedVotes(Votes):
             return m.mean * (m.mass + 1).unsqueeze(-1)
         if isinstance(agreement, SigmoidDot):
             raise ValueError("a SigmoidDot weights net sums alone: use net_sum, or Dot")
-        offset = agreement.offset if isinstance(agreement, Dot) else None
         options = self.options._replace(softmax=softmax, unit=isinstance(agreement, UnitDot), leaky=leaky)
-        return self.reduce("weighted_sum", (agreement.query, self.by_place(offset)), options)[0]
+        return self.reduce("weighted_sum", self._tensors_of(agreement), options)[0]
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
         if isinstance(agreement, PoseLogits):
@@ -153,12 +146,7 @@ class ComputedVotes(Votes):
         if isinstance(agreement, (UnitDot, SigmoidDot)):
             kind = type(agreement).__name__
             raise ValueError(f"moments cannot be weighted by a {kind}: use Dot or Gaussian, or weighted_sum")
-        target, precision, prior, offset = None, None, None, None
-        if isinstance(agreement, Dot):
-            target, offset = agreement
-        elif agreement is not None:
-            target, precision, prior = agreement
-        tensors = (target, precision, prior, self.by_place(offset), self.by_place(betas))
+        tensors = self._tensors_of(agreement)._replace(betas=self.by_place(betas))
         mass, mean, variance, benefit = self.reduce("moments", tensors, self.options._replace(eps=eps))
         return Moments(mass, mean, variance, None if betas is None else benefit)
 
@@ -172,19 +160,8 @@ class ComputedVotes(Votes):
         if self.backend == "reference" or torch.compiler.is_compiling():
             return self.all_stored().coefficients(agreement, softmax, leaky)
         # Only the logits are stored: the votes of a block are computed, used, and computed again for gradients.
-        logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self._some_children()]
+        logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self.few_children()]
         return coefficients_of(torch.cat(logits, dim=1), self.gates, softmax, leaky)
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        children = self._children()
-        layout = tiled.Layout(children, self.options)
-        for block in tiled.vote_blocks(children, self.options):
-            with autocast_off(self.device.type):
-                votes = layout.unpack_votes(tiled.vote_tile(block, layout, children, self.options).votes())
-            yield block.samples, votes, None if children.gates is None else block.read_gates(children.gates).T
-
-    def lengths(self) -> Tensor:
-        return torch.cat([self.stored(some).lengths() for some in self._some_children()], dim=1)
 
     # ------------------------------------------------------------ helpers of the reductions
 
@@ -205,6 +182,13 @@ class ComputedVotes(Votes):
             self.cache.handed_on = children
         return results
 
+    def _tensors_of(self, agreement: Dot | UnitDot | Gaussian | None) -> ParentTensors:
+        if agreement is None:
+            return ParentTensors()
+        if isinstance(agreement, Gaussian):
+            return ParentTensors(*agreement)
+        return ParentTensors(agreement.query, offset=self.by_place(getattr(agreement, "offset", None)))
+
     def by_place(self, rows: Tensor | None) -> Tensor | None:
         """Return rows that groups of children share, `(groups, parents or 1)`, as `(groups, *window, ...)`."""
         if rows is None:
@@ -224,12 +208,6 @@ class ComputedVotes(Votes):
 
     def _children(self) -> Children:
         return self.tensors(None if self.gates is None else self.gates.unflatten(1, (-1, *self.window)))
-
-    def _some_children(self) -> Iterator[slice]:
-        """Yield slices of the children whose votes are few enough to be stored."""
-        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
-        for first in range(0, self.children, step):
-            yield slice(first, first + step)
 
     def _logits(self, agreement: Agreement, some: slice) -> Tensor:
         """Return the logits of some children."""
@@ -306,7 +284,7 @@ class LinearVotes(ComputedVotes):
     def vote_sum(self) -> Tensor:
         if self.backend == "reference":
             return self.all_stored().vote_sum()
-        return self.reduce("vote_sum", (), self.options)[0]
+        return self.reduce("vote_sum", ParentTensors(), self.options)[0]
 
     def constant_sum(self, constants: Tensor) -> Tensor:
         groups = self.weight.shape[:3].numel()
@@ -358,13 +336,19 @@ class LinearVotes(ComputedVotes):
 
     def stored(self, children: slice) -> StoredVotes:
         weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
-        poses = self.poses.flatten(1, 3)
-        if self.grid:
-            poses = windows(self.poses, self.window, self.options.stride, self.options.dilation)
-        if children != slice(None):
-            index = torch.arange(poses.shape[1], device=poses.device)[children]
-            poses, weight = poses[:, children], weight[index // (poses.shape[1] // weight.shape[0])]
+        poses, places = self.poses, math.prod(self.window)
+        if children != slice(None):  # only their types have to be cut into windows
+            first, last, _ = children.indices(self.children)
+            index = torch.arange(first, last, device=poses.device)
+            poses = poses[:, first // places : (last - 1) // places + 1]
+            children = slice(first % places, first % places + last - first)
+            weight = weight[index // (self.children // weight.shape[0])]
             bias = None if bias is None else bias[index // (self.children // bias.shape[0])]
+        if self.grid:
+            poses = windows(poses, self.window, self.options.stride, self.options.dilation)
+        else:
+            poses = poses.flatten(1, 3)
+        poses = poses[:, children]
         dtype = torch.promote_types(poses.dtype, weight.dtype)
         poses = poses.to(dtype).unflatten(1, (weight.shape[0], -1))
         votes = contract("bgprd,gjdh->bgpjrh", poses, weight.to(dtype)).flatten(1, 2)

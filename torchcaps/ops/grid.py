@@ -45,7 +45,13 @@ def _places(shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> It
 
 def put_back(x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
     """Add windows to a map of this shape at their positions: the transpose of `windows`."""
-    return _PutBack.apply(x, shape, kernel, stride, dilation)
+    sides = zip(shape[2:4], kernel, stride, dilation, strict=True)
+    height, width = (positions(*side) for side in sides)
+    shown = x.reshape(shape[0], height, width, shape[1], kernel[0] * kernel[1], *shape[4:]).movedim((1, 2), (2, 3))
+    total = x.new_zeros(shape)
+    for i, place in enumerate(_places(shape, kernel, stride, dilation)):
+        total[place].add_(shown[:, :, :, :, i])
+    return total
 
 
 class _Windows(torch.autograd.Function):
@@ -59,20 +65,3 @@ class _Windows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return put_back(gradient, ctx.shape, *ctx.sizes), None, None, None
-
-
-class _PutBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
-        ctx.sizes = kernel, stride, dilation
-        sides = zip(shape[2:4], kernel, stride, dilation, strict=True)
-        height, width = (positions(*side) for side in sides)
-        shown = x.reshape(shape[0], height, width, shape[1], kernel[0] * kernel[1], *shape[4:]).movedim((1, 2), (2, 3))
-        total = x.new_zeros(shape)
-        for i, place in enumerate(_places(shape, kernel, stride, dilation)):
-            total[place].add_(shown[:, :, :, :, i])
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _Windows.apply(gradient, *ctx.sizes), None, None, None, None

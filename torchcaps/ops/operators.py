@@ -8,28 +8,20 @@ one iteration of a routing to the one before it, so that there is one gradient o
 each iteration: where each child has its own weights, a step takes a fifth less time.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.library import Library
 
-from torchcaps.ops import native, tiled, triton
-from torchcaps.ops.children import (
-    Children,
-    DotTensors,
-    Gradients,
-    MomentTensors,
-    NoTensors,
-    Options,
-    Tensors,
-    check_parents,
-    count_samples,
-)
+from torchcaps.ops import native
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, check_parents, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off
+from torchcaps.ops.tiled.net_sum import Net
 from torchcaps.utils.private import is_batched
 
 Parents = tuple[Tensor | None, ...]
@@ -47,7 +39,7 @@ class Reduction(NamedTuple):
 
     Fields:
         name: its name, as that of the backends' functions.
-        parents: class, a NamedTuple, of the tensors of the parents that it takes.
+        parents: class of the tensors of the parents that it takes, `ParentTensors` or `Net`.
         results: names of the results.
         differentiable: number of results that have gradients, counted from the first.
         kept: number of results that the backward function needs, counted from the first.
@@ -62,14 +54,20 @@ class Reduction(NamedTuple):
     kept: int
     shapes: Callable[[tuple[int, ...], tuple[int, ...], Any, Options], list[tuple[int, ...]]]
 
+    def new_results(self, children: Children, parents: Any, options: Options) -> Tensors:
+        """Return zeros in the shapes of the results."""
+        scores = (count_samples(children, options), children.parents)
+        poses = (*scores, children.poses.shape[4] * children.weight.shape[5])
+        return tuple(accumulator(children.poses, *shape) for shape in self.shapes(scores, poses, parents, options))
+
 
 # Sum of the votes, `sum_i gate_i V_ij`, `(samples, parents, features)`.
-VOTE_SUM = Reduction("vote_sum", NoTensors, ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
+VOTE_SUM = Reduction("vote_sum", ParentTensors, ("sums",), 1, 0, lambda scores, poses, parents, options: [poses])
 # Sum of the votes weighted by the coefficients of a dot agreement, `(samples, parents, features)`, and the logarithm of
 # the denominators of a softmax over the children, `(samples, parents)`; it is empty for a softmax over the parents.
 WEIGHTED_SUM = Reduction(
     "weighted_sum",
-    DotTensors,
+    ParentTensors,
     ("sums", "log_masses"),
     1,
     2,
@@ -78,16 +76,14 @@ WEIGHTED_SUM = Reduction(
 # Mass, mean, variance, and the sum of beta-weighted shares (empty without betas); softmax over the parents.
 MOMENTS = Reduction(
     "moments",
-    MomentTensors,
+    ParentTensors,
     ("mass", "mean", "variance", "benefit"),
     4,
     3,
     lambda scores, poses, parents, options: [scores, poses, poses, (0,) if parents.betas is None else scores],
 )
 # Net sums of votes that are the poses of the children, and the sums of their factors, `(samples, parents)`.
-NET_SUM = Reduction(
-    "net_sum", tiled.Net, ("sums", "masses"), 2, 0, lambda scores, poses, parents, options: [poses, scores]
-)
+NET_SUM = Reduction("net_sum", Net, ("sums", "masses"), 2, 0, lambda scores, poses, parents, options: [poses, scores])
 
 
 class Operator:
@@ -96,15 +92,13 @@ class Operator:
     Args:
         backend: name of the backend.
         reduction: signature of the reduction.
-        module: module with the functions of the reduction's name and of that name with `_backward`: `forward(children,
-            parents, options)` returns the results, and `backward(grads, results, children, parents, options, into)`
-            adds to the tensors `into` and returns the gradients of the parents' tensors, None where there is none.
+        run: the backend's function: `run(children, parents, options)` returns the results.
+        run_backward: `run_backward(grads, results, children, parents, options, into)` adds to the tensors `into` and
+            returns the gradients of the parents' tensors, None where there is none.
     """
 
-    def __init__(self, backend: str, reduction: Reduction, module: ModuleType):
-        self.reduction = reduction
-        self._run = getattr(module, reduction.name)
-        self._run_backward = getattr(module, f"{reduction.name}_backward")
+    def __init__(self, backend: str, reduction: Reduction, run: Callable[..., Any], run_backward: Callable[..., Any]):
+        self.reduction, self._run, self._run_backward = reduction, run, run_backward
         name = f"{backend}_{reduction.name}"
         parents = [f"Tensor? {x}" for x in reduction.parents._fields]
         arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
@@ -128,11 +122,7 @@ class Operator:
             return _flat(self._run(children, parents, options))
 
     def _fake_forward(self, *flat: Any) -> Any:
-        children, parents, options = self._call(iter(flat))
-        scores = (count_samples(children, options), children.parents)
-        poses = (*scores, children.poses.shape[4] * children.weight.shape[5])
-        shapes = self.reduction.shapes(scores, poses, parents, options)
-        return _flat(tuple(accumulator(children.poses, *shape) for shape in shapes))
+        return _flat(self.reduction.new_results(*self._call(iter(flat))))
 
     def _backward(self, *flat: Any) -> Any:
         given = iter(flat)
@@ -220,24 +210,37 @@ def _tensors(count: int) -> str:
 
 
 def _flat(results: Tensors) -> Any:
-    """Return results as an operator must: nothing, one tensor, or a tuple."""
-    return None if not results else results[0] if len(results) == 1 else results
+    """Return results as an operator must: one tensor, or a tuple."""
+    return results[0] if len(results) == 1 else results
 
 
 def _as_tuple(results: Any) -> Tensors:
-    if results is None:
-        return ()
     return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
-def _operators(backend: str, module: ModuleType, *reductions: Reduction) -> dict[str, Operator]:
-    return {reduction.name: Operator(backend, reduction, module) for reduction in reductions}
+def _operator(backend: str, reduction: Reduction) -> Operator:
+    """Return an operator of the functions in backend/reduction.py: that of the reduction's name, and `_backward`."""
+    module = importlib.import_module(f"torchcaps.ops.{backend}.{reduction.name}")
+    functions = getattr(module, reduction.name), getattr(module, f"{reduction.name}_backward")
+    return Operator(backend, reduction, *functions)
 
 
-TILED = _operators("tiled", tiled, VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)
-NATIVE = _operators("native", native, VOTE_SUM, WEIGHTED_SUM, MOMENTS)
+def _native(reduction: Reduction) -> Operator:
+    """Return an operator of the library, which writes to tensors that it is given."""
+    operation = native.OPERATIONS[reduction.name]
+
+    def run(children: Children, parents: ParentTensors, options: Options) -> Tensors:
+        results = reduction.new_results(children, parents, options)
+        native.reduce(operation, (), results, children, parents, options)
+        return results
+
+    return Operator("native", reduction, run, partial(native.reduce, operation + 1))
+
+
+TILED = {x.name: _operator("tiled", x) for x in (VOTE_SUM, WEIGHTED_SUM, MOMENTS, NET_SUM)}
+NATIVE = {x.name: _native(x) for x in (VOTE_SUM, WEIGHTED_SUM, MOMENTS)}
 # A sum of the votes without coefficients needs no kernel: it is products of matrices.
-TRITON = _operators("triton", triton, WEIGHTED_SUM, MOMENTS) | {"vote_sum": TILED["vote_sum"]}
+TRITON = {x.name: _operator("triton", x) for x in (WEIGHTED_SUM, MOMENTS)} | {"vote_sum": TILED["vote_sum"]}
 BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "native": NATIVE, "triton": TRITON}
 
 

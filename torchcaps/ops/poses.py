@@ -10,9 +10,10 @@ from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot
 from torchcaps.ops.backend import Backend, choose_backend
 from torchcaps.ops.children import Children, Options
 from torchcaps.ops.computed import Cache, ComputedVotes
-from torchcaps.ops.numerics import at_least_float32, contract
+from torchcaps.ops.numerics import at_least_float32, autocast_off, contract
 from torchcaps.ops.operators import TILED
 from torchcaps.ops.stored import StoredVotes
+from torchcaps.ops.tiled.net_sum import Net, net_factors
 from torchcaps.ops.votes import Activation, Beta, per_child
 
 
@@ -76,21 +77,8 @@ class PoseVotes(ComputedVotes):
         """
         if self.backend == "reference":
             phi = self.net_factors(agreement, betas, activation)
-            return contract("bij,bik->bjk", phi.to(self.flat.dtype), self.flat), phi.sum(1)
-        if isinstance(agreement, PoseLogits):
-            _, agreement = self.with_logits(agreement)
-        if not isinstance(agreement, (Dot, SigmoidDot, type(None))):
-            raise ValueError(f"a net sum cannot be weighted by a {type(agreement).__name__}: use Dot or SigmoidDot")
-        query, slope, offset = (
-            None if agreement is None else getattr(agreement, name, None) for name in ("query", "slope", "offset")
-        )
-        tensors: list[Tensor | None] = [query, self.by_place(slope), self.by_place(offset)]
-        for beta in betas or (None, None):
-            rows = None if beta is None else beta.rows.expand(-1, self.parents)
-            weight = None if beta is None or beta.weight is None else beta.weight.expand(self.parents, -1)
-            tensors += [self.by_place(rows), weight]
-        tensors += (None,) * 3 if activation is None else activation
-        sums, masses = self.reduce("net_sum", tuple(tensors), self.options)
+            return contract("bij,bik->bjk", phi, self.flat), phi.sum(1)
+        sums, masses = self.reduce("net_sum", self._net(agreement, betas, activation), self.options)
         return sums, masses
 
     def net_factors(
@@ -100,22 +88,25 @@ class PoseVotes(ComputedVotes):
         activation: Activation | None = None,
     ) -> Tensor:
         """Return the phi of `net_sum`, `(batch, children, parents)`."""
+        net = self._net(agreement, betas, activation).map_rows(lambda x: per_child(x.flatten(0, 2), self.children))
+        net = Net(*(None if x is None else at_least_float32(x) for x in net))
+        with autocast_off(self.device.type):
+            return net_factors(self.flat, self.gates, net, self.parents)
 
-        def of_each(beta: Beta) -> Tensor:
-            rows = per_child(beta.rows, self.children)
-            if beta.weight is None:
-                return rows
-            return rows + contract("bik,jk->bij", self.flat, at_least_float32(beta.weight))
-
-        phi = self.coefficients(agreement)
-        if betas is not None:
-            use, ignore = betas
-            phi = of_each(use) * phi - of_each(ignore) * (1 - phi)
+    def _net(self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None, activation: Activation | None) -> Net:
+        """Return the tensors of a net sum."""
+        if isinstance(agreement, PoseLogits):
+            _, agreement = self.with_logits(agreement)
+        if not isinstance(agreement, (Dot, SigmoidDot, type(None))):
+            raise ValueError(f"a net sum cannot be weighted by a {type(agreement).__name__}: use Dot or SigmoidDot")
+        net = Net() if agreement is None else Net(**agreement._asdict())
+        for name, (rows, weight) in zip(("use", "ignore"), betas or (), strict=False):
+            weight = None if weight is None else weight.expand(self.parents, -1)
+            net = net._replace(**{name: rows.expand(-1, self.parents), f"{name}_weight": weight})
         if activation is not None:
-            products = (self.flat * per_child(activation.weight, self.children)).sum(-1)
-            active = products * activation.scale.unsqueeze(1) + per_child(activation.bias, self.children)
-            phi = phi * active.sigmoid().unsqueeze(-1)
-        return phi if self.gates is None else phi * self.gates.unsqueeze(-1)
+            weight, bias, scale = activation
+            net = net._replace(activation_weight=weight, activation_bias=bias[:, None], activation_scale=scale)
+        return net.map_rows(lambda x: x[:, None, None])
 
     # ------------------------------------------------------------ what the reductions compute from
 

@@ -1,7 +1,6 @@
 """Votes stored as a tensor: they define what every backend must compute, in any precision, with second derivatives."""
 
 import copy
-from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot, UnitDot
-from torchcaps.ops.children import BLOCK, SOFTMAXES, Softmax
+from torchcaps.ops.children import SOFTMAXES, Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 from torchcaps.ops.votes import Moments, Votes, per_child
 from torchcaps.utils.checks import check_choice
@@ -45,7 +44,7 @@ class StoredVotes(Votes):
         return self._sum(per_child(constants, self.children).expand(self.votes.shape[:3]).to(self.votes.dtype))
 
     def moments(self, agreement: Agreement | None, betas: Tensor | None = None, eps: float = 0.0) -> Moments:
-        shares = self._gated(self.coefficients(agreement))
+        shares = self.times_gates(self.coefficients(agreement))
         mass = shares.sum(1)
         weights = shares / nonzero(mass + eps).unsqueeze(1)
         mean = contract("bij,bijk->bjk", weights, self.votes)
@@ -74,14 +73,8 @@ class StoredVotes(Votes):
         squares = (self.votes - agreement.mean.unsqueeze(1)).square()
         return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", squares, agreement.precision)
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        step = max(1, BLOCK // max(1, self.votes[:1].numel()))
-        for first in range(0, self.batch, step):
-            samples = slice(first, first + step)
-            yield samples, self.votes[samples], None if self.gates is None else self.gates[samples]
-
-    def lengths(self) -> Tensor:
-        return self.votes.square().sum(-1).sqrt()
+    def stored(self, children: slice) -> "StoredVotes":
+        return StoredVotes(self.votes[:, children])
 
     def detach(self) -> Self:
         votes = copy.copy(self)
@@ -89,11 +82,8 @@ class StoredVotes(Votes):
         votes.gates = None if self.gates is None else self.gates.detach()
         return votes
 
-    def _gated(self, x: Tensor) -> Tensor:
-        return x if self.gates is None else x * self.gates.unsqueeze(-1)
-
     def _sum(self, weights: Tensor) -> Tensor:
-        return contract("bij,bijk->bjk", self._gated(weights), self.votes)
+        return contract("bij,bijk->bjk", self.times_gates(weights), self.votes)
 
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:

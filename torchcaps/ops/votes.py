@@ -20,12 +20,13 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
-from torchcaps.ops.children import Softmax
+from torchcaps.ops.children import BLOCK, Softmax
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.utils.arguments import HALF
 
 if TYPE_CHECKING:
     from torchcaps.ops.poses import PoseVotes
+    from torchcaps.ops.stored import StoredVotes
 
 
 class Moments(NamedTuple):
@@ -125,6 +126,10 @@ class Votes(ABC):
             leaky: add a parent of logit 0 to a softmax over the parents, and drop its coefficient.
         """
 
+    def times_gates(self, x: Tensor) -> Tensor:
+        """Multiply numbers of the children, `(batch or 1, children, parents or 1)`, by the gates."""
+        return x if self.gates is None else x * self.gates.unsqueeze(-1)
+
     def uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
         """Return the weighted sum with uniform coefficients."""
         if softmax == "parents":
@@ -139,13 +144,23 @@ class Votes(ABC):
     # ------------------------------------------------------------ the votes themselves, for inspection
 
     @abstractmethod
-    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Yield the votes block by block: a slice of the samples, votes of some of their children, `(samples, children,
-        parents, features)`, and the gates of these, `(samples, children)` or None."""
+    def stored(self, children: slice) -> "StoredVotes":
+        """Return the votes of some children as stored votes, without gates."""
 
-    @abstractmethod
+    def few_children(self) -> Iterator[slice]:
+        """Yield slices of the children, whose votes are few enough to be stored."""
+        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
+        return (slice(first, first + step) for first in range(0, self.children, step))
+
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the votes of a few children at a time, `(batch, children, parents, features)`, and the gates of these,
+        `(batch, children)` or None."""
+        for few in self.few_children():
+            yield self.stored(few).votes, None if self.gates is None else self.gates[:, few]
+
     def lengths(self) -> Tensor:
         """Return the lengths of the votes, `(batch, children, parents)`."""
+        return torch.cat([votes.square().sum(-1).sqrt() for votes, _ in self.blocks()], dim=1)
 
     # ------------------------------------------------------------ variants
 
@@ -267,16 +282,13 @@ class WeightedVotes:
     def shares(self) -> Tensor:
         """Return the coefficients times the gates, `(batch, children, parents)`."""
         coefficients = at_least_float32(self.coefficients())
-        return coefficients if self.softmax == "children" else self._gated(coefficients)
+        return coefficients if self.softmax == "children" else self.votes.times_gates(coefficients)
 
     def factors(self) -> Tensor:
         """Return the factor of each vote in the sums that the step has asked for, `(batch, children, parents)`: its
         share, or its factor in a net sum, plus those of all constant sums."""
         factors = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
-        return factors + sum(self._gated(per_child(x, self.children)) for x in self._constants)
-
-    def _gated(self, x: Tensor) -> Tensor:
-        return x if self.gates is None else x * self.gates.unsqueeze(-1)
+        return factors + sum(self.votes.times_gates(per_child(x, self.children)) for x in self._constants)
 
 
 def per_child(x: Tensor, children: int) -> Tensor:

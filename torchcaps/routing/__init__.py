@@ -11,6 +11,7 @@ Agreements and votes are in `torchcaps.ops`.
 """
 
 from torchcaps.routing.base import Gradient, Init, Iteration, Routing, Start, list_routings
+from torchcaps.routing.controls import RandomRouting, UniformRouting
 from torchcaps.routing.dynamic import DynamicRouting
 from torchcaps.routing.efficient import EfficientRouting, exponential_squash
 from torchcaps.routing.em import EMRouting
@@ -18,12 +19,10 @@ from torchcaps.routing.equilibrium import Convergence, Equilibrium, check_equili
 from torchcaps.routing.heinsen import HeinsenRouting
 from torchcaps.routing.heinsen_vector import HeinsenVectorRouting
 from torchcaps.routing.inverted_attention import InvertedAttentionRouting
-from torchcaps.routing.random_routing import RandomRouting
 from torchcaps.routing.self_routing import SelfRouting
 from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.slot_attention import SlotAttention
 from torchcaps.routing.squash import squash
-from torchcaps.routing.uniform_routing import UniformRouting
 from torchcaps.routing.variational_bayes import VBRouting
 from torchcaps.routing.vector_norm import VectorNormRouting
 

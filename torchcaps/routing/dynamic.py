@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Softmax, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
-from torchcaps.routing.random_routing import random_logits
+from torchcaps.routing.controls import random_logits
 from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
 from torchcaps.utils.arguments import Count, checked

@@ -9,17 +9,15 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing.base import Iteration, Routing
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_fields
 from torchcaps.utils.private import is_exported, is_transformed
-
-M = TypeVar("M", bound=nn.Module)
 
 RIDGE = 1e-8  # relative ridge of the normal equations: near the fixed point the differences become parallel
 
@@ -205,7 +203,7 @@ def unflatten(flat: Tensor, like: Any) -> Any:
     return type(like)(*(None if x is None else part.reshape(x.shape) for part, x in zip(parts, like, strict=True)))
 
 
-def _with_own_tables(module: M) -> M:
+def _with_own_tables(module: Any) -> Any:
     """Return a shallow copy of a module with tables of parameters of its own: `functional_call` replaces the entries of
     the module's."""
     copied = copy.copy(module)

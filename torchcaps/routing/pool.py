@@ -36,12 +36,8 @@ def pool_by_agreement(
     if backend == "native" and _kernel_takes(poses):
         return _NativePool.apply(poses if poses.dim() == 4 else poses.unsqueeze(1), sharpness, iterations, present)
     poses = poses.flatten(0, -3)
-    device = poses.device.type
-    # The context is avoided where it is not needed: entering it takes as long as an operator.
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        with autocast_off(device):
-            return pool_by_agreement(poses, iterations, sharpness, present)
-    return _Pool.apply(at_least_float32(poses), sharpness, iterations, present).to(poses.dtype)
+    with autocast_off(poses.device.type):
+        return _Pool.apply(at_least_float32(poses), sharpness, iterations, present).to(poses.dtype)
 
 
 def _kernel_takes(poses: Tensor) -> bool:

@@ -14,44 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import (
-    Children,
-    DotTensors,
-    Gradients,
-    MomentTensors,
-    NoTensors,
-    Options,
-    Tensors,
-    count_samples,
-)
+from torchcaps.ops.children import Children, Options, ParentTensors, Tensors
 from torchcaps.ops.numerics import accumulator
 
 FOLDER = Path(__file__).parent
-VOTE_SUM, VOTE_SUM_BACKWARD, WEIGHTED_SUM, WEIGHTED_SUM_BACKWARD, MOMENTS, MOMENTS_BACKWARD = range(6)
+OPERATIONS = {"vote_sum": 0, "weighted_sum": 2, "moments": 4}  # the next number is that of the backward pass
 
 _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
-class _Problem(ctypes.Structure):
-    """The struct `Problem` of problem.h."""
-
-    _fields_ = (
-        ("numbers", ctypes.c_int64 * 24),
-        ("eps", ctypes.c_double),
-        ("tensors", ctypes.c_void_p * 26),
+def _struct(name: str, numbers: int, tensors: int) -> type[ctypes.Structure]:
+    """Return a struct of problem.h: so many sizes and options, a real number, and so many addresses."""
+    fields = (
+        ("numbers", ctypes.c_int64 * numbers),
+        ("real", ctypes.c_double),
+        ("tensors", ctypes.c_void_p * tensors),
         ("interrupted", _Interrupted),
     )
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-class _PoolProblem(ctypes.Structure):
-    """The struct `PoolProblem` of problem.h."""
-
-    _fields_ = (
-        ("numbers", ctypes.c_int64 * 14),
-        ("sharpness", ctypes.c_double),
-        ("tensors", ctypes.c_void_p * 6),
-        ("interrupted", _Interrupted),
-    )
+_Problem, _PoolProblem = _struct("Problem", 24, 26), _struct("PoolProblem", 14, 6)
 
 
 @functools.cache
@@ -89,64 +72,17 @@ def instructions() -> str:
     return load().torchcaps_instructions().decode()
 
 
-def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
-    features = children.poses.shape[4] * children.weight.shape[5]
-    sums = accumulator(children.poses, count_samples(children, options), children.parents, features)
-    _run(VOTE_SUM, children, MomentTensors(), options, (sums,))
-    return (sums,)
-
-
-def vote_sum_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: NoTensors, options: Options, into: Gradients
-) -> tuple[()]:
-    _run(VOTE_SUM_BACKWARD, children, MomentTensors(), options, (), grads, into)
-    return ()
-
-
-def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
-    query, offset = parents
-    sums = accumulator(children.poses, *query.shape)
-    log_masses = accumulator(children.poses, *(query.shape[:2] if options.softmax == "children" else (0,)))
-    _run(WEIGHTED_SUM, children, MomentTensors(query, offset=offset), options, (sums, log_masses))
-    return sums, log_masses
-
-
-def weighted_sum_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: DotTensors, options: Options, into: Gradients
-) -> tuple[Tensor | None, Tensor | None]:
-    tensors = MomentTensors(parents.query, offset=parents.offset)
-    grad_query, *_, grad_offset, _ = _run(WEIGHTED_SUM_BACKWARD, children, tensors, options, results, grads, into)
-    return grad_query, grad_offset
-
-
-def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    poses = children.poses
-    scores = (count_samples(children, options), children.parents)
-    features = poses.shape[4] * children.weight.shape[5]
-    mass, mean, variance = (accumulator(poses, *scores, *more) for more in ((), (features,), (features,)))
-    benefit = accumulator(poses, *(scores if parents.betas is not None else (0,)))
-    results = (mass, mean, variance, benefit)
-    _run(MOMENTS, children, parents, options, results)
-    return results
-
-
-def moments_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: MomentTensors, options: Options, into: Gradients
-) -> tuple[Tensor | None, ...]:
-    return _run(MOMENTS_BACKWARD, children, parents, options, results, grads, into)
-
-
-def _run(
+def reduce(
     operation: int,
+    grads: Tensors,
+    results: Tensors,
     children: Children,
-    parents: MomentTensors,
+    parents: ParentTensors,
     options: Options,
-    results: tuple[Tensor, ...],
-    grads: tuple[Tensor, ...] = (),
     into: tuple[Tensor | None, ...] = (None,) * 4,
 ) -> tuple[Tensor | None, ...]:
-    """Call the library. A forward function writes `results`. A backward function reads them, adds to `into`, and
-    returns the gradients of the parents' tensors."""
+    """Run one of OPERATIONS, or its backward pass. Forward it writes `results`. Backward it reads them, adds to `into`,
+    and returns the gradients of the parents' tensors."""
     poses, weight, bias, _ = children
     offset, betas = parents.offset, parents.betas
     parent_grads = tuple(accumulator(x) if grads and x is not None else None for x in parents)
@@ -174,12 +110,8 @@ def _run(
         options.leaky,
         torch.get_num_threads(),
     )
-    problem = _Problem(
-        (ctypes.c_int64 * 24)(*numbers),
-        options.eps,
-        (ctypes.c_void_p * 26)(*(None if x is None else x.data_ptr() for x in tensors)),
-    )
-    _call(functools.partial(load().torchcaps_run, operation, dtype.itemsize), problem)
+    run = functools.partial(load().torchcaps_run, operation, dtype.itemsize)
+    _call(run, _Problem, numbers, options.eps, tensors)
     for x, y in zip(into, added, strict=True):
         if x is not None and y is not None and x is not y:
             x.copy_(y)
@@ -211,22 +143,25 @@ def routing_pool(
     present = None if present is None else _plain(present.expand(len(total), children), torch.bool)
     tensors = (poses, present, grad_total, total, grad_poses, of_sharpness)
     strides = (*poses.stride(), *(poses if grad_poses is None else grad_poses).stride())
-    problem = _PoolProblem(
-        (ctypes.c_int64 * 14)(*poses.shape, iterations, torch.get_num_threads(), *strides),
-        sharpness,
-        (ctypes.c_void_p * 6)(*(None if x is None else x.data_ptr() for x in tensors)),
-    )
-    _call(functools.partial(load().torchcaps_routing_pool, poses.element_size()), problem)
+    numbers = (*poses.shape, iterations, torch.get_num_threads(), *strides)
+    run = functools.partial(load().torchcaps_routing_pool, poses.element_size())
+    _call(run, _PoolProblem, numbers, sharpness, tensors)
     return total, of_sharpness
 
 
-def _call(run: Callable[[Any], int], problem: _Problem | _PoolProblem) -> None:
-    """Call the library, which runs the handlers of signals now and then."""
+def _call(
+    run: Callable[[Any], int],
+    struct: type[ctypes.Structure],
+    numbers: tuple[int, ...],
+    real: float,
+    tensors: tuple[Tensor | None, ...],
+) -> None:
+    """Call the library with a problem, which runs the handlers of signals now and then."""
     raised: list[BaseException] = []
     asking = _asking(raised)
     next(asking)
-    problem.interrupted = _Interrupted(asking.__next__)
-    status = run(ctypes.byref(problem))
+    addresses = tuple(None if x is None else x.data_ptr() for x in tensors)
+    status = run(ctypes.byref(struct(numbers, real, addresses, _Interrupted(asking.__next__))))
     if raised:
         raise raised[0]
     if status != 0:

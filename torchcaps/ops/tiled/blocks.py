@@ -1,7 +1,7 @@
 """Division of the work into blocks of children and samples, and access to their parts of the tensors.
 
 The votes of a block are computed from poses and weights, used, and dropped; the backward pass computes them again. So
-memory grows with poses, weights and parents, and not with children x parents. `computed.py` uses these blocks too.
+memory grows with poses, weights and parents, and not with children x parents.
 """
 
 import itertools
@@ -43,31 +43,18 @@ class Block:
         window = self._window(x)
         window += values.unflatten(1, window.shape[1:4])
 
-    def read_samples(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(images, types, 1, 1, rows, d)` as `(samples, children, features)`: without
-        windows the samples are images, and nothing is copied."""
-        return at_least_float32(x[self.images, self.types].flatten(2))
+    def of_samples(self, x: Tensor) -> Tensor:
+        """Return a view of the block's part of `(images, types, 1, 1, rows, d)`, `(samples, children, rows, d)`:
+        without windows the samples are images."""
+        return x[self.images, self.types, 0, 0]
 
-    def add_samples(self, x: Tensor, values: Tensor) -> None:
-        """Add values, `(samples, children or 1, features)`, to the part of x that `read_samples` returns."""
-        part = x[self.images, self.types]
-        part += values.unflatten(2, part.shape[2:])
+    def of_weight(self, x: Tensor) -> Tensor:
+        """Return a view of the block's part of `(groups, *window, parents, d, h)`, `(groups, parents, d, h)`."""
+        return x[self.groups, self.place[0], self.place[1]]
 
-    def read_weight(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(groups, *window, parents, d, h)` as `(groups, parents, d, h)`."""
-        return at_least_float32(x[self.groups, self.place[0], self.place[1]])
-
-    def add_weight(self, x: Tensor, values: Tensor) -> None:
-        part = x[self.groups, self.place[0], self.place[1]]
-        part += values
-
-    def read_gates(self, x: Tensor) -> Tensor:
-        """Return the block's part of `(samples, types, *window)` as `(children, samples)`."""
-        return at_least_float32(x[self.samples, self.types, self.place[0], self.place[1]].T).contiguous()
-
-    def add_gates(self, x: Tensor, values: Tensor) -> None:
-        part = x[self.samples, self.types, self.place[0], self.place[1]]
-        part += values.T
+    def of_gates(self, x: Tensor) -> Tensor:
+        """Return a view of the block's part of `(samples, types, *window)`, `(children, samples)`."""
+        return x[self.samples, self.types, self.place[0], self.place[1]].T
 
     def read_rows(self, x: Tensor) -> Tensor:
         """Return the block's rows of `(groups, *window, ...)`, one for each child: `(children, ...)`. A row that

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, Tensors, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, count_samples
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.blocks import Block, vote_blocks
 from torchcaps.ops.tiled.tiles import Layout, vote_tile
 
 
-def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute mass, mean, variance and benefit.
 
     The mean of a block is subtracted from its votes before they are squared, and blocks are joined by the parallel
@@ -29,7 +29,7 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
         compared = _compared(votes, part)
         shares = _coefficients(compared, part, offset, block, layout, scratch=compared)
         if children.gates is not None:
-            shares = shares * block.read_gates(children.gates).unsqueeze(layout.parents)
+            shares = shares * block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         if betas is not None:
             rows = block.read_rows(betas).unsqueeze(layout.samples)
             layout.part(benefit, block.samples).add_((shares * rows).sum(0))
@@ -56,9 +56,9 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
 
 
 def moments_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: MomentTensors, options: Options, into: Gradients
-) -> tuple[Tensor | None, ...]:
-    """Add the gradients of the children to `into`; return those of target, precision, prior, offset and betas.
+    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+) -> ParentTensors:
+    """Add the gradients of the children to `into`; return those of query, precision, prior, offset and betas.
 
     With deviation e = V - mean and share D = gate c, the gradient of the share is constant + sum_k (pull + spread e) e.
     The gradient of the vote is D (pull + 2 spread e), and what comes through its logit is added to it.
@@ -78,7 +78,7 @@ def moments_backward(
     for block in vote_blocks(children, options):
         tile = vote_tile(block, layout, children, options)
         votes = tile.votes()
-        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         part, grad_part = ([layout.part(x, block.samples) for x in of] for of in (agreement, grad_agreement))
         compared, buffer = _compared(votes, part), torch.empty_like(votes)
         coefficients = _coefficients(compared, part, offset, block, layout, scratch=buffer)
@@ -93,7 +93,7 @@ def moments_backward(
             grad_shares += block.read_rows(betas).unsqueeze(layout.samples) * block_benefit
             block.add_rows(grad_betas, (shares * block_benefit).sum(layout.samples))
         if into.gates is not None:
-            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
+            block.of_gates(into.gates).add_((coefficients * grad_shares).sum(layout.parents))
         grad_votes = slope.addcmul_(block_spread, deviations).mul_(shares.unsqueeze(2))
         if part:
             grad_logits = layout.over_parents_backward(shares * grad_shares, coefficients)
@@ -111,11 +111,10 @@ def moments_backward(
     if parents.precision is not None:
         grad_agreement[0] *= agreement[1]
         grad_agreement[1] *= -0.5
-    agreement_grads = [layout.unpack(x) for x in grad_agreement] + [None] * (3 - len(grad_agreement))
-    return *agreement_grads, grad_offset, grad_betas
+    return ParentTensors(*map(layout.unpack, grad_agreement))._replace(offset=grad_offset, betas=grad_betas)
 
 
-def _packed(parents: MomentTensors, layout: Layout) -> list[Tensor]:
+def _packed(parents: ParentTensors, layout: Layout) -> list[Tensor]:
     """Return the mean, precision and prior of a Gaussian, or a query, or nothing."""
     return [layout.pack(x) for x in parents[:3] if x is not None]
 

@@ -5,6 +5,7 @@ pass computes the sums of a block again, and PyTorch differentiates them.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,16 +21,21 @@ class Net(NamedTuple):
     """Tensors of the parents that a net sum takes; see `PoseVotes.net_sum`. The part of a block has the rows of its
     children, `(children or 1, ...)`, in place of those of the groups."""
 
-    query: Tensor | None  # (samples, parents, features)
-    slope: Tensor | None  # (groups, 1, 1, parents), like the rows below
-    offset: Tensor | None
-    use: Tensor | None
-    use_weight: Tensor | None  # (parents, features)
-    ignore: Tensor | None
-    ignore_weight: Tensor | None
-    activation_weight: Tensor | None  # (groups, features)
-    activation_bias: Tensor | None  # (groups,)
-    activation_scale: Tensor | None  # (samples,)
+    query: Tensor | None = None  # (samples, parents, features)
+    slope: Tensor | None = None  # (groups, 1, 1, parents), like the rows below
+    offset: Tensor | None = None
+    use: Tensor | None = None
+    use_weight: Tensor | None = None  # (parents, features)
+    ignore: Tensor | None = None
+    ignore_weight: Tensor | None = None
+    activation_weight: Tensor | None = None  # (groups, 1, 1, features)
+    activation_bias: Tensor | None = None  # (groups, 1, 1, 1)
+    activation_scale: Tensor | None = None  # (samples,)
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> "Net":
+        """Return the tensors with a function of those that have a row for each group."""
+        rows = {name: getattr(self, name) for name in self._fields if name not in (*PER_SAMPLE, *SHARED)}
+        return self._replace(**{name: None if x is None else function(x) for name, x in rows.items()})
 
 
 PER_SAMPLE, SHARED = ("query", "activation_scale"), ("use_weight", "ignore_weight")  # the other tensors have rows
@@ -64,9 +70,10 @@ def net_sum_backward(
         leaves = [x for x in (poses, gates, *part) if x is not None and x.requires_grad]
         given = iter(torch.autograd.grad([x for x, _ in known], leaves, [y for _, y in known]))
         if into.poses is not None:
-            block.add_samples(into.poses, next(given))
+            grad_poses = block.of_samples(into.poses)
+            grad_poses += next(given).unflatten(2, grad_poses.shape[2:])
         if into.gates is not None:
-            block.add_gates(into.gates, next(given).T)
+            block.of_gates(into.gates).add_(next(given).T)
         for name, total in grad_net._asdict().items():
             if total is None:
                 continue
@@ -75,25 +82,32 @@ def net_sum_backward(
             elif name in PER_SAMPLE:
                 total[block.samples] += next(given)
             else:
-                block.add_rows(_as_rows(total), next(given))
+                block.add_rows(total, next(given))
     return tuple(grad_net)
 
 
 def _read(block: Block, children: Children, net: Net) -> tuple[Tensor, Tensor | None, Net]:
     """Return a block's poses `(samples, children, features)`, gates `(samples, children)` and part of the net."""
-
-    def read(name: str, x: Tensor) -> Tensor:
-        if name in SHARED:
-            return at_least_float32(x)
-        return at_least_float32(x[block.samples]) if name in PER_SAMPLE else block.read_rows(_as_rows(x))
-
-    part = Net(**{name: None if x is None else read(name, x).detach() for name, x in net._asdict().items()})
-    gates = None if children.gates is None else block.read_gates(children.gates).T.detach()
-    return block.read_samples(children.poses).detach(), gates, part
+    of_samples = {name: x[block.samples] for name, x in net._asdict().items() if name in PER_SAMPLE and x is not None}
+    part = net.map_rows(block.read_rows)._replace(**of_samples)
+    part = Net(*(None if x is None else at_least_float32(x).detach() for x in part))
+    gates = None if children.gates is None else block.of_gates(children.gates).T.detach()
+    return block.of_samples(children.poses).flatten(2).detach(), gates, part
 
 
 def _sums(poses: Tensor, gates: Tensor | None, net: Net, parents: int) -> tuple[Tensor, Tensor]:
-    """Return the net sums of a block and the sums of its factors phi, `(samples, children, parents)`."""
+    """Return the net sums of a block and the sums of its factors."""
+    phi = net_factors(poses, gates, net, parents)
+    return torch.bmm(phi.transpose(1, 2), poses), phi.sum(1)
+
+
+def net_factors(poses: Tensor, gates: Tensor | None, net: Net, parents: int) -> Tensor:
+    """Return the factors phi of some children, `(samples, children, parents)`.
+
+    Args:
+        poses, gates: `(samples, children, features)`, and `(samples, children)` or None.
+        net: tensors with rows of these children.
+    """
     phi = poses.new_full((1, 1, 1), 1 / parents)
     if net.query is not None:
         logits = torch.bmm(poses, net.query.transpose(1, 2))
@@ -111,10 +125,4 @@ def _sums(poses: Tensor, gates: Tensor | None, net: Net, parents: int) -> tuple[
         gates = activations if gates is None else gates * activations
     if gates is not None:
         phi = gates.unsqueeze(2) * phi
-    phi = phi.expand(*poses.shape[:2], parents)
-    return torch.bmm(phi.transpose(1, 2), poses), phi.sum(1)
-
-
-def _as_rows(x: Tensor) -> Tensor:
-    """Return a view of `(groups, ..., n)` or `(groups,)` with the dimensions of rows, `(groups, 1, 1, n)`."""
-    return x.view(len(x), 1, 1, -1)
+    return phi.expand(*poses.shape[:2], parents)

@@ -47,12 +47,6 @@ class Layout:
             return x.transpose(1, 2).contiguous()
         return x.unflatten(1, (self.h, self.rows)).permute(3, 0, 2, 1).flatten(2).contiguous()
 
-    def unpack_votes(self, votes: Tensor) -> Tensor:
-        """Return a block's votes as `(samples, children, parents, features)`."""
-        if self.parents_last:
-            return votes.permute(1, 0, 3, 2)
-        return votes.unflatten(2, (self.h, self.rows)).permute(4, 0, 1, 3, 2).flatten(3)
-
     def part(self, x: Tensor, samples: slice) -> Tensor:
         """Return a view of some samples."""
         return x[samples] if self.parents_last else x[..., samples]
@@ -85,7 +79,7 @@ class Tile:
     def make_factors(self, children: Children) -> None:
         """Arrange poses and weights as the factors of the matrix product that gives the votes; it sums over d."""
         block, layout = self.block, self.layout
-        self.weight = block.read_weight(children.weight)
+        self.weight = block.of_weight(children.weight)
         groups, count = self.weight.shape[0], self.poses.shape[0]
         if layout.parents_last:
             self.left = self.poses.view(groups, -1, self.poses.shape[3])
@@ -119,7 +113,7 @@ class Tile:
                 self.block.add(into.poses, torch.bmm(product, self.right.transpose(1, 2)).view(self.poses.shape))
             if into.weight is not None:
                 grad_weight = torch.bmm(self.left.transpose(1, 2), product).view(groups, d, h, parents)
-                self.block.add_weight(into.weight, grad_weight.permute(0, 3, 1, 2))
+                self.block.of_weight(into.weight).add_(grad_weight.permute(0, 3, 1, 2))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(1).transpose(1, 2).unflatten(2, (rows, h)))
         else:
@@ -128,7 +122,7 @@ class Tile:
                 self.block.add(into.poses, grad_poses.permute(0, 3, 2, 1))
             if into.weight is not None:
                 grad_weight = torch.bmm(product, self.right.transpose(1, 2)).view(groups, -1, parents, h, d).sum(1)
-                self.block.add_weight(into.weight, grad_weight.transpose(2, 3))
+                self.block.of_weight(into.weight).add_(grad_weight.transpose(2, 3))
             if into.bias is not None:
                 self.block.add_rows(into.bias, grad.sum(3).unflatten(2, (h, rows)).transpose(2, 3))
 
@@ -223,7 +217,7 @@ class PulledTile(Dots):
 
     def __init__(self, block: Block, layout: Layout, children: Children):
         self.block, self.layout = block, layout
-        weight = block.read_weight(children.weight)
+        weight = block.of_weight(children.weight)
         self.groups, _, self.d, self.h = weight.shape
         self.weight = weight.transpose(0, 1).flatten(1, 2)  # (parents, groups * d, h)
         poses = block.read(children.poses)
@@ -249,7 +243,7 @@ class PulledTile(Dots):
                 self.block.add(into.poses, grad_poses)
             if into.weight is not None:
                 product = torch.bmm(self._parents_first(self._push(factors)), self._rows(vectors))
-                self.block.add_weight(into.weight, product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
+                self.block.of_weight(into.weight).add_(product.unflatten(1, (self.groups, self.d)).transpose(0, 1))
 
     def _rows(self, vectors: Tensor) -> Tensor:
         """Return vectors of the parents as `(parents, samples * rows, h)`."""
@@ -287,7 +281,7 @@ class PoseDotTile(Dots):
 
     def __init__(self, block: Block, layout: Layout, children: Children, unit: bool):
         self.block, self.layout = block, layout
-        self.poses = block.read_samples(children.poses)
+        self.poses = block.of_samples(children.poses).flatten(2)
         if unit:
             self.lengths = self._from_samples(nonzero(vector_norm(self.poses, dim=2, keepdim=True)))
 
@@ -309,7 +303,8 @@ class PoseDotTile(Dots):
         if self.lengths is not None:
             along = (grad_logits * self.dot(query) / self.lengths.square()).sum(self.layout.parents, keepdim=True)
             grad_poses.addcmul_(self.poses, self._to_samples(along), value=-1)
-        self.block.add_samples(into.poses, grad_poses)
+        part = self.block.of_samples(into.poses)
+        part += grad_poses.unflatten(2, part.shape[2:])
 
     def _from_samples(self, x: Tensor) -> Tensor:
         """Bring `(samples, children, parents)` into the layout."""

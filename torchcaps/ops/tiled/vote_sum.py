@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, NoTensors, Options, Tensors, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, count_samples
 from torchcaps.ops.numerics import accumulator, at_least_float32
 from torchcaps.ops.tiled.blocks import Block, pose_blocks
 
 
-def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[Tensor]:
+def vote_sum(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor]:
     """Compute the sums. No vote is computed."""
     rows, h = children.poses.shape[4], children.weight.shape[5]
     sums = accumulator(children.poses, count_samples(children, options), rows, children.parents, h)
     for block in pose_blocks(children, options):
         poses, matrix = block.read(children.poses), _matrix(block, children.weight)
-        gate = None if children.gates is None else block.read_gates(children.gates)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous()
         total = sums[block.samples]
         total += (_group_sums(poses, gate, len(matrix)) @ matrix.flatten(0, 1)).view(total.shape)
         if children.bias is not None:
@@ -24,15 +24,15 @@ def vote_sum(children: Children, parents: NoTensors, options: Options) -> tuple[
 
 
 def vote_sum_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: NoTensors, options: Options, into: Gradients
-) -> tuple[()]:
+    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+) -> ParentTensors:
     """Add the gradients of the children to `into`."""
     h = children.weight.shape[5]
     grad = at_least_float32(grads[0]).unflatten(2, (-1, h)).transpose(1, 2).contiguous()
     for block in pose_blocks(children, options):
         poses, matrix, part = block.read(children.poses), _matrix(block, children.weight), grad[block.samples]
         (groups, d, _), (count, samples, rows, _) = matrix.shape, poses.shape
-        gate = None if children.gates is None else block.read_gates(children.gates)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous()
         flat = part.view(samples * rows, -1)
         if into.poses is not None or into.gates is not None:
             pulled = (flat @ matrix.flatten(0, 1).T).view(samples, rows, groups, 1, d)
@@ -44,19 +44,19 @@ def vote_sum_backward(
                 if children.bias is not None:
                     bias = block.read_rows(children.bias).expand(-1, children.parents, -1, -1)
                     grad_gates += torch.einsum("nrjh,cjrh->cn", part, bias)
-                block.add_gates(into.gates, grad_gates)
+                block.of_gates(into.gates).add_(grad_gates)
         if into.weight is not None:
             grad_weight = (_group_sums(poses, gate, groups).T @ flat).view(groups, d, children.parents, h)
-            block.add_weight(into.weight, grad_weight.transpose(1, 2))
+            block.of_weight(into.weight).add_(grad_weight.transpose(1, 2))
         if into.bias is not None:
             masses = poses.new_ones(count, samples) if gate is None else gate
             block.add_rows(into.bias, torch.einsum("cn,nrjh->cjrh", masses, part))
-    return ()
+    return ParentTensors()
 
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:
     """Return the block's weights as matrices, `(groups, d, parents * h)`."""
-    return block.read_weight(weight).transpose(1, 2).flatten(2)
+    return block.of_weight(weight).transpose(1, 2).flatten(2)
 
 
 def _group_sums(poses: Tensor, gate: Tensor | None, groups: int) -> Tensor:

@@ -3,16 +3,17 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, DotTensors, Gradients, Options, Tensors
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors
 from torchcaps.ops.numerics import accumulator, nonzero
 from torchcaps.ops.tiled.tiles import Layout, dot_tiles
 
 
-def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
+def weighted_sum(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute the weighted sums, and the logarithms of the denominators of a softmax over the children.
 
     A softmax over the children sums exponentials relative to the largest logit so far, and rescales when it grows.
     """
+    assert parents.query is not None
     layout, over_children = Layout(children, options), options.softmax == "children"
     query, offset = layout.pack(parents.query), parents.offset
     sums = torch.zeros_like(query)
@@ -23,7 +24,7 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
         logits = tile.logits(layout.part(query, block.samples))
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
-        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         total = layout.part(sums, block.samples)
         if over_children:
             highest, mass = layout.part(largest, block.samples), layout.part(masses, block.samples)
@@ -51,13 +52,14 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
 
 
 def weighted_sum_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: DotTensors, options: Options, into: Gradients
-) -> tuple[Tensor, Tensor | None]:
+    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+) -> ParentTensors:
     """Add the gradients of the children to `into`; return those of query and offset.
 
     One pass is enough. With a softmax over the parents, each child is independent of the others. With one over the
     children, the mean of the coefficients' gradients is known beforehand: sum_i c_ij (grad_j . V_ij) = grad_j . sum_j.
     """
+    assert parents.query is not None
     layout, over_children = Layout(children, options), options.softmax == "children"
     (grad,), (sums, log_masses) = grads, results
     expected = layout.pack((grad * sums).sum(-1))
@@ -71,7 +73,7 @@ def weighted_sum_backward(
         logits, grad_shares = tile.logits(query_part), tile.dot(grad_part)
         if offset is not None:
             logits += block.read_rows(offset).unsqueeze(layout.samples)
-        gate = None if children.gates is None else block.read_gates(children.gates).unsqueeze(layout.parents)
+        gate = None if children.gates is None else block.of_gates(children.gates).contiguous().unsqueeze(layout.parents)
         if over_children:
             coefficients = (logits - layout.part(log_masses, block.samples)).exp_()  # without the gates
             if gate is not None:
@@ -81,7 +83,7 @@ def weighted_sum_backward(
             coefficients = layout.over_parents(logits, options.leaky)
         shares = coefficients if gate is None else coefficients * gate
         if into.gates is not None:
-            block.add_gates(into.gates, (coefficients * grad_shares).sum(layout.parents))
+            block.of_gates(into.gates).add_((coefficients * grad_shares).sum(layout.parents))
         grad_logits = shares * grad_shares
         if not over_children:
             grad_logits = layout.over_parents_backward(grad_logits, coefficients)
@@ -89,4 +91,4 @@ def weighted_sum_backward(
             block.add_rows(grad_offset, grad_logits.sum(layout.samples))
         layout.part(grad_query, block.samples).add_(tile.grad_query(grad_logits))
         tile.add_child_gradients(shares, grad_part, grad_logits, query_part, into)
-    return layout.unpack(grad_query), grad_offset
+    return ParentTensors(layout.unpack(grad_query), offset=grad_offset)

@@ -6,8 +6,3 @@
 
 Triton itself is imported at the first launch, because it may not be installed.
 """
-
-from torchcaps.ops.triton.moments import moments, moments_backward
-from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
-
-__all__ = ["moments", "moments_backward", "weighted_sum", "weighted_sum_backward"]

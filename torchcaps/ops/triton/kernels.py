@@ -98,36 +98,36 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
 
 @triton.jit
 def grads(
-    grad_poses, grad_gates, grad_target, grad_precision, grad_prior, per_split, children, parents, sizes,
+    grad_poses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children, parents, sizes,
     layer: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of poses and gates for one split of the children, and what these children add to the
-    gradients of target, precision and prior."""
+    gradients of query, precision and prior."""
     tile = make_tile(tl.program_id(0) * layer.block_n, sizes, layer)
     n, r, h, j, present, real, inside = tile
     known = load_parents(parents, tile, layer)
-    target = load_features(parents.target, tile, layer)
-    of_target = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
+    query = load_features(parents.query, tile, layer)
+    of_query = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     of_precision = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     of_prior = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     first = tl.program_id(1) * per_split
     for c in number_range(first, tl.minimum(first + per_split, sizes.children)):
         v, _share, grad_gate, grad_logit, grad_vote = differentiate(children, c, parents, known, tile, sizes, layer)
         if grad_precision is not None:
-            of_target += grad_logit * (v - target)
-            of_precision += grad_logit * ((v - target) * (v - target))
+            of_query += grad_logit * (v - query)
+            of_precision += grad_logit * ((v - query) * (v - query))
             of_prior += grad_logit
-        elif grad_target is not None:
+        elif grad_query is not None:
             if layer.unit:
-                of_target += grad_logit * (v / norm_of(v))
+                of_query += grad_logit * (v / norm_of(v))
             else:
-                of_target += grad_logit * v
+                of_query += grad_logit * v
         if grad_gates is not None:
             tl.store(grad_gates + n * sizes.children + c, grad_gate, mask=present)
         if grad_poses is not None:
             here = grad_poses + pose_offset(c, tile, sizes, layer)
             depth: tl.constexpr = layer.depth
-            for d in tl.static_range(depth):
+            for d in number_range(0, depth):  # unrolled, a depth of 64 would take a minute to compile
                 product = grad_vote * load_weight(children, c, d, tile, sizes, layer)
                 grad_pose = tl.sum(tl.sum(product, 3, keep_dims=True), 2, keep_dims=True)
                 tl.store(here + d, grad_pose, mask=present & (r < layer.rows))
@@ -135,11 +135,11 @@ def grads(
     score = (tl.cast(tl.program_id(1), tl.int64) * sizes.samples + n) * layer.parents + j
     feature = score * (layer.rows * layer.width) + r * layer.width + h
     if grad_precision is not None:
-        of_target *= load_features(parents.precision, tile, layer)
+        of_query *= load_features(parents.precision, tile, layer)
         tl.store(grad_precision + feature, -0.5 * of_precision, mask=inside)
         tl.store(grad_prior + score, of_prior, mask=present & real)
-    if grad_target is not None:
-        tl.store(grad_target + feature, of_target, mask=inside)
+    if grad_query is not None:
+        tl.store(grad_query + feature, of_query, mask=inside)
 
 
 @triton.jit

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, Gradients, MomentTensors, Options, Tensors
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.triton.problem import Parents, Problem
 
 
-def moments(children: Children, parents: MomentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return mass, mean, variance and benefit, which is empty without betas.
 
     The splits of the children are joined by the parallel formula of Chan, Golub and LeVeque (1979), with deviations
@@ -34,9 +34,9 @@ def moments(children: Children, parents: MomentTensors, options: Options) -> tup
 
 
 def moments_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: MomentTensors, options: Options, into: Gradients
-) -> tuple[Tensor | None, ...]:
-    """Add the gradients of the children to `into`; return those of target, precision, prior, offset and betas."""
+    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+) -> ParentTensors:
+    """Add the gradients of the children to `into`; return those of query, precision, prior, offset and betas."""
     grad_mass, grad_mean, grad_variance = (at_least_float32(x) for x in grads[:3])
     mass, mean, variance = results
     scale = 1 / nonzero(mass + options.eps).unsqueeze(-1)

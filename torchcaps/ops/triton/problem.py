@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.backend import INTERPRETED
-from torchcaps.ops.children import Children, Gradients, Options, count_samples
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, count_samples
 from torchcaps.ops.grid import put_back, windows
 from torchcaps.ops.numerics import at_least_float32
 
@@ -40,7 +40,7 @@ class Parents(NamedTuple):
     base`; with betas `beta grad_benefit` is added.
     """
 
-    target: Tensor | None = None  # the query of a dot agreement, or a Gaussian's mean
+    query: Tensor | None = None  # the query of a dot agreement, or a Gaussian's mean
     precision: Tensor | None = None
     prior: Tensor | None = None
     center: Tensor | None = None  # what moments subtract from the votes: forward any vote, backward the mean
@@ -172,14 +172,14 @@ class Problem:
         self.launch("sums", (blocks, splits), parents, *results, per_split)
         return results
 
-    def backward(self, parents: Parents, into: Gradients) -> tuple[Tensor | None, ...]:
-        """Add the gradients of the children; return those of target, precision, prior, offset and betas."""
+    def backward(self, parents: Parents, into: Gradients) -> ParentTensors:
+        """Add the gradients of the children; return those of query, precision, prior, offset and betas."""
         blocks, gaussian = -(-self.samples // self.layer.block_n), parents.precision is not None
         splits, per_split = self.split(self.sizes.children, blocks, self.samples * self.parents * self.features)
         grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
         grad_gates = None if into.gates is None else self.new(self.samples, self.sizes.children)
         parts = (
-            None if parents.target is None else self.vectors(splits),
+            None if parents.query is None else self.vectors(splits),
             self.vectors(splits) if gaussian else None,
             self.scores(splits) if gaussian else None,
         )
@@ -188,7 +188,9 @@ class Problem:
             into.poses.add_(put_back(grad_poses, into.poses.shape, *self.windows))
         if into.gates is not None and grad_gates is not None:
             into.gates.add_(grad_gates.view(into.gates.shape))
-        return *(None if x is None else x.sum(0) for x in parts), *self._row_grads(parents, into)
+        grad_offset, grad_betas = self._row_grads(parents, into)
+        of_agreement = (None if x is None else x.sum(0) for x in parts)
+        return ParentTensors(*of_agreement)._replace(offset=grad_offset, betas=grad_betas)
 
     def _row_grads(self, parents: Parents, into: Gradients) -> tuple[Tensor | None, Tensor | None]:
         """Add the gradients of weight and bias; return those of offset and betas. Those whose rows the same children

@@ -68,7 +68,7 @@ def load_scores(x, tile, layer: tl.constexpr):
 def load_parents(parents, tile, layer: tl.constexpr):
     """Load the tile's parts of all tensors of the parents, in the order of `problem.Parents`."""
     return (
-        load_features(parents.target, tile, layer),
+        load_features(parents.query, tile, layer),
         load_features(parents.precision, tile, layer),
         load_scores(parents.prior, tile, layer),
         load_features(parents.center, tile, layer),
@@ -162,15 +162,15 @@ def make_votes(children, c, tile, sizes, layer: tl.constexpr):
 @triton.jit
 def make_logits(v, children, c, parents, known, tile, sizes, layer: tl.constexpr):
     """Compute the logits of votes. `known` is what `load_parents` has loaded."""
-    target, precision, prior, _center, _slope, _curve, _base, _grad_benefit, _log_masses = known
-    if parents.target is None:
+    query, precision, prior, _center, _slope, _curve, _base, _grad_benefit, _log_masses = known
+    if parents.query is None:
         logit = sum_features(v) * 0.0
     elif parents.precision is None:
-        logit = sum_features(v * target)
+        logit = sum_features(v * query)
         if layer.unit:
             logit = logit / norm_of(v)
     else:
-        logit = prior - 0.5 * sum_features(precision * ((v - target) * (v - target)))
+        logit = prior - 0.5 * sum_features(precision * ((v - query) * (v - query)))
     if children.offset is not None:
         logit += load_row(children.offset, c, sizes.types_per_offset, layer.parents, tile, layer)
     return logit
@@ -201,7 +201,7 @@ def differentiate(children, c, parents, known, tile, sizes, layer: tl.constexpr)
     Return the votes, shares, and the gradients of gate, logits and votes. `Parents` explains the gradient of a share;
     the gradient of a logit is that of the share minus the mean under the softmax, times the share.
     """
-    target, precision, _prior, center, slope, curve, base, grad_benefit, log_masses = known
+    query, precision, _prior, center, slope, curve, base, grad_benefit, log_masses = known
     _n, _r, _h, _j, _present, real, _inside = tile
     v = make_votes(children, c, tile, sizes, layer)
     logit = make_logits(v, children, c, parents, known, tile, sizes, layer)
@@ -233,13 +233,13 @@ def differentiate(children, c, parents, known, tile, sizes, layer: tl.constexpr)
     else:
         grad_vote = share * (slope + 2.0 * curve * deviation)
     if parents.precision is not None:
-        grad_vote -= grad_logit * precision * (v - target)
-    elif parents.target is not None:
+        grad_vote -= grad_logit * precision * (v - query)
+    elif parents.query is not None:
         if layer.unit:
             norm = norm_of(v)
-            grad_vote += grad_logit * ((target - v / norm * sum_features(v / norm * target)) / norm)
+            grad_vote += grad_logit * ((query - v / norm * sum_features(v / norm * query)) / norm)
         else:
-            grad_vote += grad_logit * target
+            grad_vote += grad_logit * query
     return v, share, grad_gate, grad_logit, grad_vote
 
 

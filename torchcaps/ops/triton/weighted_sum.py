@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import Children, DotTensors, Gradients, Options, Tensors
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors
 from torchcaps.ops.numerics import at_least_float32, nonzero
 from torchcaps.ops.triton.problem import Parents, Problem
 
 
-def weighted_sum(children: Children, parents: DotTensors, options: Options) -> tuple[Tensor, Tensor]:
+def weighted_sum(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor, Tensor]:
     """Return the sums, and the logarithms of the denominators of a softmax over the children (else nothing)."""
     p = Problem(children, options, parents.offset)
-    totals, masses, _, _, peaks = p.sums(Parents(target=parents.query))
+    totals, masses, _, _, peaks = p.sums(Parents(query=parents.query))
     if masses is None or peaks is None:
         return totals.sum(0), p.new(0)
     peak = peaks.amax(0)
@@ -24,13 +24,12 @@ def weighted_sum(children: Children, parents: DotTensors, options: Options) -> t
 
 
 def weighted_sum_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: DotTensors, options: Options, into: Gradients
-) -> tuple[Tensor | None, ...]:
+    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+) -> ParentTensors:
     """Add the gradients of the children to `into`; return those of query and offset."""
     (sums, log_masses), grad = results, at_least_float32(grads[0])
     p, base = Problem(children, options, parents.offset), None
     if p.over_children:  # minus the mean of the gradients of a parent's shares under its softmax
         base = -(grad * sums).sum(-1)
     known = Parents(parents.query, slope=grad, base=base, log_masses=log_masses if p.over_children else None)
-    grad_query, _, _, grad_offset, _ = p.backward(known, into)
-    return grad_query, grad_offset
+    return p.backward(known, into)
