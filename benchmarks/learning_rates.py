@@ -1,6 +1,6 @@
 """A learning rate for each row of a table that compares, by the same search for all rows.
 
-    python benchmarks/learning_rates.py compare/affine [--rates 0.003 0.01 0.03] [--rows em average] [--jobs 2]
+    python benchmarks/learning_rates.py compare/affine [--rates 0.001 0.003 0.01 0.03] [--rows em average] [--jobs 2]
 
 Each row is trained with each rate, by one seed, for a quarter of its steps, without 5,000 images of its training set.
 The accuracy on these images is printed and added to `learning_rates/TABLE.csv`. What is in that file is not trained
@@ -41,7 +41,7 @@ def accuracy(recipe: str, rate: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("table")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.003, 0.01, 0.03])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.001, 0.003, 0.01, 0.03])
     parser.add_argument("--rows", nargs="+", default=None)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
