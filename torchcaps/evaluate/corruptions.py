@@ -17,7 +17,7 @@ from kornia.filters import canny, gaussian_blur2d
 from torch import Tensor
 
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
-from torchcaps.explain.transforms import affine, warp
+from torchcaps.explain.transforms import affine
 
 ROTATIONS = range(15, 181, 15)  # degrees
 Corruption = Callable[[Tensor, torch.Generator], Tensor]
@@ -75,10 +75,9 @@ def motion_blur(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shear(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Vertical lines lean by 0.4 radians to the left or right."""
+    """Vertical lines lean by 0.4 radians to the left or right, and keep their length."""
     angles = 0.4 * _signs(len(x), generator).double()
-    rows = torch.stack([torch.ones_like(angles), -angles.sin(), torch.zeros_like(angles), angles.cos()], 1)
-    return warp(x, rows.view(-1, 2, 2))
+    return affine(x, scale=torch.stack([torch.ones_like(angles), 1 / angles.cos()], 1), shear=angles.sin())
 
 
 def scale(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -94,21 +94,9 @@ def affine(
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros(count), torch.ones(count)
     turn_back = torch.stack([cos, -sin, sin, cos], 1).view(-1, 2, 2)
     slant_back = torch.stack([one, -slants, zero, one], 1).view(-1, 2, 2)
-    return warp(images, torch.diag_embed(1 / factors) @ slant_back @ turn_back, shift, padding)
-
-
-def warp(
-    images: Tensor, back: Tensor, shift: Tensor | tuple[float, float] = (0.0, 0.0), padding: Padding = "zeros"
-) -> Tensor:
-    """Return images whose pixel at p from the center has the value of the image at `back (p - shift)`.
-
-    Args:
-        images: `(n, channels, height, width)`.
-        back: matrices of (x, y) in pixels, `(n, 2, 2)` float64.
-        shift, padding: see :func:`affine`.
-    """
+    back = torch.diag_embed(1 / factors) @ slant_back @ turn_back
     size = torch.tensor([images.shape[3], images.shape[2]], dtype=torch.float64) / 2
-    moved = 2 * size * torch.as_tensor(shift, dtype=torch.float64).expand(len(images), 2)
+    moved = 2 * size * torch.as_tensor(shift, dtype=torch.float64).expand(count, 2)
     # From pixels to coordinates that are -1 and 1 at the edges.
     theta = torch.cat([back * (size / size[:, None]), -(back @ moved.unsqueeze(2)) / size[:, None]], 2)
     pixels = at_least_float32(images)
