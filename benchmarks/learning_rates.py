@@ -1,9 +1,9 @@
 """A learning rate for each row of a table that compares, by the same search for all rows.
 
-    python benchmarks/learning_rates.py compare/affine [--rates 0.001 0.003 0.01 0.03] [--rows em average] [--jobs 2]
+    python benchmarks/learning_rates.py compare/affine [--rates 0.001 0.003 0.01 0.03] [--rows em] [--held-out 5000]
 
-Each row is trained with each rate, by one seed, for a quarter of its steps, without 5,000 images of its training set.
-The accuracy on these images is printed and added to `learning_rates/TABLE.csv`. What is in that file is not trained
+Each row is trained with each rate, by one seed, for a quarter of its steps, without the held-out images of its training
+set. The accuracy on these images is printed and added to `learning_rates/TABLE.csv`; what stands there is not trained
 again. The test set is not used. The best rate of each row goes by hand into its recipe, as `max_lr` of its one cycle.
 """
 
@@ -18,15 +18,13 @@ import torch
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.training.build import Training
 
-HELD_OUT = 5000
 
-
-def accuracy(recipe: str, rate: float) -> float:
+def accuracy(recipe: str, rate: float, held_out: int) -> float:
     """Train a row, and return its accuracy on the images that were held out."""
     torch.set_num_threads(1)
     steps = load_recipe(recipe).config["trainer"]["max_steps"] // 4
     overrides = [
-        f"--data.val_size={HELD_OUT}",
+        f"--data.val_size={held_out}",
         f"--trainer.max_steps={steps}",
         f"--model.scheduler.total_steps={steps}",
         f"--model.scheduler.max_lr={rate}",
@@ -43,6 +41,7 @@ def main() -> None:
     parser.add_argument("table")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.001, 0.003, 0.01, 0.03])
     parser.add_argument("--rows", nargs="+", default=None)
+    parser.add_argument("--held-out", type=int, default=5000)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     rows = [name for name in list_recipes() if name.startswith(f"{args.table}/")]
@@ -52,7 +51,7 @@ def main() -> None:
     known = {(row, float(rate)) for row, rate, _ in csv.reader(path.open())} if path.exists() else set()
     wanted = [(row, rate) for row in rows for rate in args.rates if (row, rate) not in known]
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        trainings = {pool.submit(accuracy, *each): each for each in wanted}
+        trainings = {pool.submit(accuracy, *each, args.held_out): each for each in wanted}
         for done in as_completed(trainings):
             row, rate = trainings[done]
             print(f"{row}, {rate:g}: {100 * done.result():.2f} %", flush=True)
