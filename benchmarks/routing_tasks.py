@@ -117,9 +117,8 @@ def main() -> None:
     data = Digits()
     train, held_out = ((images.float() / 255, labels) for images, labels in (data.load(True), data.load(False)))
     for with_fragments in (False, True):
-        print(
-            f"\ntrained {'with' if with_fragments else 'without'} fragments: as they are, affine, fragments, overlap, time"
-        )
+        trained_with = "with" if with_fragments else "without"
+        print(f"\ntrained {trained_with} fragments: as they are, affine, fragments, overlap, time")
         first = None
         for row in args.rows:
             begun = time.process_time()
