@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from sphinx.util.nodes import make_refnode
+
 import torchcaps
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +37,13 @@ myst_enable_extensions = ["dollarmath"]
 
 # Docstrings: single backticks are code, and links where a public name has them.
 default_role = "py:obj"
-napoleon_custom_sections = [("Shape", "notes_style")]
+nitpicky = True  # a function or an exception that is named must exist
+nitpick_ignore_regex = [(f"py:{kind}", "(?s).*") for kind in ("attr", "class", "mod", "obj")]
+nitpick_ignore_regex += [("py:exc", "NoCapsules"), ("py:func", r"torchcaps\.(utils|training\.calibration)\..*")]
+napoleon_custom_sections = [("Shape", "notes_style"), ("Fields", "params_style")]
 napoleon_use_ivar = True
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
@@ -48,13 +54,13 @@ def resolve_links_out_of_the_folder(app, docname, source):
     """Let links to files beside `docs` go to their page here, or else to the repository."""
 
     def target(match: re.Match) -> str:
-        path, anchor = match[1], match[2]
+        path, anchor = match[1], match[2] or ""
         if path in ("CHANGELOG.md", "CONTRIBUTING.md"):
             return f"](project/{path.lower()}{anchor})"
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"]({REPOSITORY}/{kind}/main/{path}{anchor})"
 
-    source[0] = re.sub(r"\]\(\.\./([^)#\s]+)(#[^)\s]*)?\)", lambda m: target(m), source[0])
+    source[0] = re.sub(r"\]\(\.\./([^)#\s]+)(#[^)\s]*)?\)", target, source[0])
 
 
 def shorten_annotations(app, what, name, obj, options, signature, returns):
@@ -66,6 +72,34 @@ def shorten_annotations(app, what, name, obj, options, signature, returns):
     return plain(signature), plain(returns)
 
 
+def write_as_restructured_text(app, what, name, obj, options, lines):
+    """Mark what Markdown does without a mark, and docstrings too: code that is indented, and tables."""
+    text = "\n".join(lines)
+    text = re.sub(r"(?m)^((?!\.\.|- )\S.*[^:\n])\n\n(?=    )", r"\1\n\n::\n\n", text)
+    text = re.sub(r"(?m)^((?!\.\.|- )\S.*[^:\n]):\n\n(?=    )", r"\1::\n\n", text)
+
+    def table(match: re.Match) -> str:
+        rows = [re.findall(r"[^|]+", line) for line in match[0].strip().splitlines()]
+        cells = ["\n".join(f"   {'  ' if i else '* '}- {cell.strip()}" for i, cell in enumerate(row)) for row in rows]
+        return "\n".join([".. list-table::", "   :header-rows: 1", "", cells[0], *cells[2:], "\n"])
+
+    if what in ("attribute", "property"):
+        text = "..\n\n" + text  # or else Napoleon takes what stands before a colon for a type
+    lines[:] = re.sub(r"(?m)^\|.*\n\|[-|]+\n(\|.*\n)+", table, text + "\n").splitlines()
+
+
+def link_to_the_page_that_has_a_name(app, env, node, text):
+    """Resolve names without their module, or with another module than that under which the page has them."""
+    target = node["reftarget"].removesuffix("()")
+    if node.get("refdomain") != "py" or (node["reftype"] == "obj" and not target[:1].isupper()):
+        return None
+    ending = "." + (target.rpartition(".")[2] if target.startswith("torchcaps.") else target)
+    places = [x for name, x in env.domains.python_domain.objects.items() if name.endswith(ending) and not x.aliased]
+    if len(places) != 1:
+        return None
+    return make_refnode(app.builder, node["refdoc"], places[0].docname, places[0].node_id, text, target)
+
+
 def skip_fields(app, what, name, obj, skip, options):
     """Leave out the fields of named tuples, which have no text of their own."""
     return True if type(obj).__name__ == "_tuplegetter" else None
@@ -74,4 +108,6 @@ def skip_fields(app, what, name, obj, skip, options):
 def setup(app):
     app.connect("source-read", resolve_links_out_of_the_folder)
     app.connect("autodoc-process-signature", shorten_annotations)
+    app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon
     app.connect("autodoc-skip-member", skip_fields)
+    app.connect("missing-reference", link_to_the_page_that_has_a_name)

@@ -83,7 +83,9 @@ def test_logits_by_hand():
 
 def test_only_the_routing_changes():
     """All but what an algorithm learns, and the scores that it needs, has the same names and shapes."""
-    shapes = {name: p.shape for name, p in compare(**SMALL).named_parameters() if name != "classifier.classifier.weight"}
+    shapes = {
+        name: p.shape for name, p in compare(**SMALL).named_parameters() if name != "classifier.classifier.weight"
+    }
     for name in OWN:
         model = compare(own(name), **SMALL)
         other = {key: p.shape for key, p in model.named_parameters() if key != "classifier.classifier.weight"}
