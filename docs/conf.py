@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from docutils.nodes import SkipNode
+from latex2mathml.converter import convert
 from sphinx.util.nodes import make_refnode
 
 import torchcaps
@@ -22,18 +24,23 @@ extensions = [
     "sphinx_copybutton",
 ]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"torchcaps {version}"
 html_theme_options = {
     "source_repository": REPOSITORY,
     "source_branch": "main",
     "source_directory": "docs/",
 }
+html_math_renderer = "mathml"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 # Pages are Markdown that GitHub shows too: its anchors of headings, and formulas between dollars.
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
+
+smartquotes_action = "D"  # dashes alone: text such as init="paper" is to be copied
 
 # Docstrings: single backticks are code, and links where a public name has them.
 default_role = "py:obj"
@@ -105,7 +112,19 @@ def skip_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def write_formula(translator, node):
+    """Write a formula as MathML, which browsers show without a script from elsewhere."""
+    formula, is_block = node.astext(), node.tagname == "math_block"
+    if r"\\" in formula and r"\begin" not in formula:
+        formula = rf"\begin{{aligned}}{formula}\end{{aligned}}"
+    formula = re.sub(r"\\text\{[^}]*\}", lambda text: text[0].replace(r"\_", "_"), formula)
+    html, tag = convert(formula, display="block" if is_block else "inline"), "div" if is_block else "span"
+    translator.body.append(f'<{tag} class="formula">{html}</{tag}>')
+    raise SkipNode
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", resolve_links_out_of_the_folder)
     app.connect("autodoc-process-signature", shorten_annotations)
     app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon

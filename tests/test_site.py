@@ -68,7 +68,7 @@ def test_no_page_has_a_name_that_sphinx_takes_for_its_own():
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     """Among the warnings are links within the site that lead nowhere."""
-    for module in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
+    for module in ("sphinx", "furo", "latex2mathml", "myst_parser", "sphinx_copybutton"):
         pytest.importorskip(module, reason='the site needs pip install "torchcaps[docs]"')
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(DOCS), str(tmp_path / "site")]
     run = subprocess.run(command, capture_output=True, text=True)
