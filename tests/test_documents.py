@@ -26,7 +26,8 @@ from torchcaps.testing import assert_routing_laws, assert_stacks_are_alive
 from torchcaps.training.build import Training
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
+PAGES += [*sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 PYTHON = (
     *("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
     *("docs/own-data.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
