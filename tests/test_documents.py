@@ -27,7 +27,7 @@ from torchcaps.training.build import Training
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
-PAGES += [*sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 PYTHON = (
     *("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
     *("docs/own-data.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
