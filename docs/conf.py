@@ -1,5 +1,6 @@
 """Settings of the site, which `make docs` builds."""
 
+import pydoc
 import re
 from pathlib import Path
 
@@ -44,9 +45,8 @@ smartquotes_action = "D"  # dashes alone: text such as init="paper" is to be cop
 
 # Docstrings: single backticks are code, and links where a public name has them.
 default_role = "py:obj"
-nitpicky = True  # a function or an exception that is named must exist
-nitpick_ignore_regex = [(f"py:{kind}", "(?s).*") for kind in ("attr", "class", "mod", "obj")]
-nitpick_ignore_regex += [("py:exc", "NoCapsules"), ("py:func", r"torchcaps\.(utils|training\.calibration)\..*")]
+nitpicky = True  # a name of torchcaps that a docstring refers to must exist
+nitpick_ignore_regex = [(f"py:{kind}", r"(?s)(?!torchcaps\.).*") for kind in ("attr", "class", "exc", "obj")]
 napoleon_custom_sections = [("Shape", "notes_style"), ("Fields", "params_style")]
 napoleon_use_ivar = True
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
@@ -96,14 +96,16 @@ def write_as_restructured_text(app, what, name, obj, options, lines):
 
 
 def link_to_the_page_that_has_a_name(app, env, node, text):
-    """Resolve names without their module, or with another module than that under which the page has them."""
+    """Resolve names without their module, or with another module than the page's; let inner names stand as text."""
     target = node["reftarget"].removesuffix("()")
-    if node.get("refdomain") != "py" or (node["reftype"] == "obj" and not target[:1].isupper()):
+    ours = target.startswith("torchcaps.")
+    if node.get("refdomain") != "py" or not (ours or target[:1].isupper() or node["reftype"] != "obj"):
         return None
-    ending = "." + (target.rpartition(".")[2] if target.startswith("torchcaps.") else target)
+    ending = "." + (target.rpartition(".")[2] if ours else target)
     places = [x for name, x in env.domains.python_domain.objects.items() if name.endswith(ending) and not x.aliased]
     if len(places) != 1:
-        return None
+        owner = target.rpartition(".")[0] if node["reftype"] == "attr" else target  # only instances have the attribute
+        return text if ours and pydoc.locate(owner) else None
     return make_refnode(app.builder, node["refdoc"], places[0].docname, places[0].node_id, text, target)
 
 
@@ -123,10 +125,16 @@ def write_formula(translator, node):
     raise SkipNode
 
 
+def hide_private_bases(app, name, obj, options, bases):
+    """Name the public classes that a private base is made of."""
+    bases[:] = [public for base in bases for public in (base.__bases__ if base.__name__.startswith("_") else [base])]
+
+
 def setup(app):
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", resolve_links_out_of_the_folder)
     app.connect("autodoc-process-signature", shorten_annotations)
+    app.connect("autodoc-process-bases", hide_private_bases)
     app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_to_the_page_that_has_a_name)
