@@ -10,7 +10,8 @@ from sphinx.util.nodes import make_refnode
 
 import torchcaps
 
-ROOT = Path(__file__).parents[1]
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
 REPOSITORY = "https://github.com/torchcaps/torchcaps"
 
 project = "torchcaps"
@@ -60,14 +61,18 @@ python_use_unqualified_type_names = True
 def resolve_links_out_of_the_folder(app, docname, source):
     """Let links to files beside `docs` go to their page here, or else to the repository."""
 
-    def target(match: re.Match) -> str:
-        path, anchor = match[1], match[2] or ""
-        if path in ("CHANGELOG.md", "CONTRIBUTING.md"):
-            return f"](project/{path.lower()}{anchor})"
-        kind = "tree" if (ROOT / path).is_dir() else "blob"
-        return f"]({REPOSITORY}/{kind}/main/{path}{anchor})"
+    folder = (DOCS / docname).parent
 
-    source[0] = re.sub(r"\]\(\.\./([^)#\s]+)(#[^)\s]*)?\)", target, source[0])
+    def target(match: re.Match) -> str:
+        path, anchor = (folder / match[1]).resolve(), match[2] or ""
+        if path.is_relative_to(DOCS):
+            return match[0]
+        name = path.relative_to(ROOT).as_posix()
+        if name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+            return f"](/project/{name.lower()}{anchor})"
+        return f"]({REPOSITORY}/{'tree' if path.is_dir() else 'blob'}/main/{name}{anchor})"
+
+    source[0] = re.sub(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)", target, source[0])
 
 
 def shorten_annotations(app, what, name, obj, options, signature, returns):

@@ -30,6 +30,17 @@ def test_the_version_is_that_of_the_newest_release():
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "torchcaps.__version__"}
 
 
+def test_the_page_for_citing_has_every_paper_and_the_version():
+    page = (ROOT / "docs" / "project" / "citing.md").read_text(encoding="utf-8")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert f"version = {{{torchcaps.__version__}}}" in page
+    for paper in citation["references"]:
+        entry = re.search(rf"title = {{{{{re.escape(paper['title'])}}}}},(?s:.*?)year = {{{paper['year']}}}\n}}", page)
+        assert entry, paper["title"]
+    keys = re.findall(r"^@\w+{(\w+),$", page, re.MULTILINE)
+    assert [f"`{key}`" for key in keys if key != "torchcaps"] == re.findall(r"\| (`\w+`) \|$", page, re.MULTILINE)
+
+
 def test_every_file_of_the_package_is_packed():
     package = ROOT / "torchcaps"
     packed = {pattern: {path for path in package.glob(pattern) if path.is_file()} for pattern in DATA}
