@@ -34,9 +34,11 @@ def test_the_page_for_citing_has_every_paper_and_the_version():
     page = (ROOT / "docs" / "project" / "citing.md").read_text(encoding="utf-8")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert f"version = {{{torchcaps.__version__}}}" in page
+    entries = [block for block in page.split("\n\n") if "title = " in block]
     for paper in citation["references"]:
-        entry = re.search(rf"title = {{{{{re.escape(paper['title'])}}}}},(?s:.*?)year = {{{paper['year']}}}\n}}", page)
-        assert entry, paper["title"]
+        (entry,) = (block for block in entries if f"title = {{{{{paper['title']}}}}}," in block)
+        assert f"year = {{{paper['year']}}}" in entry
+        assert all(author["family-names"] in entry for author in paper["authors"])
     keys = re.findall(r"^@\w+{(\w+),$", page, re.MULTILINE)
     assert [f"`{key}`" for key in keys if key != "torchcaps"] == re.findall(r"\| (`\w+`) \|$", page, re.MULTILINE)
 
