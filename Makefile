@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-newest test-oldest test-sanitized results clean
+.PHONY: demo test test-slow test-newest test-oldest test-sanitized docs results clean
 
 demo: .venv/.done
 	$(BIN)/torchcaps train quickstart
@@ -43,6 +43,10 @@ test-sanitized: .venv/.done
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/lib \
 		$(BIN)/pytest -n 2 --dist worksteal tests/ops tests/routing -k "not Triton and not kernels"
+
+# The site, in build/docs. A warning is an error, such as a link within the site that leads nowhere.
+docs: .venv/.done
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 # Adds the results of `torchcaps reproduce` in $TORCHCAPS_RUNS to results.csv, and updates docs/results.md.
 results: .venv/.done

@@ -6,6 +6,7 @@ The kernels are optional. If there is no compiler, or it fails, the package is i
 
 import os
 import platform
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,7 +91,16 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2] if built else "any"
 
 
+def readme() -> str:
+    """Return the README for the package index, where links and pictures need whole addresses."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", r"\1https://raw.githubusercontent.com/torchcaps/torchcaps/main/", text)
+    return re.sub(r"(\]\()(?!https?:|#)", r"\1https://github.com/torchcaps/torchcaps/blob/main/", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             "torchcaps.ops.native.kernels",

@@ -289,7 +289,7 @@ def test_the_best_recipe_has_the_overrides_too():
 
 
 def test_the_documentation_shows_the_example():
-    page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "hyperparameters.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"\n\n(    extends: quickstart\n(?:    .*\n)+)", page)
     comment, _, example = (ROOT / "examples" / "search.yaml").read_text(encoding="utf-8").partition("\n")
     assert comment.startswith("# Ten short trainings")

@@ -188,14 +188,14 @@ class ImageData(LabeledData):
 
     @checked
     def center(self, images: Tensor) -> Tensor:
-        """Return validation images: the center of each image (n, c, h, w) after `resize`, (n, *shape)."""
+        """Return validation images: the center of each image `(n, c, h, w)` after `resize`, `(n, *shape)`."""
         images = self._enlarged(images)
         return images if self.resize is None else self._at_places(images)[-1]
 
     @checked
     def crops(self, images: Tensor) -> Tensor:
-        """Return test images for images (n, c, h, w): their centers (n, *shape), or with `ten_crop` all ten crops
-        (n, 10, *shape)."""
+        """Return test images for images `(n, c, h, w)`: their centers `(n, *shape)`, or with `ten_crop` all ten
+        crops `(n, 10, *shape)`."""
         if not self.ten_crop:
             return self.center(images)
         crops = torch.stack(self._at_places(self._enlarged(images)), 1)

@@ -15,7 +15,7 @@ class Shares(NamedTuple):
 
     A parent is a sum of contributions. Let V be the votes and :math:`f_{ij}` their factors in the sum, which are gate
     times coefficient in most algorithms (`WeightedVotes.factors`). Where the poses of the children are their votes,
-    |V| is the length of a pose. The share of child i in parent j is
+    `|V|` is the length of a pose. The share of child i in parent j is
 
     .. math:: S_{ij} = \frac{a_{ij}}{\sum_k a_{kj}}, \quad a_{ij} = |f_{ij}| \, |V_{ij}|
 

@@ -21,7 +21,7 @@ def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None =
     """Load the weights that the author trained and published in 2019, for smallNORB, SST-2 or SST-5.
 
     Args:
-        path: path of smallNORB_pretrained_model_state_dict.pt, SST2R_... or SST5R_...
+        path: path of `smallNORB_pretrained_model_state_dict.pt`, `SST2R_...` or `SST5R_...`
         model: network to fill; None builds the network that fits the file's keys and number of classes.
 
     Returns:

@@ -45,7 +45,7 @@ def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | N
     that the scores of a text in a padded batch are those of the text alone, and differ from the author's.
 
     Args:
-        path: path of pretrained_..._head_for_....state_dict.
+        path: path of `pretrained_..._head_for_....state_dict`.
         model: head to fill; None builds the head that fits the shapes in the file.
 
     Returns:
