@@ -25,7 +25,6 @@ from torchcaps import (
     Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
-    RandomRouting,
     SelfRouting,
     SlotAttention,
     UniformRouting,
@@ -290,7 +289,7 @@ def test_no_votes_are_kept_until_a_stack_ends(backend):
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
 def test_looking_changes_nothing(backend):
-    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting(), RandomRouting(fixed=False)):
+    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting(), DynamicRouting(start="random")):
         torch.manual_seed(0)
         layer = CapsuleLinear(32, 4, 8, 8, routing, backend=backend)
         x = torch.randn(4, 32, 8, requires_grad=True)
