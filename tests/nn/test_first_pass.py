@@ -34,7 +34,7 @@ from torchcaps import (
     squash,
 )
 from torchcaps.nn import first_pass
-from torchcaps.ops import as_votes
+from torchcaps.ops import StoredVotes
 from torchcaps.routing import Routing
 
 
@@ -254,7 +254,7 @@ class StoredLayer(CapsuleLinear):
 
     def votes(self, capsules, out_capsules=None):
         poses = capsules.poses if isinstance(capsules, Capsules) else capsules
-        return as_votes(torch.einsum("bid,ijdh->bijh", poses, self.weight).detach())
+        return StoredVotes(torch.einsum("bid,ijdh->bijh", poses, self.weight).detach())
 
 
 def test_stored_votes_are_looked_at_as_far_as_they_tell():

@@ -15,7 +15,7 @@ from torchcaps.ops.computed import ComputedVotes, LinearVotes
 from torchcaps.ops.grid import Pair, positions, windows
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, evenly_spaced, nonzero, normalize
 from torchcaps.ops.poses import PoseVotes
-from torchcaps.ops.stored import StoredVotes, as_votes
+from torchcaps.ops.stored import StoredVotes
 from torchcaps.ops.votes import Activation, Beta, Moments, Votes, WeightedVotes, per_child
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "UnitDot",
     "Votes",
     "WeightedVotes",
-    "as_votes",
     "at_least_float32",
     "autocast_off",
     "backends",
