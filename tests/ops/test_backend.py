@@ -95,7 +95,7 @@ def test_what_there_is_and_why_not(monkeypatch):
     with pytest.raises(ValueError, match="there is no compiler.*'tiled'"):
         choose_backend("native", CPU)
     monkeypatch.setattr(backend, "NATIVE_MISSING", None)
-    with pytest.raises(ValueError, match="CPU, got cuda.*'auto'"):
+    with pytest.raises(ValueError, match="CPU, got cuda.*'tiled'"):
         choose_backend("native", CUDA)
     monkeypatch.setattr(backend, "HAS_TRITON", True)
     monkeypatch.setattr(backend, "INTERPRETED", False)

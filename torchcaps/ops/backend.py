@@ -160,13 +160,9 @@ def choose_backend(
             return "triton"
         _warn_once(f"{reason}: backend='auto' uses 'tiled'")
         return "tiled"
-    if backend == "triton":
-        reason = why_no_triton(device, sizes)
-        if reason is not None:
-            raise ValueError(f"backend='triton' cannot be used, {reason}: use backend='tiled'")
+    reason = why_no_triton(device, sizes) if backend == "triton" else None
     if backend == "native":
-        if NATIVE_MISSING is not None:
-            raise ValueError(f"backend='native' cannot be used, {NATIVE_MISSING}: use backend='tiled'")
-        if device.type != "cpu":
-            raise ValueError(f"backend='native' needs tensors on the CPU, got {device.type}: use backend='auto'")
+        reason = NATIVE_MISSING if device.type == "cpu" else f"it needs tensors on the CPU, got {device.type}"
+    if reason is not None:
+        raise ValueError(f"backend={backend!r} cannot be used, {reason}: use backend='tiled'")
     return backend

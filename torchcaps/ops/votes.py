@@ -22,7 +22,6 @@ from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import BLOCK, Softmax
 from torchcaps.ops.numerics import at_least_float32
-from torchcaps.utils.arguments import HALF
 from torchcaps.utils.checks import check_choice
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ class Votes(ABC):
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
         votes = copy.copy(self)
         # In the precision of the sums, whatever the scores have: kernels add to all gradients in one precision.
-        votes.gates = None if gates is None else gates.to(torch.float32 if self.dtype in HALF else self.dtype)
+        votes.gates = None if gates is None else gates.to(self.sum_dtype)
         return votes
 
     # ------------------------------------------------------------ sizes and parents

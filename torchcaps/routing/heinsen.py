@@ -19,8 +19,6 @@ from torchcaps.routing.gaussian import Fit
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, Range, checked
 
-Model = Literal["gaussian", "kmeans"]
-
 
 class HeinsenRouting(Routing):
     r"""Activate parents by the benefit of the data they use minus the cost of the data they ignore.
@@ -60,7 +58,7 @@ class HeinsenRouting(Routing):
     def __init__(
         self,
         iterations: Count = 3,
-        model: Model = "gaussian",
+        model: Literal["gaussian", "kmeans"] = "gaussian",
         eps: Annotated[float, Range(1e-6)] = 1e-5,
         gradient: Gradient = "unrolled",
         init: Init = "fan_in",
