@@ -388,7 +388,7 @@ def test_batched_gradients(name):
     try:
         (found,) = torch.autograd.grad(out, leaf, directions, is_grads_batched=True)
     except RuntimeError as error:
-        assert "no batched gradients (is_grads_batched=True, vectorize=True): use" in str(error)  # noqa: PT017
+        assert "no batched gradients (" in str(error)  # noqa: PT017
         with use_backend("reference"):
             out = tensors(module(leaf))[0]
         (found,) = torch.autograd.grad(out, leaf, directions, is_grads_batched=True)

@@ -96,7 +96,7 @@ def em(routing: EMRouting, x: Numbers) -> oracles.Routed:
 
 
 def heinsen(routing: HeinsenRouting, x: Numbers) -> oracles.Routed:
-    betas = x.learned["beta_use"], x.learned.get("beta_ignore")
+    betas = x.learned["beta_use"], x.learned["beta_ignore"]
     return oracles.heinsen_routing(x.votes, *betas, routing.iterations, model=routing.model, gates=x.gates)
 
 
@@ -108,8 +108,7 @@ def self_routing(routing: SelfRouting, x: Numbers) -> oracles.Routed:
 def variational_bayes(routing: VBRouting, x: Numbers) -> oracles.Routed:
     names = [f"{norm}.running_{value}" for norm in ("pose_norm", "score_norm") for value in ("mean", "var")]
     running = None if routing.training else tuple(x.learned[name] for name in names)
-    priors = {"alpha0": routing.alpha0, "kappa0": routing.kappa0, "nu0": routing.nu0}
-    return oracles.variational_bayes_routing(x.votes, routing.iterations, running, gates=x.gates, **priors)
+    return oracles.variational_bayes_routing(x.votes, routing.iterations, running, gates=x.gates)
 
 
 def uniform(routing: UniformRouting, x: Numbers) -> oracles.Routed:
@@ -151,15 +150,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "heinsen": Algorithm(HeinsenRouting, heinsen),
     # Unstable for the same reason as inverted attention without a norm.
-    "heinsen_kmeans": Algorithm(
-        lambda **kw: HeinsenRouting(model="kmeans", single_beta=True, **kw), heinsen, stable=False
-    ),
+    "heinsen_kmeans": Algorithm(lambda **kw: HeinsenRouting(model="kmeans", **kw), heinsen, stable=False),
     "self_routing": Algorithm(SelfRouting, self_routing),
     "efficient": Algorithm(EfficientRouting, efficient),
     "variational_bayes": Algorithm(VBRouting, variational_bayes),
-    "variational_bayes_other_priors": Algorithm(
-        lambda **kw: VBRouting(alpha0=0.5, kappa0=2.0, nu0=20.0, **kw), variational_bayes
-    ),
     "uniform": Algorithm(UniformRouting, uniform),
     "uniform_no_activation": Algorithm(lambda: UniformRouting(activation=None), uniform),
     "random": Algorithm(RandomRouting, uniform),

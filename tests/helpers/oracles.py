@@ -364,7 +364,7 @@ def gaussian_logits(votes: Tensor3, means: Matrix, variances: Matrix, scores: Ve
 def heinsen_routing(
     votes: Tensor3,
     beta_use: Matrix,
-    beta_ignore: Matrix | None,
+    beta_ignore: Matrix,
     iterations: int,
     *,
     gates: Vector,
@@ -373,11 +373,10 @@ def heinsen_routing(
 ) -> Routed:
     """Heinsen 2019, Algorithm 1 (E, D, M), with the eps of the authors' code.
 
-    The scores are logits. Betas are [i or 1][j or 1]; without `beta_ignore`, `beta_use` serves for both.
+    The scores are logits. Betas are [i or 1][j or 1].
     model="kmeans" replaces the Gaussian by minus the squared distance; its variances are still returned.
     """
     children, parents = len(votes), len(votes[0])
-    beta_ignore = beta_use if beta_ignore is None else beta_ignore
     means, variances, scores = [], [], []
     coefficients = table(children, parents, lambda i, j: 1.0 / parents)
     for t in range(iterations):
@@ -442,14 +441,14 @@ def variational_bayes_routing(
     running: tuple[Vector, Vector, Vector, Vector] | None,
     *,
     gates: Matrix | None = None,
-    **options: Any,
+    betas: tuple[Vector, Vector] | None = None,
 ) -> Routed:
     """De Sousa Ribeiro et al. 2020, Algorithm 1, with diagonal precisions, a prior mean of 0 and a prior scale of 1.
 
     `running` are the running mean and variance of each parent's pose entries, then those of its score; None takes the
-    batch's own. For the options see `_before_the_batch_norms`.
+    batch's own. `betas` are beta_a and beta_u of each parent.
     """
-    routed = _before_the_batch_norms(votes, iterations, gates=gates, **options)
+    routed = _before_the_batch_norms(votes, iterations, gates=gates, betas=betas)
     as_poses = [[[score] for score in row] for row in routed["scores"]]
     poses = batch_norm(routed["poses"], None if running is None else running[:2])
     scores = [[x[0] for x in row] for row in batch_norm(as_poses, None if running is None else running[2:])]
@@ -458,33 +457,25 @@ def variational_bayes_routing(
 
 @of_each_sample
 def _before_the_batch_norms(
-    votes: Tensor3,
-    iterations: int,
-    *,
-    gates: Vector,
-    alpha0: float = 1.0,
-    kappa0: float = 1.0,
-    nu0: float | None = None,
-    betas: tuple[Vector, Vector] | None = None,
+    votes: Tensor3, iterations: int, *, gates: Vector, betas: tuple[Vector, Vector] | None
 ) -> Routed:
-    """The algorithm up to its batch norms. `betas` are beta_a and beta_u of each parent."""
+    """The algorithm up to its batch norms."""
     children, parents, size = len(votes), len(votes[0]), len(votes[0][0])
-    start = size + 1.0 if nu0 is None else nu0
     beta_a, beta_u = betas or ([0.0] * parents, [0.0] * parents)
     coefficients = table(children, parents, lambda i, j: 1.0 / parents)
     for t in range(iterations):
         shares = times_gates(coefficients, gates)
         fits = [moments(votes, shares, j) for j in range(parents)]
-        everything = sum(alpha0 + mass for mass, _, _ in fits)
+        everything = sum(1.0 + mass for mass, _, _ in fits)
         m, scores, parts = [], [], []
         for j, (mass, mu, variance) in enumerate(fits):
-            shrink = kappa0 * mass / (kappa0 + mass)
-            m.append([mass / (kappa0 + mass) * x for x in mu])
+            shrink = mass / (1.0 + mass)
+            m.append([shrink * x for x in mu])
             inverse_scale = [1.0 + mass * variance[k] + shrink * mu[k] ** 2 for k in range(size)]
-            log_share = digamma(alpha0 + mass) - digamma(everything)
+            log_share = digamma(1.0 + mass) - digamma(everything)
             log_det = size * math.log(2.0)
             for h in range(size):
-                log_det += digamma((start + mass - h) / 2.0) - math.log(inverse_scale[h])
+                log_det += digamma((size + 1.0 + mass - h) / 2.0) - math.log(inverse_scale[h])
             parts.append((mass, inverse_scale, log_share, log_det))
             entropy = 0.5 * size * math.log(2.0 * math.pi * math.e) - 0.5 * log_det
             scores.append(beta_a[j] - (math.exp(log_share) * entropy + beta_u[j]))
@@ -493,9 +484,9 @@ def _before_the_batch_norms(
         logits = table(children, parents, lambda i, j: 0.0)
         for i in range(children):
             for j, (mass, inverse_scale, log_share, log_det) in enumerate(parts):
-                distance = size / (kappa0 + mass)
+                distance = size / (1.0 + mass)
                 for k in range(size):
-                    distance += (start + mass) * (votes[i][j][k] - m[j][k]) ** 2 / inverse_scale[k]
+                    distance += (size + 1.0 + mass) * (votes[i][j][k] - m[j][k]) ** 2 / inverse_scale[k]
                 logits[i][j] = log_share + 0.5 * log_det - 0.5 * distance
         coefficients = softmax_over_parents(logits)
     return {"poses": m, "scores": scores, "coefficients": coefficients}
@@ -557,7 +548,7 @@ def slot_attention(
 
 @of_each_sample
 def heinsen_vector_routing(
-    poses: Matrix, learned: dict[str, Any], iterations: int, parents: int, normalize: bool, *, gates: Vector
+    poses: Matrix, learned: dict[str, Any], iterations: int, parents: int, *, gates: Vector
 ) -> Routed:
     """Heinsen 2022, Algorithm 2. `poses[i][d]` are the inputs. `learned` has the parameters by name, with a row for
     each child (or one row for all) and for each parent; betas are such rows, or linear in the inputs."""
@@ -603,4 +594,4 @@ def heinsen_vector_routing(
                 used = active[i] * shares[i][j]
                 phi.append([beta("beta_use", i, j) * used - beta("beta_ignore", i, j) * (active[i] - used)])
             outputs.append(weighted_sum([[votes[i][j]] for i in range(children)], phi, 0))
-    return {"poses": [layer_norm(o) if normalize and h > 1 else o for o in outputs], "coefficients": shares}
+    return {"poses": [layer_norm(o) if h > 1 else o for o in outputs], "coefficients": shares}

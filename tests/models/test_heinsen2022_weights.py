@@ -81,7 +81,7 @@ def route(w, x):
     """Route a list of vectors as in Algorithm 2, with two iterations."""
     learned = {ours: w[theirs].tolist() for ours, theirs in NAMES.items() if theirs in w}
     vectors = [[vector.tolist() for vector in x]]
-    out = oracles.heinsen_vector_routing(vectors, learned, 2, len(w["B_F2"]), True, gates=[[1.0] * len(x)])
+    out = oracles.heinsen_vector_routing(vectors, learned, 2, len(w["B_F2"]), gates=[[1.0] * len(x)])
     return list(torch.tensor(out["poses"][0], dtype=torch.float64))
 
 

@@ -25,7 +25,6 @@ from torchcaps import (
     Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
-    RandomRouting,
     SelfRouting,
     SlotAttention,
     UniformRouting,
@@ -35,7 +34,7 @@ from torchcaps import (
     squash,
 )
 from torchcaps.nn import first_pass
-from torchcaps.ops import as_votes
+from torchcaps.ops import StoredVotes
 from torchcaps.routing import Routing
 
 
@@ -255,7 +254,7 @@ class StoredLayer(CapsuleLinear):
 
     def votes(self, capsules, out_capsules=None):
         poses = capsules.poses if isinstance(capsules, Capsules) else capsules
-        return as_votes(torch.einsum("bid,ijdh->bijh", poses, self.weight).detach())
+        return StoredVotes(torch.einsum("bid,ijdh->bijh", poses, self.weight).detach())
 
 
 def test_stored_votes_are_looked_at_as_far_as_they_tell():
@@ -290,7 +289,7 @@ def test_no_votes_are_kept_until_a_stack_ends(backend):
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
 def test_looking_changes_nothing(backend):
-    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting(), RandomRouting(fixed=False)):
+    for routing in (DynamicRouting(), EMRouting(), SelfRouting(), VBRouting(), DynamicRouting(start="random")):
         torch.manual_seed(0)
         layer = CapsuleLinear(32, 4, 8, 8, routing, backend=backend)
         x = torch.randn(4, 32, 8, requires_grad=True)

@@ -18,7 +18,6 @@ from torchcaps import (
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
-    RandomRouting,
     Routing,
 )
 from torchcaps.routing import LayerShape
@@ -96,8 +95,7 @@ def test_coordinate_addition(backend):
 
 # Any number of parents
 
-ROUTINGS = {name: (lambda name=name: algorithms.make(name)) for name in algorithms.ALGORITHMS} | {
-    "random": lambda: RandomRouting(fixed=False),
+ROUTINGS = {name: (lambda name=name: algorithms.make(name)) for name in algorithms.ALGORITHMS if name != "random"} | {
     "dynamic, random start": lambda: DynamicRouting(start="random"),
     "inverted attention, learned start": lambda: InvertedAttentionRouting(activations=True, start="learned"),
     "inverted attention, random start": lambda: InvertedAttentionRouting(start="random"),

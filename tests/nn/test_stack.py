@@ -27,7 +27,7 @@ from torchcaps import (
     VectorNormRouting,
     squash,
 )
-from torchcaps.ops import as_votes
+from torchcaps.ops import StoredVotes
 from torchcaps.routing.equilibrium import _anderson
 
 # All features of a routing that a schedule must handle.
@@ -90,7 +90,7 @@ def test_sequential_is_one_layer_after_the_other():
 def attention_step(votes, start, **learned):
     """Run one iteration of inverted attention on stored votes, from these parents."""
     routing = InvertedAttentionRouting().with_values(**learned)
-    return routing.advance(as_votes(votes), start, 0)[0].parents.poses
+    return routing.advance(StoredVotes(votes), start, 0)[0].parents.poses
 
 
 def procedure_2(stack, x, iterations):
@@ -264,7 +264,7 @@ def test_a_random_start_is_one():
     first, second = stack(x).poses, stack(x).poses
     assert (first - second).abs().max() > 1e-3
     layer = CapsuleLinear(4, 3, 2, 2, InvertedAttentionRouting(2, start="random"), backend="reference").double()
-    votes = layer.votes(torch.randn(2, 4, 2))
+    votes = layer.votes(torch.randn(2, 4, 2)).stored(slice(None)).votes
     torch.manual_seed(3)
     ours = layer.routing(votes).poses
     torch.manual_seed(3)

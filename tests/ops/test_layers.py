@@ -39,7 +39,7 @@ KINDS = {
 
 def make_layer(kind: str, routing: Routing, backend: str) -> tuple[CapsuleLayer, tuple[int, ...]]:
     if kind == "free parents" and isinstance(routing, RandomRouting):
-        pytest.skip("a fixed RandomRouting needs a number of parents; test_linear.py has the one that is not fixed")
+        pytest.skip("RandomRouting needs a number of parents")
     make_of_kind, arguments, options, shape = KINDS[kind]
     return make_of_kind(*arguments, routing=routing, backend=backend, **options), shape
 

@@ -128,9 +128,9 @@ def test_the_routing_of_a_layer_takes_votes_of_its_sizes_only():
 
 
 def test_random_routing_for_any_number_of_parents():
-    with pytest.raises(ValueError, match="RandomRouting.*out_capsules=None.*fixed=False"):
+    with pytest.raises(ValueError, match="RandomRouting needs a number of parents: give the layer out_capsules"):
         CapsuleLinear(None, None, 4, 5, RandomRouting())
-    layer = CapsuleLinear(None, None, 4, 5, RandomRouting(fixed=False))
+    layer = CapsuleLinear(None, None, 4, 5, DynamicRouting(1, start="random"))
     found = layer(torch.randn(2, 6, 4), out_capsules=3, return_coefficients=True).coefficients
     assert_close(found.sum(-1), torch.ones(2, 6))
     assert found.std() > 0.01
@@ -235,7 +235,7 @@ def test_what_step_and_agreement_may_return(monkeypatch):
     for found in (None, parents, (parents.poses, None), [parents, None], (parents, None, 0), (parents,)):
         monkeypatch.setattr(ScaledAttention, "step", lambda *rest, found=found: found)
         with pytest.raises(
-            TypeError, match="ScaledAttention.step must return two items, Capsules and .*, got"
+            TypeError, match="ScaledAttention.step must return Capsules and the next state, got"
         ) as error:
             layer(x)
         assert "\n" not in str(error.value)
@@ -482,7 +482,7 @@ def test_first_values(routing, first):
 
 def test_random_coefficients():
     x = torch.randn(5, 6, 4)
-    fixed, anew = (CapsuleLinear(6, 3, 4, 5, RandomRouting(fixed)) for fixed in (True, False))
+    fixed, anew = (CapsuleLinear(6, 3, 4, 5, x) for x in (RandomRouting(), DynamicRouting(1, start="random")))
     first = fixed(x, return_coefficients=True).coefficients
     assert fixed(x, return_coefficients=True).coefficients.equal(first)
     assert_close(first, fixed.routing.logits.softmax(-1).expand(5, -1, -1))

@@ -32,7 +32,6 @@ ROUTINGS = {
     "inverted_attention": InvertedAttentionRouting(2, activations=True, start="learned"),
     "em": EMRouting(2, schedule="linear"),
     "heinsen": HeinsenRouting(2, model="kmeans"),
-    "heinsen, one beta": HeinsenRouting(2, single_beta=True),
     "efficient": EfficientRouting(),
     "random": RandomRouting(),
 }
@@ -81,7 +80,6 @@ def test_padding(name):
 @pytest.mark.parametrize(
     ("routing", "name", "shape"),
     [
-        (HeinsenRouting(single_beta=True), "beta_use", (4, 3)),
         (START, "first_logits", (4, 3)),
         (BIAS, "bias", (3, 2)),
         (RandomRouting(), "logits", (4, 3)),
@@ -138,7 +136,7 @@ def test_a_softmax_over_the_wrong_axis_breaks_a_law(monkeypatch):
         (BIAS, {"bias": randn(2, 5)}, r"bias.*\(3, 5\).*\(2, 5\)"),
         (START, {"first_logits": randn(3, 3)}, r"first_logits.*\(4, 3\).*\(3, 3\)"),
         (EMRouting(), {"beta_a": randn(2, 1), "beta_u": randn(3)}, r"beta_a.*\(3,\).*\(2, 1\)"),
-        (HeinsenRouting(single_beta=True), {"beta": randn(4, 3)}, "has no beta_use yet"),
+        (HeinsenRouting(), {"beta": randn(4, 3)}, "has no beta_use, beta_ignore yet"),
         (DynamicRouting(), {"bias": randn(3, 5)}, "learns no 'bias', but nothing"),
         (BIAS, {"bias": randn(3, 5), "bias_": randn(3, 5)}, "learns no 'bias_', but bias"),
     ],

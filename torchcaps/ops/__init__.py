@@ -12,11 +12,11 @@ from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, Sigmoi
 from torchcaps.ops.backend import Backend, backends, choose_backend, use_backend
 from torchcaps.ops.children import Softmax
 from torchcaps.ops.computed import ComputedVotes, LinearVotes
-from torchcaps.ops.grid import Pair, positions, windows
+from torchcaps.ops.grid import positions, windows
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, evenly_spaced, nonzero, normalize
 from torchcaps.ops.poses import PoseVotes
-from torchcaps.ops.stored import StoredVotes, as_votes
-from torchcaps.ops.votes import Activation, Beta, Moments, Votes, WeightedVotes, per_child
+from torchcaps.ops.stored import StoredVotes
+from torchcaps.ops.votes import Activation, Beta, Votes, WeightedVotes
 
 __all__ = [
     "Activation",
@@ -27,8 +27,6 @@ __all__ = [
     "Dot",
     "Gaussian",
     "LinearVotes",
-    "Moments",
-    "Pair",
     "PoseLogits",
     "PoseVotes",
     "SigmoidDot",
@@ -37,7 +35,6 @@ __all__ = [
     "UnitDot",
     "Votes",
     "WeightedVotes",
-    "as_votes",
     "at_least_float32",
     "autocast_off",
     "backends",
@@ -46,7 +43,6 @@ __all__ = [
     "evenly_spaced",
     "nonzero",
     "normalize",
-    "per_child",
     "positions",
     "use_backend",
     "windows",

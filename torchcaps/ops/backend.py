@@ -115,10 +115,10 @@ def why_no_triton(device: torch.device, sizes: tuple[int, int, int, int] | None 
 @constant_when_compiled
 def _why_not_checked(device: torch.device) -> str | None:
     """Return why "auto" avoids the Triton kernels on a CUDA device that can run them, or None if it takes them."""
-    capability = torch.cuda.get_device_capability(device)
-    if capability in CHECKED:
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) in CHECKED:
         return None
-    return "the Triton kernels have not passed their check on a device of compute capability {}.{}".format(*capability)
+    return f"the kernels, which use_backend('triton') asks for, are not yet checked on capability {major}.{minor}"
 
 
 @constant_when_compiled
@@ -155,22 +155,14 @@ def choose_backend(
             return "native"
         if device.type != "cuda":
             return "tiled"
-        cannot = why_no_triton(device, sizes)
-        unchecked = None if cannot else _why_not_checked(device)
-        if cannot:
-            _warn_once(f"{cannot}: backend='auto' uses 'tiled'")
-        elif unchecked:
-            _warn_once(f"{unchecked}: backend='auto' uses 'tiled', and use_backend('triton') asks for the kernels")
-        else:
+        reason = why_no_triton(device, sizes) or _why_not_checked(device)
+        if reason is None:
             return "triton"
+        _warn_once(f"{reason}: backend='auto' uses 'tiled'")
         return "tiled"
-    if backend == "triton":
-        reason = why_no_triton(device, sizes)
-        if reason is not None:
-            raise ValueError(f"backend='triton' cannot be used, {reason}: use backend='tiled'")
+    reason = why_no_triton(device, sizes) if backend == "triton" else None
     if backend == "native":
-        if NATIVE_MISSING is not None:
-            raise ValueError(f"backend='native' cannot be used, {NATIVE_MISSING}: use backend='tiled'")
-        if device.type != "cpu":
-            raise ValueError(f"backend='native' needs tensors on the CPU, got {device.type}: use backend='auto'")
+        reason = NATIVE_MISSING if device.type == "cpu" else f"it needs tensors on the CPU, got {device.type}"
+    if reason is not None:
+        raise ValueError(f"backend={backend!r} cannot be used, {reason}: use backend='tiled'")
     return backend

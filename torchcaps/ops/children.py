@@ -1,6 +1,6 @@
 """Arguments that all backends share: the children, their gradients, and the options of a reduction."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,6 @@ from torchcaps.ops.grid import Pair, positions
 from torchcaps.utils.arguments import HALF
 
 Softmax = Literal["parents", "children"]
-SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
 
 Tensors = tuple[Tensor, ...]
 

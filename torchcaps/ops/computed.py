@@ -17,23 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement, Dot, Gaussian, PoseLogits, SigmoidDot, UnitDot
 from torchcaps.ops.backend import Backend, choose_backend
-from torchcaps.ops.children import (
-    SOFTMAXES,
-    Children,
-    Options,
-    ParentTensors,
-    Softmax,
-    check_children,
-    check_device,
-    count_samples,
-    grid_of,
-)
+from torchcaps.ops.children import Children, Options, ParentTensors, Softmax, check_children, check_device, grid_of
 from torchcaps.ops.grid import Pair, windows
-from torchcaps.ops.numerics import at_least_float32, contract
+from torchcaps.ops.numerics import at_least_float32, contract, nonzero
 from torchcaps.ops.operators import BACKENDS, Operator, apply_operator
 from torchcaps.ops.stored import StoredVotes, coefficients_of
 from torchcaps.ops.votes import Moments, Votes, per_child
-from torchcaps.utils.checks import check_choice
 
 
 @dataclass
@@ -116,9 +105,10 @@ class ComputedVotes(Votes):
     # ------------------------------------------------------------ reductions
 
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
-        check_choice("softmax", softmax, SOFTMAXES)
-        if agreement is None:
-            return self.uniform_sum(softmax, leaky)
+        if agreement is None:  # all coefficients are equal
+            if softmax == "parents":
+                return self.vote_sum() / (self.parents + int(leaky))  # torch.jit.trace cannot add a bool
+            return self.vote_sum() / (self.children if self.gates is None else nonzero(self.count())[:, None, None])
         if isinstance(agreement, PoseLogits):
             votes, dot = self.with_logits(agreement)
             return self.own_features(votes.weighted_sum(dot, softmax, leaky))
@@ -259,8 +249,8 @@ class LinearVotes(ComputedVotes):
         children, self.options = Children(poses, weight, bias, None), Options(stride=stride, dilation=dilation)
         check_children(children)
         self.poses, self.pose, self.line = poses, pose, line
-        self.batch, self.window = count_samples(children, self.options), children.window
-        self.grid = (poses.shape[0], *grid_of(children, self.options)) if on_grid else ()
+        grid = poses.shape[0], *grid_of(children, self.options)
+        self.batch, self.grid, self.window = math.prod(grid), grid if on_grid else (), children.window
         self.children, self.parents = poses.shape[1] * math.prod(self.window), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None
         self.layout = tuple(poses.shape[1:4]) if on_grid else (self.children,)

@@ -169,14 +169,9 @@ class Operator:
             needed: whether each argument needs a gradient.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "votes that are not stored have no second derivatives (create_graph=True): use backend='reference'"
-            )
+            raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
         if any(grad is not None and is_batched(grad) for grad in grads):
-            raise RuntimeError(
-                "votes that are not stored have no batched gradients (is_grads_batched=True, vectorize=True): use "
-                "backend='reference'"
-            )
+            raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
         saved = iter(ctx.saved_tensors)  # read once: activation checkpointing gives each tensor once
         results = tuple(islice(saved, self.reduction.kept))
         children, parents = tuple(islice(saved, 4)), tuple(saved)

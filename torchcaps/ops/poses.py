@@ -62,10 +62,7 @@ class PoseVotes(ComputedVotes):
         return contract("bgk,gj->bjk", sums, at_least_float32(constants).expand(-1, self.parents))
 
     def net_sum(
-        self,
-        agreement: Agreement | None,
-        betas: tuple[Beta, Beta] | None = None,
-        activation: Activation | None = None,
+        self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None = None, activation: Activation | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the net sums for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
         `sum_i phi[i,j]`, `(batch, parents)`, with
@@ -82,10 +79,7 @@ class PoseVotes(ComputedVotes):
         return sums, masses
 
     def net_factors(
-        self,
-        agreement: Agreement | None,
-        betas: tuple[Beta, Beta] | None = None,
-        activation: Activation | None = None,
+        self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None, activation: Activation | None
     ) -> Tensor:
         """Return the phi of `net_sum`, `(batch, children, parents)`."""
         net = self._net(agreement, betas, activation).map_rows(lambda x: per_child(x.flatten(0, 2), self.children))

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.ops.agreement import Agreement, Dot, PoseLogits, SigmoidDot, UnitDot
-from torchcaps.ops.children import SOFTMAXES, Softmax
+from torchcaps.ops.children import Softmax
 from torchcaps.ops.numerics import at_least_float32, contract, nonzero, normalize
 from torchcaps.ops.votes import Moments, Votes, per_child
-from torchcaps.utils.checks import check_choice
 
 
 class StoredVotes(Votes):
@@ -88,7 +87,6 @@ class StoredVotes(Votes):
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:
     """Return the coefficients of logits, `(batch, children, parents)`; see :meth:`Votes.coefficients`."""
-    check_choice("softmax", softmax, SOFTMAXES)
     if softmax == "parents":
         parents = logits.shape[-1]
         if leaky:
@@ -101,8 +99,3 @@ def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leak
     largest = logits.detach().amax(1, keepdim=True)
     weights = gates * (logits - torch.where(largest.isinf(), 0, largest)).exp()
     return weights / nonzero(weights.sum(1, keepdim=True))
-
-
-def as_votes(votes: Tensor | Votes) -> Votes:
-    """Return votes unchanged, and a tensor `(batch, children, parents, *pose)` as stored votes."""
-    return StoredVotes(votes) if isinstance(votes, Tensor) else votes

@@ -13,7 +13,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import BLOCK, Softmax
-from torchcaps.ops.numerics import at_least_float32, nonzero
-from torchcaps.utils.arguments import HALF
+from torchcaps.ops.numerics import at_least_float32
+from torchcaps.utils.checks import check_choice
 
 if TYPE_CHECKING:
     from torchcaps.ops.poses import PoseVotes
@@ -130,13 +130,6 @@ class Votes(ABC):
         """Multiply numbers of the children, `(batch or 1, children, parents or 1)`, by the gates."""
         return x if self.gates is None else x * self.gates.unsqueeze(-1)
 
-    def uniform_sum(self, softmax: Softmax, leaky: bool) -> Tensor:
-        """Return the weighted sum with uniform coefficients."""
-        if softmax == "parents":
-            return self.vote_sum() / (self.parents + int(leaky))  # torch.jit.trace cannot add a bool
-        count = self.children if self.gates is None else nonzero(self.gates.sum(1))[:, None, None]
-        return self.vote_sum() / count
-
     def of_poses(self) -> "PoseVotes":
         """Return these votes if they are the poses of the children."""
         raise ValueError("these votes are not the poses of the children: use this routing in a CapsuleShared")
@@ -175,7 +168,7 @@ class Votes(ABC):
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
         votes = copy.copy(self)
         # In the precision of the sums, whatever the scores have: kernels add to all gradients in one precision.
-        votes.gates = None if gates is None else gates.to(torch.float32 if self.dtype in HALF else self.dtype)
+        votes.gates = None if gates is None else gates.to(self.sum_dtype)
         return votes
 
     # ------------------------------------------------------------ sizes and parents
@@ -225,6 +218,7 @@ class WeightedVotes:
     """
 
     def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
+        check_choice("softmax", softmax, get_args(Softmax))
         self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
         self.parents, self.children, self.gates = votes.parents, votes.children, votes.gates
         # What the step has asked for beside the weighted votes, for `factors`.

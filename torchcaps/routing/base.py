@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes, as_votes
+from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes
 from torchcaps.routing.parameters import RoutingParameters
 from torchcaps.routing.shape import LayerShape, fan_in_
 from torchcaps.utils.arguments import CountOrZero, check_input, checked, shown_with_type
@@ -140,19 +140,14 @@ class Routing(RoutingParameters, ABC):
 
     def advance(self, votes: Votes, state: Any, t: float) -> tuple[Iteration, Any]:
         """Run one iteration: return it and the next state. Every schedule iterates by this method."""
+        name = type(self).__name__
         agreement = None if state is None or self.is_uniform else self.agreement(state)
         if not isinstance(agreement, (*get_args(Agreement), type(None))):
-            raise TypeError(
-                f"{type(self).__name__}.agreement must return an agreement, such as a Dot or a Gaussian, got "
-                f"{shown_with_type(agreement)}"
-            )
+            raise TypeError(f"{name}.agreement must return an agreement, such as Dot, got {shown_with_type(agreement)}")
         weighted = WeightedVotes(votes, agreement, self.softmax, self.leaky)
         result = self.step(weighted, state, t)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Capsules)):
-            raise TypeError(
-                f"{type(self).__name__}.step must return two items, Capsules and the next state, got "
-                f"{shown_with_type(result)}"
-            )
+            raise TypeError(f"{name}.step must return Capsules and the next state, got {shown_with_type(result)}")
         parents, state = result
         iteration = Iteration(weighted, parents, t)
         for watcher in self._watchers:
@@ -186,7 +181,7 @@ class Routing(RoutingParameters, ABC):
         """
         if isinstance(votes, Tensor):
             check_input("votes", votes, next(self.parameters(), None))
-        votes = as_votes(votes)
+            votes = StoredVotes(votes)
         if self.shape is None and not torch.compiler.is_compiling():  # compiled code cannot enter the meta device
             self.check_values(votes)
         if self.shape is not None and isinstance(votes, StoredVotes):  # a layer's own votes fit

@@ -56,10 +56,10 @@ class RandomRouting(UniformRouting):
     with the gates :math:`a_i` of the children. There is one logit for each set of vote weights and parent, the same for
     all samples.
 
+    They are drawn once for each layer, as a buffer `logits`, `(groups, parents)`, which the state dict keeps and
+    `reset_parameters` draws anew. `DynamicRouting(iterations=1, start="random")` draws them at every call.
+
     Args:
-        fixed: draw the logits once for each layer, as a buffer `logits`, `(groups, parents)`, which the state dict
-            keeps and `reset_parameters` draws anew; otherwise draw them at every call. A layer for any number of
-            parents (`out_capsules=None`) needs `fixed=False`.
         activation: function of the sums, see :class:`torchcaps.UniformRouting`.
 
     Reference:
@@ -67,23 +67,15 @@ class RandomRouting(UniformRouting):
     """
 
     @checked
-    def __init__(self, fixed: bool = True, activation: Callable[[Tensor], Tensor] | None = squash):
+    def __init__(self, activation: Callable[[Tensor], Tensor] | None = squash):
         super().__init__(activation)
-        self.fixed = fixed
         self.gain /= 1.6  # unequal coefficients make the sums longer
 
     def build(self, shape: LayerShape) -> None:
-        if self.fixed and shape.any_parents:
-            raise ValueError("RandomRouting for any number of parents (out_capsules=None) needs fixed=False")
-        if self.fixed:
-            self.logits = nn.Buffer(torch.randn(shape.groups, shape.parents))
+        if shape.any_parents:
+            raise ValueError("RandomRouting needs a number of parents: give the layer out_capsules")
+        self.logits = nn.Buffer(torch.randn(shape.groups, shape.parents))
 
     def first_state(self, votes: Votes) -> Dot:
         zeros = votes.parents_like()
-        return Dot(zeros, self.logits.to(zeros.dtype) if self.fixed else random_logits(self.shape, zeros))
-
-
-def random_logits(shape: LayerShape | None, parents: Tensor) -> Tensor:
-    """Draw a logit for each set of vote weights and each of these parents, `(groups, parents)`."""
-    groups = 1 if shape is None else shape.groups
-    return torch.randn(groups, parents.shape[1], device=parents.device, dtype=parents.dtype)
+        return Dot(zeros, self.logits.to(zeros.dtype))

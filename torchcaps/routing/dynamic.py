@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Softmax, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
-from torchcaps.routing.controls import random_logits
 from torchcaps.routing.shape import LayerShape
 from torchcaps.routing.squash import squash
 from torchcaps.utils.arguments import Count, checked
@@ -85,7 +84,8 @@ class DynamicRouting(Routing):
         zeros = votes.parents_like()
         if self.start == "learned":
             return Dot(zeros, self.first_logits.to(zeros.dtype).expand(-1, votes.parents))
-        return Dot(zeros, random_logits(self.shape, zeros))
+        groups = 1 if self.shape is None else self.shape.groups
+        return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
 
     def step(self, votes: WeightedVotes, b: Dot | None, t: float) -> tuple[Capsules, Dot]:
         s = votes.weighted_sum()  # lines 4, 5

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing
-from torchcaps.routing.gaussian import Fit, cost_of
+from torchcaps.routing.gaussian import Fit
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, Positive, Range, checked
 
@@ -84,7 +84,7 @@ class EMRouting(Routing):
         m = votes.moments()  # M-step, lines 2 to 4
         variance = m.variance.clamp_min(self.eps)
         log_sigma = 0.5 * variance.log()
-        cost = cost_of(log_sigma, m.mass, self.beta_u)  # line 5
+        cost = (self.beta_u.unsqueeze(-1) + log_sigma).sum(-1) * m.mass  # line 5
         if self.cost_range is not None:
             cost = self.cost_range * _rescaled(cost, m.mass, log_sigma)
         rise = 1 - self.decay ** (t + 1) if self.schedule == "saturating" else t + 1

@@ -60,10 +60,7 @@ class Equilibrium:
         """Return the iteration at the fixed point of prepared votes, and how the point was found."""
         check_equilibrium(routing)
         if is_transformed() or is_exported():
-            raise RuntimeError(
-                "an equilibrium stops when its numbers say so, which cannot be exported, traced or transformed: use "
-                "schedule='sequential'"
-            )
+            raise RuntimeError("an equilibrium stops when its numbers say so: use schedule='sequential'")
         # Under torch.func.functional_call the module has other parameters by the time of the backward pass.
         as_now = _with_own_tables(routing)  # which nobody watches
         as_now.is_uniform = routing.is_uniform
@@ -177,9 +174,7 @@ def check_equilibrium(routing: Routing) -> None:
             "needs a routing whose comes_to_rest is True, such as InvertedAttentionRouting or EMRouting"
         )
     if getattr(routing, "start", None) == "learned":
-        raise ValueError(
-            "start='learned' learns nothing at an equilibrium, which does not depend on its start: use another start"
-        )
+        raise ValueError("start='learned' learns nothing at an equilibrium: use another start")
     if routing.gradient != "unrolled":
         raise ValueError(
             f"an equilibrium computes its gradients implicitly: it needs gradient='unrolled', got {routing.gradient!r}"

@@ -19,8 +19,3 @@ class Fit(NamedTuple):
         """Return log a_j + log N(V_ij; mu_j, sigma_j^2) without constants, which cancel in the softmax over parents."""
         prior = F.logsigmoid(self.score) - self.log_sigma.sum(-1)
         return Gaussian(self.mean, (-2 * self.log_sigma).exp(), prior)
-
-
-def cost_of(log_sigma: Tensor, mass: Tensor, beta_u: Tensor) -> Tensor:
-    """Return the cost of each parent in EM routing, `(batch, parents)`."""
-    return (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * mass

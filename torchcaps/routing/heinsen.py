@@ -19,8 +19,6 @@ from torchcaps.routing.gaussian import Fit
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, Range, checked
 
-Model = Literal["gaussian", "kmeans"]
-
 
 class HeinsenRouting(Routing):
     r"""Activate parents by the benefit of the data they use minus the cost of the data they ignore.
@@ -42,7 +40,6 @@ class HeinsenRouting(Routing):
 
     Args:
         iterations: number of iterations, at least 1.
-        single_beta: use one beta for both the benefit and the cost.
         model: "gaussian", or "kmeans", where log N is minus the squared distance.
         eps: number added to denominators and variances, at least 1e-6. The paper has none, and divides 0 by 0 for a
             sample of padding alone and for votes that all agree.
@@ -61,18 +58,16 @@ class HeinsenRouting(Routing):
     def __init__(
         self,
         iterations: Count = 3,
-        single_beta: bool = False,
-        model: Model = "gaussian",
+        model: Literal["gaussian", "kmeans"] = "gaussian",
         eps: Annotated[float, Range(1e-6)] = 1e-5,
         gradient: Gradient = "unrolled",
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
-        self.single_beta, self.model, self.eps = single_beta, model, eps
+        self.model, self.eps = model, eps
 
     def build(self, shape: LayerShape) -> None:
-        for name in ("beta_use",) if self.single_beta else ("beta_use", "beta_ignore"):
-            setattr(self, name, nn.Parameter(torch.zeros(shape.groups, shape.parents)))
+        self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(shape.groups, shape.parents)) for _ in range(2))
 
     def agreement(self, fit: Fit) -> Gaussian:  # lines 7, 8
         if self.model == "kmeans":
@@ -80,11 +75,10 @@ class HeinsenRouting(Routing):
         return fit.agreement()
 
     def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
-        beta_ignore = self.beta_use if self.single_beta else self.beta_ignore
         # Lines 13 and 16 together: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
-        m = votes.moments(self.beta_use + beta_ignore, self.eps)  # lines 12, 17, 18
+        m = votes.moments(self.beta_use + self.beta_ignore, self.eps)  # lines 12, 17, 18
         assert m.benefit is not None
-        score = m.benefit - _cost_of_all(beta_ignore, votes)  # line 16
+        score = m.benefit - _cost_of_all(self.beta_ignore, votes)  # line 16
         variance = m.variance + self.eps
         return votes.capsules(m.mean, score, variance), Fit(m.mean, 0.5 * variance.log(), score)
 

@@ -44,7 +44,6 @@ class HeinsenVectorRouting(Routing):
 
     Args:
         iterations, gradient: see :class:`torchcaps.Routing`.
-        normalize: normalize the parents that are returned. Parents of one entry never are.
 
     Reference:
         Heinsen 2022, sections 2 and 3.
@@ -55,9 +54,8 @@ class HeinsenVectorRouting(Routing):
     transforms = True
 
     @checked
-    def __init__(self, iterations: Count = 2, normalize: bool = True, gradient: Gradient = "unrolled"):
+    def __init__(self, iterations: Count = 2, gradient: Gradient = "unrolled"):
         super().__init__(iterations, gradient)
-        self.normalize = normalize
 
     def build(self, shape: LayerShape) -> None:
         groups, parents, d, h = shape.groups, shape.parents, shape.rows * shape.in_features, shape.features
@@ -96,5 +94,5 @@ class HeinsenVectorRouting(Routing):
         if self.shape is not None and self.shape.any_parents:
             bias = bias + evenly_spaced(votes.parents, bias)[:, None] * self.symmetry_breaking
         o = moved + mass.unsqueeze(-1) * bias
-        normal = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
-        return votes.capsules(normal if self.normalize else o), normal
+        o = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
+        return votes.capsules(o), o

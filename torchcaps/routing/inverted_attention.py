@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Dot, Votes, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing, Start
-from torchcaps.routing.gaussian import cost_of
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, checked
 
@@ -91,7 +90,8 @@ class InvertedAttentionRouting(Routing):
         if self.activations:
             m = votes.moments()
             p, log_sigma = m.mean * m.mass.unsqueeze(-1), 0.5 * m.variance.clamp_min(1e-6).log()
-            score = 0.01 * (1 - 0.95 ** (t + 1)) * (self.beta_a - cost_of(log_sigma, m.mass, self.beta_u))
+            cost = (self.beta_u.unsqueeze(-1) + log_sigma).sum(-1) * m.mass
+            score = 0.01 * (1 - 0.95 ** (t + 1)) * (self.beta_a - cost)
         else:
             p = votes.weighted_sum()  # lines 4, 5
         if self.layer_norm and p.shape[-1] > 1:

@@ -31,14 +31,13 @@ class SlotAttention(Routing):
         s_j \leftarrow \text{GRU}(u_j, s_j), \quad s_j \leftarrow s_j + \text{MLP}(\text{LayerNorm}(s_j))
 
     The learned maps :math:`W_q, W_k, W_v` have no bias, each LayerNorm has a scale and a shift of its own, the GRU is a
-    torch.nn.GRUCell, and the MLP has one hidden layer with a ReLU. It takes the poses of the children as their votes:
-    use it in a :class:`torchcaps.CapsuleShared`.
+    torch.nn.GRUCell, and the MLP has one hidden layer of 2 D entries with a ReLU. It takes the poses of the children as
+    their votes: use it in a :class:`torchcaps.CapsuleShared`.
 
     Args:
         iterations: number of iterations, at least 1.
         start: first slots: "random" (normal, drawn anew at every call, with a mean and a logarithm of the deviation
             that are learned, the same for all slots) or "learned" (each slot its own, the same for all samples).
-        hidden: width of the hidden layer of the MLP; None for twice the size of a slot.
         eps: epsilon.
         gradient: see :class:`torchcaps.Routing`. With "last", and at an equilibrium, the start gets no gradient.
 
@@ -54,12 +53,11 @@ class SlotAttention(Routing):
         self,
         iterations: Count = 3,
         start: Literal["random", "learned"] = "random",
-        hidden: Count | None = None,
         eps: Positive = 1e-8,
         gradient: Gradient = "unrolled",
     ):
         super().__init__(iterations, gradient)
-        self.start, self.hidden, self.eps = start, hidden, eps
+        self.start, self.eps = start, eps
 
     def build(self, shape: LayerShape) -> None:
         learned = self.start == "learned"
@@ -70,8 +68,7 @@ class SlotAttention(Routing):
             setattr(self, name, nn.Parameter(nn.init.xavier_uniform_(torch.empty(slots, d))))
         self.norm_children, self.norm_slots, self.norm_mlp = (nn.LayerNorm(d) for _ in range(3))
         self.query, self.key, self.value = (nn.Linear(d, d, bias=False) for _ in range(3))
-        hidden = self.hidden or 2 * d
-        self.mlp = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
+        self.mlp = nn.Sequential(nn.Linear(d, 2 * d), nn.ReLU(), nn.Linear(2 * d, d))
         self.gru = nn.GRUCell(d, d)
 
     def prepare(self, votes: Votes) -> Votes:  # line 2

@@ -18,7 +18,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.shape import LayerShape
-from torchcaps.utils.arguments import Count, Positive, checked
+from torchcaps.utils.arguments import Count, checked
 
 
 class VBRouting(Routing):
@@ -28,9 +28,9 @@ class VBRouting(Routing):
 
     .. math::
         R_{ij} \leftarrow a_i R_{ij}, \quad R_j = \sum_i R_{ij}, \quad
-        \alpha_j = \alpha_0 + R_j, \quad \kappa_j = \kappa_0 + R_j, \quad \nu_j = \nu_0 + R_j, \\
+        \alpha_j = 1 + R_j, \quad \kappa_j = 1 + R_j, \quad \nu_j = D + 1 + R_j, \\
         \mu_j = \frac{1}{R_j} \sum_i R_{ij} V_{ij}, \quad m_j = \frac{R_j}{\kappa_j} \mu_j, \quad
-        P_j = 1 + \sum_i R_{ij} (V_{ij} - \mu_j)^2 + \frac{\kappa_0 R_j}{\kappa_j} \mu_j^2, \\
+        P_j = 1 + \sum_i R_{ij} (V_{ij} - \mu_j)^2 + \frac{R_j}{\kappa_j} \mu_j^2, \\
         E \ln \pi_j = \psi(\alpha_j) - \psi \Big( \sum_k \alpha_k \Big), \quad
         E \ln |\Lambda_j| = \sum_{h<D} \psi \Big( \frac{\nu_j - h}{2} \Big) + D \ln 2 - \sum_h \ln P_j^h, \\
         R_{ij} \leftarrow \text{softmax}_j \Big( E \ln \pi_j + \tfrac12 E \ln |\Lambda_j|
@@ -45,8 +45,6 @@ class VBRouting(Routing):
 
     Args:
         iterations: number of iterations, at least 1; with 1 the coefficients are uniform.
-        alpha0, kappa0: numbers of children that the priors of a parent's share and of its mean, 0, count for.
-        nu0: degrees of freedom of the prior of the precisions, above D - 1; None for the paper's D + 1.
         gradient, init: see :class:`torchcaps.Routing`; init="paper" is the authors' Xavier uniform.
 
     Reference:
@@ -59,21 +57,10 @@ class VBRouting(Routing):
     comes_to_rest = False
 
     @checked
-    def __init__(
-        self,
-        iterations: Count = 3,
-        gradient: Gradient = "unrolled",
-        alpha0: Positive = 1.0,
-        kappa0: Positive = 1.0,
-        nu0: Positive | None = None,
-        init: Init = "paper",
-    ):
+    def __init__(self, iterations: Count = 3, gradient: Gradient = "unrolled", init: Init = "paper"):
         super().__init__(iterations, gradient, init)
-        self.alpha0, self.kappa0, self.nu0 = alpha0, kappa0, nu0
 
     def build(self, shape: LayerShape) -> None:
-        if self.nu0 is not None and self.nu0 <= shape.features - 1:
-            raise ValueError(f"poses of {shape.features} entries need nu0 above {shape.features - 1}, got {self.nu0:g}")
         self.pose_norm, self.score_norm = (nn.BatchNorm1d(shape.parents, affine=False) for _ in range(2))
 
     def reset_weight_as_in_paper(self, weight: Tensor, shape: LayerShape) -> None:
@@ -84,9 +71,9 @@ class VBRouting(Routing):
     def step(self, votes: WeightedVotes, logits: Gaussian | None, t: float) -> tuple[Capsules, Gaussian]:
         r, mean, variance, _ = votes.moments()
         d = mean.shape[-1]
-        alpha, kappa, nu = self.alpha0 + r, self.kappa0 + r, (d + 1 if self.nu0 is None else self.nu0) + r
+        alpha, kappa, nu = 1 + r, 1 + r, d + 1 + r
         m = (r / kappa).unsqueeze(-1) * mean
-        p = 1 + r.unsqueeze(-1) * variance + (self.kappa0 * r / kappa).unsqueeze(-1) * mean.square()
+        p = 1 + r.unsqueeze(-1) * variance + (r / kappa).unsqueeze(-1) * mean.square()
         log_share = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
         below = torch.arange(d, device=nu.device, dtype=nu.dtype)
         log_det = (torch.digamma((nu.unsqueeze(-1) - below) / 2) + math.log(2) - p.log()).sum(-1)
