@@ -23,13 +23,21 @@ MODULES = [
 
 # What a reader types into the search of the site, and the page that answers.
 QUESTIONS = {
+    "what is a capsule": "start",
+    "average pooling better": "start",
     "routing algorithms": "algorithms",
-    "accuracy at chance": "layers",
+    "softmax over whom": "concepts",
+    "votes coefficients": "concepts",
+    "accuracy at chance": "not-learning",
+    "nan": "not-learning",
+    "saturated parents": "not-learning",
+    "learning rates": "not-learning",
+    "out of memory": "not-learning",
     "CapsuleHead": "api/capsules",
     "head network": "layers",
     "padding": "layers",
     "new algorithm": "project/contributing",
-    "scores activations": "algorithms",
+    "scores activations": "concepts",
     "memory": "backends",
     "compile": "backends",
     "own pictures": "own-data",
