@@ -47,7 +47,14 @@ def test_every_file_of_the_package_is_packed():
     package = ROOT / "torchcaps"
     packed = {pattern: {path for path in package.glob(pattern) if path.is_file()} for pattern in DATA}
     assert all(packed.values()), packed
-    built = {".py", ".pyc", ".cpp", ".h", ".so"}  # code; MANIFEST.in has the sources of the kernels
+    built = {
+        ".py",
+        ".pyc",
+        ".cpp",
+        ".h",
+        ".so",
+        ".lock",
+    }  # code, and locks of `make results`; MANIFEST.in has the sources of the kernels
     files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in built}
     assert files - set().union(*packed.values()) <= {package / "ops" / "native" / "why_not.txt"}
 

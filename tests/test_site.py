@@ -27,6 +27,7 @@ QUESTIONS = {
     "average pooling better": "start",
     "CNN": "start",
     "routing algorithms": "algorithms",
+    "which routing": "choosing",
     "softmax over whom": "concepts",
     "coefficients": "concepts",
     "why does it not learn": "not-learning",
