@@ -54,7 +54,7 @@ def test_every_file_of_the_package_is_packed():
         ".h",
         ".so",
         ".lock",
-    }  # code, and locks of `make results`; MANIFEST.in has the sources of the kernels
+    }  # code and locks; MANIFEST.in has the C++
     files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in built}
     assert files - set().union(*packed.values()) <= {package / "ops" / "native" / "why_not.txt"}
 
