@@ -23,7 +23,7 @@ def example(name: str) -> ModuleType:
 
 
 def test_own_network():
-    assert example("own_network").main(steps=100) > 0.8
+    assert example("own_network").main(steps=200) > 0.85  # after 100 steps rounding alone moves it by 10 points
 
 
 def test_own_routing():
