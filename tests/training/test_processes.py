@@ -36,6 +36,7 @@ RECIPES = {
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 QUIET += ["--trainer.log_every_n_steps=1"]
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+ALONE = ["--trainer.devices=1", "--trainer.strategy=auto"]  # for a run that remembers two devices
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_one_process_goes_on_where_two_have_stopped_and_the_other_way_round():
     one, each = "--data.batch_size=100", "--data.batch_size=50"
     assert train("straight", "digits.yaml", one) == 0
     assert train_together("two-one", "digits.yaml", each, *STOP) == [143, 0]
-    assert train("two-one", "digits.yaml", one, "--ckpt_path=last", "--trainer.devices=1") == 0  # a run remembers 2
+    assert train("two-one", "digits.yaml", one, "--ckpt_path=last", *ALONE) == 0
     assert difference("two-one", "straight") < 1e-5
     assert train("one-two", "digits.yaml", one, *STOP) == 143
     assert train_together("one-two", "digits.yaml", each, "--ckpt_path=last") == [0, 0]
@@ -149,7 +150,7 @@ def test_an_epoch_goes_on_in_batches_of_another_size_with_every_sample_once(capf
     options += ["--allow_code", "--trainer.callbacks+=processes.Record"]
     options += [f"--trainer.callbacks.folder={seen}"]
     assert train_together("runs", "digits.yaml", *options, *STOP) == [143, 0]
-    assert train("runs", "digits.yaml", *options, "--ckpt_path=last", "--trainer.devices=1") == 0
+    assert train("runs", "digits.yaml", *options, "--ckpt_path=last", *ALONE) == 0
     assert newest("runs")["global_step"] == 7 + 15
     images = [line for file in seen.iterdir() for line in file.read_text().splitlines()]
     assert len(images) == 1437
