@@ -48,7 +48,8 @@ def main() -> None:
     rows = [row for row in rows if args.rows is None or row.rpartition("/")[2] in args.rows]
     path = Path("learning_rates") / f"{args.table.replace('/', '-')}.csv"
     path.parent.mkdir(exist_ok=True)
-    known = {(row, float(rate)) for row, rate, _ in csv.reader(path.open())} if path.exists() else set()
+    lines = path.read_text().splitlines() if path.exists() else []
+    known = {(row, float(rate)) for row, rate, _ in csv.reader(lines)}
     wanted = [(row, rate) for row in rows for rate in args.rates if (row, rate) not in known]
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
         trainings = {pool.submit(accuracy, *each, args.held_out): each for each in wanted}

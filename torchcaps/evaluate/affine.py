@@ -51,7 +51,7 @@ def run(subject: Subject) -> Outcome:
         "accuracy on affine images (%)": subject.accuracy(random_affine(subject)[0]),
     }
     if isinstance(subject.data, ExpandedMNIST):
-        data = AffineMNIST(root=subject.data.root)
+        data = AffineMNIST(root=subject.data.root, check_hashes=subject.data.check_hashes)
         data.setup("test")
         test = data.test_set
         numbers["accuracy on AffineMNIST (%)"] = subject.accuracy(test.images.float() / 255, test.labels)  # type: ignore[union-attr]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.evaluate.affine import random_affine
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
+from torchcaps.explain.predicting import inputs_for
 from torchcaps.nn.modes import evaluating
 
 WIDTH = 16  # features of the penultimate layer of a network without class capsules
@@ -64,7 +65,7 @@ def features_of(network: nn.Module, images: Tensor) -> tuple[Tensor | None, Tens
     try:
         with torch.no_grad(), evaluating(network), torch.compiler.set_stance("force_eager"):
             for batch in images.split(BATCH):
-                output = network(batch.to(next(network.parameters(), batch)))
+                output = network(inputs_for(network, batch))
                 penultimate.append(latest[0].flatten(1).cpu())
                 capsules = output.capsules if isinstance(output, Prediction) else None
                 scores = output.evidence if isinstance(output, Prediction) else output

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.explain.controls import is_right
+from torchcaps.explain.predicting import inputs_for
 from torchcaps.explain.transforms import Padding, on_black
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import shown_with_type
@@ -129,7 +130,7 @@ class Subject:
 
 def scores_of(network: nn.Module, images: Tensor) -> Tensor:
     """Return a network's scores for a batch of images, or its activations, with gradients if they are on."""
-    output = network(images.to(next(network.parameters(), images)))
+    output = network(inputs_for(network, images))
     scores = output.evidence if isinstance(output, Prediction) else output
     if not isinstance(scores, Tensor) or scores.dim() != 2:
         raise TypeError(

@@ -66,8 +66,9 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]
         overrides: command-line arguments of all runs, after those of plan.yaml.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
-    details = {row: entry for entry in entries for row in _rows_of(entry["recipe"])}
-    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name))) if wanted else _rows(with_number=True)
+    every = _rows()
+    details = {row: entry for entry in entries for row in _rows_of(entry["recipe"], every)}
+    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name, every))) or _rows(with_number=True)
     first = [row for row in details if row in rows]
     others = [row for row in rows if row not in first]
     runs = []
@@ -88,10 +89,10 @@ def _rows(with_number: bool = False) -> list[str]:
     return [recipe.name for recipe in recipes if recipe.table and (recipe.has_number or not with_number)]
 
 
-def _rows_of(name: str) -> list[str]:
-    """Return the rows of a paper, a table or a recipe."""
+def _rows_of(name: str, every: Sequence[str]) -> list[str]:
+    """Return those of all rows that belong to a paper, a table or a recipe."""
     wanted = name.removesuffix(SMALL).rstrip("/")
-    rows = [row for row in _rows() if row == wanted or row.startswith(f"{wanted}/")]
+    rows = [row for row in every if row == wanted or row.startswith(f"{wanted}/")]
     if not rows:
         raise ValueError(f"no paper, table or row is called {wanted!r}{nearest(wanted, names_of_runs())}")
     if name.endswith(SMALL):

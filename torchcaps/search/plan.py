@@ -1,6 +1,6 @@
 """What is searched: the head `search` of a recipe, and checks before the first trial.
 
-docs/search.md shows a head, and says what each of its lines means.
+docs/hyperparameters.md shows a head, and says what each of its lines means.
 """
 
 import json
