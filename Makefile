@@ -48,7 +48,7 @@ test-sanitized: .venv/.done
 docs: .venv/.done
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
-# Adds the results of `torchcaps reproduce` in $TORCHCAPS_RUNS to results.csv, and updates docs/results.md.
+# Adds the results of `torchcaps reproduce` in $TORCHCAPS_RUNS to results.csv, and updates the tables in docs.
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 

@@ -86,8 +86,9 @@ def test_the_table_of_small_versions():
     assert "a processor, 1 thread; 32-true" in text
 
 
-def test_the_page_of_results_is_made_from_the_file():
-    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+def test_the_tables_of_the_pages_are_made_from_the_file():
+    pages = (Path(__file__).parents[2] / "docs").glob("**/*.md")
+    page = "".join(path.read_text(encoding="utf-8") for path in sorted(pages))
     papers = {name.partition("/")[0] for name in list_recipes() if load_recipe(name).has_number}
     assert {block[3] for block in BLOCK.finditer(page) if not block[2]} == {
         *papers,

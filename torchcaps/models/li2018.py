@@ -11,7 +11,7 @@ arithmetic and the authors' code (github.com/hli2020/nn_encapsulation):
   routing. With such biases the lengths of all class capsules were saturated for the first hundred steps.
 - The least variance of CapNet's EM routing (`least_variance`) is ours. Its default, 1e-6, is too small: in 16
   dimensions the E-step then gives nearly all of a class's mass to one child, and the network stays at chance. The
-  recipes set a larger one, with which it learns (docs/results.md).
+  recipes set a larger one, with which it learns (docs/papers/li2018.md).
 - CapNet's 2048 children route to 512 parents in the code (a 4x4 grid) and to 2048 in the paper's arithmetic (an 8x8
   grid: 1,048,576 channels of votes, 4,194,304 coefficients). With 2048 parents and 16 bytes per parameter, the two
   CapNets take 151.26 and 152.45 MB, where Table 1 has 151.24 and 152.44 "Mb". The EncapNet without the aide branch

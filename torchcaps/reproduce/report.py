@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, which `make results` makes from results.csv, and its figure of training losses.
+"""The tables of the pages in docs, which `make results` makes from results.csv, and its figure of training losses.
 
 python -m torchcaps.reproduce.report docs    # adds the results of the queue in $TORCHCAPS_RUNS to results.csv first
 """
@@ -138,9 +138,11 @@ def main(docs: Path) -> None:
     """Add the results of the queue to the package's results.csv, update the tables, and draw the training losses."""
     root = Path(os.environ.get("TORCHCAPS_RUNS", "runs"))
     results = add_results(IN_PACKAGE, read_results(root / "results.csv"))
-    page = docs / "results.md"
-    write_text_whole(page, with_tables(page.read_text(encoding="utf-8"), results))
-    print(f"{page}: {len(results)} results")
+    for page in sorted(docs.glob("**/*.md")):
+        text = page.read_text(encoding="utf-8")
+        if BLOCK.search(text):
+            write_text_whole(page, with_tables(text, results))
+            print(page)
     if figure := curves_figure(root, plan()):
         print(f"figure: {write(figure, docs / 'figures' / 'reproduced.png')}")
 

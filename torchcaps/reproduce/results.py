@@ -1,4 +1,4 @@
-"""results.csv, our numbers: `torchcaps recipes` and docs/results.md show them next to the published ones."""
+"""results.csv, our numbers: `torchcaps recipes` and the pages of the papers show them next to the published ones."""
 
 import csv
 import statistics
