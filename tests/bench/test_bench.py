@@ -330,8 +330,7 @@ def test_no_cuda(capfd):
         "pooling.py --iterations 1 --batch 2 --rounds 1",
         "sequences.py --lengths 10 --rounds 1",
         "sequences.py --layer heinsen2022 --lengths 10 --rounds 1",
-        "routing_tasks.py --rows average dynamic --seeds 0 --steps 2",
-        "learning_rates.py compare/digits --rates 0.003 0.01 --rows uniform --held-out 100 --jobs 1",
+        "learning_rates.py compare/clutter --rates 0.003 0.01 --rows uniform --held-out 100 --jobs 1",
     ],
 )
 def test_the_studies_run(command, tmp_path):

@@ -3,7 +3,8 @@
 import torch
 from sklearn.datasets import load_digits
 
-from torchcaps.data import Digits
+from torchcaps.data import ClutteredDigits, Digits
+from torchcaps.data.cluttered import FRAGMENT, with_fragments
 
 
 def keys(images: torch.Tensor) -> list[bytes]:
@@ -50,3 +51,60 @@ def test_split_is_fixed_stratified_and_disjoint() -> None:
     assert len(set(keys(train)) | set(keys(test))) == 1797
     share = test_labels.bincount() / (train_labels.bincount() + test_labels.bincount())
     assert ((share - 0.2).abs() < 0.005).all()
+
+
+def contains(image: torch.Tensor, digit: torch.Tensor) -> list[torch.Tensor]:
+    """What an image (1, 16, 16) has beside a digit (1, 8, 8), for each place where it has at least the digit."""
+    places = [(row, column) for row in range(9) for column in range(9)]
+    rests = []
+    for row, column in places:
+        moved = torch.zeros_like(image)
+        moved[:, row : row + 8, column : column + 8] = digit
+        if (image >= moved).all():
+            rests.append(torch.where(image > moved, image, 0))
+    return rests
+
+
+def test_cluttered_digits_lie_among_fragments() -> None:
+    data = ClutteredDigits(batch_size=64, val_size=100)
+    data.setup()
+    assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [1337, 100, 360]
+    digits, labels = Digits().load(train=False)
+    images = data.test_set.images
+    assert images.shape == (360, 1, 16, 16)
+    assert torch.equal(data.test_set.labels, labels)
+    rests = [contains(image, digit) for image, digit in zip(images, digits, strict=True)]
+    assert all(rests)
+    assert sum(all(rest.any() for rest in each) for each in rests) > 180  # most have something beside the digit
+    again = ClutteredDigits()
+    torch.manual_seed(5)
+    again.setup("test")
+    assert torch.equal(again.test_set.images, images)  # always the same
+
+
+def test_without_fragments_a_digit_is_alone_at_a_random_place() -> None:
+    digits, _ = Digits().load(train=False)
+    images, _ = ClutteredDigits(fragments=0).load(train=False)
+    rests = [contains(image, digit) for image, digit in zip(images, digits, strict=True)]
+    assert all(any(not rest.any() for rest in each) for each in rests)
+    inked = images.flatten(1).bool().int().argmax(1) // 16  # first row with ink
+    assert inked.unique().tolist() == list(range(9))
+    data = ClutteredDigits(fragments=0)
+    centered = data.load(train=True)[0][:64]
+    moved = data.augment(centered)
+    torch.testing.assert_close(moved.sum((1, 2, 3)), (centered.float() / 255).sum((1, 2, 3)))
+    assert not torch.equal(moved, data.augment(centered))
+
+
+def test_a_fragment_is_a_window_of_another_image_at_its_place() -> None:
+    images = torch.zeros(2, 1, 16, 16, dtype=torch.uint8)
+    images[0], images[1] = 3, 200
+    for seed in range(20):
+        dark = with_fragments(images, 1, torch.Generator().manual_seed(seed))[0, 0]
+        light = (dark == 200).nonzero()
+        if len(light):  # not a window of its own
+            assert len(light) == FRAGMENT**2
+            assert (light.max(0).values - light.min(0).values).tolist() == [FRAGMENT - 1] * 2
+            assert sorted(dark.unique().tolist()) == [3, 200]
+            return
+    raise AssertionError("no window of the other image in twenty draws")

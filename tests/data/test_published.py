@@ -22,6 +22,7 @@ from torchcaps.data import (
     SVHN,
     AffineMNIST,
     AffNIST,
+    ClutteredDigits,
     DataError,
     Digits,
     DiverseMultiMNIST,
@@ -287,7 +288,7 @@ def test_batches(kind, root):
         assert len(batches[-1][1]) == len(raw) % 7 or 7
 
 
-@pytest.mark.parametrize("kind", [*OF_IMAGES, Digits, StereoToys])
+@pytest.mark.parametrize("kind", [*OF_IMAGES, Digits, ClutteredDigits, StereoToys])
 def test_every_set_takes_every_option(kind):
     shape = kind().shape
     side = shape[1] + 2

@@ -183,8 +183,8 @@ def named(path: str):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (named("os.system"), "os.system is not among the classes"),
-        (named("mine.Network"), "mine.Network is not among the classes"),
+        (named("os.system"), "os.system needs --allow_code"),
+        (named("mine.Network"), "mine.Network needs --allow_code"),
         (lambda config: config["values"].pop("data"), "its network or its data cannot be built"),
         (lambda config: config.pop("values"), "does not hold the values of a recipe"),
         (lambda config: config.update(temperature=0), "temperature must be a number above 0, got '0'"),
@@ -212,7 +212,7 @@ def test_code_of_ones_own_runs_only_where_it_is_allowed(folder, tmp_path, monkey
     )
     monkeypatch.syspath_prepend(tmp_path)
     edit(folder, named("mine.Network"))
-    refused("add --allow_code|is not among", folder)
+    refused("add --allow_code|needs --allow_code", folder)
     assert not (tmp_path / "ran").exists()
     assert type(from_pretrained(folder, allow_code=True).network).__name__ == "Network"
     assert (tmp_path / "ran").exists()

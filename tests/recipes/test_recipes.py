@@ -59,7 +59,7 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
 # The fast tests take two steps of these recipes. Together they have every kind of data, loss, routing, optimizer,
 # schedule and callback, and every option that changes how a model is trained. Networks are tested in tests/models.
 RUN: tuple[Version, ...] = (
-    ("compare/digits/slot-attention", False),
+    ("compare/clutter/slot-attention", False),
     ("heinsen2019/table1/vector-norm", False),
     ("heinsen2019/table3/heinsen", True),
     ("heinsen2019/viewpoints/azimuths-em", True),

@@ -94,7 +94,7 @@ def test_the_tables_of_the_pages_are_made_from_the_file():
         *papers,
         "quickstart",
         "compare/affine",
-        "compare/digits",
+        "compare/clutter",
     }
     results = read_results(IN_PACKAGE)
     for result in results:
@@ -147,8 +147,8 @@ def test_small_versions_and_tables_without_published_numbers():
     assert first.load().is_small
     assert first.keys == [("mazzia2021/mnist/efficient-capsnet --small", "", "", 0)]
     assert first.folder(Path("runs")) == Path("runs/seed-0/mazzia2021/mnist/efficient-capsnet-small")
-    compared = {run.recipe for run in plan(["compare/digits"])}
-    assert {"compare/digits/uniform", "compare/digits/dynamic"} < compared
+    compared = {run.recipe for run in plan(["compare/clutter"])}
+    assert {"compare/clutter/uniform", "compare/clutter/dynamic"} < compared
     assert "heinsen2019/table1/em" not in {run.recipe for run in plan(["heinsen2019/table1"])}
-    assert plan(["compare/digits", "compare/digits/uniform"]) == plan(["compare/digits"])
+    assert plan(["compare/clutter", "compare/clutter/uniform"]) == plan(["compare/clutter"])
     assert {run.recipe for run in plan(["heinsen2019/table1/em"])} == {"heinsen2019/table1/em"}

@@ -13,9 +13,7 @@ import torchcaps
 from torchcaps.training.names import Names, Refused
 from torchcaps.training.signatures import UNKNOWN
 
-SAID = (
-    "is not among the classes of torchcaps, torch, lightning and torchmetrics that every recipe may name: add --allow"
-)
+SAID = "needs --allow_code, which runs its code: it is no class of torchcaps, torch, lightning and torchmetrics"
 BESIDE = (
     "from pathlib import Path\nfrom torch import nn\n\nPath('owned').touch()\n\nclass Thing(nn.Identity):\n    pass\n"
 )

@@ -173,8 +173,8 @@ def test_batches_that_do_not_end_where_the_run_has_stopped(capfd):
     (line,) = [line for line in said.splitlines() if line.startswith("torchcaps: ")]  # PyTorch may warn if it is slow
     assert "Traceback" not in said
     assert line == (
-        "torchcaps: the checkpoint was saved within an epoch, after 350 samples in batches of 50 in all processes "
-        "together, and batches of 100 do not end there: choose data.batch_size and the number of processes so that "
+        "torchcaps: the checkpoint was saved within an epoch, after 350 samples in global batches of 50, and the "
+        "new global batch of 100 does not divide them: choose data.batch_size and the number of processes so that "
         "their product is 50"
     )
 

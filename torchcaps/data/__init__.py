@@ -6,6 +6,7 @@ with needs("train"):
     from torchcaps.data.affine_mnist import AffineMNIST
     from torchcaps.data.affnist import AffNIST
     from torchcaps.data.cifar import CIFAR10, CIFAR100
+    from torchcaps.data.cluttered import ClutteredDigits
     from torchcaps.data.digits import Digits
     from torchcaps.data.embeddings import Embeddings
     from torchcaps.data.encoded_images import EncodedImages
@@ -37,6 +38,7 @@ __all__ = [
     "SVHN",
     "AffNIST",
     "AffineMNIST",
+    "ClutteredDigits",
     "DataError",
     "Digits",
     "DiverseMultiMNIST",

@@ -46,7 +46,7 @@ def _scattered(canvases: Tensor) -> Tensor:
         first, last = inked.argmax(1), CANVAS - 1 - inked.flip(1).argmax(1)
         free = SIZE - (last - first + 1)
         starts.append(first - torch.where(free < 0, free // 2, draw % (free.clamp(min=0) + 1)))
-    return windows(canvases, *starts)
+    return windows(canvases, starts[0], starts[1])
 
 
 class AffineMNIST(ExpandedMNIST):

@@ -16,12 +16,12 @@ SIZE = 40  # pixels
 MARGIN = (SIZE - 28) // 2
 
 
-def windows(images: Tensor, top: Tensor, left: Tensor) -> Tensor:
-    """Return a window of SIZE x SIZE pixels of each image (n, 1, h, w): (n, 1, SIZE, SIZE).
+def windows(images: Tensor, top: Tensor, left: Tensor, size: int = SIZE) -> Tensor:
+    """Return a window of each image (n, 1, h, w): (n, 1, size, size).
 
     Window k begins at row `top[k]` and column `left[k]`. Images are periodic: beyond an edge follows the opposite one.
     """
-    window = torch.arange(SIZE)
+    window = torch.arange(size)
     rows, columns = (top[:, None] + window) % images.shape[2], (left[:, None] + window) % images.shape[3]
     return images[torch.arange(len(images))[:, None, None], 0, rows[:, :, None], columns[:, None]].unsqueeze(1)
 

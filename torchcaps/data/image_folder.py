@@ -56,7 +56,7 @@ class ImageFolder(ImageData):
         class_names: names of the classes; None for those of the folders.
         batch_size: images in a batch.
         num_workers: worker processes of each loader.
-        shuffle_labels: whether training and validation pictures have each other's labels, see `LabeledData`.
+        shuffle_labels: whether to shuffle the training labels and the validation labels, see `LabeledData`.
 
     Raises:
         ValueError: an argument is out of range.

@@ -73,7 +73,7 @@ class ImageData(LabeledData):
             circle each way.
         ten_crop: whether the test takes ten crops of every image after `resize`: top left, top right, bottom left,
             bottom right and center, then the mirror images of these. Batches then have shape (batch, 10, c, h, w).
-        shuffle_labels: whether training and validation images have each other's labels, see `LabeledData`.
+        shuffle_labels: whether to shuffle the training labels and the validation labels, see `LabeledData`.
 
     Raises:
         ValueError: an argument is out of range; or `augment`, `center` or `crops` gets images of another shape.

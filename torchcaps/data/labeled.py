@@ -86,8 +86,8 @@ class LabeledData(LightningDataModule):
     checkpoint contains the seed, and the batch size of all processes together. The seed of a new run is that of torch's
     default generator when the run begins.
 
-    With several processes, a batch of each has `batch_size` samples. Their batches number k together are batch number k
-    of one process with batches that are as large as theirs together; see `Order`.
+    With several processes, each process has batches of `batch_size` samples. The processes' k-th batches together form
+    the k-th global batch; see `Order`.
 
     A subclass that overrides `on_before_batch_transfer`, `state_dict` or `load_state_dict` must call those of this
     class.
@@ -95,7 +95,7 @@ class LabeledData(LightningDataModule):
     Args:
         batch_size: samples in a batch. The last batch of an epoch may be smaller.
         num_workers: worker processes of each loader.
-        shuffle_labels: whether the training samples have each other's labels, and the validation samples too; the test
+        shuffle_labels: whether to shuffle the training labels among themselves, and the validation labels too; the test
             has its true labels. A network can only learn such labels by heart: what it shows has nothing to do with the
             classes (Adebayo et al., Sanity Checks for Saliency Maps, 2018: the data randomization test). The labels are
             the same in every run. Samples are held out as without this option, and metadata stay those of the samples.
@@ -123,7 +123,7 @@ class LabeledData(LightningDataModule):
         return [str(label) for label in range(self.classes)]
 
     def keys(self, stage: str) -> list[str]:
-        """Return what names each sample of a stage that was set up: its index, or the file or text of own data."""
+        """Return the identifier of each sample of a stage that was set up: index, or file or text of own data."""
         return [str(index) for index in range(len(self._loaded(stage)))]
 
     def facts(self) -> dict[str, Any]:

@@ -16,10 +16,9 @@ class Order(DistributedSampler[int]):
     An iteration begins at the epoch and batch that `position` returns; in a resumed run this may be within an epoch. If
     `position` returns None, an iteration is a whole epoch: that of `set_epoch`, or the one after the last iteration's.
 
-    Several processes take the samples in turn. Their batches number k together are therefore batch number k of a single
-    process whose batches are as large as theirs together. All processes have equally many batches: where the last
-    samples are fewer than the processes, each of the others gets a sample that it has had before, which `share` does
-    not count.
+    Several processes take the samples in turn. The processes' k-th batches together form the k-th batch of a single
+    process, whose batch size is the sum of theirs. All processes have equally many batches: where the last samples are
+    fewer than the processes, an idle process repeats a sample, which `share` ignores.
 
     The class is a DistributedSampler because Lightning replaces other samplers when there are several processes.
 

@@ -49,7 +49,7 @@ class TextData(LabeledData):
         group_by_length: whether the texts of a training batch have about equal lengths, which saves padding.
         batch_size: texts in a batch.
         num_workers: worker processes of each loader.
-        shuffle_labels: whether training and validation texts have each other's labels, see `LabeledData`.
+        shuffle_labels: whether to shuffle the training labels and the validation labels, see `LabeledData`.
 
     Raises:
         ValueError: an argument is out of range.

@@ -57,7 +57,8 @@ class Routing(RoutingParameters, ABC):
         softmax: axis over which the coefficients sum to one.
         leaky: whether an extra parent of logit 0 joins the softmax and is then dropped.
         averages: whether a parent is a mean of votes, not a sum.
-        gain, alike, apart: how long the first votes are, and how alike for all parents, see `fan_in_`;
+        gain: length of the first votes, see `fan_in_`: above 1 it offsets a squash, below 1 peaked coefficients.
+        alike, apart: how similar the first votes of a child are for all parents, see `fan_in_`.
             `torchcaps.testing.propose_gain` proposes values.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or

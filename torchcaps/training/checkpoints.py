@@ -132,8 +132,8 @@ class LastCheckpoints(Checkpoint):
         now, samples = data.batch_size_together, batches["ready"] * then
         if samples % (now * trainer.accumulate_grad_batches):
             raise ValueError(
-                f"the checkpoint was saved within an epoch, after {samples} samples in batches of {then} in all "
-                f"processes together, and batches of {now} do not end there: choose data.batch_size and the number of "
+                f"the checkpoint was saved within an epoch, after {samples} samples in global batches of {then}, "
+                f"and the new global batch of {now} does not divide them: choose data.batch_size and the number of "
                 f"processes so that their product is {then}"
             )
         skipped = samples // now - batches["ready"]

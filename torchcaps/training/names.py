@@ -142,8 +142,7 @@ class Names:
             if self.allow_code or _is_allowed(named):
                 return named
         packages = f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}"
-        message = f"{name} is not among the classes of {packages} that every recipe may name"
-        raise Refused(path, f"{message}: add --allow_code to run its code")
+        raise Refused(path, f"{name} needs --allow_code, which runs its code: it is no class of {packages}")
 
 
 def _known_class(name: str, annotation: Any, path: Path) -> type:

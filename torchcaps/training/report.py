@@ -44,7 +44,7 @@ class Report(Callback):
 
     Attributes:
         folder: folder of the run, which `Training` sets; None writes nothing.
-        about: what stands in `summary.json` at first, such as the name of the recipe; the test adds to it.
+        about: the initial content of `summary.json`, such as the name of the recipe; the test adds to it.
         rows: the table of the classes, after a test.
     """
 

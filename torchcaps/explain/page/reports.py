@@ -219,7 +219,7 @@ def _controls(
     seen: dict[str, Places],
     shuffled: nn.Module | None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what the page would show if there were nothing to see: numbers, perhaps pictures, and what they mean."""
+    """Yield the controls: numbers and pictures with random weights, shuffled labels or uniform routing."""
     if routing_layers(network) and found is not None:
         with uniform_coefficients(network):
             uniform = accuracy(network, samples.batches())
@@ -280,8 +280,8 @@ def _compared(
         "value": f"maps of the same image agree by {alike}; own maps of different images by {between}",
         "meaning": f"The same maps, made by {what}. 1 means that two maps put all places in the same order, 0 that "
         f"they have nothing in common; means over {len(images)} images. If the first number is near 1, the maps do not "
-        "show what was learned. If it is small, they depend on the weights, which does not say that they show the "
-        "reason for an answer.",
+        "show what was learned. If it is small, they depend on the weights. This shows dependence on the weights, "
+        "not the reason for an answer.",
         "pictures": pictures,
     }
 
