@@ -1,13 +1,18 @@
-# `make demo` trains a small network, `make test` runs all checks. Both create .venv with the pinned packages if needed.
+# `make demo` trains a network with routing and two without, `make test` runs all checks. Both create .venv with the
+# pinned packages if needed.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test test-slow test-newest test-oldest test-sanitized docs results clean
 
+# The same network with routing, with uniform coefficients and with an average in the place of its capsules.
+CLUTTER := compare/clutter
 demo: .venv/.done
-	$(BIN)/torchcaps train quickstart
-	$(BIN)/torchcaps train quickstart --data.shuffle_labels true --runs runs/shuffled
-	$(BIN)/torchcaps explain quickstart --ckpt_path last --shuffled runs/shuffled
+	$(BIN)/torchcaps train $(CLUTTER)/variational-bayes
+	$(BIN)/torchcaps train $(CLUTTER)/uniform
+	$(BIN)/torchcaps train $(CLUTTER)/average
+	$(BIN)/torchcaps evaluate $(CLUTTER)/variational-bayes $(CLUTTER)/uniform $(CLUTTER)/average --protocols affine overlap
+	$(BIN)/torchcaps explain $(CLUTTER)/variational-bayes
 
 test: .venv/.done
 	$(BIN)/ruff check .
