@@ -156,6 +156,30 @@ def test_links_and_pictures_exist(page):
         assert not anchor or anchor in anchors(path), target
 
 
+def quoted_lines(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Inline code in the last column of each table in "Equations and code", with the files that are named above it."""
+    section = re.search(r"^## Equations and code\n(.*?)(?=^## |\Z)", read(page), flags=re.DOTALL | re.MULTILINE)
+    assert section
+    files: list[str] = []
+    for block in re.split(r"\n\s*\n", section[1].strip()):
+        if not block.startswith("|"):
+            links = re.findall(r"\]\((\.\.[^)#\s]+\.py)\)", block)
+            files = [((ROOT / page).parent / link).read_text(encoding="utf-8") for link in links] or files
+            continue
+        for row in block.splitlines()[2:]:
+            cell = re.split(r"(?<!\\)\|", row.rstrip().removesuffix("|"))[-1].replace(r"\|", "|")
+            yield from ((code, files) for code in re.findall(r"`([^`]+)`", cell))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "## Equations and code\n" in read(page)])
+def test_the_lines_of_code_beside_equations_are_in_the_source(page):
+    """A line of the source that changes makes the page that quotes it red."""
+    lines = list(quoted_lines(page))
+    assert lines
+    for code, files in lines:
+        assert any(" ".join(code.split()) in " ".join(file.split()) for file in files), code
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
 def test_every_page_is_in_the_index(page):
     name = page.removeprefix("docs/")
