@@ -32,6 +32,7 @@ PYTHON = (
     *("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
     *("docs/own-data.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
     *("docs/start.md", "docs/concepts.md", "docs/not-learning.md"),
+    *(f"docs/papers/{name}.md" for name in ("sabour2017", "zhao2019", "tsai2020", "mazzia2021")),
 )
 # A claim of the code on a page: `name = ...  # (2, 10)`, or `name = ...  # what it is: name.poses: (2, 10)`.
 CLAIM = re.compile(r"^ *(\w+) = .*  # (?:.*?\b([\w.]+): )?(\(\d[\d, ]*\))", re.MULTILINE)
@@ -154,6 +155,30 @@ def test_links_and_pictures_exist(page):
         path = (ROOT / page).parent / file if file else ROOT / page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def quoted_lines(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Inline code in the last column of each table in "Equations and code", with the files that are named above it."""
+    section = re.search(r"^## Equations and code\n(.*?)(?=^## |\Z)", read(page), flags=re.DOTALL | re.MULTILINE)
+    assert section
+    files: list[str] = []
+    for block in re.split(r"\n\s*\n", section[1].strip()):
+        if not block.startswith("|"):
+            links = re.findall(r"\]\((\.\.[^)#\s]+\.py)\)", block)
+            files = [((ROOT / page).parent / link).read_text(encoding="utf-8") for link in links] or files
+            continue
+        for row in block.splitlines()[2:]:
+            cell = re.split(r"(?<!\\)\|", row.rstrip().removesuffix("|"))[-1].replace(r"\|", "|")
+            yield from ((code, files) for code in re.findall(r"`([^`]+)`", cell))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "## Equations and code\n" in read(page)])
+def test_the_lines_of_code_beside_equations_are_in_the_source(page):
+    """A line of the source that changes makes the page that quotes it red."""
+    lines = list(quoted_lines(page))
+    assert lines
+    for code, files in lines:
+        assert any(" ".join(code.split()) in " ".join(file.split()) for file in files), code
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])

@@ -55,6 +55,11 @@ QUESTIONS = {
     "attacks": "evaluate",
     "mnist results": "results",
     "cite": "project/citing",
+    "squash": "concepts",
+    "inverted attention": "papers/tsai2020",
+    "Efficient-CapsNet": "papers/mazzia2021",
+    "pool sharpness": "papers/zhao2019",
+    "routing pool": "layers",
 }
 
 

@@ -1,4 +1,4 @@
-"""The tables of the pages in docs, which `make results` makes from results.csv, and its figure of training losses.
+"""The tables of the pages in docs, which `make results` makes from results.csv, and a figure of the runs under way.
 
 python -m torchcaps.reproduce.report docs    # adds the results of the queue in $TORCHCAPS_RUNS to results.csv first
 """
@@ -135,7 +135,8 @@ def curves_figure(root: Path, runs: Sequence[Run]) -> Figure | None:
 
 
 def main(docs: Path) -> None:
-    """Add the results of the queue to the package's results.csv, update the tables, and draw the training losses."""
+    """Add the results of the queue to the package's results.csv, update the tables, and draw the training losses of the
+    queue's runs into its folder."""
     root = Path(os.environ.get("TORCHCAPS_RUNS", "runs"))
     results = add_results(IN_PACKAGE, read_results(root / "results.csv"))
     for page in sorted(docs.glob("**/*.md")):
@@ -144,7 +145,7 @@ def main(docs: Path) -> None:
             write_text_whole(page, with_tables(text, results))
             print(page)
     if figure := curves_figure(root, plan()):
-        print(f"figure: {write(figure, docs / 'figures' / 'reproduced.png')}")
+        print(f"figure: {write(figure, root / 'losses.png')}")
 
 
 if __name__ == "__main__":
