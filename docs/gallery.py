@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
@@ -22,7 +21,7 @@ import torchcaps.models
 from torchcaps import create_model, explain
 from torchcaps.data import CIFAR10, MNIST, AffineMNIST, ImageData
 from torchcaps.deploy.trained import Trained
-from torchcaps.explain.axes import BLUE, MARKERS, ORANGE, VERMILLION, Row, in_style, panels_figure
+from torchcaps.explain.axes import BLUE, ORANGE, VERMILLION, Row, in_style, panels_figure
 from torchcaps.explain.overlaps import taken_apart
 from torchcaps.explain.words import LoadedEncoder, word_shares, words_of
 from torchcaps.training.checkpoint_files import read_checkpoint
@@ -136,27 +135,6 @@ def overlaps(of: Network) -> Figure:
     return panels_figure(rows, "Two digits over each other, and what the two likeliest class capsules draw")
 
 
-@in_style
-def sharpening(of: Network, images: Tensor) -> Figure:
-    """Draw over how many capsules the coefficients of each layer are spread after each iteration; 100 % is uniform."""
-    figure = Figure(figsize=(8.5, 3.4))
-    spread, largest = figure.subplots(1, 2)
-    for marker, (name, layer) in zip(MARKERS, explain.sharpening(of.network, [images]).items(), strict=False):
-        steps = range(1, 1 + len(layer.largest))
-        label = f"{name}: {layer.size:,} {layer.over}"
-        spread.plot(steps, (100 * layer.effective / layer.size).tolist(), marker=marker, label=label)
-        largest.plot(steps, layer.largest.tolist(), marker=marker)
-    spread.set(ylim=(0, 105), ylabel="capsules that coefficients\nare spread over, %")
-    largest.set(ylim=(0, 1.05), ylabel="mean largest coefficient")
-    for axis in (spread, largest):
-        axis.set(xlabel="iteration")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid()
-    title = "How coefficients sharpen from iteration to iteration"
-    figure.legend(*spread.get_legend_handles_labels(), title=title, loc="outside upper center", ncols=3)
-    return figure
-
-
 def dynamics(of: Network, paths: list[Path]) -> Figure:
     of.data.setup("test")
     part = of.data.part("test")
@@ -217,7 +195,6 @@ def pictures(runs: Path) -> Iterator[tuple[str, Network, Callable[[], Figure]]]:
 
     tsai = trained(runs, "tsai")
     yield "tsai-credit", tsai, lambda: credits_of(tsai)
-    yield "tsai-sharpening", tsai, lambda: sharpening(tsai, shown)
 
     toys = trained(runs, "toys")
     angles: tuple[Literal["elevation", "azimuth"], ...] = ("elevation", "azimuth")
@@ -249,16 +226,19 @@ def main() -> None:
     if options.commands:
         print(*map(command, RUNS), sep="\n")
         return
-    said: dict[str, str] = {}
+    said: dict[str, str] = {}  # by the first picture of each network
+    commands: set[str] = set()
     for name, of, draw in pictures(options.runs):
         path = DOCS / "figures" / "gallery" / f"{name}.png"
         write_small(draw(), path)
         print(f"figure: {path}, {path.stat().st_size // 1000} kB", flush=True)
-        said[name] = f"{of.facts}:\n\n    {of.command}\n\n"
+        if of.command not in commands:
+            said[name] = f"{of.facts}:\n\n    {of.command}\n\n"
+        commands.add(of.command)
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     found = BLOCK.findall(page)
     if {name for _, name, _ in found} != set(said):
-        raise SystemExit(f"docs/gallery.md has other pictures than {', '.join(said)}")
+        raise SystemExit(f"docs/gallery.md describes other networks than those of {', '.join(said)}")
     write_text_whole(DOCS / "gallery.md", BLOCK.sub(lambda block: block[1] + said[block[2]] + block[3], page))
 
 
