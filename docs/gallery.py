@@ -226,16 +226,19 @@ def main() -> None:
     if options.commands:
         print(*map(command, RUNS), sep="\n")
         return
-    said: dict[str, str] = {}
+    said: dict[str, str] = {}  # by the first picture of each network
+    commands: set[str] = set()
     for name, of, draw in pictures(options.runs):
         path = DOCS / "figures" / "gallery" / f"{name}.png"
         write_small(draw(), path)
         print(f"figure: {path}, {path.stat().st_size // 1000} kB", flush=True)
-        said[name] = f"{of.facts}:\n\n    {of.command}\n\n"
+        if of.command not in commands:
+            said[name] = f"{of.facts}:\n\n    {of.command}\n\n"
+        commands.add(of.command)
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     found = BLOCK.findall(page)
     if {name for _, name, _ in found} != set(said):
-        raise SystemExit(f"docs/gallery.md has other pictures than {', '.join(said)}")
+        raise SystemExit(f"docs/gallery.md describes other networks than those of {', '.join(said)}")
     write_text_whole(DOCS / "gallery.md", BLOCK.sub(lambda block: block[1] + said[block[2]] + block[3], page))
 
 

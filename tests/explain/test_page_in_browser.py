@@ -4,6 +4,7 @@ import hashlib
 import itertools
 
 import pytest
+import torch
 
 pytest_plugins = ["browser", "pages"]
 pytestmark = pytest.mark.slow
@@ -237,8 +238,12 @@ def test_words_tell_their_shares(browser, texts, text_report):
     page.press(*[RIGHT] * 8)
     assert page.run("return document.activeElement.textContent") == "wonderful"
     (example,) = text_report["snapshots"][0]["examples"]
-    share = float(example["word_shares"][example["predicted"], 8])
+    shares = example["word_shares"][example["predicted"]]
+    share, ratios = float(shares[8]), torch.as_tensor(shares) / torch.as_tensor(example["word_even"])
     assert page.texts(".said")[0].startswith(f"“wonderful” gave {100 * share:.1f}\u00a0% of ")
+    shades = "return [...document.querySelectorAll('.word')].map((word) => +word.style.getPropertyValue('--share'))"
+    beyond_even = (ratios - 1).clamp_min(0) / (max(float(ratios.max()), 2) - 1)
+    assert page.run(shades) == pytest.approx(beyond_even.tolist(), abs=1e-3)
     assert "<script>" in page.texts(".word")
     assert page.complaints() == []
 

@@ -305,17 +305,15 @@ def test_figure_of_trajectories(found):
         for category, axis in enumerate(panels[5 * row : 5 * row + 5]):
             assert axis.get_title() == f"{NAMES[category]}, instance 1\nright about {correct} images"
             steps = len(trajectories.angles)
-            *images, first, last = axis.lines
-            assert len(images) == steps
             placed = mds(trajectories.poses[2 * category].flatten(0, 1)).view(steps, 2, 2)
-            for step, line in enumerate(images):
-                closed = torch.cat([placed[step], placed[step, :1]])
-                torch.testing.assert_close(torch.tensor(line.get_xydata()), closed)
-            for circle, step in ((first, 0), (last, -1)):
-                torch.testing.assert_close(torch.tensor(circle.get_xydata()), placed[step, :1])
-                assert circle.get_marker() == "o"
-                assert to_hex(circle.get_markeredgecolor()) == to_hex(images[step].get_color())
-            assert len({to_hex(line.get_color()) for line in images}) == steps
+            for vector, points in enumerate(axis.collections):
+                path, ring = axis.lines[2 * vector : 2 * vector + 2]
+                torch.testing.assert_close(torch.tensor(path.get_xydata()), placed[:, vector])
+                torch.testing.assert_close(torch.tensor(points.get_offsets().data), placed[:, vector])
+                torch.testing.assert_close(torch.tensor(ring.get_xydata()), placed[:1, vector])
+                assert len({to_hex(color) for color in points.get_facecolors()}) == steps
+            shapes = {str(points.get_paths()[0].vertices.tolist()) for points in axis.collections}
+            assert len(shapes) == len(axis.collections) == 2
     labels = ["elevation, degrees\n(azimuth 0°, lighting 1)", "azimuth, degrees\n(elevation 30°, lighting 1)"]
     assert [bar.get_ylabel() for bar in bars] == labels
     assert [bar.get_ylim() for bar in bars] == [(30, 70), (0, 360)]

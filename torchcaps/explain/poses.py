@@ -16,7 +16,7 @@ from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
 from torchcaps.data import StereoData
-from torchcaps.explain.axes import COLORS, DASHES, ORDERED, color_bar, hide_ticks, in_style
+from torchcaps.explain.axes import COLORS, DASHES, MARKERS, ORDERED, color_bar, hide_ticks, in_style
 from torchcaps.explain.predicting import class_poses, predict
 from torchcaps.explain.scaling import mds
 from torchcaps.utils.arguments import FloatTensor, checked, shown
@@ -265,8 +265,9 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
 def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[str] = ()) -> Figure:
     """Draw the pose vectors of one toy of each category in the plane, as in the paper's Figure 4.
 
-    A panel is an :func:`mds` of the pose vectors of all images of a toy, the first of its category. The pose vectors of
-    one image are connected to a polygon. Circles mark the first pose vector of the first and of the last image.
+    A panel is an :func:`mds` of the pose vectors of all images of a toy, the first of its category. Each pose vector is
+    a path from image to image with a marker of its own, and a ring around its first point. The paper joins the pose
+    vectors of one image instead, and these polygons hide how each vector moves.
 
     Args:
         rows: results of :func:`pose_trajectories`, one for each row of panels.
@@ -296,19 +297,21 @@ def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[s
             axis.set_axis_off()
         color_bar(figure, scale, axes, f"{row.varying}, degrees\n({row.fixed})", ticks=_ticks(row))
     figure.suptitle(
-        "The pose vectors of a toy's class capsule, those of an image connected\n"
-        "Circles: the first pose vector, in the first and in the last image"
+        "How the pose vectors of a toy's class capsule move from image to image\n"
+        "A path for each vector, from its ring on; points close together are similar"
     )
     return figure
 
 
 def _draw(axis: Axes, poses: Tensor, colors: np.ndarray) -> None:
-    """Draw poses `(steps, vectors, features)` of a toy in the plane, each step in its color."""
+    """Draw poses `(steps, vectors, features)` of a toy in the plane, a path for each vector, each step in its color."""
     placed = mds(poses.flatten(0, 1)).view(*poses.shape[:2], 2).numpy()
-    for vertices, color in zip(placed, colors, strict=True):
-        axis.plot(*np.concatenate([vertices, vertices[:1]]).T, ".-", color=color, linewidth=0.7, markersize=4)
-    for end in (0, -1):
-        axis.plot(*placed[end, 0], "o", markersize=8, markerfacecolor="none", markeredgecolor=colors[end])
+    for vector in range(placed.shape[1]):
+        x, y = placed[:, vector].T
+        marker = MARKERS[vector % len(MARKERS)]
+        axis.plot(x, y, "-", color="0.8", linewidth=0.8, zorder=1)
+        axis.scatter(x, y, s=14, c=colors, marker=marker, linewidths=0, zorder=2)
+        axis.plot(x[:1], y[:1], "o", markersize=8, markerfacecolor="none", markeredgecolor="black", markeredgewidth=0.8)
     axis.set_aspect("equal", adjustable="datalim")
     hide_ticks(axis)
 

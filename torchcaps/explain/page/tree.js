@@ -13,8 +13,11 @@ function treeSection(view) {
     ? "Point at a part, or move to it with the Tab key, to see where it looked; press it to see its own parts, if it "
       + "has any. Rows and columns count capsules, not pixels."
     : "Press a part to see its own parts.";
+  const names = example.words
+    ? " Parts between the words and the answer have numbers and no names: nobody told the network what they stand for."
+    : "";
   const lead = `The network builds wholes from parts. This tree takes ${quoted(view, chosen)} apart again: under it `
-    + `are the parts that gave most to it, each with its share of the whole. ${how}`;
+    + `are the parts that gave most to it, each with its share of the whole. ${how}${names}`;
   const shown = input ? figure(input.element, "Outlined: where the parts look") : null;
   return { lead, parts: [
     shown ? make("div", { class: "beside tree-beside" }, make("div", { class: "stay" }, shown), tree) : tree,

@@ -19,9 +19,10 @@ function wordsOf(view) {
     `${times(index)}\u00d7`]);
   return make("div", { class: "block" }, make("h3", {}, `Which words ${name} comes from`),
     make("p", {},
-      `The stronger a word is shaded and underlined, the more of ${name} came from it, as a multiple of an even `
-        + "share: long words have several parts, and get more anyway. What the shares lack to 100\u00a0% belongs to "
-        + "marks that the encoder adds at the beginning and the end."),
+      `The stronger a word is shaded and underlined, the more of ${name} came from it than an even share. Words with `
+        + "an even share or less are not shaded. Where hardly any word is, the answer came from all of them alike. "
+        + "Long words have several parts, and their even share is larger. What the shares lack to 100\u00a0% belongs "
+        + "to marks that the encoder adds at the beginning and the end."),
     shadedWords(example.words, shares, ratios, tell), said,
     table(`The words that gave most to ${name}, beyond their even share`, ["word", "share", "times an even share"],
       rows, "numbers"));
@@ -29,12 +30,12 @@ function wordsOf(view) {
 
 /** Words as buttons; `tell` gets the place of the one that is pointed at or has the focus. */
 function shadedWords(words, shares, ratios, tell) {
-  const most = Math.max(...ratios, 1e-12);
+  const most = Math.max(...ratios, 2); // the scale reaches twice an even share at least: nearly even words look even
   const buttons = words.map((word, index) => {
     const show = () => tell(index);
     const button = make("button", { type: "button", class: "word", "data-key": `word-${index}`,
       "aria-label": `${word}: ${percent(shares[index])}`, mouseenter: show, focus: show, click: show }, word);
-    button.style.setProperty("--share", ratios[index] / most);
+    button.style.setProperty("--share", Math.max(0, ratios[index] - 1) / (most - 1));
     return button;
   });
   arrowKeys(buttons, 0, tell);
