@@ -30,10 +30,9 @@ PAGES = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("**/*.md"))
 PYTHON = (
     *("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
-    *("docs/papers/li2018.md", "docs/papers/heinsen2019.md", "docs/papers/heinsen2022.md"),
     *("docs/own-data.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
     *("docs/start.md", "docs/concepts.md", "docs/not-learning.md"),
-    *(f"docs/papers/{name}.md" for name in ("sabour2017", "zhao2019", "tsai2020", "mazzia2021")),
+    *(page for page in PAGES if page.startswith("docs/papers/")),
 )
 # A claim of the code on a page: `name = ...  # (2, 10)`, or `name = ...  # what it is: name.poses: (2, 10)`.
 CLAIM = re.compile(r"^ *(\w+) = .*  # (?:.*?\b([\w.]+): )?(\(\d[\d, ]*\))", re.MULTILINE)
