@@ -174,7 +174,7 @@ def test_batches_that_do_not_end_where_the_run_has_stopped(capfd):
     assert "Traceback" not in said
     assert line == (
         "torchcaps: the checkpoint was saved within an epoch, after 350 samples in batches of 50 in all processes "
-        "together, and batches of 100 do not end there: choose data.batch_size and the number of processes so that "
+        "together, and batches of 100 do not divide them: choose data.batch_size and the number of processes so that "
         "their product is 50"
     )
 

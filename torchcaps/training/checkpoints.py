@@ -133,8 +133,8 @@ class LastCheckpoints(Checkpoint):
         if samples % (now * trainer.accumulate_grad_batches):
             raise ValueError(
                 f"the checkpoint was saved within an epoch, after {samples} samples in batches of {then} in all "
-                f"processes together, and batches of {now} do not end there: choose data.batch_size and the number of "
-                f"processes so that their product is {then}"
+                f"processes together, and batches of {now} do not divide them: choose data.batch_size and the number "
+                f"of processes so that their product is {then}"
             )
         skipped = samples // now - batches["ready"]
         batches.update({name: count + skipped for name, count in batches.items() if isinstance(count, int)})
