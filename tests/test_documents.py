@@ -30,8 +30,8 @@ PAGES = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 PYTHON = (
     *("README.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
-    *("docs/own-network.md", "docs/own-routing.md", "docs/own-images.md", "docs/weights.md", "docs/speed.md"),
-    *("docs/export.md", "docs/explain.md", "docs/evaluate.md"),
+    *("docs/own-network.md", "docs/own-routing.md", "docs/own-images.md", "docs/own-texts.md"),
+    *("docs/weights.md", "docs/speed.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
     *("docs/start.md", "docs/concepts.md", "docs/not-learning.md"),
 )
 # A claim of the code on a page: `name = ...  # (2, 10)`, or `name = ...  # what it is: name.poses: (2, 10)`.

@@ -40,7 +40,7 @@ QUESTIONS = {
     "head network": "own-network",
     "own network": "own-network",
     "torchvision timm": "own-network",
-    "padding": "concepts",
+    "padding": "own-network",
     "new routing": "own-routing",
     "new algorithm": "own-routing",
     "score and activation": "concepts",
