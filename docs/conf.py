@@ -28,6 +28,7 @@ extensions = [
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "scorer.js")
 html_title = f"torchcaps {version}"
 html_theme_options = {
     "source_repository": REPOSITORY,

@@ -2,7 +2,7 @@
 
     python examples/own_routing.py
 
-CONTRIBUTING.md says what else a routing may define.
+docs/own-routing.md says what else a routing may define.
 """
 
 import torch

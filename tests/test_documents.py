@@ -29,8 +29,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("**/*.md"))
 PYTHON = (
-    *("README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
-    *("docs/own-data.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
+    *("README.md", "docs/layers.md", "docs/backends.md", "docs/data.md", "docs/training.md"),
+    *("docs/own-network.md", "docs/own-routing.md", "docs/own-images.md", "docs/own-texts.md"),
+    *("docs/weights.md", "docs/speed.md", "docs/export.md", "docs/explain.md", "docs/evaluate.md"),
     *("docs/start.md", "docs/concepts.md", "docs/not-learning.md"),
     *(page for page in PAGES if page.startswith("docs/papers/")),
 )
@@ -106,8 +107,8 @@ def test_the_python_of_the_readme_says_what_is_true():
     assert sum(p.numel() for p in names["model"].parameters()) == 8_215_568
 
 
-def test_the_routing_of_contributing_is_a_whole_algorithm():
-    routing = run("CONTRIBUTING.md")["TemperedRouting"](temperature=2.0)
+def test_the_routing_of_the_page_is_a_whole_algorithm():
+    routing = run("docs/own-routing.md")["TemperedRouting"](temperature=2.0)
     assert_routing_laws(routing)
     assert_stacks_are_alive(routing)
     layer = torchcaps.CapsuleLinear(4, 3, 2, 2, routing)
