@@ -101,10 +101,8 @@ def test_all_pages_with_python_are_run():
     assert {page for page in PAGES if blocks("python", page)} == set(PYTHON)
 
 
-def test_the_python_of_the_readme_says_what_is_true():
-    names = run("README.md")
-    assert names["digits"].poses.shape == (2, 10, 16)  # as the comment claims, see CLAIM
-    assert sum(p.numel() for p in names["model"].parameters()) == 8_215_568
+def test_the_network_of_the_readme_learns():
+    assert run("README.md")["accuracy"] > 0.85
 
 
 def test_the_routing_of_the_page_is_a_whole_algorithm():
