@@ -1,4 +1,4 @@
-"""Makes the outputs of the notebooks anew, about a minute each.
+"""Makes the outputs of the notebooks anew, in a minute each.
 
     python docs/notebooks.py [docs/notebooks/head.ipynb ...]
 
