@@ -13,13 +13,14 @@ import torchcaps
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 REPOSITORY = "https://github.com/torchcaps/torchcaps"
+SITE = "https://torchcaps.github.io/torchcaps"
 
 project = "torchcaps"
 author = copyright = "The torchcaps authors"
 version = release = torchcaps.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # which includes myst_parser
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -38,6 +39,9 @@ html_theme_options = {
 html_math_renderer = "mathml"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+# Notebooks have their outputs, which notebooks.py makes.
+nb_execution_mode = "off"
 
 # Pages are Markdown that GitHub shows too: its anchors of headings, and formulas between dollars.
 myst_heading_anchors = 4
@@ -74,6 +78,8 @@ def resolve_links_out_of_the_folder(app, docname, source):
         return f"]({REPOSITORY}/{'tree' if path.is_dir() else 'blob'}/main/{name}{anchor})"
 
     source[0] = re.sub(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)", target, source[0])
+    if docname.startswith("notebooks/"):  # whose links name the site, because Colab knows no other page
+        source[0] = re.sub(rf"\]\({SITE}/([^)#\s]+)\.html(#[^)\s]*)?\)", r"](/\1.md\2)", source[0])
 
 
 def shorten_annotations(app, what, name, obj, options, signature, returns):
