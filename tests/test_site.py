@@ -106,7 +106,8 @@ def test_every_page_has_one_place_in_the_table_of_contents():
         for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             names = [line for line in block.splitlines() if line and not line.startswith(":")]
             places += [(page.parent / name).relative_to(DOCS).as_posix() for name in names]
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")} - {"index"}
+    files = [*DOCS.glob("**/*.md"), *DOCS.glob("**/*.ipynb")]
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in files} - {"index"}
     assert sorted(places) == sorted(pages | {"api/index"})
     contents = (DOCS / "api" / "index.rst").read_text(encoding="utf-8")
     parts = re.findall(r"^   (\w+)$", contents, re.MULTILINE)
@@ -120,7 +121,7 @@ def test_no_page_has_a_name_that_sphinx_takes_for_its_own():
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The built site. A warning is an error, such as a link within the site that leads nowhere."""
-    for module in ("sphinx", "furo", "latex2mathml", "myst_parser", "sphinx_copybutton"):
+    for module in ("sphinx", "furo", "latex2mathml", "myst_nb", "sphinx_copybutton"):
         pytest.importorskip(module, reason='the site needs pip install "torchcaps[docs]"')
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(DOCS), str(folder)]
