@@ -147,7 +147,8 @@ def test_pools_hand_on_what_a_linear_layer_takes_of_each_group(windows) -> None:
     numbers = 12 if not windows else 12 * 3 * 3
     linear = nn.Linear(numbers, 5)
     x = torch.randn(2, 12, 6, 6)
-    found = credit(Layers(pool, nn.Flatten(), linear), x)
+    with torch.no_grad():  # it needs gradients all the same
+        found = credit(Layers(pool, nn.Flatten(), linear), x)
     (layer,) = found.layers
     assert layer.shares.shape == (2, 5, 3, 6, 6)
     torch.testing.assert_close(layer.shares.flatten(2).sum(-1), torch.ones(2, 5))

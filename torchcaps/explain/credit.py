@@ -105,7 +105,8 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
             f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
         )
     chain = connected(runs)
-    top = _top(*chain[-1], prediction)
+    with torch.enable_grad():
+        top = _top(*chain[-1], prediction)
     layers: list[LayerCredit] = []
     shares = even = top
     for run, own in reversed(chain):
