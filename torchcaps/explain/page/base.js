@@ -38,7 +38,7 @@ function number(value) {
 /** Show a share such as 0.1234 as "12.3 %". */
 function percent(value) {
   const points = 100 * value;
-  if (points > 0 && points < 0.05) return "< 0.1\u00a0%";
+  if (points > 0 && points < 0.05) return "<\u00a00.1\u00a0%";
   return `${points.toFixed(points === 100 || points === 0 ? 0 : 1)}\u00a0%`;
 }
 
