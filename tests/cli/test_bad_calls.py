@@ -198,7 +198,7 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("does not hold the values of a recipe", lambda state: state.pop("recipe")),
     ("does not hold the values of a recipe", lambda state: state.update(recipe="[" * 100_000)),
     ("does not hold the values of a recipe", lambda state: state.update(recipe='{"a": ' * 600 + "1" + "}" * 600)),
-    ("subprocess.getoutput is not among", lambda state: named(state, class_path="subprocess.getoutput")),
+    ("subprocess.getoutput needs --allow_code", lambda state: named(state, class_path="subprocess.getoutput")),
 ]
 OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [
     lambda state: processed(state, 8),
