@@ -32,9 +32,7 @@ def main() -> None:
         for row, point in zip(rows, points, strict=True):
             axis.annotate(row, point, xytext=(5, 3), textcoords="offset points", fontsize=9)
     axis.set(xlabel="accuracy on digits as they are (%)", ylabel="accuracy on affine digits (%)")
-    axis.set_title(
-        "New poses are recognized by what recognizes the old ones well, with routing or without", fontsize=11
-    )
+    axis.set_title("What is better on digits as they are is mostly better on new poses too", fontsize=11)
     axis.legend(loc="upper left")
     write(figure, Path(__file__).parent / "figures" / "choosing.png")
 

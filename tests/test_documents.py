@@ -94,15 +94,11 @@ def run(page: str) -> dict[str, Any]:
 @pytest.mark.parametrize("page", PYTHON)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
-    assert run(page)
+    assert run(page).get("accuracy", 1) > 0.7  # of networks that train on the page
 
 
 def test_all_pages_with_python_are_run():
     assert {page for page in PAGES if blocks("python", page)} == set(PYTHON)
-
-
-def test_the_network_of_the_readme_learns():
-    assert run("README.md")["accuracy"] > 0.85
 
 
 def test_the_routing_of_the_page_is_a_whole_algorithm():

@@ -152,8 +152,9 @@ def _known_class(name: str, annotation: Any, path: Path) -> type:
         return known[name]
     if full := import_path(name):
         raise Refused(path, f"classes and functions are named with their module: {full}")
-    advice = f"correct the name, or add its module: MODULE.{name}"
-    raise Refused(path, f"there is no {_kinds(classes(annotation)) or 'class'} called {name!r}: {advice}")
+    kinds = _kinds(classes(annotation)) or "class"
+    advice = f"{nearest(name, known)}; a class of another module is named with it: MODULE.{name}"
+    raise Refused(path, f"there is no {kinds} called {name!r}{advice}")
 
 
 def _read(text: str, annotation: Any, path: Path) -> Any:
