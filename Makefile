@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-newest test-oldest test-sanitized docs results clean
+.PHONY: demo test test-notebooks test-slow test-newest test-oldest test-sanitized docs results clean
 
 # The same network with routing, with uniform coefficients and with an average in the place of its capsules.
 CLUTTER := compare/clutter
@@ -19,6 +19,10 @@ test: .venv/.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# Runs the notebooks, and compares their outputs with those that are committed.
+test-notebooks: .venv/.done
+	$(BIN)/pytest -m notebooks -n 2 --dist worksteal
 
 # Tests that take many minutes, such as whole trainings and compilation with the default backend.
 test-slow: .venv/.done

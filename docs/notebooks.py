@@ -2,7 +2,7 @@
 
     python docs/notebooks.py [docs/notebooks/head.ipynb ...]
 
-Run it after every change of a notebook, and look at the figures. `tests/test_notebooks.py` compares the outputs with
+Run it after every change of a notebook, and look at the figures. `make test-notebooks` compares the outputs with
 the sources.
 """
 

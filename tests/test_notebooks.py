@@ -58,6 +58,7 @@ def run(source: str, names: dict[str, Any]) -> tuple[str, int]:
     return out.getvalue(), figures
 
 
+@pytest.mark.notebooks
 @of_each
 def test_a_notebook_runs_and_its_outputs_are_its_own(path, tmp_path, monkeypatch):
     """The asserts of its cells hold what it says. Numbers may differ between machines, so only the words of the outputs
