@@ -1,10 +1,12 @@
-// Scores of search results: Sphinx's own, and more for a page whose title has all words of the query. Without this,
-// pages of equal scores come in the order of the alphabet.
+// Scores of search results: Sphinx's own, and more for a page whose title has all words of the query, and for the pages
+// that explain the words of the field. Without this, pages of equal scores come in the order of the alphabet.
+const FIRST = ["start", "concepts", "not-learning", "choosing"];
 var Scorer = {
-  score: ([, title, , , score]) => {
+  score: ([page, title, , , score]) => {
     const query = new URLSearchParams(window.location.search).get("q") || "";
     const words = query.toLowerCase().split(/\W+/).filter((word) => word);
-    return words.length && words.every((word) => title.toLowerCase().includes(word)) ? score + 10 : score;
+    const named = words.length && words.every((word) => title.toLowerCase().includes(word));
+    return score + (named ? 10 : 0) + (FIRST.includes(page) ? 9 : 0);
   },
   objNameMatch: 11,
   objPartialMatch: 6,

@@ -68,7 +68,7 @@ QUESTIONS = {
     "inverted attention": "papers/tsai2020",
     "Efficient-CapsNet": "papers/mazzia2021",
     "pool sharpness": "papers/zhao2019",
-    "routing pool": "layers",
+    "routing pool": "papers/zhao2019",
 }
 
 
