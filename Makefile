@@ -61,10 +61,9 @@ docs: .venv/.done
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 
-# Without --no-compile a minute goes into bytecode, most of it of modules that are never imported.
 .venv/.done: pyproject.toml constraints.txt setup.py $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 clean:
