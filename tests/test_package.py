@@ -34,6 +34,8 @@ def test_the_page_for_citing_has_every_paper_and_the_version():
     page = (ROOT / "docs" / "project" / "citing.md").read_text(encoding="utf-8")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert f"version = {{{torchcaps.__version__}}}" in page
+    (of_the_readme,) = re.findall(r"@software{.*?\n}\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert of_the_readme in page
     entries = [block for block in page.split("\n\n") if "title = " in block]
     for paper in citation["references"]:
         (entry,) = (block for block in entries if f"title = {{{{{paper['title']}}}}}," in block)

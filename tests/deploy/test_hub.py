@@ -212,7 +212,7 @@ def test_code_of_ones_own_runs_only_where_it_is_allowed(folder, tmp_path, monkey
     )
     monkeypatch.syspath_prepend(tmp_path)
     edit(folder, named("mine.Network"))
-    refused("add --allow_code|needs --allow_code", folder)
+    refused("mine.Network needs --allow_code", folder)
     assert not (tmp_path / "ran").exists()
     assert type(from_pretrained(folder, allow_code=True).network).__name__ == "Network"
     assert (tmp_path / "ran").exists()
