@@ -136,7 +136,7 @@ COMMANDS = [
     ("reproduce --hours x", "--hours"),
     ("models vgg*", "no model matches 'vgg.*'"),
     ("recipes zhao2019/table2/resnet20-averag", "did you mean zhao2019/table2/resnet20-average"),
-    ("train sabour2017", "choose one of sabour2017/table1/cnn, "),
+    ("train sabour2017", "choose one of sabour2017/section5.2/affnist-cnn, "),
     ("train quickstart --small", "quickstart has no small version"),
     ("train mine.yaml", "no file mine.yaml"),
     ("train a\nb.yaml", "no file a b.yaml"),

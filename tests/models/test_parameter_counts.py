@@ -11,6 +11,9 @@ COUNTS = [
     ("capsnet_mnist", {"decoder": False}, 6_804_224),
     ("capsnet_mnist", {"iterations": 1}, 8_215_568),
     ("convnet_mnist", {}, 35_445_522),
+    ("capsnet_multimnist", {}, 11_361_808),  # published 11.36M
+    ("convnet_multimnist", {}, 24_563_978),  # published 24.56M, which zero padding gives
+    ("convnet_multimnist", {"image_size": 40, "hidden": 397}, 13_486_617),  # about as many as capsnet_affnist
     # Tsai et al. 2020, Table 1
     ("inverted_attention_cifar10", {}, 561_297),
     ("inverted_attention_cifar10", {"backbone": "resnet"}, 1_828_817),

@@ -36,8 +36,10 @@ from torchcaps.models.sabour2017 import (
     capsnet_affnist,
     capsnet_digits,
     capsnet_mnist,
+    capsnet_multimnist,
     capsnet_small,
     convnet_mnist,
+    convnet_multimnist,
 )
 from torchcaps.models.tsai2020 import (
     CapsuleClassifier,
@@ -83,6 +85,7 @@ __all__ = [
     "capsnet_affnist",
     "capsnet_digits",
     "capsnet_mnist",
+    "capsnet_multimnist",
     "capsnet_small",
     "capsule_resnet",
     "cnn_cifar",
@@ -91,6 +94,7 @@ __all__ = [
     "compare_average",
     "compare_cnn",
     "convnet_mnist",
+    "convnet_multimnist",
     "create_model",
     "dynamic_cifar",
     "dynamic_multimnist",

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import check_images
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
@@ -156,6 +157,17 @@ def capsnet_mnist(iterations: Count = 3, decoder: bool = True, classes: Count = 
 
 
 @register_model
+def capsnet_multimnist(iterations: Count = 3, decoder: bool = True, classes: Count = 10) -> CapsNet:
+    """CapsNet for 36x36 images of two digits: 11,361,808 parameters (published 11.36M)."""
+    return CapsNet(
+        image_size=36,
+        classes=classes,
+        routing=DynamicRouting(iterations, init="paper"),
+        decoder=(512, 1024) if decoder else None,
+    )
+
+
+@register_model
 def capsnet_affnist(iterations: Count = 3, decoder: bool = True, classes: Count = 10) -> CapsNet:
     """CapsNet for 40x40 digits: 13,475,648 parameters, the baseline of Zhao & Huang 2019, Table 4."""
     return CapsNet(
@@ -218,3 +230,23 @@ def capsnet_small(
 def convnet_mnist(dropout: Fraction = 0.5, classes: Count = 10) -> ConvNet:
     """The paper's CNN baseline for 28x28 digits: 35,445,522 parameters."""
     return ConvNet(1, 28, classes, channels=(256, 256, 128), hidden=(328, 192), dropout=dropout)
+
+
+@register_model
+def convnet_multimnist(
+    image_size: Count = 36, hidden: Count = 1024, dropout: Fraction = 0.0, classes: Count = 10
+) -> FeatureClassifier:
+    """The paper's CNN for MultiMNIST (section 6.1): 24,563,978 parameters, with zero padding."""
+    features = nn.Sequential(
+        nn.Conv2d(1, 512, 9, padding=4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(512, 256, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256 * (image_size // 4) ** 2, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
+    return FeatureClassifier(features, nn.Linear(hidden, classes), image_shape=(1, image_size, image_size))

@@ -147,7 +147,7 @@ class Training:
             config = self.config.clone()
             if self.checkpoint is not None:  # no pretrained weights, which those of the checkpoint replace
                 config.model.network = Namespace(untrained(config.model.network.as_dict()))
-            built = self.parser.instantiate_classes(config)
+            built = self.parser.instantiate(config)
             self.model: Classifier = built.model
             self.datamodule: LabeledData = built.data
             self.trainer = self._trainer(built.trainer.as_dict())

@@ -17,7 +17,7 @@ def build_part(kind: type[Part], values: dict[str, Any] | Namespace) -> Part:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--part", type=kind)
     given = values.as_dict() if isinstance(values, Namespace) else values
-    return parser.instantiate_classes(parser.parse_object({"part": given})).part
+    return parser.instantiate(parser.parse_object({"part": given})).part
 
 
 def untrained(network: dict[str, Any]) -> dict[str, Any]:
