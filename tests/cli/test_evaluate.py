@@ -32,8 +32,9 @@ def test_a_training_on_few_images(trained, capfd):
     run = checkpoint(trained).parent.parent
     options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.limit_train_batches=2"]
     assert call("evaluate", str(run), "--protocols", "few", *QUIET, *options) == 0
-    numbers = json.loads((run / "evaluate.json").read_text())["few"]["numbers"]
-    assert list(numbers) == [f"{count} images per class: accuracy (%)" for count in (10, 50, 100, 500)]
+    found = json.loads((run / "evaluate.json").read_text())["few"]
+    assert list(found["numbers"]) == [f"{count} images per class: accuracy (%)" for count in (10, 50, 100)]
+    assert found["notes"] == ["500 images per class: one class has 139 training images."]
 
 
 @pytest.mark.parametrize(

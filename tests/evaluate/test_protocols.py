@@ -161,6 +161,23 @@ def test_accuracy_by_the_number_of_images() -> None:
     assert found["numbers"]["500 images per class: accuracy (%)"] == 100
 
 
+def test_counts_that_a_class_does_not_have() -> None:
+    images, labels = random_images(2, 1, 8, 8), torch.arange(2)
+
+    def training(count: int) -> nn.Module:
+        if count > most:
+            raise DoesNotApply(f"one class has {most} training images")
+        return Lookup(images, labels, 2)
+
+    subject = Subject(nn.Identity(), images, labels, training=training)
+    most = 60
+    found = evaluate(subject, ["few"])["few"]
+    assert found["curves"][""]["points"] == [(10, 100), (50, 100)]
+    assert found["notes"] == ["100 images per class: one class has 60 training images."]
+    most = 9
+    assert evaluate(subject, ["few"])["few"]["reason"] == "one class has 9 training images"
+
+
 # Overlap
 
 

@@ -17,13 +17,19 @@ def run(subject: Subject) -> Outcome:
     subject.need_one_label()
     if subject.training is None:
         raise DoesNotApply("there is no recipe to train: name a run")
-    points = []
+    points, notes = [], []
     for count in COUNTS:
         subject.progress(f"few: training on {count} images per class")
-        network = subject.training(count)
+        try:
+            network = subject.training(count)
+        except DoesNotApply as reason:
+            if not points:
+                raise
+            notes.append(f"{count} images per class: {reason}.")
+            break
         points.append((float(count), Subject(network, subject.images, subject.labels).accuracy(subject.images)))
     numbers = {f"{count:g} images per class: accuracy (%)": value for count, value in points}
-    return Outcome(numbers, {"": Curve("images per class", "accuracy (%)", points)})
+    return Outcome(numbers, {"": Curve("images per class", "accuracy (%)", points)}, notes)
 
 
 PROTOCOL = Protocol("How many labeled images does it need?", "Sabour et al. 2017", (), run, trains=True)

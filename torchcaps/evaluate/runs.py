@@ -71,6 +71,8 @@ def trained_on_few(training: Training, count: int, seed: int) -> nn.Module:
         whole = data.train_set
         if whole is None or whole.labels.dim() != 1:
             raise DoesNotApply("there are no training images of one class each")
+        if count > (fewest := int(whole.labels.unique(return_counts=True)[1].min())):
+            raise DoesNotApply(f"one class has {fewest} training images")
         order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))
         labels = whole.labels[order]
         chosen = torch.cat([order[labels == label][:count] for label in labels.unique()]).sort().values
