@@ -17,7 +17,8 @@ def run(subject: Subject) -> Outcome:
     subject.need_one_label()
     if subject.training is None:
         raise DoesNotApply("there is no recipe to train: name a run")
-    points, notes = [], []
+    points: list[tuple[float | str, float]] = []
+    notes: list[str] = []
     for count in COUNTS:
         subject.progress(f"few: training on {count} images per class")
         try:
