@@ -126,7 +126,8 @@ def test_the_plan():
     assert len(runs) == len(set(runs))
     recipes = {run.recipe for run in runs}
     assert recipes == {name for name in list_recipes() if load_recipe(name).has_number}
-    assert [str(run) for run in runs[:2]] == [f"{ROW}, seed 0", "zhao2019/table2/resnet20-routing, seed 0"]
+    table1 = "zhao2019/table1/fashion-mnist"
+    assert [str(run) for run in runs[:2]] == [f"{table1}-average, seed 0", f"{table1}-routing, seed 0"]
     second = [run.seed for run in runs].index(1)
     assert {run.recipe for run in runs[:second]} == {run.recipe for run in runs[second : 2 * second]}
 

@@ -1,0 +1,52 @@
+"""Keep the curves of trainings in docs/curves, and draw them as docs/figures/curves-*.png.
+
+    python docs/curves.py NAME METRICS.csv ...    # keeps a run, of which a resumed one has several files
+    python docs/curves.py                         # draws all figures
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from torchcaps.explain.axes import COLORS, in_style, write
+
+DOCS = Path(__file__).parent
+# By figure: its title, and the runs by their labels.
+FIGURES: dict[str, tuple[str, dict[str, str]]] = {}
+
+
+def keep(name: str, files: Sequence[str]) -> None:
+    """Write the errors of a run by epoch, in per cent: of the training images, averaged while they were trained on, and
+    of the images held out, if there were any."""
+    rows = pd.concat(map(pd.read_csv, files))
+    columns = {"train error": "train/accuracy", "held-out error": "val/accuracy"}
+    errors = {new: 100 * (1 - rows.groupby("epoch")[old].last()) for new, old in columns.items() if old in rows}
+    pd.DataFrame(errors).dropna(how="all").round(2).to_csv(DOCS / "curves" / f"{name}.csv")
+
+
+@in_style
+def draw(figure_name: str, title: str, runs: dict[str, str]) -> None:
+    figure = Figure(figsize=(8, 4))
+    axis = figure.add_subplot()
+    for color, (label, name) in zip(COLORS, runs.items(), strict=False):
+        errors = pd.read_csv(DOCS / "curves" / f"{name}.csv", index_col="epoch")
+        axis.plot(errors.index + 1, errors["train error"], color=color, linestyle=":", label=f"{label}, training images")
+        if "held-out error" in errors:
+            axis.plot(errors.index + 1, errors["held-out error"], color=color, linestyle="-", label=f"{label}, held out")
+    axis.set(xlabel="epoch", ylabel="error (%)", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.legend()
+    axis.set_title(title, fontsize=11)
+    write(figure, DOCS / "figures" / f"curves-{figure_name}.png")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        keep(sys.argv[1], sys.argv[2:])
+    else:
+        for figure_name, (title, runs) in FIGURES.items():
+            draw(figure_name, title, runs)
