@@ -1,7 +1,7 @@
 """Keep the curves of trainings in docs/curves, and draw them as docs/figures/curves-*.png.
 
-    python docs/curves.py NAME METRICS.csv ...    # keeps a run, of which a resumed one has several files
-    python docs/curves.py                         # draws all figures
+python docs/curves.py NAME METRICS.csv ...    # keeps a run, of which a resumed one has several files
+python docs/curves.py                         # draws all figures
 """
 
 import sys
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torchcaps.explain.axes import COLORS, in_style, write
 
 DOCS = Path(__file__).parent
+LINES = {"training": ":", "held out": "-"}
 # By figure: its title, and the runs by their labels.
 FIGURES: dict[str, tuple[str, dict[str, str]]] = {}
 
@@ -22,7 +23,7 @@ def keep(name: str, files: Sequence[str]) -> None:
     """Write the errors of a run by epoch, in per cent: of the training images, averaged while they were trained on, and
     of the images held out, if there were any."""
     rows = pd.concat(map(pd.read_csv, files))
-    columns = {"train error": "train/accuracy", "held-out error": "val/accuracy"}
+    columns = {"training": "train/accuracy", "held out": "val/accuracy"}
     errors = {new: 100 * (1 - rows.groupby("epoch")[old].last()) for new, old in columns.items() if old in rows}
     pd.DataFrame(errors).dropna(how="all").round(2).to_csv(DOCS / "curves" / f"{name}.csv")
 
@@ -33,9 +34,9 @@ def draw(figure_name: str, title: str, runs: dict[str, str]) -> None:
     axis = figure.add_subplot()
     for color, (label, name) in zip(COLORS, runs.items(), strict=False):
         errors = pd.read_csv(DOCS / "curves" / f"{name}.csv", index_col="epoch")
-        axis.plot(errors.index + 1, errors["train error"], color=color, linestyle=":", label=f"{label}, training images")
-        if "held-out error" in errors:
-            axis.plot(errors.index + 1, errors["held-out error"], color=color, linestyle="-", label=f"{label}, held out")
+        for column, style in LINES.items():
+            if column in errors:
+                axis.plot(errors.index + 1, errors[column], style, color=color, label=f"{label}, {column}")
     axis.set(xlabel="epoch", ylabel="error (%)", yscale="log")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")
