@@ -157,7 +157,7 @@ class CapsuleHead(nn.Module):
         if dims not in (2, 3, 4) or size[1 if dims == 4 else -1] != self.in_features or 0 in size[1:]:
             raise ValueError(
                 f"expected feature maps (batch, {self.in_features}, height, width), tokens (batch, tokens, "
-                f"{self.in_features}) or vectors (batch, {self.in_features}), got {size}"
+                f"{self.in_features}) or vectors (batch, {self.in_features}), got {size}{self._advice(size)}"
             )
         if mask is not None:
             if dims != 3 or mask.shape != features.shape[:2] or mask.dtype != torch.bool:
@@ -169,6 +169,17 @@ class CapsuleHead(nn.Module):
         if dims == 4:
             return features
         return features[..., None, None] if dims == 2 else features.transpose(1, 2).unsqueeze(-1)
+
+    def _advice(self, size: tuple[int, ...]) -> str:
+        if len(size) == 4 and size[3] == self.in_features:
+            return ": the channels come last, give features.movedim(-1, 1)"
+        if len(size) == 3 and size[1] == self.in_features:
+            return ": the tokens come last, give features.transpose(1, 2)"
+        if len(size) == 2 and size[1] and size[1] % self.in_features == 0:
+            return ": these may be flattened maps, give the maps themselves"
+        if len(size) == 4 and size[1]:
+            return f": make the head with in_features={size[1]}"
+        return ""
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, classes={self.classes}"
