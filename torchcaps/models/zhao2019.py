@@ -1,8 +1,10 @@
 """The networks of Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019).
 
-The text leaves three points open. Routing has one iteration here, because the paper's sharpness is meant to replace
+The text leaves four points open. Routing has one iteration here, because the paper's sharpness is meant to replace
 further ones (section 3.2). Each color image is standardized on its own. Both are as in later code of one author
-(github.com/bhneo/SparsePooling). The four convolutions have neither padding nor strides.
+(github.com/bhneo/SparsePooling). The four convolutions of Table 1 have neither padding nor strides, and they and the
+linear layer start with the weights of Glorot & Bengio 2010: these are defaults of TensorFlow, in which that code is
+written.
 """
 
 from typing import Literal
@@ -35,12 +37,17 @@ def pooling_cnn(
     for before in (in_channels, channels, channels, channels):
         layers += [nn.Conv2d(before, channels, 5), nn.ReLU()]
     pool = _pool(pooling, features, sharpness, iterations)
-    return FeatureClassifier(
+    network = FeatureClassifier(
         nn.Sequential(*layers, pool, nn.Flatten()),
         nn.Linear(channels, classes),
         image_shape=(in_channels, None, None),
         least=17,
     )
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return network
 
 
 @register_model
