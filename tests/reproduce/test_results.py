@@ -8,7 +8,7 @@ import pytest
 
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.report import BLOCK, curve, curves_figure, rows_table, small_table, with_tables
+from torchcaps.reproduce.report import BLOCK, curve, curves_figure, table, with_tables
 from torchcaps.reproduce.results import IN_PACKAGE, Result, add_results, in_unit, read_results
 
 ROW = "zhao2019/table2/resnet20-average"
@@ -63,27 +63,27 @@ def test_values_are_in_the_unit_of_the_table():
 
 
 def test_the_table_of_a_paper():
-    other = replace(RESULT, data="torchcaps.data.AffineMNIST", value=5.0)
-    text = rows_table("zhao2019", [RESULT, other])
+    other = replace(RESULT, data="torchcaps.data.AffineMNIST", value=5.0, hardware="another")
+    text = table("zhao2019", [RESULT, other])
     published_rows = [name for name in list_recipes() if name.startswith("zhao2019/") and load_recipe(name).has_number]
     assert all(f"| `{name}` |" in text for name in published_rows)
-    assert (
-        "| 8.73 % test error (mean of 3 runs) | 8.50 % (1 seed); 5.00 % (1 seed) on torchcaps.data.AffineMNIST |"
-        in text
-    )
-    assert f"| 8.50 % test error, SEED 0 | `torchcaps train {ROW} --seed_everything SEED` | abc |" in text
+    row = "Table 2: 20 layers, baseline | 269,722"
+    assert f"| `{ROW}` | {row} | {RESULT.published} | 8.50 % test error | 8.50 | 7.2 |" in text
+    assert f"| `{ROW}` on AffineMNIST | {row} |  | 5.00 % test error | 5.00 | 7.2 |" in text.splitlines()[-3]
+    assert text.splitlines()[-1].endswith("SEED`; 32-true; commit abc; 2026-11-22. a processor, 1 thread; or another.")
     assert text.count("not run") == len(published_rows) - 1
 
 
 def test_the_table_of_small_versions():
     runs = [replace(RESULT, recipe=f"{ROW} --small", seed=seed, value=value) for seed, value in ((0, 9.0), (1, 10.0))]
-    longer = replace(runs[0], overrides="--trainer.max_steps 9")
-    text = small_table("zhao2019/table2", [*runs, longer, RESULT])
+    longer = replace(runs[0], overrides="--trainer.max_steps 9", precision="bf16-mixed")
+    text = table("zhao2019/table2", [*runs, longer, RESULT], small=True)
     published = "8.73 % test error (mean of 3 runs)"
-    assert f"| `{ROW}` | 20 layers, baseline | 269,722 | 9.00, 10.00 | 9.50 ± 0.71 % test error | {published} |" in text
-    assert f"| `{ROW} --trainer.max_steps 9` | 20 layers, baseline | 269,722 | 9.00 |" in text
+    row = f"20 layers, baseline | 269,722 | {published}"
+    assert f"| `{ROW}` | {row} | 9.50 ± 0.71 % test error | 9.00, 10.00 | 32-true |" in text
+    assert f"| `{ROW} --trainer.max_steps 9` | {row} | 9.00 % test error | 9.00 | bf16-mixed |" in text
     assert text.count(f"`{ROW}") == 2
-    assert "a processor, 1 thread; 32-true" in text
+    assert "options in the first column; commit abc; 2026-11-22. a processor, 1 thread." in text
 
 
 def test_the_tables_of_the_pages_are_made_from_the_file():

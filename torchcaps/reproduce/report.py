@@ -6,7 +6,7 @@ python -m torchcaps.reproduce.report docs    # adds the results of the queue in 
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pandas as pd
 
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results, summary
+from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_text_whole
 
@@ -23,90 +23,72 @@ with needs("train"):
 
     from torchcaps.explain.axes import in_style, write
 
+ABOUT = ("precision", "commit", "date")
+COLUMNS = ("recipe", "row", "parameters", "published", "ours", "by seed", *ABOUT, "hours")
 WINDOW = 20  # logged losses that are averaged in each point of the figure
 BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)")
 
 
-def rows_table(part: str, results: Sequence[Result]) -> str:
-    """Return the rows of a paper or a table with published numbers and ours, and how ours were made, in Markdown."""
-    rows = []
+def table(part: str, results: Sequence[Result], small: bool = False) -> str:
+    """Return, in Markdown, the rows of a paper or a table, published numbers and ours, with how ours were made.
+
+    Columns without a value are left out. What all runs have in common stands below the table, with their hardware.
+    """
+    rows: list[dict[str, str]] = []
+    hardware: list[str] = []
     for name in list_recipes():
-        recipe = load_recipe(name)
-        ours = _ours(name, results)
-        if name == part or (name.startswith(f"{part}/") and (recipe.has_number or ours != "not run")):
-            rows.append((f"`{name}`", recipe.row, recipe.published, ours))
-    text = _markdown(("recipe", "row", "published", "ours"), rows)
-    if groups := [group for group in _groups(part, results) if not group[0].recipe.endswith(SMALL)]:
-        columns = ("ours", "command", "commit", "hardware", "precision", "date", "hours")
-        text += "\n" + _markdown(columns, map(_how, groups))
-    return text
+        if name != part and not name.startswith(f"{part}/"):
+            continue
+        recipe, groups = load_recipe(name), _groups(name + SMALL * small, results)
+        row = {"recipe": f"`{name}`", "row": recipe.title if "/" in part else recipe.row, "published": recipe.published}
+        rows += [row | _of_seeds(name, group) for group in groups]
+        hardware += [result.hardware for group in groups for result in group]
+        if not groups and recipe.has_number and not small:
+            rows.append(row | {"ours": "not run"})
+    rows.sort(key=lambda row: row.get("data", ""))  # stable: rows tested on other data come last
+    run = [row for row in rows if "commit" in row]
+    common = [column for column in ABOUT if len({row[column] for row in run}) == 1]
+    columns = [column for column in COLUMNS if column not in common and any(row.get(column) for row in rows)]
+    lines = [columns, ["---"] * len(columns), *([row.get(column, "") for column in columns] for row in rows)]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    if run:
+        options = ", with the options in the first column" if any(row["options"] for row in run) else ""
+        command = f"`torchcaps train RECIPE{SMALL * small} --seed_everything SEED`{options}"
+        shared = [f"commit {run[0][column]}" if column == "commit" else run[0][column] for column in common]
+        text += f"\n{'; '.join((command, *shared))}. {'; or '.join(dict.fromkeys(hardware))}.\n"
+    return text.replace("| published |", "| published, full size |") if small else text
 
 
-def small_table(part: str, results: Sequence[Result]) -> str:
-    """Return the results of the small versions of the recipes of a paper or a table, in Markdown."""
-    groups = [group for group in _groups(part, results) if group[0].recipe.endswith(SMALL)]
-    columns = ("recipe", "row", "parameters", "by seed", "ours", "published, full size", "commit", "date")
-    names = list_recipes()
-    rows = [_small_row(name, group) for name in names for group in groups if group[0].recipe == name + SMALL]
-    every = [result for group in groups for result in group]
-    hardware, precision = _distinct(every, "hardware", "; or "), _distinct(every, "precision")
-    command = "`torchcaps train RECIPE --small --seed_everything SEED`, with the options in the first column"
-    return f"{_markdown(columns, rows)}\n{command}. {hardware}; {precision}.\n"
-
-
-def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
-    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]]) + "\n"
-
-
-def _groups(part: str, results: Sequence[Result]) -> list[list[Result]]:
-    """Return groups of results of a paper, a table or a recipe that differ only in their seeds."""
-    groups: dict[tuple[str, ...], list[Result]] = {}
+def _groups(recipe: str, results: Sequence[Result]) -> list[list[Result]]:
+    """Return groups of the results of a recipe that differ only in their seeds."""
+    groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        if result.recipe.startswith((f"{part}/", f"{part} ")) or result.recipe == part:
-            groups.setdefault((result.recipe, result.overrides, result.data), []).append(result)
+        if result.recipe == recipe:
+            groups.setdefault((result.overrides, result.data), []).append(result)
     return list(groups.values())
 
 
-def _small_row(name: str, group: Sequence[Result]) -> tuple[str, ...]:
-    first, recipe, values = group[0], load_recipe(name), [result.value for result in group]
-    what = f"`{' '.join(filter(None, (name, first.overrides)))}`{_tested_on(first)}"
-    of_seeds = ", ".join(f"{value:.2f}" for value in values)
-    ours, published = f"{mean(values)} % {first.unit}", "" if first.data else recipe.published
-    about = (_distinct(group, "commit"), _distinct(group, "date"))
-    return what, recipe.title, f"{first.parameters:,}", of_seeds, ours, published, *about
-
-
-def _how(group: Sequence[Result]) -> tuple[str, ...]:
-    """Return cells that say how results that differ only in their seeds were made."""
-    first = group[0]
-    command = re.sub(r"--seed_everything[= ]\d+", "--seed_everything SEED", first.command)
-    seeds_of = ", ".join(str(result.seed) for result in group)
-    number = f"{mean([result.value for result in group])} % {first.unit}{_tested_on(first)}, SEED {seeds_of}"
-    hours = [f"{result.hours:.2f}" for result in group if not isnan(result.hours)]
-    about = (_distinct(group, name) for name in ("commit", "hardware", "precision", "date"))
-    return number, f"`{command}`", *about, ", ".join(hours)
-
-
-def _distinct(group: Iterable[Result], name: str, between: str = ", ") -> str:
-    """Return the values that a field has in these results, each once."""
-    return between.join(dict.fromkeys(getattr(result, name) for result in group))
-
-
-def _tested_on(result: Result) -> str:
-    return f" on {result.data.rpartition('.')[2]}" if result.data else ""
-
-
-def _ours(recipe: str, results: Sequence[Result]) -> str:
-    others = {result.data for result in results if result.recipe == recipe and result.data}
-    ours = [summary(results, recipe), *(f"{summary(results, recipe, data)} on {data}" for data in sorted(others))]
-    return "; ".join(part for part in ours if part) or "not run"
+def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
+    """Return the cells of results that differ only in their seeds."""
+    first, values = group[0], [result.value for result in group]
+    tested_on = f" on {first.data.rpartition('.')[2]}" if first.data else ""
+    cells = {
+        "recipe": f"`{' '.join(filter(None, (name, first.overrides)))}`{tested_on}",
+        "options": first.overrides,
+        "data": first.data,
+        "parameters": f"{first.parameters:,}",
+        "ours": f"{mean(values)} % {first.unit}",
+        "by seed": ", ".join(f"{value:.2f}" for value in values),
+        "hours": ", ".join(f"{result.hours:.2g}" for result in group if not isnan(result.hours)),
+    }
+    if first.data:
+        cells["published"] = ""  # that number is of the recipe's own data
+    return cells | {column: ", ".join(dict.fromkeys(getattr(run, column) for run in group)) for column in ABOUT}
 
 
 def with_tables(text: str, results: Sequence[Result]) -> str:
     """Return a page with the tables between its markers replaced by new ones."""
-    tables = {None: rows_table, "small ": small_table}
-    return BLOCK.sub(lambda block: block[1] + tables[block[2]](block[3], results) + block[4], text)
+    return BLOCK.sub(lambda block: block[1] + table(block[3], results, small=bool(block[2])) + block[4], text)
 
 
 def curve(folder: Path, name: str = "train/loss_step") -> pd.Series:

@@ -102,12 +102,12 @@ def _first_of_each_key(results: Iterable[Result]) -> list[Result]:
     return list(first.values())
 
 
-def summary(results: Iterable[Result], recipe: str, data: str = "") -> str:
+def summary(results: Iterable[Result], recipe: str) -> str:
     """Return our number for a row, the mean over its seeds, or "" if there is none. Results without overrides are
     preferred; otherwise there is one number for each choice of overrides."""
     values: dict[str, list[float]] = {}
     for result in results:
-        if (result.recipe, result.data) == (recipe, data):
+        if (result.recipe, result.data) == (recipe, ""):
             values.setdefault(result.overrides, []).append(result.value)
     shown = {"": values[""]} if "" in values else values
     numbers = []
