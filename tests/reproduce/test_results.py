@@ -67,11 +67,12 @@ def test_the_table_of_a_paper():
     text = table("zhao2019", [RESULT, other])
     published_rows = [name for name in list_recipes() if name.startswith("zhao2019/") and load_recipe(name).has_number]
     assert all(f"| `{name}` |" in text for name in published_rows)
-    row = "Table 2: 20 layers, baseline | 269,722"
-    assert f"| `{ROW}` | {row} | {RESULT.published} | 8.50 % test error | 8.50 | 7.2 |" in text
-    assert f"| `{ROW}` on AffineMNIST | {row} |  | 5.00 % test error | 5.00 | 7.2 |" in text.splitlines()[-3]
-    assert text.splitlines()[-1].endswith("SEED`; 32-true; commit abc; 2026-11-22. a processor, 1 thread; or another.")
-    assert text.count("not run") == len(published_rows) - 1
+    assert "| ours, test error | by seed | on AffineMNIST | hours |" in text
+    row = f"| `{ROW}` | Table 2: 20 layers, baseline | 269,722 | {RESULT.published}"
+    assert f"{row} | 8.50 % | 8.50 | 5.00 % | 7.2 |" in text
+    assert "SEED`; 32-true; commit abc; 2026-11-22. a processor, 1 thread; or another.\n" in text
+    assert "The order of the samples" not in text
+    assert f"Not run: {len(published_rows) - 1} rows" in text
 
 
 def test_the_table_of_small_versions():
@@ -80,10 +81,13 @@ def test_the_table_of_small_versions():
     text = table("zhao2019/table2", [*runs, longer, RESULT], small=True)
     published = "8.73 % test error (mean of 3 runs)"
     row = f"20 layers, baseline | 269,722 | {published}"
-    assert f"| `{ROW}` | {row} | 9.50 ± 0.71 % test error | 9.00, 10.00 | 32-true |" in text
-    assert f"| `{ROW} --trainer.max_steps 9` | {row} | 9.00 % test error | 9.00 | bf16-mixed |" in text
+    assert "| published, full size | ours, test error | by seed | precision | hours |" in text
+    assert f"| `{ROW}` | {row} | 9.50 ± 0.71 % | 9.00, 10.00 | 32-true | 14 |" in text
+    assert f"| `{ROW} --trainer.max_steps 9` | {row} | 9.00 % | 9.00 | bf16-mixed | 7.2 |" in text
     assert text.count(f"`{ROW}") == 2
-    assert "options in the first column; commit abc; 2026-11-22. a processor, 1 thread." in text
+    assert "options in the first column; commit abc; 2026-11-22. a processor, 1 thread.\n" in text
+    old = table("zhao2019/table2", [replace(longer, date="2026-11-21")], small=True)
+    assert "commit abc; 2026-11-21. a processor, 1 thread.\nThe order of the samples changed" in old
 
 
 def test_the_tables_of_the_pages_are_made_from_the_file():

@@ -24,7 +24,7 @@ with needs("train"):
     from torchcaps.explain.axes import in_style, write
 
 ABOUT = ("precision", "commit", "date")
-COLUMNS = ("recipe", "row", "parameters", "published", "ours", "by seed", *ABOUT, "hours")
+REORDERED = "2026-11-22"  # since when the order of the samples follows from the seed and the epoch
 WINDOW = 20  # logged losses that are averaged in each point of the figure
 BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)")
 
@@ -32,58 +32,74 @@ BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results`
 def table(part: str, results: Sequence[Result], small: bool = False) -> str:
     """Return, in Markdown, the rows of a paper or a table, published numbers and ours, with how ours were made.
 
-    Columns without a value are left out. What all runs have in common stands below the table, with their hardware.
+    Columns without a value are left out. What all runs have in common stands below the table, with their hardware. Rows
+    that were not run are folded.
     """
+    names = [name for name in list_recipes() if name == part or name.startswith(f"{part}/")]
+    of_part = [result for result in results if result.recipe in [name + SMALL * small for name in names]]
+    unit = next((result.unit for result in of_part), "")
     rows: list[dict[str, str]] = []
-    hardware: list[str] = []
-    for name in list_recipes():
-        if name != part and not name.startswith(f"{part}/"):
-            continue
-        recipe, groups = load_recipe(name), _groups(name + SMALL * small, results)
+    not_run: list[dict[str, str]] = []
+    for name in names:
+        recipe, groups = load_recipe(name), _groups(name + SMALL * small, of_part)
         row = {"recipe": f"`{name}`", "row": recipe.title if "/" in part else recipe.row, "published": recipe.published}
         rows += [row | _of_seeds(name, group) for group in groups]
-        hardware += [result.hardware for group in groups for result in group]
         if not groups and recipe.has_number and not small:
-            rows.append(row | {"ours": "not run"})
-    rows.sort(key=lambda row: row.get("data", ""))  # stable: rows tested on other data come last
-    run = [row for row in rows if "commit" in row]
-    common = [column for column in ABOUT if len({row[column] for row in run}) == 1]
-    columns = [column for column in COLUMNS if column not in common and any(row.get(column) for row in rows)]
-    lines = [columns, ["---"] * len(columns), *([row.get(column, "") for column in columns] for row in rows)]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    if run:
-        options = ", with the options in the first column" if any(row["options"] for row in run) else ""
+            not_run.append(row)
+    text = ""
+    if rows:
+        others = sorted({column for row in rows for column in row if column.startswith("on ")})
+        common = [column for column in ABOUT if len({row[column] for row in rows}) == 1]
+        columns = ["recipe", "row", "parameters", "published", "ours", "by seed", *others, *ABOUT, "hours"]
+        named = {"published": f"published{', full size' * small}", "ours": f"ours, {unit}"}
+        text += _markdown([column for column in columns if column not in common], rows, named)
+        options = ", with the options in the first column" if any(row["options"] for row in rows) else ""
         command = f"`torchcaps train RECIPE{SMALL * small} --seed_everything SEED`{options}"
-        shared = [f"commit {run[0][column]}" if column == "commit" else run[0][column] for column in common]
-        text += f"\n{'; '.join((command, *shared))}. {'; or '.join(dict.fromkeys(hardware))}.\n"
-    return text.replace("| published |", "| published, full size |") if small else text
+        shared = [f"commit {rows[0][column]}" if column == "commit" else rows[0][column] for column in common]
+        hardware = dict.fromkeys(result.hardware for result in of_part)
+        text += f"\n{'; '.join((command, *shared))}. {'; or '.join(hardware)}.\n"
+        if min(result.date for result in of_part) < REORDERED:
+            text += f"The order of the samples changed on {REORDERED}: to repeat an earlier number takes its commit.\n"
+    if not_run:
+        table = _markdown(["recipe", "row", "published"], not_run, {})
+        text += f"\n<details><summary>Not run: {len(not_run)} rows</summary>\n\n{table}\n</details>\n"
+    return text
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[dict[str, str]], named: dict[str, str]) -> str:
+    """Return a table of the columns that have a value; some have another name in the head of the table."""
+    filled = [column for column in columns if any(row.get(column) for row in rows)]
+    head = [named.get(column, column) for column in filled]
+    lines = [head, ["---"] * len(head), *([row.get(column, "") for column in filled] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _groups(recipe: str, results: Sequence[Result]) -> list[list[Result]]:
-    """Return groups of the results of a recipe that differ only in their seeds."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    """Return groups of the results of a recipe that differ only in their seeds and in the data of the test."""
+    groups: dict[str, list[Result]] = {}
     for result in results:
         if result.recipe == recipe:
-            groups.setdefault((result.overrides, result.data), []).append(result)
+            groups.setdefault(result.overrides, []).append(result)
     return list(groups.values())
 
 
 def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
-    """Return the cells of results that differ only in their seeds."""
-    first, values = group[0], [result.value for result in group]
-    tested_on = f" on {first.data.rpartition('.')[2]}" if first.data else ""
+    """Return the cells of results that differ only in their seeds and in the data of the test."""
+    values: dict[str, list[float]] = {}
+    for result in group:
+        values.setdefault(result.data, []).append(result.value)
+    own = [result for result in group if not result.data]
+    hours = sum(result.hours for result in own)
     cells = {
-        "recipe": f"`{' '.join(filter(None, (name, first.overrides)))}`{tested_on}",
-        "options": first.overrides,
-        "data": first.data,
-        "parameters": f"{first.parameters:,}",
-        "ours": f"{mean(values)} % {first.unit}",
-        "by seed": ", ".join(f"{value:.2f}" for value in values),
-        "hours": ", ".join(f"{result.hours:.2g}" for result in group if not isnan(result.hours)),
+        "recipe": f"`{' '.join(filter(None, (name, group[0].overrides)))}`",
+        "options": group[0].overrides,
+        "parameters": f"{group[0].parameters:,}",
+        "ours": f"{mean(values[''])} %",
+        "by seed": ", ".join(f"{value:.2f}" for value in values[""]),
+        "hours": "" if isnan(hours) else f"{hours:.2g}",
     }
-    if first.data:
-        cells["published"] = ""  # that number is of the recipe's own data
-    return cells | {column: ", ".join(dict.fromkeys(getattr(run, column) for run in group)) for column in ABOUT}
+    cells |= {f"on {data.rpartition('.')[2]}": f"{mean(values[data])} %" for data in values if data}
+    return cells | {column: ", ".join(dict.fromkeys(getattr(run, column) for run in own)) for column in ABOUT}
 
 
 def with_tables(text: str, results: Sequence[Result]) -> str:
