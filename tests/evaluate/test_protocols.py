@@ -173,7 +173,7 @@ def test_counts_that_a_class_does_not_have() -> None:
     most = 60
     found = evaluate(subject, ["few"])["few"]
     assert found["curves"][""]["points"] == [(10, 100), (50, 100)]
-    assert found["notes"] == ["100 images per class: one class has 60 training images."]
+    assert found["notes"] == ["100 and 500 images per class: one class has 60 training images."]
     most = 9
     assert evaluate(subject, ["few"])["few"]["reason"] == "one class has 9 training images"
 

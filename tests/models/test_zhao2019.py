@@ -1,5 +1,7 @@
 """The networks of Zhao & Huang 2019: options and forward passes."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,17 @@ def test_the_cnn_pools_images_of_any_size(pooling, size):
     assert model(torch.rand(2, 1, size, size)).evidence.shape == (2, 3)
     kinds = {"max": nn.AdaptiveMaxPool2d, "average": nn.AdaptiveAvgPool2d, "routing": RoutingPool2d}
     assert isinstance(model.features[-2], kinds[pooling])
+
+
+def test_the_first_weights_of_the_cnn_are_those_of_glorot():
+    network = create_model("pooling_cnn", in_channels=1)
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 5
+    for layer in layers:
+        outs, ins, *kernel = layer.weight.shape
+        limit = (6 / ((ins + outs) * math.prod(kernel))) ** 0.5  # their equation 16
+        assert 0.95 * limit < layer.weight.abs().max() <= limit
+        assert not layer.bias.any()
 
 
 def test_published_sharpness():

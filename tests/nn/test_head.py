@@ -165,13 +165,15 @@ def test_first_coefficients_are_soft_with_any_number_of_classes(name, classes):
 @pytest.mark.parametrize(
     ("features", "mask", "message"),
     [
-        (torch.randn(2, 4), None, r"expected feature maps \(batch, 5, height, width\), tokens .*, got \(2, 4\)$"),
+        (torch.randn(2, 4), None, r"maps \(batch, 5, height, width\), tokens .*, got \(2, 4\): make .* in_features=4$"),
         (torch.randn(2, 7, 7, 5), None, r"got \(2, 7, 7, 5\): the channels come last, give features.movedim\(-1, 1\)"),
         (torch.randn(2, 5, 7), None, r"the tokens come last, give features.transpose\(1, 2\)"),
         (torch.randn(2, 45), None, "these may be flattened maps, give the maps themselves"),
         (torch.randn(2, 8, 3, 3), None, "make the head with in_features=8"),
-        (torch.randn(2, 4, 3, 3), None, r"got \(2, 4, 3, 3\)"),
-        (torch.randn(2, 0, 5), None, r"got \(2, 0, 5\)"),
+        (torch.randn(2, 3, 8), None, "make the head with in_features=8"),
+        (torch.randn(2, 5, 0, 3), None, r"got \(2, 5, 0, 3\)$"),
+        (torch.randn(2, 7, 0, 5), None, r"got \(2, 7, 0, 5\)$"),
+        (torch.randn(2, 0, 5), None, r"got \(2, 0, 5\)$"),
         (torch.randn(5), None, r"got \(5,\)"),
         (torch.randn(2, 5, 3, 3), torch.ones(2, 3).bool(), "a mask must be a bool tensor for tokens alone"),
         (torch.randn(2, 3, 5), torch.ones(2, 4).bool(), r"a mask must be a bool tensor of shape \(2, 3\)"),

@@ -47,7 +47,7 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
     if paper == "heinsen2019":
         parts = [] if name.endswith("average") else ["--model.network.parts=4"]
         return [*parts, "--model.network.channels=4"]
-    if name == "sabour2017/table1/multimnist":
+    if name in ("sabour2017/table1/multimnist", "sabour2017/table1/multimnist-1-iteration"):
         return ["--model.network=torchcaps.models.capsnet_small", "--model.network.image_size=36"]
     if paper != "li2018" or "-cnn" in name or "resnet" in name:
         return []

@@ -1,7 +1,8 @@
 """How many labeled images does the network need?
 
 Procedure: the recipe of the run is trained anew on the first 10, 50, 100 and 500 images of each class in a random
-order, for as many steps as the run was, and tested on its test set. This takes four times as long as the training.
+order, for as many steps as the run was, and tested on its test set. This takes four times as long as the training. A
+number that some class does not have is left out, with a note.
 
 Source: Hinton et al. 2011 and Sabour et al. 2017 claim that capsules generalize from fewer examples; neither has a
 protocol for it.
@@ -19,14 +20,14 @@ def run(subject: Subject) -> Outcome:
         raise DoesNotApply("there is no recipe to train: name a run")
     points: list[tuple[float | str, float]] = []
     notes: list[str] = []
-    for count in COUNTS:
+    for place, count in enumerate(COUNTS):
         subject.progress(f"few: training on {count} images per class")
         try:
             network = subject.training(count)
         except DoesNotApply as reason:
             if not points:
                 raise
-            notes.append(f"{count} images per class: {reason}.")
+            notes.append(f"{' and '.join(map(str, COUNTS[place:]))} images per class: {reason}.")
             break
         points.append((float(count), Subject(network, subject.images, subject.labels).accuracy(subject.images)))
     numbers = {f"{count:g} images per class: accuracy (%)": value for count, value in points}

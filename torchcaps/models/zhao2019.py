@@ -1,10 +1,10 @@
 """The networks of Zhao, Huang: Exploring Dynamic Routing As A Pooling Layer (2019).
 
-The text leaves four points open. Routing has one iteration here, because the paper's sharpness is meant to replace
-further ones (section 3.2). Each color image is standardized on its own. Both are as in later code of one author
-(github.com/bhneo/SparsePooling). The four convolutions of Table 1 have neither padding nor strides, and they and the
-linear layer start with the weights of Glorot & Bengio 2010: these are defaults of TensorFlow, in which that code is
-written.
+Of the points that the text leaves open, four concern the networks. Routing has one iteration here, because the paper's
+sharpness is meant to replace further ones (section 3.2). Each color image is standardized on its own. Both are as in
+later code of one author (github.com/bhneo/SparsePooling). The four convolutions of Table 1 have neither padding nor
+strides, and they and the linear layer start with the weights of Glorot & Bengio 2010: these are defaults of TensorFlow,
+in which that code is written.
 """
 
 from typing import Literal
