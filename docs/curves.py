@@ -16,11 +16,19 @@ from torchcaps.explain.axes import COLORS, in_style, write
 DOCS = Path(__file__).parent
 LINES = {"training": ":", "held out": "-"}
 # By figure: its title, and the runs by their labels.
-FIGURES: dict[str, tuple[str, dict[str, str]]] = {}
+FIGURES: dict[str, tuple[str, dict[str, str]]] = {
+    "zhao2019-table1": (
+        "Fashion-MNIST, Table 1 of Zhao & Huang, PyTorch's first weights",
+        {
+            "average pooling": "zhao2019-table1-fashion-mnist-average-seed0",
+            "routing": "zhao2019-table1-fashion-mnist-routing-seed0",
+        },
+    ),
+}
 
 
 def keep(name: str, files: Sequence[str]) -> None:
-    """Write the errors of a run by epoch, in per cent: of the training images, averaged while they were trained on, and
+    """Write the errors of a run by epoch, in percent: of the training images, averaged while they were trained on, and
     of the images held out, if there were any."""
     rows = pd.concat(map(pd.read_csv, files))
     columns = {"training": "train/accuracy", "held out": "val/accuracy"}
