@@ -62,7 +62,7 @@ def table(part: str, results: Sequence[Result], small: bool = False) -> str:
             text += f"The order of the samples changed on {REORDERED}: to repeat an earlier number takes its commit.\n"
     if not_run:
         table = _markdown(["recipe", "row", "published"], not_run, {})
-        text += f"\n<details><summary>Not run: {len(not_run)} rows</summary>\n\n{table}\n</details>\n"
+        text += f"\n<details><summary>Rows that were not run, with their published numbers: {len(not_run)}</summary>\n\n{table}\n</details>\n"
     return text
 
 
