@@ -61,8 +61,9 @@ def table(part: str, results: Sequence[Result], small: bool = False) -> str:
         if min(result.date for result in of_part) < REORDERED:
             text += f"The order of the samples changed on {REORDERED}: to repeat an earlier number takes its commit.\n"
     if not_run:
-        table = _markdown(["recipe", "row", "published"], not_run, {})
-        text += f"\n<details><summary>Rows that were not run, with their published numbers: {len(not_run)}</summary>\n\n{table}\n</details>\n"
+        summary = f"Rows that were not run, with their published numbers: {len(not_run)}"
+        folded = _markdown(["recipe", "row", "published"], not_run, {})
+        text += f"\n<details><summary>{summary}</summary>\n\n{folded}\n</details>\n"
     return text
 
 
