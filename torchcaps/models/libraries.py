@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchcaps.models.pretrained import read_tensors
+from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.utils.checks import nearest, one_line
 
 LIBRARIES = ("torchvision", "timm", "transformers")
@@ -144,20 +144,11 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
         known = network.state_dict()
         for key in [key for key in known if key.endswith("num_batches_tracked")]:
             state.setdefault(key, known[key])  # files of before PyTorch 0.4.1 have none
-        missing = [key for key in known if key not in state]
         parts = {key.partition(".")[0] for key in known}
-        others = [key for key in state if key not in known and key.partition(".")[0] in parts]
+        # What is no tensor has no cpu().
+        state = {key: value.cpu() for key, value in state.items() if key.partition(".")[0] in parts}
     except ImportError:
         raise
     except Exception:  # of a file that anybody wrote
         raise ValueError(f"{path} is neither a safetensors file nor a state dict of torch.save") from None
-    if missing or others:
-        what = f"it has no {missing[0]}" if missing else f"it has also {others[0]}"
-        raise ValueError(f"{path} does not have the weights of {name}: {what}, the first of {len(missing + others)}")
-    for key, own in known.items():
-        if own.shape != state[key].shape:
-            raise ValueError(
-                f"{path} does not have the weights of {name}: {key} has shape {tuple(state[key].shape)}, expected "
-                f"{tuple(own.shape)}"
-            )
-    network.load_state_dict({key: state[key] for key in known})
+    load_state(network, state, path)
