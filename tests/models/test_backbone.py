@@ -248,7 +248,7 @@ def test_weights_of_a_folder_of_a_file_or_none(vit, tmp_path):
     for file, says in (
         (
             "less.pt",
-            r"of another network: embeddings.cls_token has shape none there, expected \(1, 1, 16\)",
+            r"has the weights of another network: embeddings.cls_token has shape none there, expected \(1, 1, 16\)",
         ),
         ("more.pt", r"has the weights of another network: layers.1.weight has shape \(.*\) there, expected none"),
         ("none.pt", "none.pt is neither a safetensors file nor a state dict of torch.save"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.recipes import list_recipes, load_recipe
+from torchcaps.reproduce import queue
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.report import BLOCK, curve, curves_figure, table, with_tables
 from torchcaps.reproduce.results import IN_PACKAGE, Result, add_results, in_unit, read_results
@@ -88,6 +89,11 @@ def test_the_table_of_small_versions():
     assert "options in the first column; commit abc; 2026-11-22. a processor, 1 thread.\n" in text
     old = table("zhao2019/table2", [replace(longer, date="2026-11-21")], small=True)
     assert "commit abc; 2026-11-21. a processor, 1 thread.\nThe order of the samples changed" in old
+
+
+def test_the_list_shows_what_the_plan_overrides(tmp_path):
+    rows = [line[0] for line in queue.table(tmp_path, plan(["sabour2017/table1/capsnet", ROW]))]
+    assert rows == [ROW, "sabour2017/table1/capsnet --trainer.max_epochs=30"]
 
 
 def test_the_tables_of_the_pages_are_made_from_the_file():

@@ -20,14 +20,15 @@ def run(subject: Subject) -> Outcome:
         raise DoesNotApply("there is no recipe to train: name a run")
     points: list[tuple[float | str, float]] = []
     notes: list[str] = []
-    for place, count in enumerate(COUNTS):
+    for count in COUNTS:
         subject.progress(f"few: training on {count} images per class")
         try:
             network = subject.training(count)
         except DoesNotApply as reason:
             if not points:
                 raise
-            notes.append(f"{' and '.join(map(str, COUNTS[place:]))} images per class: {reason}.")
+            left_out = " and ".join(map(str, COUNTS[len(points) :]))
+            notes.append(f"{left_out} images per class: {reason}.")
             break
         points.append((float(count), Subject(network, subject.images, subject.labels).accuracy(subject.images)))
     numbers = {f"{count:g} images per class: accuracy (%)": value for count, value in points}

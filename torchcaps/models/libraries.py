@@ -145,8 +145,9 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
         for key in [key for key in known if key.endswith("num_batches_tracked")]:
             state.setdefault(key, known[key])  # files of before PyTorch 0.4.1 have none
         parts = {key.partition(".")[0] for key in known}
-        # What is no tensor has no cpu().
-        state = {key: value.cpu() for key, value in state.items() if key.partition(".")[0] in parts}
+        state = {key: value for key, value in state.items() if key.partition(".")[0] in parts}
+        if not all(isinstance(value, torch.Tensor) for value in state.values()):
+            raise TypeError("a state dict has tensors")
     except ImportError:
         raise
     except Exception:  # of a file that anybody wrote

@@ -39,9 +39,8 @@ def table(root: Path, runs: Sequence[Run]) -> list[tuple[str, ...]]:
         failures = [f"failed: {failure[:160]}" for run in of_row if (failure := _failure(run, root))]
         published, ours = one_run.load().published, summary(results, recipe)
         seeds = " ".join(str(run.seed) for run in of_row)
-        lines.append(
-            (" ".join((recipe, *one_run.overrides)), published, ours, seeds, steps, failures[0] if failures else "")
-        )
+        row = " ".join((recipe, *one_run.overrides))
+        lines.append((row, published, ours, seeds, steps, failures[0] if failures else ""))
     return lines
 
 

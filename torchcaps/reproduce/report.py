@@ -36,8 +36,8 @@ def table(part: str, results: Sequence[Result], small: bool = False) -> str:
     that were not run are folded.
     """
     names = [name for name in list_recipes() if name == part or name.startswith(f"{part}/")]
-    of_part = [result for result in results if result.recipe in [name + SMALL * small for name in names]]
-    unit = next((result.unit for result in of_part), "")
+    versions = {name + SMALL * small for name in names}
+    of_part = [result for result in results if result.recipe in versions]
     rows: list[dict[str, str]] = []
     not_run: list[dict[str, str]] = []
     for name in names:
@@ -51,9 +51,9 @@ def table(part: str, results: Sequence[Result], small: bool = False) -> str:
         others = sorted({column for row in rows for column in row if column.startswith("on ")})
         common = [column for column in ABOUT if len({row[column] for row in rows}) == 1]
         columns = ["recipe", "row", "parameters", "published", "ours", "by seed", *others, *ABOUT, "hours"]
-        named = {"published": f"published{', full size' * small}", "ours": f"ours, {unit}"}
+        named = {"published": f"published{', full size' * small}", "ours": f"ours, {of_part[0].unit}"}
         text += _markdown([column for column in columns if column not in common], rows, named)
-        options = ", with the options in the first column" if any(row["options"] for row in rows) else ""
+        options = ", with the options in the first column" if any(result.overrides for result in of_part) else ""
         command = f"`torchcaps train RECIPE{SMALL * small} --seed_everything SEED`{options}"
         shared = [f"commit {rows[0][column]}" if column == "commit" else rows[0][column] for column in common]
         hardware = dict.fromkeys(result.hardware for result in of_part)
@@ -93,7 +93,6 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
     hours = sum(result.hours for result in own)
     cells = {
         "recipe": f"`{' '.join(filter(None, (name, group[0].overrides)))}`",
-        "options": group[0].overrides,
         "parameters": f"{group[0].parameters:,}",
         "ours": f"{mean(values[''])} %",
         "by seed": ", ".join(f"{value:.2f}" for value in values[""]),
