@@ -106,8 +106,9 @@ def test_bad_batches():
         accuracy(Scores(), [("a", torch.zeros(1))])
     with pytest.raises(ValueError, match=r"\(batch,\) = \(3,\) or \(batch, classes\) = \(3, 2\), got"):
         accuracy(Scores(), [(scores, torch.zeros(2))])
-    with pytest.raises(TypeError, match=r"must return a torchcaps\.Prediction"):
-        accuracy(nn.Identity(), [(scores, torch.zeros(3))])
+    with pytest.raises(TypeError, match=r"Identity must return a Prediction, class capsules or scores"):
+        accuracy(nn.Identity(), [(scores[0], torch.zeros(2))])
+    assert accuracy(nn.Identity(), [(scores, scores.argmax(1))]) == (3, 3)  # plain scores
 
 
 # Uniform coefficients

@@ -1,12 +1,16 @@
 """CapsNet figures: reconstructions, perturbations, and the files that are written."""
 
+import copy
+
 import pytest
 import torch
 from networks import small_capsnet
+from torch import nn
 
-from torchcaps import CapsNet
-from torchcaps.explain import perturb, write_figures
-from torchcaps.models import ConvNet
+from torchcaps import Capsules, CapsNet, Prediction
+from torchcaps.explain import perturb, reconstructions_figure, write_figures
+from torchcaps.explain.page import samples_of
+from torchcaps.models import ConvNet, ResNetCapsNet
 
 
 @pytest.fixture
@@ -34,7 +38,8 @@ def test_perturbations_tweak_one_entry_at_a_time(network):
     [
         ((1, 8, 8), 3, torch.zeros(1), "label must be from 0 to 2, as the network has 3 classes, got 3"),
         ((1, 8, 8), 0, torch.zeros(0), r"tweaks must have the shape \(tweaks,\), with .* got .* shape \(0,\)"),
-        ((1, 8, 9), 0, torch.zeros(1), r"expected an image of shape \(1, 8, 8\), got "),
+        ((8, 8), 0, torch.zeros(1), r"expected an image of shape \(channels, height, width\), got "),
+        ((1, 8, 9), 0, torch.zeros(1), "expected images of shape"),
     ],
 )
 def test_wrong_arguments_of_perturb(network, shape, label, tweaks, message):
@@ -42,17 +47,52 @@ def test_wrong_arguments_of_perturb(network, shape, label, tweaks, message):
         perturb(network, torch.rand(shape), label, tweaks)
 
 
+def test_networks_are_run_in_evaluation_mode_and_left_as_they_were():
+    network = ResNetCapsNet(image_size=16, classes=3, depth=8, decoder=(4,)).train()
+    before = copy.deepcopy(network.state_dict())
+    image = torch.rand(1, 16, 16)
+    drawn = perturb(network, image, 1, torch.zeros(1))
+    reconstructions_figure(network, image.unsqueeze(0), torch.tensor([1]))
+    assert network.training
+    assert all(value.equal(before[name]) for name, value in network.state_dict().items())  # also of batch norm
+    network.eval()
+    capsules = network(image.unsqueeze(0)).capsules
+    torch.testing.assert_close(drawn[0, 0], network.reconstruct(capsules, torch.tensor([1]))[0])
+
+
+class OwnDecoder(nn.Module):
+    """Network of one's own, with matrix poses: a capsule draws its pose."""
+
+    decoder = True
+
+    def forward(self, images):
+        return Prediction(images.sum((2, 3)), Capsules(images))
+
+    def reconstruct(self, capsules, labels):
+        return capsules.poses[torch.arange(len(labels)), labels].unsqueeze(1)
+
+
+def test_matrix_poses_of_a_network_of_ones_own():
+    image = torch.rand(3, 2, 4)
+    drawn = perturb(OwnDecoder(), image, 2, torch.tensor([0.0, 0.5]))
+    assert drawn.shape == (8, 2, 1, 2, 4)
+    for entry in range(8):
+        assert drawn[entry, 0, 0].equal(image[2])
+        assert (drawn[entry, 1] - drawn[entry, 0]).flatten().nonzero().tolist() == [[entry]]
+
+
 def test_write_figures(network, tmp_path, monkeypatch):
-    batches = [(torch.rand(3, 1, 8, 8), torch.tensor([1, 1, 0])), (torch.rand(1, 1, 8, 8), torch.tensor([2]))]
-    written = list(write_figures(network, batches, tmp_path / "new"))
+    samples = samples_of(torch.rand(4, 1, 8, 8), torch.tensor([1, 1, 0, 2]), ["a", "b", "c"], list("1234"))
+    written = list(write_figures(network, samples, tmp_path / "new"))
     assert [path.name for path in written] == ["credit.png", "reconstructions.png", "perturbations.png"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in written)
     monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
     network.decoder = None
-    assert [path.name for path in write_figures(network, batches, tmp_path)] == ["credit.png"]
-    assert not list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), batches, tmp_path))
-    network.train()
-    many = [(torch.rand(3, 1, 8, 8), torch.ones(3, 2))]
-    with pytest.raises(TypeError, match="several labels each"):
-        list(write_figures(network, many, tmp_path))
-    assert network.training
+    assert [path.name for path in write_figures(network, samples, tmp_path)] == ["credit.png"]
+    assert not list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), samples, tmp_path))
+    of_several_classes = samples_of(torch.rand(3, 1, 8, 8), torch.ones(3, 2), ["a", "b"], list("123"))
+    assert not list(write_figures(network, of_several_classes, tmp_path))
+    own = samples_of(torch.rand(2, 3, 2, 4), torch.tensor([1, 0]), ["a", "b", "c"], list("12"))
+    assert [path.name for path in write_figures(OwnDecoder(), own, tmp_path)] == [
+        "reconstructions.png", "perturbations.png",
+    ]  # fmt: skip

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from networks import Network
-from PIL import Image
 from torch import nn
 
 from torchcaps import RoutingPool2d, create_model
-from torchcaps.explain import entropies, heatmaps, heatmaps_figure, write_figures, write_heatmaps
+from torchcaps.explain import entropies, heatmaps, heatmaps_figure, write_figures
+from torchcaps.explain.page import samples_of
 
 
 def network(pool: RoutingPool2d) -> nn.Sequential:
@@ -121,18 +121,11 @@ def test_figures():
     assert len(of_one_group.axes) == 2 + 1  # the image and its only map, and the color bar
 
 
-def test_heatmaps_of_picture_files(tmp_path):
-    picture = torch.zeros(4, 6, 3, dtype=torch.uint8)
-    picture[:2, :, 0] = 255
-    Image.fromarray(picture.numpy()).save(tmp_path / "red.png")
-    path = write_heatmaps(network(RoutingPool2d(2)), [tmp_path / "red.png"] * 2, (1, 8, 8), tmp_path / "new")
-    assert path == tmp_path / "new" / "heatmaps-of-pictures.png"
-    assert [file.name for file in path.parent.iterdir()] == ["heatmaps-of-pictures.png"]
-
-
 def test_write_figures_of_a_network_with_a_pool(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
-    model = create_model("pooling_cnn", in_channels=1, channels=4, features=2)
-    batches = [(torch.rand(4, 1, 20, 20), torch.tensor([1, 1, 0, 2]))]
-    written = [path.name for path in write_figures(model, batches, tmp_path)]
+    model, images = create_model("pooling_cnn", in_channels=1, channels=4, features=2), torch.rand(4, 1, 20, 20)
+    samples = samples_of(images, torch.tensor([1, 1, 0, 2]), ["a", "b", "c"], list("1234"))
+    written = [path.name for path in write_figures(model, samples, tmp_path)]
     assert written == ["heatmaps.png", "heatmaps-of-groups.png", "credit.png"]
+    own_pictures = samples_of(images, None, ["a", "b", "c"], list("1234"))
+    assert [path.name for path in write_figures(model, own_pictures, tmp_path)] == ["heatmaps-of-pictures.png"]

@@ -19,7 +19,6 @@ from torchcaps import Capsules, Prediction
 from torchcaps.data import Metadata, StereoData
 from torchcaps.explain import (
     PoseTrajectories,
-    has_class_capsules,
     mds,
     pose_trajectories,
     pose_trajectories_figure,
@@ -122,10 +121,10 @@ def test_known_turns(found):
 
 
 def test_where_the_rest_is_held():
-    found = pose_trajectories(Turned(), CodedToys(), "azimuth", elevation=8, lighting=5)
+    found = pose_trajectories(Turned(), CodedToys(test_elevations=[8], test_lightings=[5]), "azimuth")
     assert found.fixed == "elevation 70°, lighting 5"
     torch.testing.assert_close(found.poses[0, 0], torch.tensor([[45.0, 60, 0], [0, 9, 0]]).double())
-    found = pose_trajectories(Turned(), CodedToys(), "elevation", azimuth=18)
+    found = pose_trajectories(Turned(), CodedToys(test_azimuths=[18]), "elevation")
     torch.testing.assert_close(found.poses[1, 0, 0], torch.tensor([-153.0, -204, 0]).double(), rtol=1e-5, atol=1e-3)
 
 
@@ -148,7 +147,6 @@ def test_a_network_in_training_mode_and_in_double_precision(found):
     network = Turned().train()
     trajectories = pose_trajectories(network, CodedToys(), "azimuth")
     assert torch.equal(trajectories.poses, found["azimuth"].poses)
-    assert has_class_capsules(network, CodedToys())
     double = pose_trajectories(network.double(), CodedToys(), "azimuth")
     assert double.poses.dtype == torch.float64
     torch.testing.assert_close(double.poses, trajectories.poses, rtol=1e-5, atol=1e-4)
@@ -345,15 +343,15 @@ def test_write_pose_figures(tmp_path, monkeypatch):
 # Bad input
 
 
-def test_networks_without_class_capsules():
+def test_networks_without_class_capsules(tmp_path):
     def changed(change: Callable[[Prediction], Any]) -> nn.Module:
         return Network(lambda net, images: change(net.turned(images)), turned=Turned())
 
     plain = changed(lambda out: Prediction(out.scores))
     on_a_grid = changed(lambda out: Prediction(out.scores, Capsules(torch.zeros(len(out.scores), 5, 2, 2, 3))))
     for network in (plain, on_a_grid, changed(lambda out: out.scores)):
-        assert not has_class_capsules(network, CodedToys())
-        with pytest.raises(TypeError, match=r"one capsule for each class|must return a torchcaps\.Prediction"):
+        assert not list(write_pose_figures(network, CodedToys(), tmp_path))
+        with pytest.raises(TypeError, match="one capsule for each class"):
             pose_trajectories(network, CodedToys(), "azimuth")
     few = changed(lambda out: Prediction(out.scores[:, :3], Capsules(out.capsules.poses[:, :3])))
     with pytest.raises(ValueError, match=r"class capsule.* 5 .* 3\b"):
@@ -367,22 +365,12 @@ def test_nothing_varies(tmp_path):
     data = CodedToys(test_elevations=[4], test_azimuths=[4])
     with pytest.raises(ValueError, match=r"azimuth.*data\.test_azimuths"):
         pose_trajectories(Turned(), data, "azimuth")
-    with pytest.raises(ValueError, match=r"data\.test_elevations .*data\.test_azimuths"):
-        list(write_pose_figures(Turned(), data, tmp_path))
-    assert list(tmp_path.iterdir()) == []
+    assert not list(write_pose_figures(Turned(), data, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"varying": "lighting"}, "varying must be one of 'elevation', 'azimuth', got 'lighting'"),
-        ({"varying": "azimuth", "azimuth": 0}, r"azimuth .* 0\b"),
-        ({"varying": "elevation", "lighting": 0}, r"lighting .* 0\b"),
-    ],
-)
-def test_bad_arguments(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        pose_trajectories(Turned(), CodedToys(), **arguments)
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="varying must be one of 'elevation', 'azimuth', got 'lighting'"):
+        pose_trajectories(Turned(), CodedToys(), "lighting")
 
 
 def test_sets_that_are_not_a_whole_grid():

@@ -5,7 +5,6 @@ import copy
 import sys
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchcaps.data import LabeledData
     from torchcaps.explain.page import Samples
     from torchcaps.training.build import Training
 
@@ -72,14 +70,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     with bad_data():
         samples = _samples(options, training)
         report = _report(options, training, samples, checkpoints)
-        if options.image:
-            written = _write_heatmaps(training, options.image, folder)
-        else:
-            written = chain(
-                _write_dynamics(training, samples, checkpoints, folder),
-                _write_figures(training.model.network, training.datamodule, samples, folder),
-            )
-        for path in written:
+        for path in _figures(options, training, samples, checkpoints, folder):
             what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
             report["figures"].append((path.name, what))
             print(f"figure: {path}")
@@ -177,28 +168,23 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
     return network
 
 
-def _write_heatmaps(training: "Training", files: list[Path], folder: Path) -> Iterator[Path]:
-    """Write the heatmaps of the user's pictures, if the network has a pool that routes."""
-    from torchcaps.explain import write_heatmaps
-    from torchcaps.nn import RoutingPool2d
+def _figures(
+    options: argparse.Namespace,
+    training: "Training",
+    samples: "Samples",
+    checkpoints: list[tuple[str, Path]],
+    folder: Path,
+) -> Iterator[Path]:
+    """Write the figures that there are for the network and the data; yield each path once it is written."""
+    from torchcaps.data import StereoData
+    from torchcaps.explain import write_figures, write_pose_figures
 
     network, data = training.model.network, training.datamodule
-    if any(isinstance(module, RoutingPool2d) for module in network.modules()):
-        yield write_heatmaps(network, files, data.shape, folder)  # type: ignore[attr-defined]  # data of images
-
-
-def _write_figures(network: "nn.Module", data: "LabeledData", samples: "Samples", folder: Path) -> Iterator[Path]:
-    """Write the figures of test samples."""
-    from torchcaps.data import StereoData
-    from torchcaps.explain import has_class_capsules, write_figures, write_pose_figures
-
-    if isinstance(data, StereoData) and has_class_capsules(network, data):
-        elevations, azimuths, _ = data.grid(train=False)
-        if max(len(elevations), len(azimuths)) > 1:
+    if not options.image:
+        yield from _write_dynamics(training, samples, checkpoints, folder)
+        if isinstance(data, StereoData):
             yield from write_pose_figures(network, data, folder)
-    one_each = samples.labels is not None and samples.labels.dim() == 1
-    if samples.are_images and one_each:
-        yield from write_figures(network, samples.batches(), folder, samples.names)  # type: ignore[arg-type]
+    yield from write_figures(network, samples, folder)
 
 
 def _write_dynamics(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject, scores_of
 from torchcaps.explain.dead import dead_capsules
-from torchcaps.explain.predicting import inputs_for
 from torchcaps.explain.recording import record, routing_layers
 from torchcaps.nn.modes import evaluating
 
@@ -27,7 +26,7 @@ def change_of_coefficients(network: nn.Module, images: Tensor) -> dict[str, floa
     one."""
     sums: dict[str, list[Tensor]] = {}
     for batch in images.split(BATCH // 4):
-        for routed in record(network, inputs_for(network, batch))[1]:
+        for routed in record(network, batch)[1]:
             if routed.last is None:
                 continue
             coefficients = routed.last.votes.coefficients().detach().double()

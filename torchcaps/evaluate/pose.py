@@ -21,10 +21,11 @@ from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Capsules
 from torchcaps.evaluate.affine import random_affine
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
-from torchcaps.explain.predicting import inputs_for
+from torchcaps.explain.predicting import as_prediction
+from torchcaps.explain.recording import run as run_network
 from torchcaps.nn.modes import evaluating
 
 WIDTH = 16  # features of the penultimate layer of a network without class capsules
@@ -65,10 +66,9 @@ def features_of(network: nn.Module, images: Tensor) -> tuple[Tensor | None, Tens
     try:
         with torch.no_grad(), evaluating(network), torch.compiler.set_stance("force_eager"):
             for batch in images.split(BATCH):
-                output = network(inputs_for(network, batch))
+                prediction = as_prediction(network, run_network(network, batch))
                 penultimate.append(latest[0].flatten(1).cpu())
-                capsules = output.capsules if isinstance(output, Prediction) else None
-                scores = output.evidence if isinstance(output, Prediction) else output
+                capsules, scores = prediction.capsules, prediction.evidence
                 winners.append(scores.argmax(1).cpu())
                 if capsules is not None and capsules.poses.dim() < 5 and capsules.poses.shape[1] == scores.shape[1]:
                     poses.append(capsules.poses[torch.arange(len(batch)), winners[-1]].flatten(1).cpu())

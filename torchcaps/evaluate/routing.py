@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject, percent
 from torchcaps.explain.controls import is_right, uniform_coefficients
 from torchcaps.explain.dynamics import poses_as_votes
-from torchcaps.explain.predicting import inputs_for
-from torchcaps.explain.recording import routing_layers, watching
+from torchcaps.explain.recording import inputs_for, routing_layers, watching
 from torchcaps.explain.sharpening import sharpening
 from torchcaps.ops import StoredVotes, Votes, at_least_float32
 from torchcaps.ops.computed import ComputedVotes
@@ -96,7 +95,7 @@ def changes(generator: torch.Generator) -> dict[str, Change]:
 
     def shuffled(x: Tensor, over_parents: bool) -> Tensor:
         dim = 2 if over_parents else 1
-        return x.gather(dim, torch.rand(x.shape, generator=generator).argsort(dim))
+        return x.gather(dim, torch.rand(x.shape, generator=generator).argsort(dim).to(x.device))
 
     def of_another(x: Tensor, over_parents: bool) -> Tensor:
         return x.roll(len(x) // 2, 0)  # half of an even number of images: windows are samples of their own

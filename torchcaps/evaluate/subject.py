@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Prediction
 from torchcaps.explain.controls import is_right
-from torchcaps.explain.predicting import inputs_for
+from torchcaps.explain.predicting import as_prediction, predict
+from torchcaps.explain.recording import run
 from torchcaps.explain.transforms import Padding, on_black
-from torchcaps.nn.modes import evaluating
-from torchcaps.utils.arguments import shown_with_type
 
 BATCH = 100
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -77,7 +75,7 @@ class Subject:
     """A trained network and the images that protocols test it on.
 
     Args:
-        network: network that returns a `Prediction`, or scores `(batch, classes)`. Activations stand for scores where
+        network: network that returns a `Prediction`, class capsules or scores `(batch, classes)`. Activations stand for scores where
             there are none.
         images: test images in [0, 1], `(n, channels, height, width)`.
         labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`.
@@ -124,19 +122,12 @@ class Subject:
 
     def scores(self, images: Tensor) -> Tensor:
         """Return the scores of images, `(n, classes)` on the CPU."""
-        with torch.no_grad(), evaluating(self.network):
-            return torch.cat([scores_of(self.network, batch).cpu() for batch in images.split(BATCH)])
+        return torch.cat([predict(self.network, batch).evidence.cpu() for batch in images.split(BATCH)])
 
 
 def scores_of(network: nn.Module, images: Tensor) -> Tensor:
     """Return a network's scores for a batch of images, or its activations, with gradients if they are on."""
-    output = network(inputs_for(network, images))
-    scores = output.evidence if isinstance(output, Prediction) else output
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        raise TypeError(
-            f"the network must return a Prediction or scores (batch, classes), got {shown_with_type(output)}"
-        )
-    return scores
+    return as_prediction(network, run(network, images)).evidence
 
 
 def percent(hits: Tensor) -> float:

@@ -10,13 +10,12 @@ with needs("train"):
     from torchcaps.explain.capsnet import perturb, perturbations_figure, reconstructions_figure
     from torchcaps.explain.credit import Credit, LayerCredit, Strand, credit, parse_tree
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-    from torchcaps.explain.figures import write_figures, write_heatmaps, write_pose_figures
+    from torchcaps.explain.figures import write_figures, write_pose_figures
     from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure
     from torchcaps.explain.pixels import Places, credit_figure, heat, places
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,
-        has_class_capsules,
         pose_trajectories,
         pose_trajectories_figure,
         relative_changes,
@@ -42,7 +41,6 @@ __all__ = [
     "credit",
     "credit_figure",
     "entropies",
-    "has_class_capsules",
     "heat",
     "heatmaps",
     "heatmaps_figure",
@@ -63,6 +61,5 @@ __all__ = [
     "sharpening",
     "watching",
     "write_figures",
-    "write_heatmaps",
     "write_pose_figures",
 ]

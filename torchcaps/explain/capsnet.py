@@ -2,64 +2,67 @@
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchcaps.capsules import Capsules
 from torchcaps.explain.axes import CHANGES, VERMILLION, Row, panels_figure
-from torchcaps.models.reconstructing import ReconstructingCapsNet
+from torchcaps.explain.predicting import class_poses, predict, reconstructed
 from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
 TWEAKS = torch.linspace(-0.25, 0.25, 11)
 
 
-@torch.no_grad()
 @checked
-def perturb(
-    network: ReconstructingCapsNet, image: FloatTensor, label: CountOrZero, tweaks: FloatTensor = TWEAKS
-) -> Tensor:
+def perturb(network: nn.Module, image: FloatTensor, label: CountOrZero, tweaks: FloatTensor = TWEAKS) -> Tensor:
     """Reconstruct an image while one entry of a class capsule's pose is tweaked: `(features, tweaks, *image)`.
 
     Args:
-        network: CapsNet with a decoder.
+        network: network with a decoder that returns a `Prediction` with class capsules; it is run in evaluation mode
+            and left as it was.
         image: `(channels, height, width)`.
         label: class whose capsule to tweak.
-        tweaks: values to add to each entry in turn, one or more, `(tweaks,)`.
+        tweaks: values to add to each entry in turn, one or more, `(tweaks,)`. A matrix pose has `rows * features`
+            entries.
 
     Raises:
-        ValueError: the network has no such class, or the image or the tweaks have another shape.
+        TypeError: the network gives no class capsules.
+        ValueError: the network has no decoder or no such class, or the image or the tweaks have another shape.
 
     Reference:
         Sabour et al. 2017, section 5.1, Figure 4.
     """
     if tweaks.dim() != 1 or not len(tweaks):
         raise ValueError(f"tweaks must have the shape (tweaks,), with at least one, got {shown(tweaks)}")
-    if image.shape != network.image_shape:
-        raise ValueError(f"expected an image of shape {tuple(network.image_shape)}, got {tuple(image.shape)}")
-    capsules = network(image.unsqueeze(0)).capsules
-    classes = capsules.poses.shape[1]
+    if image.dim() != 3:
+        raise ValueError(f"expected an image of shape (channels, height, width), got {shown(image)}")
+    prediction = predict(network, image.unsqueeze(0))
+    flat = class_poses(network, prediction)
+    _, classes, features = flat.shape
     if label >= classes:
         raise ValueError(f"label must be from 0 to {classes - 1}, as the network has {classes} classes, got {label}")
-    features = capsules.poses.shape[-1]
-    tweaks = tweaks.to(capsules.poses)
-    poses = capsules.poses.repeat(features * len(tweaks), 1, 1)
-    tweaked = torch.eye(features).to(poses).unsqueeze(1) * tweaks.view(1, -1, 1)  # (feature, tweak, entry)
-    poses[:, label] += tweaked.flatten(0, 1)
-    labels = torch.full((len(poses),), label, device=poses.device)
-    return network.reconstruct(capsules._replace(poses=poses), labels).unflatten(0, (features, len(tweaks)))
+    poses = flat.repeat(features * len(tweaks), 1, 1)
+    tweaked = torch.eye(features).unsqueeze(1) * tweaks.view(1, -1, 1)  # (feature, tweak, entry)
+    poses[:, label] += tweaked.flatten(0, 1).to(poses)
+    assert prediction.capsules is not None
+    poses = poses.view(-1, *prediction.capsules.poses.shape[1:])
+    drawn = reconstructed(network, Capsules(poses), torch.full((len(poses),), label))
+    return drawn.unflatten(0, (features, len(tweaks)))
 
 
-@torch.no_grad()
 @checked
-def reconstructions_figure(network: ReconstructingCapsNet, images: FloatTensor, labels: Tensor) -> Figure:
+def reconstructions_figure(network: nn.Module, images: FloatTensor, labels: Tensor) -> Figure:
     """Draw images above the reconstructions that the decoder makes from their most active class capsule."""
-    prediction = network(images)
-    classes = prediction.evidence.argmax(1).tolist()
-    right = [label == seen for label, seen in zip(labels.tolist(), classes, strict=True)]
-    said = [f"seen as {seen}" + ("" if ok else ",\nwrong") for seen, ok in zip(classes, right, strict=True)]
+    prediction = predict(network, images)
+    if prediction.capsules is None:
+        raise TypeError(f"{type(network).__name__} gives no class capsules to draw from")
+    classes = prediction.evidence.argmax(1)
+    right = (classes.cpu() == labels.cpu()).tolist()
+    said = [f"seen as {seen}" + ("" if ok else ",\nwrong") for seen, ok in zip(classes.tolist(), right, strict=True)]
     styles = [{} if ok else {"color": VERMILLION, "fontweight": "bold"} for ok in right]
     rows = [
         Row(list(images), [f"label {label}" for label in labels.tolist()], label="input"),
-        Row(list(network.reconstruct(prediction.capsules)), said, styles, label="drawn again"),
+        Row(list(reconstructed(network, prediction.capsules, classes)), said, styles, label="drawn again"),
     ]
     return panels_figure(
         rows, "Test images, and what the decoder draws from the longest class capsule of each", 0.95, len(images)
@@ -67,7 +70,7 @@ def reconstructions_figure(network: ReconstructingCapsNet, images: FloatTensor, 
 
 
 @checked
-def perturbations_figure(network: ReconstructingCapsNet, image: FloatTensor, label: CountOrZero) -> Figure:
+def perturbations_figure(network: nn.Module, image: FloatTensor, label: CountOrZero) -> Figure:
     """Draw a row for each entry of the class capsule's pose, tweaked from -0.25 to 0.25 (Sabour et al. 2017, Figure 4).
 
     The last column, which the paper does not have, is the difference of the last image and the first.

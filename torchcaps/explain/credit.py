@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Prediction
+from torchcaps.explain.predicting import as_prediction
 from torchcaps.explain.recording import Inputs, Run, record
 from torchcaps.explain.shares import Shares, shares_of
-from torchcaps.utils.arguments import Count, CountOrZero, checked, shown_with_type
+from torchcaps.utils.arguments import Count, CountOrZero, checked
 
 
 class NoCapsules(ValueError):
@@ -53,7 +54,8 @@ class Strand(NamedTuple):
     """A part in a parse tree: a capsule, or several at one place, with the strongest parts that it is made of.
 
     Fields:
-        layer: index in `Credit.layers` of the layer whose child it is; beyond the last one for the class itself.
+        layer: index in `Credit.layers` of the layer that it is a child of; `len(layers)` for a parent of the last layer, and one
+            more for a class that stands above these parents.
         place: its place among them: `(row, column)` on a grid, where all types are one part; `(position,)` on a line;
             `(index,)` otherwise.
         share: its share in the class, along this strand of the tree.
@@ -99,7 +101,7 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         attached = tuple(x.detach().requires_grad_() if x.is_floating_point() else x for x in given)
         output, runs = record(network, attached)  # also gradients of networks whose parameters need none
-    prediction = _prediction(network, output)
+    prediction = as_prediction(network, output)
     if not runs:
         raise NoCapsules(
             f"{type(network).__name__} ran no capsule layer on this input: no capsule has a share in its classes"
@@ -116,21 +118,6 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
     if not layers[-1].shares.isfinite().all():
         raise ValueError("the shares are not finite: the inputs or the weights are nan or infinite")
     return Credit(tuple(reversed(layers)), top, prediction.detach())
-
-
-def _prediction(network: nn.Module, output: Any) -> Prediction:
-    """Return the output of a network as a prediction."""
-    if isinstance(output, Capsules):
-        output = Prediction(activations=output.activations, capsules=output)
-    prediction = output if isinstance(output, Prediction) else Prediction(output)
-    try:
-        prediction.evidence  # noqa: B018  # the check of its shape
-    except ValueError:
-        raise TypeError(
-            f"{type(network).__name__} must return a Prediction, class capsules or scores (batch, classes), got "
-            f"{shown_with_type(output)}"
-        ) from None
-    return prediction
 
 
 def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.explain.predicting import inputs_for, inputs_of
+from torchcaps.explain.predicting import inputs_of
 from torchcaps.explain.recording import Inputs, Run, record
 from torchcaps.nn import CapsuleStack, RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
@@ -57,7 +57,7 @@ def dead_capsules(network: nn.Module, batches: Iterable[Any]) -> dict[str, DeadC
     seen: dict[str, list[Tensor | None]] = {}  # ranges of the children and of the parents of each layer
     tested = 0
     for batch in batches:
-        inputs = inputs_for(network, inputs_of(batch))
+        inputs = inputs_of(batch)
         tested += len(inputs[0] if isinstance(inputs, tuple) else inputs)
         for name, both in _capsules_of(network, inputs).items():
             ranges = [_range(capsules) for capsules in both]

@@ -12,7 +12,7 @@ from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
 from torchcaps.explain.axes import BLUE, in_style
-from torchcaps.explain.predicting import inputs_for, inputs_of
+from torchcaps.explain.predicting import inputs_of
 from torchcaps.explain.recording import record
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Votes, at_least_float32
@@ -79,7 +79,7 @@ def routing_dynamics(network: nn.Module, layer: str, batches: Iterable[Any], bin
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     counts, lengths = torch.zeros(2, bins + 1, dtype=torch.float64)  # the last entries: votes without a cosine
     for batch in batches:
-        _, runs = record(network, inputs_for(network, inputs_of(batch)))
+        _, runs = record(network, inputs_of(batch))
         last = next((run.last for run in runs if run.layer is routed), None)
         if last is None:
             raise ValueError(f"{name} did not run its layer {layer!r} on these inputs")

@@ -63,15 +63,10 @@ class RelativeChanges(NamedTuple):
 
 @torch.no_grad()
 @checked
-def pose_trajectories(
-    network: nn.Module,
-    data: StereoData,
-    varying: Angle,
-    elevation: int | None = None,
-    azimuth: int | None = None,
-    lighting: int | None = None,
-) -> PoseTrajectories:
+def pose_trajectories(network: nn.Module, data: StereoData, varying: Angle) -> PoseTrajectories:
     """Follow the pose vectors of every test toy's class capsule through images in which only one angle varies.
+
+    All else is held at the first value of the test set: `StereoToys(test_elevations=[8])` holds the elevation at 8.
 
     The paper follows "the activated capsule". Here it is the capsule of the toy's own class in all images. Where the
     network is right (see `right`), that is the activated capsule. Where it errs, the activated capsule is that of
@@ -85,8 +80,6 @@ def pose_trajectories(
         data: stereo pairs; they are set up for the test if necessary. Images are cropped at the center and run a batch
             at a time.
         varying: angle that takes all values of the test set.
-        elevation, azimuth, lighting: index, as in `Metadata`, at which to hold what does not vary; None is the first of
-            the test set.
 
     Raises:
         TypeError: the network gives no class capsules.
@@ -98,18 +91,11 @@ def pose_trajectories(
     """
     data.setup("test")
     grid = dict(zip(("elevation", "azimuth", "lighting"), data.grid(train=False), strict=True))
-    given = {"elevation": elevation, "azimuth": azimuth, "lighting": lighting}
-    if (value := given.pop(varying)) is not None:
-        raise ValueError(
-            f"{varying} cannot both vary and be held at {value}: leave {varying} out, or vary another angle"
-        )
     if len(grid[varying]) < 2:
-        raise ValueError(f"the test set has a single {varying}, so that nothing varies: {how_to_vary(varying)}")
-    held = {name: grid[name][0] if value is None else value for name, value in given.items()}
-    for name, value in held.items():
-        if value not in grid[name]:
-            there = ", ".join(map(str, grid[name]))
-            raise ValueError(f"{name} must be one of the test set's, {there}, got {value}")
+        raise ValueError(
+            f"the test set has a single {varying}, so that nothing varies: choose several with data.test_{varying}s"
+        )
+    held = {name: values[0] for name, values in grid.items() if name != varying}
     toys, indices = _sequences(data, varying, grid[varying], held)
 
     poses, right = [], []
@@ -131,18 +117,6 @@ def pose_trajectories(
     angles = first + each * torch.tensor(grid[varying])
     fixed = ", ".join(_spelled(name, value) for name, value in held.items())
     return PoseTrajectories(varying, fixed, angles, found, toys[:, 0], toys[:, 1], torch.cat(right).view(shape))
-
-
-@checked
-def has_class_capsules(network: nn.Module, data: StereoData) -> bool:
-    """Return whether :func:`pose_trajectories` can follow a network's class capsules; run it on one image."""
-    data.setup("test")
-    images, *_ = data.part("test")[0]
-    try:
-        class_poses(network, predict(network, data.center(images.unsqueeze(0))))
-    except TypeError:
-        return False
-    return True
 
 
 @checked
@@ -170,11 +144,6 @@ def relative_changes(poses: FloatTensor) -> RelativeChanges:
     cosine = (poses * first).sum(-1) / (torch.where(lengths > 0, lengths, torch.nan) * unit)
     # Rounding may lead beyond -1 and 1.
     return RelativeChanges(vector_norm(poses - first, dim=-1) / unit, lengths / unit, cosine.clamp(-1, 1))
-
-
-def how_to_vary(*varying: Angle) -> str:
-    """Advice for a test set in which an angle has a single value: which option to set."""
-    return f"choose several with {' or '.join(f'data.test_{name}s' for name in varying)}"
 
 
 def _sequences(data: StereoData, varying: Angle, steps: list[int], held: dict[str, int]) -> tuple[Tensor, list[int]]:

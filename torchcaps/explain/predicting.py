@@ -11,6 +11,10 @@ from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
 
 
+class NoClassCapsules(TypeError):
+    """A network gives no capsule for each class."""
+
+
 def inputs_of(batch: Any) -> Inputs:
     """Return the inputs of a batch: a tensor, or a tuple of tensors for networks with several arguments.
 
@@ -31,13 +35,23 @@ def inputs_of(batch: Any) -> Inputs:
     return inputs
 
 
-@checked
-def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
-    """Return inputs on the device of a network and, if they are floats, in its precision."""
-    like = next(network.parameters(), torch.empty(0))
-    if isinstance(inputs, tuple):
-        return tuple(x.to(like) if x.is_floating_point() else x.to(like.device) for x in inputs)
-    return inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
+def as_prediction(network: nn.Module, output: Any) -> Prediction:
+    """Return the output of a network, a `Prediction`, class capsules or scores `(batch, classes)`, as a prediction.
+
+    Raises:
+        TypeError: the network returned something else.
+    """
+    if isinstance(output, Capsules):
+        output = Prediction(activations=output.activations, capsules=output)
+    prediction = output if isinstance(output, Prediction) else Prediction(output)
+    try:
+        prediction.evidence  # noqa: B018  # the check of its shape
+    except ValueError:
+        raise TypeError(
+            f"{type(network).__name__} must return a Prediction, class capsules or scores (batch, classes), got "
+            f"{shown_with_type(output)}"
+        ) from None
+    return prediction
 
 
 @torch.no_grad()
@@ -46,18 +60,14 @@ def predict(network: nn.Module, inputs: Inputs) -> Prediction:
     """Run a network in evaluation mode, without gradients, and leave it as it was.
 
     Args:
-        network: network that returns a `Prediction`.
+        network: network that returns a `Prediction`, class capsules or scores `(batch, classes)`.
         inputs: its input, or a tuple of the arguments of its `forward`, on any device.
 
     Raises:
         TypeError: the network returns something else.
     """
-    inputs = inputs_for(network, inputs)
     with evaluating(network):
-        output = run(network, inputs)
-    if not isinstance(output, Prediction):
-        raise TypeError(f"the network must return a torchcaps.Prediction(scores), got {shown_with_type(output)}")
-    return output
+        return as_prediction(network, run(network, inputs))
 
 
 @checked
@@ -65,12 +75,12 @@ def class_poses(network: nn.Module, prediction: Prediction) -> Tensor:
     """Return the poses of the class capsules, flattened: `(batch, classes, features)`.
 
     Raises:
-        TypeError: the prediction has no class capsules, or they lie on a grid.
+        NoClassCapsules: the prediction has no class capsules, or they lie on a grid. It is a TypeError.
     """
     capsules = prediction.capsules
     if capsules is None or capsules.poses.dim() not in (3, 4):
         found = "none" if capsules is None else f"poses that are {shown(capsules.poses)}"
-        raise TypeError(f"expected one capsule for each class, and a {type(network).__name__} gives {found}")
+        raise NoClassCapsules(f"expected one capsule for each class, and a {type(network).__name__} gives {found}")
     return capsules.poses.flatten(2)
 
 

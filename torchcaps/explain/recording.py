@@ -38,9 +38,20 @@ class Run(NamedTuple):
     children: Any = None
 
 
+def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
+    """Return inputs on the device of a network and, if they are floats, in its precision."""
+    like = next(network.parameters(), None)
+    if like is None:
+        return inputs
+    if isinstance(inputs, tuple):
+        return tuple(x.to(like) if x.is_floating_point() else x.to(like.device) for x in inputs)
+    return inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
+
+
 def run(network: nn.Module, inputs: Inputs) -> Any:
-    """Return what a network returns for its inputs."""
-    return network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+    """Return what a network returns for its inputs, which may be on any device."""
+    given = inputs_for(network, inputs)
+    return network(*given) if isinstance(given, tuple) else network(given)
 
 
 @checked
@@ -76,7 +87,7 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
 
     Args:
         network: the network; it is run in evaluation mode and left as it was.
-        inputs: its input, or a tuple of the arguments of its `forward`.
+        inputs: its input, or a tuple of the arguments of its `forward`, on any device.
     """
     runs: dict[str, Run] = {}
     layers = dict(network.named_modules())

@@ -14,7 +14,7 @@ from torchcaps.explain.credit import Credit, LayerCredit, NoCapsules, Strand, cr
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.pixels import Places, heat_of
-from torchcaps.explain.predicting import class_poses, has_decoder, inputs_for, predict, reconstructed
+from torchcaps.explain.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.explain.transforms import pose_paths
 from torchcaps.explain.words import Word, word_shares
 
@@ -41,7 +41,7 @@ def example(
         seen: places of the capsules in images.
         temperature: number by which scores are divided before the softmax; None for 1.
     """
-    inputs = inputs_for(network, samples.inputs[index])
+    inputs = samples.inputs[index]
     label = None if samples.labels is None or samples.labels.dim() > 1 else int(samples.labels[index])
     prediction = predict(network, inputs)
     scores = prediction.evidence[0].float().cpu()

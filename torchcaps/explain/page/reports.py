@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.pixels import Places, heat_of, places
-from torchcaps.explain.predicting import has_decoder, inputs_for, kind_of_scores, predict
+from torchcaps.explain.predicting import has_decoder, kind_of_scores, predict
 from torchcaps.explain.recording import Run, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
@@ -73,7 +72,6 @@ def report(
         ValueError: the network's scores are not finite.
     """
     say = say or (lambda text: None)
-    samples = replace(samples, inputs=[inputs_for(network, inputs) for inputs in samples.inputs])
     states = states or [("", lambda: None)]
     kept: list[int] | None = None
     snapshots: list[dict[str, Any]] = []
@@ -178,7 +176,7 @@ def _shape(samples: Samples) -> tuple[int, int, int]:
 @torch.no_grad()
 def _runs(network: nn.Module, samples: Samples) -> list[Run]:
     """Return what the capsule layers do with the first sample."""
-    return record(network, inputs_for(network, samples.inputs[0]))[1]
+    return record(network, samples.inputs[0])[1]
 
 
 def _layers(network: nn.Module, samples: Samples) -> list[dict[str, Any]]:
