@@ -42,7 +42,8 @@ def test_a_training_on_few_images(trained, capfd):
     [
         (["quickstart", "--protocols", "afine"], "--protocols: there is no 'afine': choose some of affine, overlap"),
         (["quickstart", "--images", "0"], "--images must be at least 1, got 0"),
-        (["nowhere"], "nowhere"),
+        (["quickstart", "--seed", "-1"], "--seed must be from 0 to 4294967295, got -1"),
+        (["nowhere"], "no recipe 'nowhere'"),
     ],
 )
 def test_bad_input(trained, capfd, arguments, said):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
 
+from torchcaps.cli.checkpoints import folder_of
 from torchcaps.explain import axes
 
 
@@ -151,6 +152,11 @@ def test_shuffled_labels_are_shown_beside(capfd):
     assert "was not trained with --data.shuffle_labels true" in error_of(capfd, *arguments, "runs")
     assert "no checkpoint under empty" in error_of(capfd, *arguments, str(Path("empty").mkdir() or "empty"))
     assert "gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt")
+
+
+def test_figures_lie_beside_a_checkpoint():
+    assert folder_of(Path("runs/mine/version_0/checkpoints/last.ckpt")) == Path("runs/mine/version_0")
+    assert folder_of(Path("models/mine.ckpt")) == Path("models")
 
 
 def test_bad_calls(capfd, trained):

@@ -191,7 +191,7 @@ def named(path: str):
         (lambda config: config.update(about=[1]), "about must hold facts by name"),
         (
             lambda config: config["values"]["model"]["network"]["init_args"].update(decoder=False),
-            "weights do not fit its network",
+            "has the weights of another network",
         ),
     ],
 )
@@ -246,7 +246,7 @@ def test_truncated_weights(folder):
 def test_weights_of_another_shape(folder):
     state = load_file(folder / "model.safetensors")
     save_file({**state, "conv.weight": torch.zeros(4, 1, 3, 3)}, folder / "model.safetensors")
-    refused("weights do not fit its network: .*conv.weight", folder)
+    refused("has the weights of another network: .*conv.weight", folder)
 
 
 @pytest.mark.parametrize("name", ["nothing", "./no/folder", "/no/folder", "a/b/c", ""])

@@ -7,7 +7,7 @@ import torch
 from networks import small_capsnet
 from torch import nn
 
-from torchcaps import Capsules, CapsNet, Prediction
+from torchcaps import CapsNet, Capsules, Prediction
 from torchcaps.explain import perturb, reconstructions_figure, write_figures
 from torchcaps.explain.page import samples_of
 from torchcaps.models import ConvNet, ResNetCapsNet

@@ -73,7 +73,7 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":
-    """Build the training of a run, and give its model the weights if it is not continued.
+    """Build the training of a run, with its weights.
 
     Args:
         options: the command's arguments.
@@ -85,29 +85,24 @@ def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part:
     """
     training = build_training(options, overrides, run.recipe, checkpoint=run.checkpoint, **arguments)
     try:
-        check_shapes(training, run)
+        load_weights(training, run)
         _compare_values(run, training, part)
         if not part:
             _check_epoch(run.checkpoint, run.content, training)
     except BadInput:
         training.give_back_folder()
         raise
-    if part:
-        training.model.load_state_dict(run.content["state_dict"])
     return training
 
 
-def check_shapes(training: "Training", run: Run) -> None:
-    """Check that the weights of a run fit the model of a training."""
-    state = run.content["state_dict"]
-    expected = {name: tuple(value.shape) for name, value in training.model.state_dict().items()}
-    shapes = {name: tuple(value.shape) for name, value in state.items()}
-    for name in {**expected, **shapes}:
-        if expected.get(name) != shapes.get(name):
-            raise BadInput(
-                f"{run.checkpoint} is a checkpoint of another architecture than {training.recipe.name}: {name} has "
-                f"shape {shapes.get(name, 'none')} there, expected {expected.get(name, 'none')}"
-            )
+def load_weights(training: "Training", run: Run) -> None:
+    """Load the weights of a run into the model of a training."""
+    from torchcaps.models.pretrained import load_state
+
+    try:
+        load_state(training.model, run.content["state_dict"], run.checkpoint)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 @contextmanager
@@ -183,6 +178,11 @@ def is_run(name: str) -> bool:
     from torchcaps.recipes import is_recipe
 
     return not is_recipe(name) and (os.path.exists(name) or name.endswith(".ckpt"))
+
+
+def folder_of(checkpoint: Path) -> Path:
+    """Return the folder of the run of a checkpoint, or the one that it lies in."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
 
 
 def runs_of_run(options: argparse.Namespace, run: Run) -> Path:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import build_run, find_run
+from torchcaps.cli.checkpoints import build_run, find_run, folder_of
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
 from torchcaps.cli.table import print_table
@@ -54,12 +54,14 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     if options.images < 1:
         raise BadInput(f"--images must be at least 1, got {options.images}")
+    if not 0 <= options.seed < 2**32:
+        raise BadInput(f"--seed must be from 0 to {2**32 - 1}, got {options.seed}")
     for name in options.protocols or ():
         if name not in PROTOCOLS:
             raise BadInput(f"--protocols: there is no {name!r}: choose some of {', '.join(PROTOCOLS)}")
     named = {name: argparse.Namespace(**{**vars(options), "recipe": name}) for name in options.recipe}
     runs = {name: find_run(own, overrides, options.ckpt_path) for name, own in named.items()}  # all, before any work
-    folders = {name: _folder(found.checkpoint) for name, found in runs.items()}
+    folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}
     results: dict[str, dict[str, Any]] = {}
     for name, found in runs.items():
         results[name] = _evaluated(named[name], overrides, found)
@@ -96,11 +98,6 @@ def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run") 
         measured = evaluate(subject, options.protocols)
     about = {"seed": options.seed, "checkpoint": str(found.checkpoint)}
     return {protocol: {**result, **about} for protocol, result in measured.items()}
-
-
-def _folder(checkpoint: Path) -> Path:
-    """Return the folder of the run of a checkpoint, or the one that it lies in."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
 
 
 def _merged(path: Path, results: dict[str, Any]) -> Path:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import Run, build_run, check_shapes, find_run, read_or_refuse
+from torchcaps.cli.checkpoints import Run, build_run, find_run, folder_of, load_weights, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe
 
@@ -64,9 +64,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     runs = [find_run(options, overrides, given) for given in options.ckpt_path or [None]]
     training = build_run(options, overrides, runs[-1], "network.")
     for other in runs[:-1]:
-        check_shapes(training, other)
+        load_weights(training, other)
     checkpoints = _checkpoints(runs)
-    folder = Path(options.figures) if options.figures else checkpoints[-1][1].parent.parent / "figures"
+    folder = Path(options.figures) if options.figures else folder_of(checkpoints[-1][1]) / "figures"
     with bad_data():
         samples = _samples(options, training)
         report = _report(options, training, samples, checkpoints)
@@ -134,7 +134,7 @@ def _report(
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )
-    for quantity, lines in curves_of(path.parent.parent / "metrics.csv").items():
+    for quantity, lines in curves_of(folder_of(path) / "metrics.csv").items():
         found["curves"][quantity] = [
             {"name": name, "x": [float(x) for x in xs], "y": list(ys)} for name, (xs, ys) in lines.items()
         ]
@@ -147,6 +147,7 @@ def _load(training: "Training", path: Path) -> None:
 
 def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module | None":
     """Return the network that was trained with shuffled labels."""
+    from torchcaps.models.pretrained import load_state
     from torchcaps.training.checkpoint_files import network_state, values_of
     from torchcaps.training.checkpoints import newest_whole
 
@@ -161,10 +162,7 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
     if not values_of(path, content).get("data", {}).get("init_args", {}).get("shuffle_labels"):
         raise BadInput(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
     network = copy.deepcopy(training.model.network)
-    try:
-        network.load_state_dict(network_state(content))
-    except RuntimeError:
-        raise BadInput(f"--shuffled: {path} is a checkpoint of another architecture than {options.recipe}") from None
+    load_state(network, network_state(content), f"--shuffled: {path}")
     return network
 
 

@@ -41,16 +41,21 @@ def read_picture(path: Path, shape: tuple[Count, Count, Count], fit: Fit = "stre
     Raises:
         DataError: the file cannot be read, or is not a picture.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of damaged metadata
+        return _read(path, shape, fit)
+
+
+def _read(path: Path, shape: tuple[int, int, int], fit: Fit) -> Tensor:
+    """Read a picture file, see `read_picture`. Filters of warnings, which all threads share, stay as they are."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"{path}: pictures have 1 or 3 channels, and the network takes images of {channels}")
     size, pillow_filter = (width, height), Image.Resampling.BICUBIC
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of damaged metadata
-            with Image.open(path, formats=FORMATS) as picture:
-                picture.draft(None, (4 * max(size), 4 * max(size)))  # a large JPEG is decoded at a fraction of its size
-                upright = _eight_bits(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
+        with Image.open(path, formats=FORMATS) as picture:
+            picture.draft(None, (4 * max(size), 4 * max(size)))  # a large JPEG is decoded at a fraction of its size
+            upright = _eight_bits(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
         if fit == "crop":
             fitted = ImageOps.fit(upright, size, pillow_filter)
         elif fit == "pad":
@@ -119,13 +124,14 @@ def damaged(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> dic
 
     def problem(path: Path) -> str | None:
         try:
-            read_picture(path, shape, fit)
+            _read(path, shape, fit)
         except DataError as error:
             return str(error)
         return None
 
     console = Console(stderr=True)
-    with ThreadPoolExecutor(2) as threads:  # Pillow decodes without Python's lock
+    with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads:  # Pillow decodes without Python's lock
+        warnings.simplefilter("ignore")
         results = track(
             threads.map(problem, paths),
             f"reading {len(paths):,} pictures",

@@ -15,33 +15,6 @@ TEXTS_AT_ONCE = 1000  # that are embedded before the network reads them; the enc
 
 
 @checked
-def read_pictures(
-    data: ImageData, paths: Sequence[Path | str], skipped: list[str] | None = None
-) -> tuple[list[int], Tensor]:
-    """Read picture files as images for a network that was trained on `data`.
-
-    Args:
-        data: the data, whose shape and proportions the images get.
-        paths: the files.
-        skipped: list to which the errors of files that cannot be read are appended; None raises them.
-
-    Returns:
-        Indices of the files that were read, and their images `(n, channels, height, width)` in [0, 1].
-    """
-    images: dict[int, Tensor] = {}
-    for index, path in enumerate(paths):
-        try:
-            images[index] = data.picture(Path(path))
-        except DataError as error:
-            if skipped is None:
-                raise
-            skipped.append(str(error))
-    if not images:
-        return [], torch.empty(0, *data.shape)
-    return list(images), data.center(torch.stack(list(images.values())))
-
-
-@checked
 def predict_pictures(
     trained: Trained, paths: Sequence[Path | str], batch_size: Count = 64, skipped: list[str] | None = None
 ) -> Iterator[tuple[int, Tensor]]:
@@ -53,7 +26,7 @@ def predict_pictures(
         trained: network that was trained on images.
         paths: the files.
         batch_size: images in a batch.
-        skipped: see `read_pictures`.
+        skipped: list to which the errors of files that cannot be read are appended; None raises them.
 
     Raises:
         TypeError: the network was not trained on images.
@@ -64,9 +37,17 @@ def predict_pictures(
     if not isinstance(data, ImageData):
         raise TypeError(f"the network was trained on {type(data).__name__}, which has no images")
     for start in range(0, len(paths), batch_size):
-        read, images = read_pictures(data, paths[start : start + batch_size], skipped)
-        if read:
-            yield from zip((start + index for index in read), trained.probabilities(images), strict=True)
+        images: dict[int, Tensor] = {}
+        for index, path in enumerate(paths[start : start + batch_size], start):
+            try:
+                images[index] = data.picture(Path(path))
+            except DataError as error:
+                if skipped is None:
+                    raise
+                skipped.append(str(error))
+        if images:
+            batch = data.center(torch.stack(list(images.values())))
+            yield from zip(images, trained.probabilities(batch), strict=True)
 
 
 @checked

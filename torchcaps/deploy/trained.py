@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
-from torchcaps.models.pretrained import read_tensors
+from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.recipes.reading import read_text
 from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
 from torchcaps.training.errors import innermost
@@ -78,10 +78,7 @@ class Trained:
                 raise
             reason = innermost(error) or type(error).__name__
             raise ValueError(f"{path}: its network or its data cannot be built: {reason}") from error
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(f"{path}: its weights do not fit its network: {one_line(error)[:300]}") from None
+        load_state(network, state, path)
         temperature = about.get("temperature")
         return cls(network.eval(), data, values, temperature if _is_temperature(temperature) else None, about)
 

@@ -75,8 +75,8 @@ class Subject:
     """A trained network and the images that protocols test it on.
 
     Args:
-        network: network that returns a `Prediction`, class capsules or scores `(batch, classes)`. Activations stand for scores where
-            there are none.
+        network: network that returns a `Prediction`, class capsules or scores `(batch, classes)`. Activations stand for
+            scores where there are none.
         images: test images in [0, 1], `(n, channels, height, width)`.
         labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`.
         held_out: images and labels that neither the training nor the test has seen, for thresholds; or None.

@@ -54,8 +54,8 @@ class Strand(NamedTuple):
     """A part in a parse tree: a capsule, or several at one place, with the strongest parts that it is made of.
 
     Fields:
-        layer: index in `Credit.layers` of the layer that it is a child of; `len(layers)` for a parent of the last layer, and one
-            more for a class that stands above these parents.
+        layer: index in `Credit.layers` of the layer that it is a child of; `len(layers)` for a parent of the last
+            layer, and one more for a class that stands above these parents.
         place: its place among them: `(row, column)` on a grid, where all types are one part; `(position,)` on a line;
             `(index,)` otherwise.
         share: its share in the class, along this strand of the tree.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchcaps.data import MNIST, DataError, Digits, FashionMNIST, ImageData
 from torchcaps.data.pictures import FORMATS
-from torchcaps.deploy.predict import read_pictures
 from torchcaps.utils.arguments import Count, FloatTensor, checked
 
 DIGIT = 20  # pixels: MNIST's digits fit into 20x20
@@ -97,7 +96,7 @@ def read_upload(data: ImageData, url: str, name: str) -> Tensor:
         path = Path(folder) / "picture"
         path.write_bytes(content)
         try:
-            return read_pictures(data, [path])[1]
+            return data.center(data.picture(path).unsqueeze(0))
         except DataError as error:
             raise DataError(str(error).replace(str(path), name)) from None
 

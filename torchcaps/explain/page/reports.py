@@ -239,12 +239,12 @@ def _controls(
             "meaning": "A dead capsule is absent, or the same for every input: it tells nothing about any of them.",
         }
     if samples.are_images and seen:
-        control = "Weights drawn anew"
+        other = None
         with suppress(ValueError):  # a module that cannot draw its weights anew
             other = with_new_weights(network)
-            yield _compared(
-                network, other, samples, seen, control, "this network with weights that have learned nothing"
-            )
+        if other is not None:
+            what = "this network with weights that have learned nothing"
+            yield _compared(network, other, samples, seen, "Weights drawn anew", what)
         if shuffled is not None:
             what = "a network trained with shuffled labels, which knows nothing about the classes"
             yield _compared(network, shuffled, samples, seen, "Shuffled labels", what)
