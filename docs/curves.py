@@ -12,9 +12,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from torchcaps.explain.axes import COLORS, in_style, write
+from torchcaps.training.report import curves_of
 
 DOCS = Path(__file__).parent
-LINES = {"training": ":", "held out": "-"}
+LINES = {"training": ":", "validation": "-"}
 # By figure: its title, and the runs by their labels.
 FIGURES: dict[str, tuple[str, dict[str, str]]] = {
     "zhao2019-table1": (
@@ -30,10 +31,12 @@ FIGURES: dict[str, tuple[str, dict[str, str]]] = {
 def keep(name: str, files: Sequence[str]) -> None:
     """Write the errors of a run by epoch, in percent: of the training images, averaged while they were trained on, and
     of the images held out, if there were any."""
-    rows = pd.concat(map(pd.read_csv, files))
-    columns = {"training": "train/accuracy", "held out": "val/accuracy"}
-    errors = {new: 100 * (1 - rows.groupby("epoch")[old].last()) for new, old in columns.items() if old in rows}
-    pd.DataFrame(errors).dropna(how="all").round(2).to_csv(DOCS / "curves" / f"{name}.csv")
+    errors: dict[str, dict[float, float]] = {}
+    for path in files:
+        for part, (epochs, accuracies) in curves_of(Path(path)).get("accuracy", {}).items():
+            points = zip(epochs, accuracies, strict=True)
+            errors.setdefault(part, {}).update({epoch: round(100 * (1 - x), 2) for epoch, x in points})
+    pd.DataFrame(errors).sort_index().to_csv(DOCS / "curves" / f"{name}.csv", index_label="epoch")
 
 
 @in_style
@@ -44,7 +47,7 @@ def draw(figure_name: str, title: str, runs: dict[str, str]) -> None:
         errors = pd.read_csv(DOCS / "curves" / f"{name}.csv", index_col="epoch")
         for column, style in LINES.items():
             if column in errors:
-                axis.plot(errors.index + 1, errors[column], style, color=color, label=f"{label}, {column}")
+                axis.plot(errors.index, errors[column], style, color=color, label=f"{label}, {column}")
     axis.set(xlabel="epoch", ylabel="error (%)", yscale="log")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")

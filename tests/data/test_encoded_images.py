@@ -5,8 +5,9 @@ import torch
 import transformers
 from commands import call
 from encoders import make_encoder, make_image_encoder
+from PIL import Image
 
-from torchcaps.data import CIFAR10, MNIST, DataError, EncodedImages
+from torchcaps.data import CIFAR10, MNIST, DataError, EncodedImages, ImageFolder
 from torchcaps.data.encoded_images import ImageEncoder
 
 # Warnings of Lightning's own imports with this version of torch.
@@ -30,7 +31,7 @@ def test_states_are_those_of_the_model(encoder):
         torch.testing.assert_close(states[:, :, k], state.detach())
 
 
-def test_a_data_set_of_states(encoder, images_of_noise):
+def test_a_data_set_of_states(encoder, images_of_noise, tmp_path):
     data = EncodedImages(CIFAR10(root=str(images_of_noise), val_size=10), str(encoder), batch_size=4)
     assert (data.classes, data.names[0]) == (10, "airplane")
     data.setup()
@@ -40,6 +41,13 @@ def test_a_data_set_of_states(encoder, images_of_noise):
     assert data.states(images).shape == (4, 5, 3, 8)
     assert len(data.val_dataloader().dataset) == 10
     assert EncodedImages(CIFAR10(root=str(images_of_noise))).val_dataloader() == []
+    for i in range(20):
+        path = tmp_path / "pictures" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(path)
+    own = EncodedImages(ImageFolder(str(tmp_path / "pictures")), str(encoder))
+    own.setup("fit")
+    assert len(own.val_dataloader().dataset) == len(own.val_set) > 0
     shuffled = EncodedImages(CIFAR10(root=str(images_of_noise)), str(encoder), shuffle_labels=True)
     shuffled.setup()
     assert sorted(shuffled.train_set.labels) == sorted(shuffled.images.train_set.labels)

@@ -1,6 +1,10 @@
 """Own pictures in folders: classes, shapes, parts, bad files, augmentation."""
 
 import csv
+import itertools
+import threading
+import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import torch
 from PIL import Image
 
 from torchcaps.data import DataError, ImageFolder
+from torchcaps.data.pictures import damaged
 
 
 def draw(path: Path, shade: int = 100, size: tuple[int, int] = (10, 8), mode: str = "L") -> Path:
@@ -58,6 +63,25 @@ def test_what_was_found_needs_no_folder():
     assert (data.names, data.classes, data.shape) == (["b", "a"], 2, (3, 16, 16))
     with pytest.raises(DataError, match="gone is not a folder: expected a folder with a folder of pictures for each"):
         data.setup("fit")
+
+
+def test_class_names_are_different():
+    with pytest.raises(ValueError, match="class_names must be two or more different names, got"):
+        ImageFolder("gone", class_names=["cat", "dog", "cat"])
+
+
+def test_reading_in_threads_leaves_the_filters_of_warnings_as_they_were(folder, monkeypatch):
+    both, opened, order = threading.Barrier(2), Image.open, itertools.count()
+
+    def opened_together(*arguments, **options):
+        both.wait(10)
+        time.sleep(0.1 * next(order))  # the second reader ends after the first
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(Image, "open", opened_together)
+    filters = list(warnings.filters)
+    assert damaged([folder / "cat" / "0.png", folder / "dog" / "0.png"], (1, 8, 8), "stretch") == {}
+    assert warnings.filters == filters
 
 
 def test_images_have_the_labels_of_their_folders(folder):

@@ -8,8 +8,8 @@ import pytest
 
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce import queue
-from torchcaps.reproduce.plan import Run, plan
-from torchcaps.reproduce.report import BLOCK, curve, curves_figure, table, with_tables
+from torchcaps.reproduce.plan import plan
+from torchcaps.reproduce.report import BLOCK, table, with_tables
 from torchcaps.reproduce.results import IN_PACKAGE, Result, add_results, in_unit, read_results
 
 ROW = "zhao2019/table2/resnet20-average"
@@ -114,21 +114,6 @@ def test_the_tables_of_the_pages_are_made_from_the_file():
     small = {result.recipe.partition(" ")[0] for result in results if result.recipe.endswith(" --small")}
     shown = tuple(f"{block[3]}/" for block in BLOCK.finditer(page) if block[2])
     assert {name for name in small if not name.startswith(shown)} == set()
-
-
-def test_the_curve_of_a_run_in_parts(tmp_path):
-    run = Run(ROW, 0)
-    for part, steps in ((0, range(0, 60)), (1, range(40, 80)), (10, range(80, 100))):
-        folder = run.folder(tmp_path) / f"version_{part}"
-        folder.mkdir(parents=True)
-        lines = [f"{step},{step + part / 100},\n{step},,0.5\n" for step in steps]
-        (folder / "metrics.csv").write_text("step,train/loss_step,train/accuracy\n" + "".join(lines))
-    values = curve(run.folder(tmp_path))
-    assert list(values.index) == list(range(100))
-    assert (values[39], values[40], values[80]) == (39, 40.01, 80.1)
-    figure = curves_figure(tmp_path, [run, Run(ROW, 1)])
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [f"{ROW}, seed 0"]
-    assert curves_figure(tmp_path, [Run(ROW, 1)]) is None
 
 
 def test_the_plan():

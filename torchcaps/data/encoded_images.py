@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader
 
 from torchcaps.data.encoder import check_sizes, download_options, identity, quiet_download
 from torchcaps.data.files import DataError
@@ -138,8 +137,9 @@ class EncodedImages(LabeledData):
         self.test_set = self.images.test_set
         check_sizes(self.encoder, self.trainer, lambda: self._encoder.sizes)
 
-    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return super().val_dataloader() if self.images.val_size else []
+    @property
+    def _validates(self) -> bool:
+        return self.images._validates
 
     @cached_property
     def _encoder(self) -> ImageEncoder:

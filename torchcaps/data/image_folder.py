@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
-from torchcaps.data.labeled import STAGES
+from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import listed, say
 from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
-from torchcaps.data.splits import SPLIT_COLUMNS, Part, check_shares, read_split, split_by_class
+from torchcaps.data.splits import SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
-from torchcaps.utils.checks import check_choice, nearest
+from torchcaps.utils.checks import nearest
 from torchcaps.utils.files import write_csv_whole
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
+PARTS: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}  # by stage
 FOLDERS: dict[str, Part] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MOST_PIXELS = 64  # side of images if none is given
 EXPECTED = "expected a folder with a folder of pictures for each class"
@@ -86,6 +87,7 @@ class ImageFolder(ImageData):
         self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
         self.val_share, self.test_share = val_share, test_share
         check_shares(val_share, test_share)
+        check_names(class_names)
         self._class_names = class_names
         if channels is None:
             channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
@@ -121,16 +123,7 @@ class ImageFolder(ImageData):
     def prepare_data(self) -> None:
         self._say_what_is_left_out()
 
-    def setup(self, stage: str | None = None) -> None:
-        """Read the pictures of a stage once, to see that all can be read; the training and the validation part for
-        "fit", the test part for "test", all for None."""
-        check_choice("stage", stage, STAGES)
-        if stage in ("fit", None) and self.train_set is None:
-            self.train_set = self._with_labels(self._set("train"), "fit")
-        if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
-            self.val_set = self._with_labels(self._set("val"), "validate")
-        if stage in ("test", None) and self.test_set is None:
-            self.test_set = self._set("test")
+    setup = LabeledData.setup  # the parts are folders: none is split off
 
     @property
     def _validates(self) -> bool:
@@ -174,7 +167,8 @@ class ImageFolder(ImageData):
         assert isinstance(samples, PictureSet)
         return samples.names.tolist()
 
-    def _set(self, part: Part) -> PictureSet:
+    def _set(self, stage: str) -> PictureSet:
+        part: Part = PARTS[stage]
         labels = {name: label for label, name in enumerate(self.names)}
         for name in self._found_classes:
             if name not in labels:

@@ -10,7 +10,6 @@ from kornia.augmentation import ColorJitter, RandomCrop
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader
 
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
@@ -138,9 +137,6 @@ class ImageData(LabeledData):
             self.train_set = self._with_labels(images, "fit")
         if stage in ("test", None) and self.test_set is None:
             self.test_set = self._images(train=False)
-
-    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return super().val_dataloader() if self._validates else []
 
     @property
     def _validates(self) -> bool:

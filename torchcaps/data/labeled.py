@@ -69,8 +69,7 @@ def _leave_group(worker: int) -> None:
 class LabeledData(LightningDataModule):
     """Base of the labeled data sets, of images and of texts: loaders of a training, a validation and a test set.
 
-    A subclass sets `classes`. Its `setup` sets `train_set`, `val_set` and `test_set`, as far as the stage, one of
-    `STAGES`, needs them.
+    A subclass sets `classes` and defines `_set`, or a `setup` of its own.
 
     Order of the calls, with a Trainer and for MNIST:
 
@@ -147,6 +146,26 @@ class LabeledData(LightningDataModule):
         """Samples in a batch of all processes of the Trainer together."""
         return self.batch_size * (self.trainer.world_size if self.trainer else 1)
 
+    def setup(self, stage: str | None = None) -> None:
+        """Read the sets of a stage: the training and the validation set for "fit", the validation set for "validate",
+        the test set for "test", all for None."""
+        check_choice("stage", stage, STAGES)
+        if stage in ("fit", None) and self.train_set is None:
+            self.train_set = self._with_labels(self._set("fit"), "fit")
+        if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
+            self.val_set = self._with_labels(self._set("validate"), "validate")
+        if stage in ("test", None) and self.test_set is None:
+            self.test_set = self._set("test")
+
+    def _set(self, stage: str) -> LabeledSet:
+        """Return the samples for "fit", "validate" or "test"."""
+        raise NotImplementedError
+
+    @property
+    def _validates(self) -> bool:
+        """Return whether there is a validation set."""
+        return True
+
     def train_dataloader(self) -> DataLoader[Batch]:
         order = self.order()
         if self._order is not None:
@@ -155,7 +174,7 @@ class LabeledData(LightningDataModule):
         return self._loader(self.part("fit"), order)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return self._in_order("validate")
+        return self._in_order("validate") if self._validates else []
 
     def test_dataloader(self) -> DataLoader[Batch]:
         return self._in_order("test")

@@ -75,3 +75,13 @@ def split_by_class(keys: Sequence[str], classes: Sequence[str], shares: Mapping[
                 parts[members[place]] = part
             order = order[count:]
     return parts
+
+
+def check_names(names: list[str] | None) -> None:
+    """Check names of classes that were given."""
+    if names is None:
+        return
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"class_names must be texts that are not empty, got {names!r}")
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError(f"class_names must be two or more different names, got {names!r}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.data.encoder import MINILM
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
-from torchcaps.data.splits import LEAST, SPLIT_COLUMNS, Part, check_shares, read_split, split_by_class
+from torchcaps.data.splits import LEAST, SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import Fraction, checked
@@ -87,8 +87,7 @@ class TextTable(TextData):
     ) -> None:
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
-        if class_names is not None:
-            _check_names(class_names)
+        check_names(class_names)
         self.file, self.text, self.label = file, text, label
         self.val_file, self.test_file, self.split = val_file, test_file, split
         self.val_share, self.test_share, self.skip_bad = val_share, test_share, skip_bad
@@ -255,13 +254,6 @@ class TextTable(TextData):
         small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST]
         if small and self.split is None and len(self._own_files) < 2:
             say(f"{self.file}: classes with too few texts to be split are in training only: {listed(small)}")
-
-
-def _check_names(names: list[str]) -> None:
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"class_names must be texts that are not empty, got {names!r}")
-    if len(set(names)) < max(2, len(names)):
-        raise ValueError(f"class_names must be two or more different names, got {names!r}")
 
 
 def _in_order(names: list[str]) -> list[str]:

@@ -5,14 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from torchcaps.data.embeddings import Embeddings
 from torchcaps.data.encoder import Encoder, check_sizes
-from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
+from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
 from torchcaps.data.order import ByLength, Order
 from torchcaps.utils.arguments import Count, CountOrZero, checked
-from torchcaps.utils.checks import check_choice
 
 
 class TextSet(LabeledSet):
@@ -78,24 +76,6 @@ class TextData(LabeledData):
         """Return the texts for "fit", "validate" or "test", and their labels (n,) int64."""
         raise NotImplementedError
 
-    def setup(self, stage: str | None = None) -> None:
-        """Read and embed the sets of a stage: the training and the validation set for "fit", the validation set for
-        "validate", the test set for "test", all for None."""
-        check_choice("stage", stage, STAGES)
-        if stage in ("fit", None) and self.train_set is None:
-            self.train_set = self._with_labels(self._embedded("fit"), "fit")
-        if stage in ("fit", "validate", None) and self.val_set is None and self._validates:
-            self.val_set = self._with_labels(self._embedded("validate"), "validate")
-        if stage in ("test", None) and self.test_set is None:
-            self.test_set = self._embedded("test")
-
-    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        return super().val_dataloader() if self._validates else []
-
-    @property
-    def _validates(self) -> bool:
-        return True
-
     def order(self) -> Order:
         if not self.group_by_length:
             return super().order()
@@ -103,7 +83,7 @@ class TextData(LabeledData):
         assert isinstance(texts, TextSet)
         return ByLength(texts.embeddings.tokens, **self.order_options())
 
-    def _embedded(self, stage: str) -> TextSet:
+    def _set(self, stage: str) -> TextSet:
         texts, labels = self.read(stage)
         some = self._chosen(len(texts))
         texts, labels = [texts[i] for i in some], labels[some]

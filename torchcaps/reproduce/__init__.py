@@ -3,5 +3,5 @@
 plan        which rows, with which seeds, in which order
 queue       trains them one after the other, each in a process that runs `work`
 results     results.csv, the numbers that we got
-report      the tables of docs from results.csv, with a figure of training losses
+report      the tables of docs from results.csv
 """

@@ -1,4 +1,4 @@
-"""The tables of the pages in docs, which `make results` makes from results.csv, and a figure of the runs under way.
+"""The tables of the pages in docs, which `make results` makes from results.csv.
 
 python -m torchcaps.reproduce.report docs    # adds the results of the queue in $TORCHCAPS_RUNS to results.csv first
 """
@@ -10,22 +10,12 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-import pandas as pd
-
 from torchcaps.recipes import list_recipes, load_recipe
-from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results
-from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_text_whole
-
-with needs("train"):
-    from matplotlib.figure import Figure
-
-    from torchcaps.explain.axes import in_style, write
 
 ABOUT = ("precision", "commit", "date")
 REORDERED = "2026-11-22"  # since when the order of the samples follows from the seed and the epoch
-WINDOW = 20  # logged losses that are averaged in each point of the figure
 BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)")
 
 
@@ -107,43 +97,14 @@ def with_tables(text: str, results: Sequence[Result]) -> str:
     return BLOCK.sub(lambda block: block[1] + table(block[3], results, small=bool(block[2])) + block[4], text)
 
 
-def curve(folder: Path, name: str = "train/loss_step") -> pd.Series:
-    """Return the logged values of a run by their steps. It may have several parts, one for each time it was resumed."""
-    parts = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: (len(str(path)), path))  # by number
-    rows = pd.concat([pd.DataFrame(columns=["step", name]), *map(pd.read_csv, parts)])
-    return rows.dropna(subset=name).groupby("step")[name].last().astype(float)
-
-
-@in_style
-def curves_figure(root: Path, runs: Sequence[Run]) -> Figure | None:
-    """Draw the training losses of those of the runs in a folder that have started. Return None if none has."""
-    curves = {run: values for run in runs if not (values := curve(run.folder(root))).empty}
-    if not curves:
-        return None
-    figure = Figure(figsize=(8, 4.5))
-    axis = figure.add_subplot()
-    for run, values in curves.items():
-        axis.plot(values.rolling(WINDOW, min_periods=1).mean(), label=str(run))
-    axis.set(xlabel="step", ylabel="training loss", yscale="log")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.legend()
-    axis.set_title(f"How the training loss falls: each point is a mean of {WINDOW} logged values", fontsize=11)
-    return figure
-
-
 def main(docs: Path) -> None:
-    """Add the results of the queue to the package's results.csv, update the tables, and draw the training losses of the
-    queue's runs into its folder."""
-    root = Path(os.environ.get("TORCHCAPS_RUNS", "runs"))
-    results = add_results(IN_PACKAGE, read_results(root / "results.csv"))
+    """Add the results of the queue to the package's results.csv, and update the tables."""
+    results = add_results(IN_PACKAGE, read_results(Path(os.environ.get("TORCHCAPS_RUNS", "runs")) / "results.csv"))
     for page in sorted(docs.glob("**/*.md")):
         text = page.read_text(encoding="utf-8")
         if BLOCK.search(text):
             write_text_whole(page, with_tables(text, results))
             print(page)
-    if figure := curves_figure(root, plan()):
-        print(f"figure: {write(figure, root / 'losses.png')}")
 
 
 if __name__ == "__main__":

@@ -257,7 +257,8 @@ class Training:
                 callback.folder = self.run_folder
                 small = ["--small"] if self.recipe.is_small else []
                 resumed = [] if self.checkpoint is None else ["--ckpt_path", str(self.checkpoint)]
-                callback.describe(self.recipe.name, [*small, *self.overrides, *resumed])
+                allowed = ["--allow_code"] if self.allow_code else []
+                callback.describe(self.recipe.name, [*small, *self.overrides, *allowed, *resumed])
         callbacks.append(ChecksMonitors())
         if arguments["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())

@@ -149,7 +149,8 @@ class Report(Callback):
         sure, predicted = probabilities.max(1)
         places = (predicted != labels).nonzero().squeeze(1)
         wrong = places[sure[places].argsort(descending=True, stable=True)].tolist()
-        keys, names = data.keys("test"), data.names
+        keys, names = data.keys("test"), [*data.names]
+        names += [f"class {label}" for label in range(len(names), probabilities.shape[1])]  # of the network alone
         rows = [(keys[i], names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
         write_csv_whole(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
         if isinstance(data, ImageData) and data.test_set is not None and wrong:
