@@ -74,8 +74,9 @@ def test_reading_in_threads_leaves_the_filters_of_warnings_as_they_were(folder, 
     both, opened, order = threading.Barrier(2), Image.open, itertools.count()
 
     def opened_together(*arguments, **options):
+        place = next(order)
         both.wait(10)
-        time.sleep(0.1 * next(order))  # the second reader ends after the first
+        time.sleep(0.1 * place)  # the second reader ends after the first
         return opened(*arguments, **options)
 
     monkeypatch.setattr(Image, "open", opened_together)
