@@ -111,7 +111,8 @@ def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
     """Return a copy of a network whose parameters are drawn anew, as each of its modules draws its own by itself.
 
     Statistics of batch normalization start anew too. Networks that draw some weights in a way of their own when they
-    are built have them here as PyTorch's modules draw them. Heinsen routing gives all classes equal scores at first.
+    are built have them here as PyTorch's modules draw them. Heinsen routing starts with equal scores of
+    all classes.
 
     Args:
         network: the network, which stays as it is.

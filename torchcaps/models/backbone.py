@@ -39,8 +39,8 @@ class Features(nn.Module):
     Args:
         network: module with a method `forward_features`, as timm's have, or whose output are the features or has them
             as `last_hidden_state`, as in transformers.
-        example: a batch of inputs, which shows the layout. Of a square image, a map whose second and third sizes alone
-            are equal has its channels last, and tokens in excess of a square of patches precede it.
+        example: a batch of inputs, which shows the layout. For square images, maps whose second and third sizes alone are
+            equal have their channels last, and tokens beyond a square number, such as class tokens, come first.
         skip_tokens: number of tokens to leave out, the first ones; None for those that precede the patches.
 
     Shape:
@@ -221,6 +221,11 @@ def library_network(
         ImportError: the library is not installed.
         ValueError: see :func:`add_capsules`; or the network has no average pool that could be replaced.
     """
+    unused = {"features": features != 16, "sharpness": sharpness != 5.0}
+    if head == "pool":
+        unused = {"routing": routing is not None, "types": types != 16, "pose": pose != 16}
+    for argument in (argument for argument, is_given in unused.items() if is_given):
+        raise ValueError(f"{argument} is not for head={head!r}: leave it out, or choose the other head")
     if head == "capsules":
         own: Any = {"types": types, "pose": pose}
         return add_capsules(name, classes, routing, trainable=trainable, pretrained=pretrained, size=size, **own)

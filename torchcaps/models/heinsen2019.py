@@ -268,9 +268,8 @@ class EmbeddingMean(nn.Module):
         if mask is None:
             return Prediction(self.classifier(embeddings.mean(1).flatten(1)))
         # The mask is normalized before the sum, because a sum of half-precision embeddings may overflow.
-        weights = (mask.float() / mask.float().sum(1, keepdim=True).clamp_min(1e-6)).to(embeddings.dtype)[
-            ..., None, None
-        ]
+        mask = mask.to(torch.promote_types(embeddings.dtype, torch.float32))
+        weights = (mask / mask.sum(1, keepdim=True).clamp_min(1e-6)).to(embeddings.dtype)[..., None, None]
         return Prediction(self.classifier((weights * embeddings.where(weights > 0, 0)).sum(1).flatten(1)))
 
 

@@ -41,7 +41,8 @@ LEAST_VARIANCE = 1e-6  # of EM routing by default
 
 
 class CrossEntropyOfLengths(nn.CrossEntropyLoss):
-    """Cross-entropy that takes the lengths of class capsules for logits (Table 5), and cannot fall far."""
+    """Cross-entropy that takes the lengths of class capsules for logits (Table 5). They are from 0 to 1, so with 10
+    classes the loss stays above 1.46."""
 
     reads: Reads = "activations"
 

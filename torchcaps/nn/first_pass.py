@@ -47,7 +47,7 @@ class Passes:
 
 
 class Seen(NamedTuple):
-    """What is kept of an iteration until it is looked at: constants, and of the votes those in a few samples."""
+    """Results of a layer's last iteration, without gradients, and its votes in a few samples, until they are looked at."""
 
     parents: Capsules
     lengths: Tensor

@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules, check_children, flat_poses, with_children
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LinearVotes, evenly_spaced
+from torchcaps.ops import Backend, LinearVotes, at_least_float32, evenly_spaced
 from torchcaps.routing import LayerShape, Routing
 from torchcaps.utils.arguments import Count, Device, FloatType, checked
 
@@ -145,7 +145,7 @@ class CapsuleLinear(CapsuleLayer):
         bias: Tensor | None = self.bias
         if self.symmetry_breaking is not None:
             parents = poses.shape[1] if out_capsules is None else out_capsules
-            offset = evenly_spaced(parents, weight)[:, None, None] * self.symmetry_breaking
+            offset = evenly_spaced(parents, at_least_float32(weight))[:, None, None] * self.symmetry_breaking
             weight = weight.expand(-1, parents, -1, -1)
             bias = offset.unsqueeze(0) if bias is None else bias + offset
         elif out_capsules is not None:

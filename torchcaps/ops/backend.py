@@ -158,7 +158,8 @@ def choose_backend(
         reason = why_no_triton(device, sizes) or _why_not_checked(device)
         if reason is None:
             return "triton"
-        _warn_once(f"{reason}: backend='auto' uses 'tiled'")
+        if sizes is not None:  # operators without them have no Triton kernel
+            _warn_once(f"{reason}: backend='auto' uses 'tiled'")
         return "tiled"
     reason = why_no_triton(device, sizes) if backend == "triton" else None
     if backend == "native":

@@ -57,8 +57,10 @@ class Routing(RoutingParameters, ABC):
         softmax: axis over which the coefficients sum to one.
         leaky: whether an extra parent of logit 0 joins the softmax and is then dropped.
         averages: whether a parent is a mean of votes, not a sum.
-        gain: length of the first votes, see `fan_in_`: above 1 it offsets a squash, below 1 peaked coefficients.
-        alike, apart: how similar the first votes of a child are for all parents, see `fan_in_`.
+        gain: length of the first parents, before a squash, relative to that of the children, see `fan_in_`: above 1 to
+            make up for a squash, below 1 where coefficients become peaked.
+        alike, apart: part of the variance of the first vote weights that all parents share, and bound of the part that
+            they do not share, see `fan_in_`.
             `torchcaps.testing.propose_gain` proposes values.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or

@@ -1,7 +1,7 @@
 """Uniform and random routing: two controls, which do not route.
 
 Every algorithm should be compared with both (Paik, Kwak, Kim: Capsule Networks Need an Improved Routing Algorithm,
-2019). `Routing.uniform` leaves out the coefficients of another algorithm after training; these are trained without.
+2019). `Routing.uniform` makes the coefficients of a trained network uniform; these are trained without routing.
 """
 
 from collections.abc import Callable

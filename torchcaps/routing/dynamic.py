@@ -34,7 +34,7 @@ class DynamicRouting(Routing):
     A parent's length, in [0, 1), says how present it is.
 
     Args:
-        iterations: number of iterations, at least 1; with 1 the coefficients stay as the first logits make them.
+        iterations: number of iterations, at least 1; with 1 the coefficients are the softmax of the first logits.
         softmax: "parents" as published (each child's coefficients sum to one), or "children" (Li et al. 2018: each
             parent's coefficients sum to one).
         learn_bias: learn a bias for each parent, initially 0.1 as in the authors' code.

@@ -42,9 +42,10 @@ class EMRouting(Routing):
 
     Args:
         iterations: number of M-steps, at least 1.
-        inverse_temperature, decay: limit of lambda, and how fast lambda approaches it; decay=0 keeps lambda constant.
-        eps: least variance, at least 1e-6: with less, the precision times the rounding of float32 votes that agree is
-            no longer small, and gradients are wrong.
+        inverse_temperature, decay: limit of lambda, and the factor by which lambda's distance to it shrinks in each
+            iteration; 0 keeps lambda constant.
+        eps: least variance, at least 1e-6: votes that agree still differ by the rounding of float32, and divided by a
+            smaller variance, this rounding would decide the logits and the gradients.
         schedule: schedule of lambda: "saturating" as above, or "linear" for `inverse_temperature * (t + 1)`.
         cost_range: r rescales the costs of each sample's parents to [-r/2, r/2]; None leaves them as they are.
         gradient, init: see :class:`torchcaps.Routing`.

@@ -9,7 +9,7 @@ from torchcaps.ops import Gaussian
 
 
 class Fit(NamedTuple):
-    """A Gaussian for each parent, and the logit of its activation. Any number is valid, as an equilibrium needs."""
+    """A Gaussian for each parent, and the logit of its activation. Each may be any real number, so that an equilibrium can extrapolate them."""
 
     mean: Tensor
     log_sigma: Tensor

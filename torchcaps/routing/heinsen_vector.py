@@ -21,7 +21,7 @@ class HeinsenVectorRouting(Routing):
     r"""Route vectors by how well each parent predicts each child, with votes that are never stored.
 
     Children x have d entries (all of a matrix) and gates a, and parents o have h. With :math:`n = \sum_i a_i`, at least
-    1e-6, N for LayerNorm without parameters (nothing if h is 1), and R = 1/parents at first, each iteration computes
+    1e-6, N a LayerNorm without parameters (the identity if h is 1), and R = 1/parents at first, each iteration computes
 
     .. math::
         f_i = a_i \, \text{sigmoid} \Big( \frac{x_i \cdot W^A_i}{\sqrt{n}} + b^A_i \Big), \quad
@@ -92,7 +92,7 @@ class HeinsenVectorRouting(Routing):
             moved = (total * scale[:, None, None] * self.vote_scale) @ self.vote_weight.to(total.dtype)
         bias: Tensor = self.vote_bias  # B
         if self.shape is not None and self.shape.any_parents:
-            bias = bias + evenly_spaced(votes.parents, bias)[:, None] * self.symmetry_breaking
+            bias = bias + evenly_spaced(votes.parents, at_least_float32(bias))[:, None] * self.symmetry_breaking
         o = moved + mass.unsqueeze(-1) * bias
         o = F.layer_norm(o, o.shape[-1:]) if o.shape[-1] > 1 else o
         return votes.capsules(o), o

@@ -30,7 +30,8 @@ class RoutingParameters(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An option that is changed later is checked like the argument of its name.
-        kind = kinds_of(type(self).__init__).get(name)
+        init = type(self).__init__
+        kind = kinds_of(init).get(name) if getattr(init, "is_checked", False) else None
         if kind is not None and not isinstance(value, (Tensor, nn.Module)) and not kind.fits(value):
             raise refusal(name, value, kind)
         if name in ("start", "gradient", "iterations"):
@@ -112,7 +113,7 @@ class RoutingParameters(nn.Module):
     def extra_repr(self) -> str:
         """Show the iterations, and the options that differ from their defaults."""
         parameters = inspect.signature(type(self)).parameters.items()
-        options = [(name, getattr(self, name), x.default) for name, x in parameters]
+        options = [(name, getattr(self, name), x.default) for name, x in parameters if hasattr(self, name)]
         shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 

@@ -57,8 +57,8 @@ class LayerShape(NamedTuple):
 def fan_in_(weight: Tensor, shape: LayerShape, averages: bool, gain: float, alike: float, apart: float) -> None:
     r"""Draw vote weights `(..., parents, d, h)` that keep capsules alive through any number of layers, in place.
 
-    The weights are normal with a standard deviation for which parents with uniform coefficients c,
-    :math:`s_j = c \sum_i V_{ij}`, are `gain` times as long as children of random directions:
+    The weights are normal. Their standard deviation is chosen so that, with uniform coefficients c, a parent
+    :math:`s_j = c \sum_i V_{ij}` is `gain` times as long as a child if the children point in random directions:
 
     .. math:: \sigma = \frac{\text{gain}}{c \sqrt{\text{children} \cdot \text{out\_features}}}
 

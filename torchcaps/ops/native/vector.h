@@ -181,7 +181,7 @@ INLINE Vec<T, L> root(Vec<T, L> x) {
   return x;
 }
 
-// Replaces 0 by 1, for divisors. Numbers whose reciprocal overflows count as 0.
+// Replaces 0 by 1, for divisors. Numbers below 1e-30 count as 0.
 template <class T, int L>
 INLINE Vec<T, L> nonzero(Vec<T, L> x) {
   const Vec<T, L> one = splat<T, L>(1);
