@@ -52,7 +52,7 @@ def content(folder: str | Path) -> dict:
 
 def test_a_network_without_capsules_has_a_page(capfd, mnist_of_noise, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(mnist_of_noise))
-    small = ["--model.network=ConvNet", "--model.network.channels=[2,2,2]", "--model.network.hidden=[4,4]"]
+    small = ["--model.network.channels=[2,2,2]", "--model.network.hidden=[4,4]"]
     options = ["--trainer.max_steps", "1", "--data.batch_size", "2", "--trainer.limit_test_batches", "1"]
     assert call("train", "sabour2017/table1/cnn", *small, *options) == 0
     assert call("explain", "sabour2017/table1/cnn", *small, "--figures", "drawn") == 0

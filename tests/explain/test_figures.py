@@ -10,7 +10,7 @@ from torch import nn
 from torchcaps import CapsNet, Capsules, Prediction
 from torchcaps.explain import perturb, reconstructions_figure, write_figures
 from torchcaps.explain.page import samples_of
-from torchcaps.models import ConvNet, ResNetCapsNet
+from torchcaps.models import ResNetCapsNet, convnet_mnist
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_write_figures(network, tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
     network.decoder = None
     assert [path.name for path in write_figures(network, samples, tmp_path)] == ["credit.png"]
-    assert not list(write_figures(ConvNet(1, 8, 3, (2, 2, 2), (4, 4)), samples, tmp_path))
+    assert not list(write_figures(convnet_mnist(0.5, 3, 8, (2, 2, 2), (4, 4)), samples, tmp_path))
     of_several_classes = samples_of(torch.rand(3, 1, 8, 8), torch.ones(3, 2), ["a", "b"], list("123"))
     assert not list(write_figures(network, of_several_classes, tmp_path))
     own = samples_of(torch.rand(2, 3, 2, 4), torch.tensor([1, 0]), ["a", "b", "c"], list("12"))

@@ -131,7 +131,7 @@ def test_the_average_of_places():
     network = create_model("average_pooled_smallnorb", channels=4).eval()
     images = torch.rand(2, 2, 40, 50)
     norm, _, _, linear = network.classifier
-    maps = norm(network.features(with_coordinates(images)))
+    maps = norm(network.features(images))
     assert maps.shape == (2, 4, 2, 3)
     torch.testing.assert_close(network(images).scores, linear(maps.mean((2, 3))))
     with pytest.raises(ValueError, match="height and width at least 29"):

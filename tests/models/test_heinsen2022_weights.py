@@ -119,10 +119,9 @@ def test_loads_into_a_given_head(file):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"W2": torch.ones(1)}, "the file has W2, the head does not; give a .state_dict file of github.com/glassroom/"),
-        ({"B": None}, "does not fit VectorRoutingHead: the file has no B;"),
-        ({"route.2.W_S": torch.ones(4, 2)}, "route.2.W_S has shape (4, 2), expected (4, 3);"),
-        ({"route.2.CONST_ones_over_n_out": torch.ones(3)}, "route.2.CONST_ones_over_n_out is not 1/3 everywhere;"),
+        ({"W2": torch.ones(1)}, "has the weights of another network: W2 has shape (1,) there, expected none"),
+        ({"B": None}, "depth_offset has shape none there, expected (3, 6)"),
+        ({"route.2.W_S": torch.ones(4, 2)}, "routing.similarity_weight has shape (4, 2) there, expected (4, 3)"),
         ({"W": torch.ones(3)}, "is not one of the author's heads, which have a matrix W:"),
     ],
 )

@@ -19,7 +19,7 @@ from torchcaps import (
     register_model,
 )
 from torchcaps.functional import squash
-from torchcaps.models import ConvNet, registry
+from torchcaps.models import convnet_mnist, registry
 
 SMALL = {"channels": 8, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "decoder": (16, 32)}
 
@@ -76,17 +76,17 @@ def own_registry(monkeypatch):
 
 
 BUILDER = """
-from torchcaps.models import ConvNet, register_model
+from torchcaps.models import convnet_mnist, register_model
 
 @register_model
 def mine():
-    return ConvNet()
+    return convnet_mnist()
 """
 
 
 def test_a_name_that_is_taken(own_registry):
     def capsnet_mnist():
-        return ConvNet()
+        return convnet_mnist()
 
     ours = registry._builders["capsnet_mnist"]
     with pytest.raises(ValueError, match="'capsnet_mnist' of .*test_models.py, line .*sabour2017.py, line") as error:
@@ -116,7 +116,7 @@ def test_a_cell_of_a_notebook_that_runs_again(own_registry):
     assert inspect.unwrap(registry._builders["mine"]) is namespace["mine"]
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "x", torch.nn.Linear(1, 1), functools.partial(ConvNet)])
+@pytest.mark.parametrize("wrong", [None, 3, "x", torch.nn.Linear(1, 1), functools.partial(convnet_mnist)])
 def test_what_is_no_builder(own_registry, wrong):
     with pytest.raises(TypeError, match=r"^register_model takes a function that builds a model, got [^\n]*$"):
         register_model(wrong)

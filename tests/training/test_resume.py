@@ -36,7 +36,7 @@ RECIPES = {
         """,
     "dropout.yaml": """
         extends: sabour2017/table1/cnn
-        model: {network: {class_path: torchcaps.models.sabour2017.ConvNet, init_args: {
+        model: {network: {class_path: torchcaps.models.convnet_mnist, init_args: {
             channels: [2, 2, 2], hidden: [8, 8], dropout: 0.5}}}
         data: {init_args: {batch_size: 4}}
         """,

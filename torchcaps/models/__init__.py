@@ -7,7 +7,6 @@ from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
     EmbeddingMean,
     StereoCapsNet,
-    StereoCNN,
     average_pooled_smallnorb,
     heinsen_smallnorb,
     heinsen_sst,
@@ -32,7 +31,6 @@ from torchcaps.models.mazzia2021 import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.registry import create_model, list_models, register_model
 from torchcaps.models.sabour2017 import (
     CapsNet,
-    ConvNet,
     capsnet_affnist,
     capsnet_digits,
     capsnet_mnist,
@@ -67,7 +65,6 @@ __all__ = [
     "CapNet",
     "CapsNet",
     "CapsuleClassifier",
-    "ConvNet",
     "EfficientCapsNet",
     "EmbeddingCapsNet",
     "EmbeddingMean",
@@ -75,7 +72,6 @@ __all__ = [
     "EncapsulatedModule2d",
     "FeatureClassifier",
     "ResNetCapsNet",
-    "StereoCNN",
     "StereoCapsNet",
     "VectorRoutingHead",
     "add_capsules",

@@ -39,8 +39,8 @@ class Features(nn.Module):
     Args:
         network: module with a method `forward_features`, as timm's have, or whose output are the features or has them
             as `last_hidden_state`, as in transformers.
-        example: a batch of inputs, which shows the layout. For square images, maps whose second and third sizes alone are
-            equal have their channels last, and tokens beyond a square number, such as class tokens, come first.
+        example: a batch of inputs, which shows the layout. For square images, maps whose second and third sizes alone
+            are equal have their channels last, and tokens beyond a square number, such as class tokens, come first.
         skip_tokens: number of tokens to leave out, the first ones; None for those that precede the patches.
 
     Shape:

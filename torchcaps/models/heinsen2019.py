@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import check_embeddings, check_images, without_padding
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, CapsuleStack
@@ -130,37 +131,17 @@ def stereo_convolutions(in_channels: int, channels: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class StereoCNN(nn.Module):
-    r"""Baseline for :class:`StereoCapsNet`: the same six convolutions, an average over all positions, a linear layer.
-
-    .. math:: \text{scores} = W \, \text{mean}_{\text{positions}} (\text{BN}(x)) + b
-
-    Shapes of input and scores, and errors, are those of :class:`StereoCapsNet`.
-
-    Args:
-        in_channels: number of channels of an image.
-        classes: number of classes.
-        channels: number of channels of the convolutions.
-    """
-
-    @checked
-    def __init__(self, in_channels: Count = 2, classes: Count = 5, channels: Count = 64):
-        super().__init__()
-        self.in_channels = in_channels
-        self.features = stereo_convolutions(in_channels, channels)
-        self.classifier = nn.Sequential(
-            nn.BatchNorm2d(channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
-        )
-
-    def forward(self, images: Tensor) -> Prediction:
-        check_images(images, (self.in_channels, None, None), next(self.parameters(), None), LEAST)
-        return Prediction(self.classifier(self.features(with_coordinates(images))))
-
-
 def with_coordinates(images: Tensor) -> Tensor:
     """Add two channels to images: each pixel's row and column, evenly spaced from -1 to 1 (Figure 3b)."""
     grid = torch.meshgrid(*(evenly_spaced(length, images) for length in images.shape[-2:]), indexing="ij")
     return torch.cat([images, torch.stack(grid).expand(images.shape[0], -1, -1, -1)], dim=1)
+
+
+class Coordinates(nn.Module):
+    """Add coordinates to images, as :func:`with_coordinates` does."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return with_coordinates(images)
 
 
 class EmbeddingCapsNet(PartsCapsNet):
@@ -296,9 +277,13 @@ def heinsen_sst(
 
 
 @register_model
-def average_pooled_smallnorb(classes: Count = 5, in_channels: Count = 2, channels: Count = 64) -> StereoCNN:
+def average_pooled_smallnorb(classes: Count = 5, in_channels: Count = 2, channels: Count = 64) -> FeatureClassifier:
     """Baseline: the convolutions of heinsen_smallnorb, an average over positions and a linear layer."""
-    return StereoCNN(in_channels, classes, channels)
+    features = nn.Sequential(Coordinates(), *stereo_convolutions(in_channels, channels))
+    classifier = nn.Sequential(
+        nn.BatchNorm2d(channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
+    return FeatureClassifier(features, classifier, (in_channels, None, None), LEAST)
 
 
 @register_model

@@ -9,6 +9,7 @@ import re
 from torch import Tensor, nn
 
 from torchcaps.models.heinsen2019 import heinsen_smallnorb, heinsen_sst
+from torchcaps.models.pretrained import load_state
 from torchcaps.models.state_dicts import read_state_dict
 from torchcaps.utils.arguments import checked
 
@@ -34,20 +35,9 @@ def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None =
     """
     published = read_state_dict(path, HOME, ADVICE)
     model = _network_of(published, path) if model is None else model
-    own = model.state_dict()
-    names = {_authors_name(name): name for name in own}
-    expected = {name: tuple(own[ours].shape) for name, ours in names.items()}
-    expected |= {f"routings.{k}.CONST_one": () for k in range(2)}
-    if missing := expected.keys() - published.keys():
-        raise _not_the_authors(path, model, f"the file has no {_some(missing)}")
-    if unknown := published.keys() - expected.keys():
-        raise _not_the_authors(path, model, f"the file has {_some(unknown)}, the network does not")
-    for name, shape in expected.items():
-        if published[name].shape != shape:
-            raise _not_the_authors(path, model, f"{name} has shape {tuple(published[name].shape)}, expected {shape}")
-        if name.endswith("CONST_one") and published[name] != 1:
-            raise _not_the_authors(path, model, f"{name} is {published[name].item()}, expected 1")
-    model.load_state_dict({ours: published[name] for name, ours in names.items()})
+    names = {_authors_name(name): name for name in model.state_dict()}
+    # Constants of the author's code, such as CONST_one, are numbers in ours.
+    load_state(model, {names.get(name, name): x for name, x in published.items() if ".CONST_" not in name}, path)
     return model.eval()
 
 
@@ -79,12 +69,3 @@ def _authors_name(name: str) -> str:
     ):
         name = re.sub(ours, theirs, name)
     return name
-
-
-def _not_the_authors(path: str | os.PathLike[str], model: nn.Module, problem: str) -> ValueError:
-    return ValueError(f"{path} does not fit {type(model).__name__}: {problem}; {ADVICE}")
-
-
-def _some(keys: set[str]) -> str:
-    first, *rest = sorted(keys)
-    return f"{first} and {len(rest)} more" if rest else first

@@ -6,10 +6,10 @@ The files lie in github.com/glassroom/heinsen_routing_2022_paper.
 import os
 import re
 
-import torch
 from torch import Tensor
 
 from torchcaps.models.heinsen2022 import VectorRoutingHead
+from torchcaps.models.pretrained import load_state
 from torchcaps.models.state_dicts import read_state_dict
 from torchcaps.utils.arguments import checked
 
@@ -58,23 +58,9 @@ def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | N
     """
     published = read_state_dict(path, HOME, ADVICE)
     model = _head_of(published, path) if model is None else model
-    own = model.state_dict()
-    names = {_authors_name(name): name for name in own}
-    expected = {name: tuple(own[ours].shape) for name, ours in names.items()}
-    parents = {f"route.{k}.CONST_ones_over_n_out": layer.out_capsules for k, layer in enumerate(model.capsules.layers)}
-    expected |= {name: (count,) for name, count in parents.items()}
-    for name in sorted(expected.keys() | published.keys()):
-        if name not in published:
-            raise _not_the_authors(path, f"the file has no {name}")
-        if name not in expected:
-            raise _not_the_authors(path, f"the file has {name}, the head does not")
-        if published[name].shape != expected[name]:
-            found = tuple(published[name].shape)
-            raise _not_the_authors(path, f"{name} has shape {found}, expected {expected[name]}")
-    for name, count in parents.items():
-        if not torch.allclose(published[name].double() * count, torch.ones(count).double(), atol=1e-3):
-            raise _not_the_authors(path, f"{name} is not 1/{count} everywhere")
-    model.load_state_dict({ours: published[name] for name, ours in names.items()})
+    names = {_authors_name(name): name for name in model.state_dict()}
+    # Constants of the author's code, such as CONST_ones_over_n_out, are numbers in ours.
+    load_state(model, {names.get(name, name): x for name, x in published.items() if ".CONST_" not in name}, path)
     return model.eval()
 
 
@@ -97,7 +83,3 @@ def _authors_name(name: str) -> str:
     layer = re.fullmatch(r"capsules\.layers\.(\d)\.routing\.(.+)", name)
     assert layer is not None, name
     return f"route.{layer[1]}.{NAMES[layer[2]]}"
-
-
-def _not_the_authors(path: str | os.PathLike[str], problem: str) -> ValueError:
-    return ValueError(f"{path} does not fit VectorRoutingHead: {problem}; {ADVICE}")

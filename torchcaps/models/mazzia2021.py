@@ -31,8 +31,8 @@ class EfficientCapsNet(ReconstructingCapsNet):
 
     Shape:
         - Input: `(batch, in_channels, image_size, image_size)`, values in [0, 1], at least 27x27 pixels.
-        - Output: a Prediction: the activations of the class capsules `(batch, classes)`, with efficient routing their lengths,
-          and the class capsules, poses `(batch, classes, 16)`.
+        - Output: a Prediction: the activations of the class capsules `(batch, classes)`, with efficient routing their
+          lengths, and the class capsules, poses `(batch, classes, 16)`.
 
     Reference:
         Mazzia et al. 2021, Figure 1.

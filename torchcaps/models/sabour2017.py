@@ -1,11 +1,12 @@
 """The networks of Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017)."""
 
+import itertools
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Capsules
 from torchcaps.models.cnn import FeatureClassifier
-from torchcaps.models.inputs import check_images
 from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presence
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
@@ -80,61 +81,6 @@ class CapsNet(ReconstructingCapsNet):
     def primary_capsules(self, images: Tensor) -> Capsules:
         self.check_images(images)
         return self.primary(F.relu(self.conv(images)))
-
-
-class ConvNet(nn.Module):
-    """The paper's baseline: three 5x5 convolutions, two hidden layers, dropout.
-
-    Args:
-        in_channels: number of channels of an image.
-        image_size: height and width of an image, or one number for both.
-        classes: number of classes.
-        channels: numbers of channels of the three convolutions.
-        hidden: widths of the fully connected layers.
-        dropout: dropout probability before the last layer.
-
-    Shape:
-        - Input: `(batch, in_channels, height, width)`.
-        - Output: a Prediction with logits `(batch, classes)`.
-
-    Reference:
-        Sabour et al. 2017, section 5: 256, 256, 128 channels, 328 and 192 units. Their count of 35.4M parameters
-        implies zero padding.
-    """
-
-    @checked
-    def __init__(
-        self,
-        in_channels: Count = 1,
-        image_size: Count | tuple[Count, Count] = 28,
-        classes: Count = 10,
-        channels: tuple[Count, Count, Count] = (256, 256, 128),
-        hidden: tuple[Count, Count] = (328, 192),
-        dropout: Fraction = 0.5,
-    ):
-        super().__init__()
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        self.image_shape = (in_channels, height, width)
-        self.features = nn.Sequential(
-            nn.Conv2d(in_channels, channels[0], 5, padding=2),
-            nn.ReLU(),
-            nn.Conv2d(channels[0], channels[1], 5, padding=2),
-            nn.ReLU(),
-            nn.Conv2d(channels[1], channels[2], 5, padding=2),
-            nn.ReLU(),
-        )
-        self.classifier = nn.Sequential(
-            nn.Linear(channels[2] * height * width, hidden[0]),
-            nn.ReLU(),
-            nn.Linear(hidden[0], hidden[1]),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden[1], classes),
-        )
-
-    def forward(self, images: Tensor) -> Prediction:
-        check_images(images, self.image_shape, next(self.parameters(), None))
-        return Prediction(self.classifier(self.features(images).flatten(1)))
 
 
 @register_model
@@ -227,9 +173,26 @@ def capsnet_small(
 
 
 @register_model
-def convnet_mnist(dropout: Fraction = 0.5, classes: Count = 10) -> ConvNet:
-    """The paper's CNN baseline for 28x28 digits: 35,445,522 parameters."""
-    return ConvNet(1, 28, classes, channels=(256, 256, 128), hidden=(328, 192), dropout=dropout)
+def convnet_mnist(
+    dropout: Fraction = 0.5,
+    classes: Count = 10,
+    image_size: Count = 28,
+    channels: tuple[Count, Count, Count] = (256, 256, 128),
+    hidden: tuple[Count, Count] = (328, 192),
+) -> FeatureClassifier:
+    """The paper's CNN for 28x28 digits (section 5): 35,445,522 parameters, with zero padding."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise((1, *channels)):
+        layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU()]
+    classifier = nn.Sequential(
+        nn.Linear(channels[-1] * image_size**2, hidden[0]),
+        nn.ReLU(),
+        nn.Linear(*hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden[1], classes),
+    )
+    return FeatureClassifier(nn.Sequential(*layers, nn.Flatten()), classifier, (1, image_size, image_size))
 
 
 @register_model

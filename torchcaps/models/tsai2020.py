@@ -37,13 +37,13 @@ class CapsuleClassifier(nn.Module):
         backbone: network from images to a feature map.
         primary: layer from the feature map to capsules on a grid.
         capsules: stack from the primary capsules to the class capsules.
-        classifier: layer from a class capsule's flattened pose to its logit, shared by the classes; None makes the
-            activation of a class capsule the score of its class.
+        classifier: layer from a class capsule's flattened pose to its logit, shared by the classes; None for a
+            prediction that has the activations of the class capsules and no scores.
         image_shape: channels, height and width of an image; None for any.
 
     Shape:
         - Input: `(batch, channels, height, width)`.
-        - Output: a Prediction: scores `(batch, classes)` and the class capsules.
+        - Output: a Prediction: scores `(batch, classes)`, or activations without a classifier, and the class capsules.
 
     Reference:
         Tsai et al. 2020, Procedure 2.

@@ -97,8 +97,8 @@ class ResNetCapsNet(ReconstructingCapsNet):
 
     Shape:
         - Input: `(batch, in_channels, image_size, image_size)`, values in [0, 1].
-        - Output: a Prediction: the activations of the class capsules `(batch, classes)`, with this routing their lengths, and
-          the class capsules.
+        - Output: a Prediction: the activations of the class capsules `(batch, classes)`, with this routing their
+          lengths, and the class capsules.
 
     Reference:
         Zhao & Huang 2019, section 4.3 and Figure 2.

@@ -10,7 +10,7 @@ is 3x3 for strides 1 and 2. For larger strides it grows, so that every position 
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
@@ -155,7 +155,7 @@ def _check_comparison(lower: MapShape, critic: bool, divergence: Divergence, cos
 
 def _upsampling(lower: MapShape, higher: MapShape, groups: int | None) -> nn.ConvTranspose2d:
     """Return a transposed convolution from the higher layer's size to exactly the lower layer's size."""
-    kernels, strides, paddings, rests = [], [], [], []
+    sides: list[tuple[int, int, int, int]] = []
     for low, high in zip(lower[1:3], higher[1:3], strict=True):
         stride = math.ceil(low / high)
         if math.ceil(low / stride) != high:
@@ -166,20 +166,10 @@ def _upsampling(lower: MapShape, higher: MapShape, groups: int | None) -> nn.Con
         kernel = max(3, stride | 1)  # odd, and at least the stride, so that no position stays empty
         beyond = (high - 1) * stride + kernel - low
         padding = math.ceil(beyond / 2)  # 1, for strides of 1 and 2
-        kernels.append(kernel)
-        strides.append(stride)
-        paddings.append(padding)
-        rests.append(2 * padding - beyond)
-    return nn.ConvTranspose2d(
-        higher.channels,
-        lower.channels,
-        (kernels[0], kernels[1]),
-        (strides[0], strides[1]),
-        (paddings[0], paddings[1]),
-        (rests[0], rests[1]),
-        groups=groups or 1,
-        bias=False,
-    )
+        sides.append((kernel, stride, padding, 2 * padding - beyond))
+    names = "kernel_size", "stride", "padding", "output_padding"
+    sizes: Any = dict(zip(names, zip(*sides, strict=True), strict=True))
+    return nn.ConvTranspose2d(higher.channels, lower.channels, **sizes, groups=groups or 1, bias=False)
 
 
 def _reduction(channels: int, out_channels: int) -> tuple[nn.Module, ...]:

@@ -47,7 +47,7 @@ class Passes:
 
 
 class Seen(NamedTuple):
-    """Results of a layer's last iteration, without gradients, and its votes in a few samples, until they are looked at."""
+    """Results of a layer's last iteration, without gradients, and its votes in a few samples."""
 
     parents: Capsules
     lengths: Tensor

@@ -42,8 +42,8 @@ class Cache:
 class ComputedVotes(Votes):
     """Votes that a backend computes from tensors of the children's size.
 
-    The backend "reference" stores all votes. Coefficients that a caller asks for are computed from the stored votes of a
-    few children at a time; in compiled code, which has no such loops, from those of all children at once.
+    The backend "reference" stores all votes. Coefficients that a caller asks for are computed from the stored votes of
+    a few children at a time; in compiled code, which has no such loops, from those of all children at once.
 
     Attributes:
         poses: poses of the children.
