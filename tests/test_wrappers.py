@@ -199,12 +199,6 @@ def test_a_layer_is_built_in_a_precision_and_on_a_device(name):
 
 
 @layers
-def test_empty_batch(name):
-    module, x = make(name)
-    assert [y.shape for y in tensors(module(x[:0]))] == [(0, *y.shape[1:]) for y in tensors(module(x))]
-
-
-@layers
 def test_gradients_reach_all_parameters_and_the_input(name):
     module, x = make(name)
     loss_of(module.train()(x.requires_grad_())).backward()
@@ -212,17 +206,6 @@ def test_gradients_reach_all_parameters_and_the_input(name):
         assert value.grad is not None, key
         assert value.grad.isfinite().all(), key
         assert value.grad.any(), key
-
-
-@pytest.mark.parametrize("name", ["heinsen", "any number", "conv1d", "conv2d"])
-def test_reset_draws_new_weights_and_starts_the_rest_anew(name):
-    layer, fresh = make(name, torch.float32)[0], dict(LAYERS[name][0]().named_parameters())
-    before = layer.weight.clone()
-    layer.reset_parameters()
-    assert (layer.weight != before).all()
-    for key, value in layer.named_parameters():
-        if key != "weight":
-            assert_close(value, fresh[key], rtol=0, atol=0)
 
 
 QUICK = ("conv2d", "block", "decoder")
@@ -498,14 +481,14 @@ def test_autocast(name, dtype):
 
 
 @exact_names
-@pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+@pytest.mark.parametrize("dtype", HALF)
 def test_precision(name, dtype):
     module, x = make(name, torch.float32)
     exact = copy.deepcopy(module).double()(x.double())
     module, x = module.to(dtype), x.to(dtype).requires_grad_()
     out = module(x)
     assert {y.dtype for y in tensors(out)} == {dtype}
-    assert max(errors(out, exact)) < (1e-6 if dtype == torch.float64 else 0.05)
+    assert max(errors(out, exact)) < 0.05
     loss_of(out).backward()
     assert {y.grad.dtype for y in (x, *module.parameters()) if y.grad is not None} == {dtype}
     assert all(y.grad.isfinite().all() for y in (x, *module.parameters()) if y.grad is not None)
@@ -699,11 +682,9 @@ def values_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 @names
-@pytest.mark.parametrize("default", [False, True])
-def test_a_module_built_without_values_is_given_some(name, default):
+def test_a_module_built_without_values_is_given_some(name):
     build, shape = CASES[name]
-    if default:
-        torch.set_default_device("meta")
+    torch.set_default_device("meta")  # also while the values are given
     try:
         with torch.device("meta"):
             module = build()

@@ -11,7 +11,6 @@ import pytest
 import torch
 from commands import call, checkpoint, error_of
 
-from torchcaps import CapsNet
 from torchcaps.deploy import Trained
 
 
@@ -106,14 +105,3 @@ def test_a_decoder_that_is_not_there(trained, capfd):
     torch.save({**content, "recipe": json.dumps(values), "state_dict": state}, "none.ckpt")
     message = error_of(capfd, "export", "quickstart", "--ckpt_path", "none.ckpt", "--decoder")
     assert "--decoder needs a network with a decoder, and this CapsNet has none" in message
-
-
-def test_a_network_that_cannot_be_exported(trained, capfd, monkeypatch):
-    """One whose computation depends on the numbers in an image."""
-    compute = CapsNet.primary_capsules
-    monkeypatch.setattr(CapsNet, "primary_capsules", lambda self, x: compute(self, x if x.sum() > 0 else -x))
-    for to, end in (("onnx", ".onnx"), ("torch", ".pt2")):
-        arguments = ("--ckpt_path", str(checkpoint(trained)), "--to", to, "--out", f"new/a{end}")
-        message = error_of(capfd, "export", "quickstart", *arguments)
-        assert re.match("torchcaps: CapsNet cannot be exported: .*data-dependent", message)
-    assert list(Path().iterdir()) == []

@@ -285,7 +285,7 @@ def test_batches(kind, root):
         assert torch.equal(images, raw.float() / 255)
         assert torch.equal(labels, expected)
         assert labels.dtype == torch.int64
-        assert len(batches[-1][1]) == len(raw) % 7 or 7
+        assert [len(batch[1]) for batch in batches] == [7] * (len(raw) // 7) + [len(raw) % 7] * (len(raw) % 7 > 0)
 
 
 @pytest.mark.parametrize("kind", [*OF_IMAGES, Digits, ClutteredDigits, StereoToys])

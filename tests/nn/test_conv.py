@@ -167,37 +167,6 @@ def test_gradients_are_those_of_the_windows(kernel_size, backend):
 # Sequences
 
 
-@pytest.mark.parametrize("pose", [(3, 2), ((2, 3), (2, 2))], ids=str)
-@pytest.mark.parametrize("routing", [HeinsenRouting(2), InvertedAttentionRouting(2)], ids=str)
-def test_a_sequence_is_a_grid_of_height_1(pose, routing):
-    sizes = {"stride": 2, "padding": 1, "dilation": 2}
-    line = CapsuleConv1d(2, 3, *pose, 3, routing, **sizes, bias=True)
-    grid = CapsuleConv2d(
-        2, 3, *pose, (1, 3), routing, **{k: (int(k != "padding"), n) for k, n in sizes.items()}, bias=True
-    )
-    algorithms.randomize(line)
-    for key, value in grid.named_parameters():
-        own = line.get_parameter(key).data
-        value.data = own if key.startswith("routing") else own.unsqueeze(1)
-    x, scores = torch.randn(2, 2, 8, *line.in_pose), torch.randn(2, 2, 8)
-    for given in (None, scores):
-        out = line(Capsules(x, given), return_coefficients=True)
-        expected = grid(
-            Capsules(x.unsqueeze(2), None if given is None else given.unsqueeze(2)), return_coefficients=True
-        )
-        assert out.pose_dims == len(line.out_pose)
-        assert expected.pose_dims is None
-        assert_close(out.poses, expected.poses.squeeze(2), **EXACT)
-        assert_close(out.activations, expected.activations.squeeze(2), **EXACT)
-        assert_close(out.coefficients, expected.coefficients.squeeze(4).squeeze(1), **EXACT)
-        for field in ("scores", "variances"):
-            if getattr(expected, field) is not None:
-                assert_close(getattr(out, field), getattr(expected, field).squeeze(2), **EXACT)
-        flat = out.flatten_grid()
-        assert_close(flat.poses, out.poses.reshape(2, 9, *line.out_pose), **EXACT)
-        assert_close(flat.activations, out.activations.reshape(2, 9), **EXACT)
-
-
 @pytest.mark.parametrize("pose", [(3, 2, 4), ((2, 3), (2, 2), (2, 1))], ids=str)
 def test_sequences_feed_other_layers(pose):
     """The next layer is another convolution, or a linear layer with or without shared weights over positions."""

@@ -4,7 +4,6 @@ import doctest
 import math
 
 import algorithms
-import oracles
 import pytest
 import torch
 from problems import BACKENDS
@@ -140,23 +139,6 @@ def test_votes_of_all_parents(name, children, asked, backend):
         results.append(evidence(run(), [poses, scores, *layer.parameters()]))
     assert results[0][0].shape == (2, parents, 2, 2)
     assert_close(*results, **EXACT)
-
-
-@backends
-@pytest.mark.parametrize("parents", [1, 4])
-def test_heinsens_algorithm_in_plain_loops(parents, backend):
-    layer = layer_of(HeinsenRouting(3), backend=backend)
-    poses, scores = torch.randn(2, 5, 2, 3), torch.randn(2, 5)
-    offsets = [2 * j / (parents - 1) - 1 for j in range(parents)] if parents > 1 else [-1.0]
-    weight = layer.weight.expand(-1, parents, -1, -1).tolist()
-    bias = [[(layer.bias[0, 0] + offset * layer.symmetry_breaking).tolist() for offset in offsets]]
-    betas = layer.routing.beta_use.tolist(), layer.routing.beta_ignore.tolist()
-    votes = oracles.votes_from_poses(poses.tolist(), weight, bias)
-    expected = oracles.heinsen_routing(votes, *betas, 3, gates=scores.sigmoid().tolist())
-    out = layer(Capsules(poses, scores), out_capsules=parents)
-    for field in ("poses", "scores", "variances"):
-        found = getattr(out, field)
-        close(found.flatten(2) if found.dim() > 2 else found, expected[field])
 
 
 @pytest.mark.parametrize(("asked", "backend"), [(5, "tiled"), (None, "reference")])

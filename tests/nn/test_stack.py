@@ -8,7 +8,6 @@ import math
 import algorithms
 import pytest
 import torch
-from problems import BACKENDS
 from torch import nn
 
 from torchcaps import (
@@ -275,21 +274,6 @@ def test_a_random_start_is_one():
     assert layer(torch.randn(2, 4, 2).double()).poses.dtype == torch.float64
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_detached_votes_are_constants(backend):
-    layer = CapsuleLinear(4, 3, 2, 2, EMRouting(2), bias=True, backend=backend)
-    children = torch.randn(2, 4, 2, requires_grad=True)
-    scores = torch.randn(2, 4, requires_grad=True)
-    votes = layer.votes(Capsules(children, scores))
-    agreement = layer.routing.agreement(layer.routing.advance(votes, None, 0)[1])  # fills the caches
-    constant = votes.detach()
-    for result in constant.moments(None)[:3]:
-        assert not result.requires_grad
-    constants = (x.detach() if isinstance(x, torch.Tensor) else x for x in agreement)
-    assert not constant.coefficients(type(agreement)(*constants)).requires_grad
-    assert_same(constant.moments(agreement)[1], votes.moments(agreement)[1])
-
-
 def test_empty_batch():
     for schedule in ("sequential", "concurrent", Equilibrium()):
         stack = three_layers(InvertedAttentionRouting(2), schedule=schedule)
@@ -338,6 +322,9 @@ def test_watchers_see_every_iteration():
         assert_same(seen[-1].parents.poses, out.poses)
         stack(x)
         assert len(seen) == len(expected)
+        with pytest.raises(ZeroDivisionError), stack.layers[1].routing.watched(lambda _: 1 / 0):
+            stack(x)
+        stack(x)
 
 
 # Equilibrium

@@ -117,7 +117,3 @@ def test_layers_say_their_backend():
     assert "backend='tiled'" in repr(CapsuleLinear(2, 2, 2, 2, routing, backend="tiled"))
     assert "backend='reference'" in repr(CapsuleConv2d(2, 2, 2, 2, 3, routing, backend="reference"))
     assert "backend" not in repr(CapsuleLinear(2, 2, 2, 2, routing))
-
-
-def test_checked_capabilities_are_pairs():
-    assert all(len(pair) == 2 and pair >= backend.OLDEST for pair in backend.CHECKED)

@@ -374,7 +374,7 @@ class TestCache:
                 found.append(votes.weighted_sum(agreement, softmax))
         assert_same(expected, found, p.leaves)
 
-    @pytest.mark.parametrize("agreement", ["dot", "poses"])
+    @pytest.mark.parametrize("agreement", ["dot", "gaussian", "poses"])
     @pytest.mark.parametrize("kind", BACKENDS)
     def test_constants(self, kind, agreement):
         p = Problem("per child", "each", gates=True)

@@ -76,12 +76,20 @@ def compare(layer: torch.nn.Module, children: Capsules, tolerance: float) -> Non
 
 # Parents: fewer than half a vector has, one more than that, a vector, and one more. Children: not a multiple of a
 # chunk, and more than a run. Samples: not a multiple of those processed together, and more than a block.
-@pytest.mark.parametrize(("parents", "children", "batch"), [(3, 5, 2), (9, 261, 3), (16, 8, 67), (17, 6, 5)])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["dynamic", "dynamic_over_children", "heinsen"])
-def test_every_size(name, shape, parents, children, batch, instructions):
+@pytest.mark.parametrize(
+    "case",
+    every(
+        16,
+        name=["dynamic", "dynamic_over_children", "heinsen"],
+        shape=SHAPES,
+        sizes=[(3, 5, 2), (9, 261, 3), (16, 8, 67), (17, 6, 5)],
+    ),
+    ids=label,
+)
+def test_every_size(case, instructions):
     """It uses float32, whose vectors have more lanes than those of float64, which other tests use."""
-    layer = CapsuleLinear(children, parents, *shape, make(name), bias=name == "heinsen")
+    name, (parents, children, batch) = case["name"], case["sizes"]
+    layer = CapsuleLinear(children, parents, *case["shape"], make(name), bias=name == "heinsen")
     poses = torch.randn(batch, children, *layer.in_pose)
     scores = torch.randn(batch, children) if children != 8 else None
     compare(small(layer), Capsules(poses, scores), 1e-4)

@@ -117,12 +117,6 @@ class TestSharedGradients:
         with pytest.raises(RuntimeError, match="create_graph.*'reference'"):
             torch.autograd.grad(results[1].sum(), p.poses, create_graph=True)
 
-    def test_reference_has_second_derivatives(self):
-        p, expected, _ = self.problem()
-        (grad,) = torch.autograd.grad(expected[1].sum(), p.poses, create_graph=True)
-        grad.square().sum().backward()
-        assert p.poses.grad is not None
-
 
 def calls(p: Problem) -> list[tuple]:
     """Return calls of every operator, with and without optional tensors: name, children, other arguments."""

@@ -10,7 +10,7 @@ import torch
 from algorithms import ALGORITHMS, expected_of, loss_of, make, randomize
 from problems import BACKENDS
 from torch import Tensor, nn
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -143,7 +143,7 @@ def test_gains_are_found(capsys):
 
 
 @names
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "native"])  # which has none
 def test_padding_in_blocks_of_its_own(name, backend, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 16)
     assert_padding_changes_nothing(make(name), backend)
@@ -287,18 +287,6 @@ def test_numbers_at_which_published_code_gives_nan(name):
 
 
 @names
-def test_an_empty_batch(name):
-    for layer, x in layers(name):
-        for backend in BACKENDS:
-            layer.backend = backend
-            poses = x[:0].requires_grad_()
-            out = layer(poses, return_coefficients=True)
-            assert len(out.poses) == len(out.coefficients) == 0
-            out.poses.sum().backward()
-            assert poses.grad.shape == poses.shape
-
-
-@names
 def test_first_values_and_state(name):
     """Parameters and buffers are reset to their initial values, copied with the layer, and loaded from another one."""
     layer = CapsuleLinear(6, 3, 4, 5, make(name))
@@ -335,9 +323,7 @@ def test_second_derivatives_of_the_reference(name):
     with use_backend("tiled"), pytest.raises(RuntimeError, match="reference"):
         torch.autograd.grad(layer(x).poses.square().sum(), x, create_graph=True)
     with use_backend("reference"):
-        (grad,) = torch.autograd.grad(layer(x).poses.square().sum(), x, create_graph=True)
-        grad.square().sum().backward()
-    assert x.grad.isfinite().all()
+        assert gradgradcheck(lambda x: layer(x).poses, x, fast_mode=True)
 
 
 def test_every_algorithm_stands_where_people_look_for_it():

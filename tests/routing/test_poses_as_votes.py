@@ -148,9 +148,9 @@ def test_half_precision_and_autocast(name):
         assert found.dtype == dtype
         assert found.isfinite().all()
         layer.float()
+    expected = layer(poses).poses
     with torch.autocast("cpu", torch.bfloat16):
-        assert_close(layer(poses).poses, layer_of(name)(poses).poses, atol=math.inf, rtol=0)
-        assert layer(poses).poses.isfinite().all()
+        assert_close(layer(poses).poses.float(), expected, atol=0.1, rtol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Routing of stored votes, without a layer: it equals that of a layer, and bad values raise errors."""
 
-import math
-
 import pytest
 import torch
 from algorithms import route
@@ -63,18 +61,6 @@ def test_stored_votes_are_routed_as_in_a_layer(name):
             if x is not None:
                 assert_close(x, y)
     assert ROUTINGS[name].with_values(**learned)(votes).coefficients is None
-
-
-@names
-def test_padding(name):
-    votes, padding = randn(2, 4, 3, 4), 1e4 * randn(2, 2, 3, 4, seed=3)
-    scores, nobody = randn(2, 4, seed=1), torch.full((2, 2), -math.inf, dtype=torch.float64)
-    padded = layer_of(name, 6)[1]
-    alone = {key: x[:4] if len(x.shape) and len(x) == 6 else x for key, x in padded.items()}
-    expected = route(ROUTINGS[name], votes, scores, **alone)
-    found = route(ROUTINGS[name], torch.cat([votes, padding], 1), torch.cat([scores, nobody], 1), **padded)
-    assert_close(found.poses, expected.poses)
-    assert_close(found.coefficients[:, :4], expected.coefficients)
 
 
 @pytest.mark.parametrize(

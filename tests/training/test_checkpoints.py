@@ -155,10 +155,10 @@ def test_a_checkpoint_from_elsewhere_deletes_nothing(checkpoints, tmp_path):
         states = WholeCheckpointIO().load_checkpoint(forged)["callbacks"].values()
         (state,) = [state for state in states if "best_k_models" in state]
         assert (state["best_k_models"], state["best_model_path"], state["kth_best_model_path"]) == ({}, "", "")
-        best = "{class_path: ModelCheckpoint, init_args: {monitor: train/loss, filename: best}}"
-        assert call("train", "--ckpt_path", str(forged), "--trainer.max_epochs=3", f"--trainer.callbacks+={best}") == 0
-        assert (victim / "a.ckpt").exists()
-        assert (beside / "a.ckpt").exists()
+    best = "{class_path: ModelCheckpoint, init_args: {monitor: train/loss, filename: best}}"
+    assert call("train", "--ckpt_path", str(forged), "--trainer.max_epochs=3", f"--trainer.callbacks+={best}") == 0
+    assert (victim / "a.ckpt").exists()
+    assert (beside / "a.ckpt").exists()
     own = torch.load(checkpoints / "last.ckpt", weights_only=True)
     kept = {"best_model_path": str(checkpoints / "previous.ckpt"), "best_k_models": {}}
     WholeCheckpointIO().save_checkpoint({**own, "callbacks": {"ModelCheckpoint": dict(kept)}}, forged)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -164,25 +164,6 @@ def test_the_cycle_of_a_training(optimizer, first):
     expected = [(1e-5 + part * 49e-5, first * (1 - 0.1 * part)) for part in parts]
     assert len(cycle.seen) == 10
     torch.testing.assert_close(torch.tensor(cycle.seen), torch.tensor(expected))
-
-
-def test_a_resumed_cycle_goes_on(tmp_path):
-    def optimizer(parameters):
-        return torch.optim.RAdam(parameters, 5e-4)
-
-    whole, interrupted, resumed = Recorder(), Recorder(), Recorder()
-    fit(whole, optimizer)
-
-    class Stop(Recorder):
-        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            if trainer.current_epoch == 0:
-                trainer.save_checkpoint(tmp_path / "half.ckpt")
-
-    interrupted = Stop()
-    fit(interrupted, optimizer)
-    fit(resumed, optimizer, tmp_path / "half.ckpt")
-    assert interrupted.seen == whole.seen
-    torch.testing.assert_close(torch.tensor(resumed.seen), torch.tensor(whole.seen[5:]))
 
 
 def test_bad_cycles():

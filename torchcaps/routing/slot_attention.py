@@ -39,8 +39,8 @@ class SlotAttention(Routing):
         start: first slots: "random" (normal, drawn anew at every call, with a mean and a logarithm of the deviation
             that are learned, the same for all slots) or "learned" (each slot its own, the same for all samples).
         eps: epsilon.
-        gradient: see :class:`torchcaps.Routing`. With "last", and at an equilibrium, a random start's mean and deviation
-            get no gradient; start="learned" is refused there.
+        gradient: see :class:`torchcaps.Routing`. With "last", and at an equilibrium, mean and deviation of a random
+            start get no gradient; start="learned" is refused there.
 
     Reference:
         Locatello et al. 2020, Algorithm 1.
