@@ -104,4 +104,4 @@ def test_a_decoder_that_is_not_there(trained, capfd):
     state = {name: value for name, value in content["state_dict"].items() if ".decoder." not in name}
     torch.save({**content, "recipe": json.dumps(values), "state_dict": state}, "none.ckpt")
     message = error_of(capfd, "export", "quickstart", "--ckpt_path", "none.ckpt", "--decoder")
-    assert "--decoder needs a network with a decoder, and this CapsNet has none" in message
+    assert "this CapsNet has no decoder: leave out the decoder" in message

@@ -105,7 +105,7 @@ def test_processes_share_the_batches_of_one(kind, processes, batch_size):
 
 
 def test_a_test_is_in_the_order_of_the_data():
-    orders = [AsStored(7, 2, 3, rank) for rank in range(3)]
+    orders = [AsStored(7, 2, 0, 3, rank) for rank in range(3)]
     assert [list(order) for order in orders for _ in range(2)] == [[0, 3, 6]] * 2 + [[1, 4, 0]] * 2 + [[2, 5, 1]] * 2
     assert [[order.share(k) for k in range(2)] for order in orders] == [
         [(2, 6), (1, 1)],

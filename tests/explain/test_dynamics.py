@@ -245,7 +245,7 @@ def test_figure():
 
 def test_long_rows_are_broken():
     panels = [panel(f"after epoch {k}", [100, 0], [k, math.nan]) for k in range(1, 9)]
-    figure = routing_dynamics_figure(panels)
+    figure = routing_dynamics_figure([panels])
     drawn = [axis for axis in figure.axes[:12] if axis.axison]
     assert [axis.get_title() for axis in drawn] == [title for title, _ in panels]
     assert len(figure.axes) == 12 + 8

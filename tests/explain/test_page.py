@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.explain.page import encoded_maps, picture, sprite, write_page
+from torchcaps.explain.page import write_page
+from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 
 pytest_plugins = ["pages"]
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from torchcaps.data.smallnorb import TEST, TRAIN
+
 BYTES, INTEGERS = 0x1E3D4C55, 0x1E3D4C54
-TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
+
 
 # Unsorted rows (instance, elevation, azimuth, lighting): two toys of each category in two poses. Each row is used for
 # all five categories.

@@ -10,7 +10,6 @@ from torchcaps.cli.checkpoints import build_run, find_run, folder_of
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
 from torchcaps.cli.table import print_table
-from torchcaps.utils.extras import needs
 from torchcaps.utils.files import take_folder, write_text_whole
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Evaluate each run, write its results, and print and draw all side by side."""
-    with needs("train"):
-        from torchcaps.evaluate import PROTOCOLS
+    from torchcaps.evaluate import PROTOCOLS
 
     if options.images < 1:
         raise BadInput(f"--images must be at least 1, got {options.images}")

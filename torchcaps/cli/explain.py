@@ -191,7 +191,7 @@ def _write_dynamics(
     """Write a row of panels per capsule layer, a panel per checkpoint."""
     from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.axes import write
-    from torchcaps.explain.page import STATISTICS
+    from torchcaps.explain.page.reports import STATISTICS
 
     network = training.model.network
     names = capsule_layers(network)

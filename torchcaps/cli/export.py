@@ -10,7 +10,6 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.cli.table import print_table
-from torchcaps.utils.extras import needs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write the file, check it, and print its path, its size and the largest difference."""
     _check(options)
-    with needs("train"):
-        from torchcaps.deploy import Trained
+    from torchcaps.deploy import Trained
 
     checkpoint = locate(options, options.ckpt_path, folders=True)
     out = options.out or checkpoint.with_name(f"{checkpoint.stem}{'-int8' * options.int8}{ENDS[options.to]}")
@@ -86,9 +84,7 @@ def _onnx(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
         _file(options, trained, out)
         return
     from torchcaps.data import ImageData
-
-    with needs("export"):
-        from torchcaps.deploy.onnx import compare, quantize
+    from torchcaps.deploy.onnx import compare, quantize
 
     if not isinstance(trained.data, ImageData):
         raise BadInput(f"--int8 is for networks of images, and {type(trained.data).__name__} has none")
@@ -111,8 +107,6 @@ def _file(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
 def _write(options: argparse.Namespace, trained: "Trained", out: Path) -> float:
     from torchcaps.deploy import export
 
-    if options.decoder and getattr(trained.network, "decoder", None) is None:
-        raise BadInput(f"--decoder needs a network with a decoder, and this {type(trained.network).__name__} has none")
     about = {name: value for name, value in trained.about.items() if name != "names"}
     facts = {"classes": trained.names, **about}
     if trained.temperature is not None:

@@ -18,7 +18,6 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.extras import needs
 from torchcaps.utils.files import write_whole
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
-    with needs("train"):
-        from torchcaps.deploy import Trained
+    from torchcaps.deploy import Trained
 
     if options.batch_size < 1:
         raise BadInput(f"--batch_size must be at least 1, got {options.batch_size}")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
 from torchcaps.utils.checks import nearest
-from torchcaps.utils.extras import needs
 
 if TYPE_CHECKING:
     from torchcaps.recipes import Recipe
@@ -140,8 +139,7 @@ def build_training(
         recipe: the recipe, or one with the values of a run.
         folder, smoke, checkpoint: see `Training`.
     """
-    with needs("train"):
-        from torchcaps.training.build import Training
+    from torchcaps.training.build import Training
 
     try:
         overrides = [*network_overrides(options.model, recipe), *overrides]

@@ -41,8 +41,6 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput(f"{options.recipe} has no head `search`: write a recipe that extends it and add {HEAD}")
     if options.trials is not None and options.trials < 1:
         raise BadInput(f"--trials must be at least 1, got {options.trials}")
-    with needs("train"):
-        pass
     with needs("search"):
         from optuna.exceptions import OptunaError
     from torchcaps.search.plan import read_plan

@@ -6,7 +6,6 @@ import os
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
-from torchcaps.utils.extras import needs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +26,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _say(f"reading {path}")
-    with needs("train"):
-        from torchcaps.deploy import Trained
+    from torchcaps.deploy import Trained
+
     with bad_data():
         trained = Trained.load(path, options.allow_code)
     _say("starting Gradio")

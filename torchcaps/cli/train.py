@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from torchcaps.cli.checkpoints import build_run, can_be_resumed, find_run, is_run, runs_of_run
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_recipe, build_training, check_test, load_requested, run_test, runs_of
-from torchcaps.utils.extras import needs
 from torchcaps.utils.processes import ends_together
 from torchcaps.utils.signals import Stopped
 
@@ -39,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it. Where a signal or a full disk ends it, say how to continue."""
-    with needs("train"):
-        from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
     if options.compile:
         overrides = ["--model.compile=true", *overrides]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.pictures import Fit, read_picture
-from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, check_input, checked
+from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
 from torchcaps.utils.checks import check_choice
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
@@ -93,7 +93,7 @@ class ImageData(LabeledData):
         num_workers: CountOrZero = 0,
         flip: bool = False,
         resize: Count | None = None,
-        jitter: NotNegative = 0.0,
+        jitter: Annotated[float, Range(0, 0.5)] = 0.0,
         ten_crop: bool = False,
         shuffle_labels: bool = False,
     ) -> None:
@@ -103,8 +103,6 @@ class ImageData(LabeledData):
             raise ValueError(f"shift must be from 0 to {min(height, width) - 1} pixels, got {shift}")
         if resize is not None and resize < min(height, width):
             raise ValueError(f"resize must be None or at least {min(height, width)} pixels, got {resize}")
-        if jitter > 0.5:
-            raise ValueError(f"jitter must be from 0 to 0.5, got {jitter}")
         if jitter and channels != 3:
             raise ValueError(f"jitter is for color images of 3 channels, and these have {channels}: set it to 0")
         if ten_crop and resize is None:

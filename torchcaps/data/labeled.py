@@ -242,7 +242,7 @@ class LabeledData(LightningDataModule):
         samples: Any = self.part(stage)
         if self.trainer is None or self.trainer.world_size == 1:
             return self._loader(samples)
-        share = AsStored(len(samples), self.batch_size, self.trainer.world_size, self.trainer.global_rank)
+        share = AsStored(len(samples), self.batch_size, 0, self.trainer.world_size, self.trainer.global_rank)
         return self._loader(samples, share)
 
     def _loader(self, samples: Dataset[Batch], order: Order | None = None) -> DataLoader[Batch]:

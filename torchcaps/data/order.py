@@ -1,6 +1,7 @@
 """Orders of samples. They depend on the run's seed and the epoch only, so a resumed run continues them."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,14 +87,7 @@ class Order(DistributedSampler[int]):
 
 
 class AsStored(Order):
-    """Every sample once, in the order of the data set, whatever the epoch: for validation and tests.
-
-    Args:
-        samples, batch_size, processes, rank: see `Order`.
-    """
-
-    def __init__(self, samples: int, batch_size: int, processes: int, rank: int) -> None:
-        super().__init__(samples, batch_size, 0, processes, rank)
+    """Every sample once, in the order of the data set, whatever the seed and the epoch: for validation and tests."""
 
     def of_epoch(self, epoch: int) -> Tensor:
         return torch.arange(self.samples)
@@ -114,21 +108,13 @@ class ByLength(Order):
 
     Args:
         lengths: length of each sample.
-        batch_size, seed, processes, rank, position: see `Order`.
+        options: the arguments of `Order` after `samples`.
     """
 
     POOL = 50  # batches
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        batch_size: int,
-        seed: int,
-        processes: int = 1,
-        rank: int = 0,
-        position: Callable[[], tuple[int, int] | None] = lambda: None,
-    ) -> None:
-        super().__init__(len(lengths), batch_size, seed, processes, rank, position)
+    def __init__(self, lengths: np.ndarray, *options: Any, **named: Any) -> None:
+        super().__init__(len(lengths), *options, **named)
         self.lengths = torch.from_numpy(lengths)
 
     def of_epoch(self, epoch: int) -> Tensor:

@@ -3,7 +3,7 @@
 import gzip
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor
 from torchcaps.data.files import CanonicalFile
 from torchcaps.data.published import Published, checked_images, checked_labels
 from torchcaps.data.stereo import Metadata, StereoData
-from torchcaps.utils.arguments import Count, checked
+from torchcaps.utils.arguments import Count, Range, checked
 
 SIDE = 96  # pixels
+TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
 # Of the elements, by the magic number of the file format.
 TYPES: dict[int, np.dtype[Any]] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}
 
@@ -70,38 +71,22 @@ class SmallNORB(Published, StereoData):
     address = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
     # md5 of name.mat.gz, and of the name.mat in it.
     md5: ClassVar[dict[str, tuple[str, str]]] = {
-        "smallnorb-5x46789x9x18x6x2x96x96-training-dat": (
-            "66054832f9accfe74a0f4c36a75bc0a2",
-            "8138a0902307b32dfa0025a36dfa45ec",
-        ),
-        "smallnorb-5x46789x9x18x6x2x96x96-training-cat": (
-            "23c8b86101fbf0904a000b43d3ed2fd9",
-            "fd5120d3f770ad57ebe620eb61a0b633",
-        ),
-        "smallnorb-5x46789x9x18x6x2x96x96-training-info": (
-            "51dee1210a742582ff607dfd94e332e3",
-            "19faee774120001fc7e17980d6960451",
-        ),
-        "smallnorb-5x01235x9x18x6x2x96x96-testing-dat": (
-            "e4ad715691ed5a3a5f138751a4ceb071",
-            "e9920b7f7b2869a8f1a12e945b2c166c",
-        ),
-        "smallnorb-5x01235x9x18x6x2x96x96-testing-cat": (
-            "5aa791cd7e6016cf957ce9bdb93b8603",
-            "fd5120d3f770ad57ebe620eb61a0b633",
-        ),
-        "smallnorb-5x01235x9x18x6x2x96x96-testing-info": (
-            "a9454f3864d7fd4bb3ea7fc3eb84924e",
-            "7c5b871cc69dcadec1bf6a18141f5edc",
-        ),
+        f"{TRAIN}-dat": ("66054832f9accfe74a0f4c36a75bc0a2", "8138a0902307b32dfa0025a36dfa45ec"),
+        f"{TRAIN}-cat": ("23c8b86101fbf0904a000b43d3ed2fd9", "fd5120d3f770ad57ebe620eb61a0b633"),
+        f"{TRAIN}-info": ("51dee1210a742582ff607dfd94e332e3", "19faee774120001fc7e17980d6960451"),
+        f"{TEST}-dat": ("e4ad715691ed5a3a5f138751a4ceb071", "e9920b7f7b2869a8f1a12e945b2c166c"),
+        f"{TEST}-cat": ("5aa791cd7e6016cf957ce9bdb93b8603", "fd5120d3f770ad57ebe620eb61a0b633"),
+        f"{TEST}-info": ("a9454f3864d7fd4bb3ea7fc3eb84924e", "7c5b871cc69dcadec1bf6a18141f5edc"),
     }
 
     @checked
     def __init__(
-        self, root: str | None = None, size: Count = SIDE, resize: Count | None = None, **options: Any
+        self,
+        root: str | None = None,
+        size: Annotated[int, Range(1, SIDE)] = SIDE,
+        resize: Count | None = None,
+        **options: Any,
     ) -> None:
-        if not 1 <= size <= SIDE:
-            raise ValueError(f"size must be from 1 to {SIDE} pixels, got {size}")
         if resize is None and size < SIDE:
             resize = SIDE
         self.shape = (2, size, size)
@@ -111,8 +96,7 @@ class SmallNORB(Published, StereoData):
         return map(self._file, self.md5)
 
     def read(self, train: bool) -> tuple[Tensor, Metadata]:
-        part = "5x46789x9x18x6x2x96x96-training" if train else "5x01235x9x18x6x2x96x96-testing"
-        images, categories, info = (self._file(f"smallnorb-{part}-{kind}") for kind in ("dat", "cat", "info"))
+        images, categories, info = (self._file(f"{TRAIN if train else TEST}-{kind}") for kind in ("dat", "cat", "info"))
         pairs = self.read_file(images, lambda path: checked_images(read_norb(path), self.stored_shape))
         labels = self.read_file(categories, lambda path: checked_labels(read_norb(path), len(pairs), self.classes))
         poses = self.read_file(info, lambda path: read_norb(path).long().view(len(pairs), 4))

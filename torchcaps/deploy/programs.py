@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from torchcaps.capsules import Prediction
+from torchcaps.explain.predicting import has_decoder
 from torchcaps.ops.backend import use_backend
 from torchcaps.utils.arguments import shown_with_type
 
@@ -69,7 +70,7 @@ def as_module(network: nn.Module, inputs: Inputs, decoder: bool) -> Program:
     Raises:
         ValueError: a decoder is asked for and there is none, or a text has fewer than two tokens.
     """
-    if decoder and (getattr(network, "decoder", None) is None or not hasattr(network, "reconstruct")):
+    if decoder and not has_decoder(network):
         raise ValueError(f"this {type(network).__name__} has no decoder: leave out the decoder")
     if len(inputs) == 2 and min(inputs[0].shape[1:2], default=0) < 2:
         raise ValueError(f"expected embeddings of at least two tokens as example, got {tuple(inputs[0].shape)}")

@@ -2,7 +2,7 @@
 Figure 2)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -123,12 +123,12 @@ Panel = tuple[str, RoutingDynamics]
 
 @checked
 @in_style
-def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]], names: Sequence[str] = ()) -> Figure:
+def routing_dynamics_figure(rows: Sequence[Sequence[Panel]], names: Sequence[str] = ()) -> Figure:
     """Draw shares as gray bars and mean lengths as a blue line with dots over the cosine, as in the paper's Figure 2.
 
     Args:
-        panels: pairs of a title, such as "after epoch 20", and the result of :func:`routing_dynamics`; or rows of such
-            pairs, such as one row per layer. The panels of a row have the same axes.
+        rows: rows of panels, such as a row for each layer. A panel is a title, such as "after epoch 20", and the result
+            of :func:`routing_dynamics`. The panels of a row have the same axes.
         names: names of the rows.
 
     Raises:
@@ -137,9 +137,8 @@ def routing_dynamics_figure(panels: Sequence[Panel] | Sequence[Sequence[Panel]],
     Reference:
         Li et al. 2018, Figure 2.
     """
-    if not panels or not all(panels):
-        raise ValueError("expected pairs of a title and its RoutingDynamics, or rows of these, got none")
-    rows = cast(Sequence[Sequence[Panel]], [panels] if isinstance(panels[0][0], str) else panels)
+    if not rows or not all(rows):
+        raise ValueError("expected rows of pairs of a title and its RoutingDynamics, got none")
     lines = [(row, first) for row in range(len(rows)) for first in range(0, len(rows[row]), PER_LINE)]
     columns = min(PER_LINE, max(map(len, rows)))
     figure = Figure(figsize=(1.9 * columns + 1.6, 1.9 * len(lines) + 0.9))

@@ -3,7 +3,7 @@
 import os
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pooch
@@ -24,7 +24,7 @@ from torchcaps.data.stereo import (
 )
 from torchcaps.data.toys.renderer import render
 from torchcaps.data.toys.solids import VERSION
-from torchcaps.utils.arguments import Count, checked
+from torchcaps.utils.arguments import Range, checked
 from torchcaps.utils.checks import one_line
 
 
@@ -54,9 +54,7 @@ class StereoToys(StereoData):
     """
 
     @checked
-    def __init__(self, root: str | None = None, size: Count = 48, **options: Any) -> None:
-        if size < 8:
-            raise ValueError(f"size must be at least 8 pixels, got {size}")
+    def __init__(self, root: str | None = None, size: Annotated[int, Range(8)] = 48, **options: Any) -> None:
         self.shape = (2, size, size)
         super().__init__(**options)
         self.root, self.size = root, size

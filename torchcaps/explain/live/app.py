@@ -13,8 +13,9 @@ from torchcaps.data import DataError, ImageData, TextData
 from torchcaps.deploy import Trained
 from torchcaps.explain.live.drawings import LARGEST, has_digits, read_drawing, read_upload
 from torchcaps.explain.live.examples import test_images
-from torchcaps.explain.page import Samples, picture, samples_of
+from torchcaps.explain.page import Samples, samples_of
 from torchcaps.explain.page.examples import example
+from torchcaps.explain.page.pictures import picture
 from torchcaps.explain.page.reports import about
 from torchcaps.explain.page.writing import EXAMPLE_SCRIPTS, as_plain, read
 from torchcaps.explain.pixels import Places, places

@@ -7,21 +7,16 @@ figures lead to files beside it. The scripts: `base.js` has what all others use,
 with the same scripts and `parts.css`; `live.js` and `drawing.js` are its own.
 """
 
-from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
-from torchcaps.explain.page.reports import STATISTICS, report
+from torchcaps.explain.page.reports import report
 from torchcaps.explain.page.samples import Samples, image_samples, picture_samples, samples_of, text_samples
 from torchcaps.explain.page.writing import write_page
 
 __all__ = [
-    "STATISTICS",
     "Samples",
-    "encoded_maps",
     "image_samples",
-    "picture",
     "picture_samples",
     "report",
     "samples_of",
-    "sprite",
     "text_samples",
     "write_page",
 ]

@@ -3,16 +3,14 @@
 import base64
 import io
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib import colormaps
+from PIL import Image
 from torch import Tensor
 
 from torchcaps.utils.arguments import Count, FloatTensor, Positive, checked, shown
-from torchcaps.utils.extras import needs
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TILE = 56  # pixels; smaller tiles of a sprite are enlarged
 BLOCK = 8  # pixels; JPEG compresses blocks of this size, and tiles of whole blocks do not run into each other
@@ -58,8 +56,6 @@ def sprite(images: FloatTensor, rows: Count, columns: Count) -> dict[str, Any]:
             f"images must have the shape ({rows * columns}, channels, height, width), with 1 to 3 channels, "
             f"got {shown(images)}"
         )
-    with needs("train"):
-        from PIL import Image
     height, width = images.shape[-2:]
     factor = max(1.0, TILE / max(height, width))
     across, down = (BLOCK * math.ceil(size * factor / BLOCK) for size in (width, height))
@@ -113,27 +109,21 @@ def heat_picture(map_: FloatTensor, peak: Positive, side: Count) -> str:
         peak: share of the lightest color.
         side: see :func:`picture`.
     """
-    with needs("train"):
-        from matplotlib import colormaps
     colors = colormaps["magma"]((map_.detach().cpu() / peak).clamp(0, 1).numpy())
     return picture(torch.from_numpy(colors[..., :3]).movedim(-1, 0).float(), side)
 
 
-def _drawn(image: Tensor) -> "Image":
-    with needs("train"):
-        from PIL import Image
+def _drawn(image: Tensor) -> Image.Image:
     image = image[:1] if len(image) == 2 else image
     levels = (image.detach().cpu().float().nan_to_num().clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(levels.movedim(0, -1).squeeze(-1).contiguous().numpy())
 
 
-def _resized(image: "Image", width: int, height: int) -> "Image":
-    from PIL.Image import Resampling
-
-    return image if image.size == (width, height) else image.resize((width, height), Resampling.BICUBIC)
+def _resized(image: Image.Image, width: int, height: int) -> Image.Image:
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _encoded(image: "Image") -> str:
+def _encoded(image: Image.Image) -> str:
     written = io.BytesIO()
     image.save(written, "JPEG", optimize=True, quality=QUALITY, subsampling=0)
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"

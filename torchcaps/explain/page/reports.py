@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.controls import accuracy, similarity, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import Accuracy, accuracy, is_right, similarity, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
@@ -72,10 +72,9 @@ def report(
         ValueError: the network's scores are not finite.
     """
     say = say or (lambda text: None)
-    states = states or [("", lambda: None)]
-    kept: list[int] | None = None
+    kept: list[int] = []
     snapshots: list[dict[str, Any]] = []
-    for number, (label, load) in enumerate(states):
+    for label, load in states or [("", lambda: None)]:
         load()
         say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
         scores = torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
@@ -84,15 +83,13 @@ def report(
                 f"{label or 'network'}: the scores are not finite, because the weights or the inputs are not: take an "
                 "earlier checkpoint, or look at the data"
             )
-        if kept is None or number == len(states) - 1:
-            last_scores = scores
-            few = 4 if len(states) > 1 else 10**6
-            kept = _chosen(samples, scores)[:few] if kept is None else kept
-        snapshots.append(_snapshot(network, samples, label, kept, temperature, shuffled, say))
+        kept = kept or _chosen(samples, scores)[: 4 if len(states) > 1 else None]
+        found = None if samples.labels is None else Accuracy(int(is_right(scores, samples.labels).sum()), len(samples))
+        snapshots.append(_snapshot(network, samples, label, found, kept, temperature, shuffled, say))
     confusion = None
     if samples.labels is not None and samples.labels.dim() == 1:
         confusion = torch.zeros(len(samples.names), len(samples.names), dtype=torch.long)
-        confusion.index_put_((samples.labels, last_scores.argmax(1)), torch.tensor(1), accumulate=True)
+        confusion.index_put_((samples.labels, scores.argmax(1)), torch.tensor(1), accumulate=True)
     return {
         **about(network, samples, temperature),
         "title": title,
@@ -138,13 +135,13 @@ def _snapshot(
     network: nn.Module,
     samples: Samples,
     label: str,
+    found: Accuracy | None,
     chosen: list[int],
     temperature: float | None,
     shuffled: nn.Module | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     runs = _runs(network, samples)
-    found = None if samples.labels is None else accuracy(network, samples.batches())
     seen = places(network, _shape(samples)) if samples.are_images else {}
     say(f"{label or 'network'}: {_counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
@@ -213,7 +210,7 @@ def _controls(
     network: nn.Module,
     samples: Samples,
     few: list[tuple[Any, Tensor]],
-    found: Any,
+    found: Accuracy | None,
     seen: dict[str, Places],
     shuffled: nn.Module | None,
 ) -> Iterator[dict[str, Any]]:
