@@ -288,6 +288,10 @@ def test_networks_by_name_that_cannot_be_had(monkeypatch, tmp_path):
 def test_a_routing_pool_needs_a_pool(vit):
     with pytest.raises(ValueError, match="has no nn.AdaptiveAvgPool2d to size 1 that could be replaced: use head='ca"):
         library_network(f"transformers/{vit}", head="pool")
+    with pytest.raises(ValueError, match="types is not for head='pool': leave it out, or choose the other head"):
+        library_network(f"transformers/{vit}", head="pool", types=3)
+    with pytest.raises(ValueError, match="sharpness is not for head='capsules'"):
+        library_network(f"transformers/{vit}", sharpness=1.0)
 
 
 def test_a_resnet_of_this_library():

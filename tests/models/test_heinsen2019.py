@@ -113,7 +113,7 @@ def test_the_mean_of_embeddings():
     expected = [embeddings[0].mean(0), embeddings[1, :2].mean(0), (2 * embeddings[2, 0] + embeddings[2, 1]) / 3]
     expected = network.classifier(torch.stack(expected).flatten(1))
     embeddings[mask == 0] = torch.nan
-    torch.testing.assert_close(network(embeddings, mask).scores, expected)
+    torch.testing.assert_close(network(embeddings, mask).scores, expected, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(network(embeddings[:1]).scores, expected[:1])
     torch.testing.assert_close(network(embeddings[1:], mask[1:] * 0).scores, network.classifier.bias.expand(2, 3))
     network(embeddings, mask).scores.sum().backward()

@@ -113,3 +113,15 @@ def test_images_are_standardized():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"\(batch, 1, 36, 36\), got \(1, 1, 28, 28\)"):
         inverted_attention_multimnist(types=2, pose=(2, 2))(torch.rand(1, 1, 28, 28))
+
+
+def test_matrix_class_capsules_in_a_replica_of_data_parallel():
+    capsules = CapsuleStack(CapsuleLinear(2 * 3 * 3, 3, (2, 2), (2, 2), DynamicRouting(2)))
+    network = CapsuleClassifier(nn.Identity(), PrimaryCapsules(1, 2, (2, 2), 2), capsules)
+    images = torch.rand(2, 1, 4, 4)
+    expected = network(images).activations
+    for module in network.modules():
+        module._is_replica = True
+    found = network(images)
+    assert found.capsules.pose_dims is None  # a number cannot be gathered
+    torch.testing.assert_close(found.activations, expected)

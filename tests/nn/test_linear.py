@@ -247,3 +247,10 @@ def test_expected_children_of_a_layer_that_has_so_many():
     assert linear(in_capsules=None, expected_children=9).layer_shape.children == 9
     assert linear(share_positions=True, expected_children=45).layer_shape == LayerShape(5, 45, 2, 1, 4, 4)
     assert linear(share_positions=True).layer_shape.children is None
+
+
+def test_many_parents_differ_in_half_precision():
+    layer = CapsuleLinear(None, None, 2, 3, HeinsenRouting(1)).bfloat16()
+    nn.init.ones_(layer.symmetry_breaking)
+    votes = layer.votes(torch.zeros(1, 3, 2, dtype=torch.bfloat16), 1000)
+    assert len(votes.bias[0, :, 0, 0].unique()) == 1000  # bfloat16 does not tell 512 from 513

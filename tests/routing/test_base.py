@@ -223,10 +223,20 @@ class Stateless(DynamicRouting):
 def test_a_routing_without_a_state():
     votes = torch.randn(2, 6, 3, 5)
     assert_close(Stateless()(votes).poses, votes.sum(1) / 3)
+    assert "Stateless()" in repr(Stateless())
     layer, x = CapsuleLinear(6, 3, 4, 5, Stateless()), torch.randn(2, 6, 4)
     stack = CapsuleStack(layer, schedule=Equilibrium())
     assert_close(stack(x).poses, layer(x).poses)
     assert stack.convergence[0].forward.tolist() == [0]
+
+
+def test_an_argument_may_be_stored_as_something_else():
+    class Own(DynamicRouting):
+        def __init__(self, activation: str = "tanh"):
+            super().__init__(2)
+            self.activation = getattr(torch, activation)
+
+    assert CapsuleLinear(6, 3, 4, 5, Own())(torch.randn(2, 6, 4)).poses.abs().max() <= 1
 
 
 def test_what_step_and_agreement_may_return(monkeypatch):

@@ -72,7 +72,8 @@ class CapsuleClassifier(nn.Module):
     def forward(self, images: Tensor, *, return_coefficients: bool = False) -> Prediction:
         capsules = self.capsules(self.primary_capsules(images), return_coefficients=return_coefficients)
         if self.classifier is None:
-            return Prediction(activations=capsules.activations, capsules=capsules)
+            dims = len(self.capsules.layers[-1].out_pose)  # which layers of nn.DataParallel's replicas leave out
+            return Prediction(activations=capsules._replace(pose_dims=dims).activations, capsules=capsules)
         return Prediction(self.classifier(capsules.poses.flatten(2)).squeeze(-1), capsules)
 
     def primary_capsules(self, images: Tensor) -> Capsules:
