@@ -14,6 +14,7 @@ from torchcaps.cli.table import print_table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from torchcaps.data import ImageData
     from torchcaps.deploy import Trained
 
 ENDS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": "-safetensors"}  # of the names of files and of the folder
@@ -141,12 +142,9 @@ def _example(trained: "Trained") -> "Tensor | tuple[Tensor, ...]":
     return embeddings, (torch.arange(8) < lengths[:, None]).float()
 
 
-def _images(data: Any, stage: str, most: int) -> "tuple[Tensor, Tensor]":
+def _images(data: "ImageData", stage: str, most: int) -> "tuple[Tensor, Tensor]":
     """Return images of a data set, evenly spaced and without augmentation, and their labels."""
-    import torch
+    from torchcaps.explain.page.samples import spread
 
     data.setup(stage)
-    samples = data.part(stage)
-    chosen = torch.linspace(0, len(samples) - 1, min(most, len(samples))).long().tolist()
-    images, labels, *_ = samples.__getitems__(chosen)
-    return data.center(images), labels
+    return data.samples(stage, spread(len(data.part(stage)), most))  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -158,6 +158,13 @@ class ImageData(LabeledData):
                 f"of {self.classes} classes, got {self.val_size}"
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
+
+    @checked
+    def samples(self, stage: str, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return images of a stage that was set up, prepared as in a validation, `(n, *shape)`, and their labels."""
+        part: Any = self.part(stage)
+        batches = [part.__getitems__(list(indices[start : start + 256])) for start in range(0, len(indices), 256)]
+        return torch.cat([self.center(batch[0]) for batch in batches]), torch.cat([batch[1] for batch in batches])
 
     @checked
     def picture(self, path: Path) -> Tensor:

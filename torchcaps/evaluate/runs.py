@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.data import ImageData
 from torchcaps.evaluate.subject import DoesNotApply, Subject
@@ -41,24 +41,20 @@ def subject_of(
     data.prepare_data()
     data.setup("test")
     data.setup("validate")
-    test: Any = data.part("test")
-    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
+    order = _shuffled(data, "test", seed)
     if data.val_set is None:
-        rest, order = order.split([len(test) // 4, len(test) - len(test) // 4])
-        held_out = _samples(data, test, rest[:HELD_OUT]) if len(rest) else None
+        rest, order = order[: len(order) // 4], order[len(order) // 4 :]
+        held_out = data.samples("test", sorted(rest[:HELD_OUT])) if rest else None
     else:
-        validation: Any = data.part("validate")
-        some = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
-        held_out = _samples(data, validation, some[:HELD_OUT])
-    images, labels = _samples(data, test, order[:count])
+        held_out = data.samples("validate", sorted(_shuffled(data, "validate", seed)[:HELD_OUT]))
+    images, labels = data.samples("test", sorted(order[:count]))
     network, loss = training.model.network.eval(), training.model.loss
     return Subject(network, images, labels, held_out, loss, seed, progress, data, trained)
 
 
-def _samples(data: ImageData, part: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return samples of a part, as in a validation: images `(n, channels, height, width)` and labels."""
-    batches = [part.__getitems__(some.tolist()) for some in indices.sort().values.split(256)]
-    return torch.cat([data.center(batch[0]) for batch in batches]), torch.cat([batch[1] for batch in batches])
+def _shuffled(data: Any, stage: str, seed: int) -> list[int]:
+    """Return the indices of a stage in random order."""
+    return torch.randperm(len(data.part(stage)), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def trained_on_few(training: Training, count: int, seed: int) -> nn.Module:

@@ -18,6 +18,11 @@ BATCH = 32
 TITLE = 60  # characters of a text in its title
 
 
+def spread(total: int, count: int) -> list[int]:
+    """Return at most `count` of the indices 0 to `total - 1`, evenly spaced."""
+    return torch.linspace(0, total - 1, min(count, total)).long().tolist()
+
+
 @dataclass(frozen=True)
 class Samples:
     """Inputs of a network with their labels.
@@ -53,7 +58,7 @@ class Samples:
 
     def spread(self, count: int) -> list[int]:
         """Return the indices of a number of samples, evenly spaced: they may be sorted by class."""
-        return torch.linspace(0, len(self) - 1, min(count, len(self))).long().tolist()
+        return spread(len(self), count)
 
     def batches(self, count: int | None = None, size: int = BATCH) -> list[tuple[Inputs, Tensor]]:
         """Return samples with their labels in batches; texts, which differ in length, one by one.
@@ -74,18 +79,13 @@ class Samples:
 def image_samples(data: ImageData, count: Count) -> Samples:
     """Return evenly spaced test images, prepared as in a validation."""
     data.setup("test")
-    part = data.part("test")
-    some = torch.linspace(0, len(part) - 1, min(count, len(part))).long().tolist()  # type: ignore[arg-type]
-    images, labels = [], []
-    for start in range(0, len(some), BATCH):
-        batch = part.__getitems__(some[start : start + BATCH])  # type: ignore[attr-defined]
-        images.append(data.center(batch[0]))
-        labels.append(batch[1])
-    titles, classes = [f"test image {index}" for index in some], torch.cat(labels)
+    some = spread(len(data.part("test")), count)  # type: ignore[arg-type]
+    images, classes = data.samples("test", some)
+    titles = [f"test image {index}" for index in some]
     if classes.dim() > 1:
         shown = [" and ".join(data.names[k] for k in row.nonzero().flatten().tolist()) for row in classes]
         titles = [f"{title}: {names}" for title, names in zip(titles, shown, strict=True)]
-    return samples_of(torch.cat(images), classes, data.names, titles)
+    return samples_of(images, classes, data.names, titles)
 
 
 @checked
@@ -113,7 +113,7 @@ def text_samples(data: TextData, count: Count) -> Samples:
         DataError: the texts or the encoder are missing.
     """
     texts, labels = data.read("test")
-    some = torch.linspace(0, len(texts) - 1, min(count, len(texts))).long().tolist()
+    some = spread(len(texts), count)
     encoder = LoadedEncoder.of(data)
     chosen = [texts[index] for index in some]
     embeddings = encoder.embed(chosen)
