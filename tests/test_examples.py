@@ -23,7 +23,7 @@ def example(name: str) -> ModuleType:
 
 
 def test_own_network():
-    assert 0 <= example("own_network").main(steps=1) <= 1  # the README trains the same network
+    example("own_network").main(steps=1)  # that it runs; the slow test checks that it learns
 
 
 @pytest.mark.slow

@@ -58,6 +58,10 @@ def test_a_network_without_capsules_has_a_page(capfd, mnist_of_noise, monkeypatc
     assert call("explain", "sabour2017/table1/cnn", *small, "--figures", "drawn") == 0
     assert [path.name for path in Path("drawn").iterdir()] == ["index.html"]
     found = content("drawn")
+    Path("mine").mkdir()
+    next(Path("runs").rglob("last.ckpt")).rename("mine/alone.ckpt")
+    assert call("explain", "mine/alone.ckpt", "--samples", "2") == 0
+    assert Path("mine/figures/index.html").is_file()
     assert not found["layers"]
     assert "no capsule layer" in found["limits"][0]
 

@@ -89,7 +89,8 @@ def test_write_figures(network, tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
     network.decoder = None
     assert [path.name for path in write_figures(network, samples, tmp_path)] == ["credit.png"]
-    assert not list(write_figures(convnet_mnist(0.5, 3, 8, (2, 2, 2), (4, 4)), samples, tmp_path))
+    digits = samples_of(torch.rand(2, 1, 28, 28), torch.tensor([1, 0]), ["a", "b", "c"], list("12"))
+    assert not list(write_figures(convnet_mnist(0.5, 3, (2, 2, 2), (4, 4)), digits, tmp_path))
     of_several_classes = samples_of(torch.rand(3, 1, 8, 8), torch.ones(3, 2), ["a", "b"], list("123"))
     assert not list(write_figures(network, of_several_classes, tmp_path))
     own = samples_of(torch.rand(2, 3, 2, 4), torch.tensor([1, 0]), ["a", "b", "c"], list("12"))

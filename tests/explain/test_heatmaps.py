@@ -3,11 +3,13 @@
 import pytest
 import torch
 from networks import Network
+from PIL import Image
 from torch import nn
 
 from torchcaps import RoutingPool2d, create_model
+from torchcaps.data import MNIST
 from torchcaps.explain import entropies, heatmaps, heatmaps_figure, write_figures
-from torchcaps.explain.page import samples_of
+from torchcaps.explain.page import picture_samples, samples_of
 
 
 def network(pool: RoutingPool2d) -> nn.Sequential:
@@ -127,5 +129,16 @@ def test_write_figures_of_a_network_with_a_pool(tmp_path, monkeypatch):
     samples = samples_of(images, torch.tensor([1, 1, 0, 2]), ["a", "b", "c"], list("1234"))
     written = [path.name for path in write_figures(model, samples, tmp_path)]
     assert written == ["heatmaps.png", "heatmaps-of-groups.png", "credit.png"]
-    own_pictures = samples_of(images, None, ["a", "b", "c"], list("1234"))
+    own_pictures, drawn = samples_of(images, None, ["a", "b", "c"], list("1234")), []
+    monkeypatch.setattr("torchcaps.explain.figures.heatmaps_figure", lambda *arguments: drawn.append(arguments))
     assert [path.name for path in write_figures(model, own_pictures, tmp_path)] == ["heatmaps-of-pictures.png"]
+    ((_, shown, titles),) = drawn
+    assert shown.equal(images)
+    assert titles == list("1234")
+
+
+def test_own_pictures_are_what_the_network_sees(tmp_path):
+    Image.fromarray((torch.rand(8, 24) * 255).byte().numpy()).save(tmp_path / "wide.png")
+    data = MNIST()
+    (image,) = picture_samples(data, [tmp_path / "wide.png"]).inputs
+    assert image.equal(data.center(data.picture(tmp_path / "wide.png").unsqueeze(0)))

@@ -28,6 +28,7 @@ def test_without_labels_the_most_active_class():
     poses = torch.randn(6, 3, 2)
     longest = poses.norm(dim=2).argmax(1)
     assert_close(decoder(Capsules(poses)), decoder(Capsules(poses), longest))
+    assert decoder(Capsules(poses[:0])).shape == (0, 1, 2, 2)
     scores = torch.randn(6, 3)
     assert_close(decoder(Capsules(poses, scores)), decoder(Capsules(poses), scores.argmax(1)))
 

@@ -39,6 +39,7 @@ def test_routes_each_window(kernel, stride, padding):
     x = torch.randn(2, 4, 5, 6)
     out, coefficients = pool(x, return_coefficients=True)
     assert out.shape == nn.AvgPool2d(kernel, stride, padding)(x).shape
+    assert pool(x[:0]).shape == (0, *out.shape[1:])
     assert coefficients.shape == (2, 2, *out.shape[2:], kernel, kernel)
     for b in range(2):
         for group in range(2):

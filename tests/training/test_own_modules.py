@@ -14,6 +14,7 @@ from commands import call, error_of
 import torchcaps
 from torchcaps.models import create_model, registry
 from torchcaps.recipes import Recipe, load_recipe
+from torchcaps.training import Report
 from torchcaps.training.build import Training
 
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
@@ -116,7 +117,9 @@ def test_data_and_loss_beside_a_recipe():
     Path("mine/rest.py").write_text(REST)
     Path("mine/network.py").write_text(NETWORK)
     write("mine/digits.yaml", {"class_path": "network.Line"}, loss="rest.MyLoss")
-    cli = build("mine/digits.yaml", "--data=rest.MyData")
+    cli = build("mine/digits.yaml", "--data=rest.MyData", "--trainer.callbacks+=Report")
+    (report,) = [callback for callback in cli.trainer.callbacks if isinstance(callback, Report)]
+    assert "--allow_code" in report.about["command"]
     found = type(cli.model.network), type(cli.model.loss), type(cli.datamodule)
     assert [f"{kind.__module__}.{kind.__name__}" for kind in found] == ["network.Line", "rest.MyLoss", "rest.MyData"]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
-from torchcaps.training.report import _class_rows, curves_of
+from torchcaps.training.report import Report, _class_rows, curves_of
 
 
 def test_temperature_of_scores_that_are_too_sure():
@@ -45,6 +46,14 @@ def test_curves_take_whole_epochs(tmp_path: Path):
         "accuracy": {"training": ([1, 2], [0.5, 0.75])},
     }
     assert curves_of(tmp_path / "none.csv") == {}
+
+
+def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):
+    data = Digits()
+    data.setup("test")
+    labels, probabilities = data.test_set.labels, torch.eye(12)[torch.full((len(data.test_set),), 11)]
+    Report()._write_mistakes(tmp_path, data, labels, probabilities)
+    assert "class 11" in (tmp_path / "mistakes.csv").read_text().splitlines()[1]
 
 
 def test_figures_show_every_class_and_number():

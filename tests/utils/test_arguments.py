@@ -342,7 +342,14 @@ def test_functions_that_change_the_shape():
 
 
 def test_options_of_a_routing_that_are_changed_later():
+    class Own(DynamicRouting):
+        def __init__(self, temperature: str = "x"):  # not checked, as in own code
+            super().__init__(2)
+            self.temperature = 1.0
+
     for routing, name, wrong in (
+        (Own(), "iterations", 2.5),
+        (Own(), "gradient", "x"),
         (DynamicRouting(), "iterations", 0),
         (DynamicRouting(), "iterations", 2.5),
         (DynamicRouting(), "gradient", "x"),

@@ -123,7 +123,7 @@ class ImageFolder(ImageData):
     def prepare_data(self) -> None:
         self._say_what_is_left_out()
 
-    setup = LabeledData.setup  # the parts are folders: none is split off
+    setup = LabeledData.setup  # `parts` says which pictures belong to a stage
 
     @property
     def _validates(self) -> bool:

@@ -42,7 +42,7 @@ def perturb(network: nn.Module, image: FloatTensor, label: CountOrZero, tweaks: 
     if label >= classes:
         raise ValueError(f"label must be from 0 to {classes - 1}, as the network has {classes} classes, got {label}")
     poses = flat.repeat(features * len(tweaks), 1, 1)
-    tweaked = torch.eye(features).unsqueeze(1) * tweaks.view(1, -1, 1)  # (feature, tweak, entry)
+    tweaked = torch.eye(features, device=tweaks.device).unsqueeze(1) * tweaks.view(1, -1, 1)  # (feature, tweak, entry)
     poses[:, label] += tweaked.flatten(0, 1).to(poses)
     assert prediction.capsules is not None
     poses = poses.view(-1, *prediction.capsules.poses.shape[1:])

@@ -86,7 +86,8 @@ def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
     """Count on how many inputs a network is right.
 
     Args:
-        network: network that returns a `Prediction`; it is run in evaluation mode and left as it was.
+        network: network as for :func:`torchcaps.explain.predicting.predict`; it is run in evaluation mode and left as
+            it was.
         batches: tuples that begin with inputs and labels, as from a `DataLoader`. Inputs are a tensor, or the arguments
             of the network in a tuple. Labels are those of :func:`is_right`.
 
@@ -111,8 +112,7 @@ def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
     """Return a copy of a network whose parameters are drawn anew, as each of its modules draws its own by itself.
 
     Statistics of batch normalization start anew too. Networks that draw some weights in a way of their own when they
-    are built have them here as PyTorch's modules draw them. Heinsen routing starts with equal scores of
-    all classes.
+    are built have them here as PyTorch's modules draw them. Heinsen routing starts with equal scores of all classes.
 
     Args:
         network: the network, which stays as it is.

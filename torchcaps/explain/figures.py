@@ -28,8 +28,8 @@ MOST = 20  # classes in a figure
 def write_figures(network: nn.Module, samples: Samples, folder: Path) -> Iterator[Path]:
     """Write the figures that fit a network of images; yield each path once it is written.
 
-    They show the first sample of each class, of at most twenty classes. Without labels there are heatmaps of all
-    samples. Of texts, and of images with several labels each, there are none.
+    They show the first sample of each class, of at most twenty classes, and changes of the pose of the first sample.
+    Without labels there are heatmaps of all samples. Of texts, and of images with several labels each, there are none.
 
     Args:
         network: the network; it is run in evaluation mode and left as it was.
@@ -56,7 +56,7 @@ def write_figures(network: nn.Module, samples: Samples, folder: Path) -> Iterato
         yield write(credit_figure(network, shown, labels, samples.names), folder / "credit.png")
     if has_decoder(network) and predict(network, shown[:1]).capsules is not None:
         yield write(reconstructions_figure(network, shown, labels), folder / "reconstructions.png")
-        yield write(perturbations_figure(network, shown[0], int(labels[0])), folder / "perturbations.png")
+        yield write(perturbations_figure(network, images[0][0], int(samples.labels[0])), folder / "perturbations.png")
 
 
 @checked

@@ -10,6 +10,7 @@ Where the text leaves something out or differs, these networks follow the author
 `heinsen2019_weights.py` loads the published weights.
 """
 
+from collections import OrderedDict
 from typing import cast
 
 import torch
@@ -279,7 +280,8 @@ def heinsen_sst(
 @register_model
 def average_pooled_smallnorb(classes: Count = 5, in_channels: Count = 2, channels: Count = 64) -> FeatureClassifier:
     """Baseline: the convolutions of heinsen_smallnorb, an average over positions and a linear layer."""
-    features = nn.Sequential(Coordinates(), *stereo_convolutions(in_channels, channels))
+    convolutions = stereo_convolutions(in_channels, channels).named_children()
+    features = nn.Sequential(OrderedDict([("coordinates", Coordinates()), *convolutions]))
     classifier = nn.Sequential(
         nn.BatchNorm2d(channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
     )

@@ -30,8 +30,8 @@ def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None =
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is not a state dict, or if its keys and shapes are not exactly those of the network. The
-            network then stays as it was.
+        ValueError: if the file is not a state dict, or if its names and shapes, without those of constants, are not
+            exactly those of the network. The network then stays as it was.
     """
     published = read_state_dict(path, HOME, ADVICE)
     model = _network_of(published, path) if model is None else model

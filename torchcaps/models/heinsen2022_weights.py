@@ -53,8 +53,8 @@ def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | N
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is not a state dict, or if its names and shapes are not exactly those of the head. The
-            head then stays as it was.
+        ValueError: if the file is not a state dict, or if its names and shapes, without those of constants, are not
+            exactly those of the head. The head then stays as it was.
     """
     published = read_state_dict(path, HOME, ADVICE)
     model = _head_of(published, path) if model is None else model

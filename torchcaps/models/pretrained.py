@@ -113,7 +113,7 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], source: object) 
         if expected.get(name) != found.get(name):
             raise ValueError(
                 f"{source} has the weights of another network: {name} has shape {found.get(name, 'none')} there, "
-                f"expected {expected.get(name, 'none')}"
+                f"expected {expected.get(name, 'none')}: give those of this network"
             )
     network.load_state_dict(dict(state))
 

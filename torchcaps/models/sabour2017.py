@@ -176,7 +176,6 @@ def capsnet_small(
 def convnet_mnist(
     dropout: Fraction = 0.5,
     classes: Count = 10,
-    image_size: Count = 28,
     channels: tuple[Count, Count, Count] = (256, 256, 128),
     hidden: tuple[Count, Count] = (328, 192),
 ) -> FeatureClassifier:
@@ -185,14 +184,14 @@ def convnet_mnist(
     for before, after in itertools.pairwise((1, *channels)):
         layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU()]
     classifier = nn.Sequential(
-        nn.Linear(channels[-1] * image_size**2, hidden[0]),
+        nn.Linear(channels[-1] * 28**2, hidden[0]),
         nn.ReLU(),
         nn.Linear(*hidden),
         nn.ReLU(),
         nn.Dropout(dropout),
         nn.Linear(hidden[1], classes),
     )
-    return FeatureClassifier(nn.Sequential(*layers, nn.Flatten()), classifier, (1, image_size, image_size))
+    return FeatureClassifier(nn.Sequential(*layers, nn.Flatten()), classifier, (1, 28, 28))
 
 
 @register_model

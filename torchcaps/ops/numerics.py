@@ -21,8 +21,8 @@ def accumulator(x: Tensor, *shape: int) -> Tensor:
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """Replace 0 by 1, for divisors: a zero numerator stays zero, and gradients stay finite. Numbers
-    below 1e-30 count as 0: products with their reciprocal may overflow."""
+    """Replace 0 by 1, for divisors: a zero numerator stays zero, and gradients stay finite. Numbers below
+    1e-30 count as 0: products with their reciprocal may overflow."""
     return torch.where(x.abs() < 1e-30, 1, x)
 
 

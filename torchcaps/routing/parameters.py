@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import inspect
 import math
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.ops import Votes
 from torchcaps.ops.children import check_device
 from torchcaps.routing.shape import LayerShape
-from torchcaps.utils.arguments import kinds_of, refusal, shown_with_type
+from torchcaps.utils.arguments import Kind, kinds_of, refusal, shown_with_type
 
 
 class RoutingParameters(nn.Module):
@@ -30,8 +31,8 @@ class RoutingParameters(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An option that is changed later is checked like the argument of its name.
-        init = type(self).__init__
-        kind = kinds_of(init).get(name) if getattr(init, "is_checked", False) else None
+        own: Any = type(self)
+        kind = _kind_of(own, name)
         if kind is not None and not isinstance(value, (Tensor, nn.Module)) and not kind.fits(value):
             raise refusal(name, value, kind)
         if name in ("start", "gradient", "iterations"):
@@ -116,6 +117,16 @@ class RoutingParameters(nn.Module):
         options = [(name, getattr(self, name), x.default) for name, x in parameters if hasattr(self, name)]
         shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
+
+
+@functools.cache
+def _kind_of(routing: type[nn.Module], name: str) -> Kind | None:
+    """Return what an option may be: what the first constructor that has it says, if it checks its arguments."""
+    for owner in routing.__mro__:
+        init = vars(owner).get("__init__")
+        if issubclass(owner, RoutingParameters) and init is not None and name in inspect.signature(init).parameters:
+            return kinds_of(init).get(name) if getattr(init, "is_checked", False) else None
+    return None
 
 
 def _built(routing: nn.Module) -> list[str]:

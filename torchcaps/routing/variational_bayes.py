@@ -39,8 +39,8 @@ class VBRouting(Routing):
     With :math:`H_j = \frac{D}{2} \ln(2 \pi e) - \frac12 E \ln |\Lambda_j|`, the parents have the poses
     :math:`\text{BN}(m_j)` and the activations :math:`\text{sigmoid}(\text{BN}(-e^{E \ln \pi_j} H_j))`. As in the
     authors' code, the batch normalization BN has one mean and one variance for each parent, over all samples and
-    positions (and all entries of a pose), an epsilon of 1e-5, and nothing learned. Because it
-    subtracts the mean, adding the paper's :math:`\beta_a` and :math:`\beta_u` would change nothing: they are left out.
+    positions (and all entries of a pose), an epsilon of 1e-5, and nothing learned. Because it subtracts the mean,
+    adding the paper's :math:`\beta_a` and :math:`\beta_u` would change nothing: they are left out.
     The running values follow the last iteration alone, so neither a concurrent stack nor an equilibrium can use it.
 
     Args:

@@ -236,12 +236,12 @@ def _controls(
             "meaning": "A dead capsule is absent, or the same for every input: it tells nothing about any of them.",
         }
     if samples.are_images and seen:
-        other = None
-        with suppress(ValueError):  # a module that cannot draw its weights anew
-            other = with_new_weights(network)
-        if other is not None:
+        control = {}
+        with suppress(ValueError):  # a module that cannot draw its weights anew, or shares that are not finite
             what = "this network with weights that have learned nothing"
-            yield _compared(network, other, samples, seen, "Weights drawn anew", what)
+            control = _compared(network, with_new_weights(network), samples, seen, "Weights drawn anew", what)
+        if control:
+            yield control
         if shuffled is not None:
             what = "a network trained with shuffled labels, which knows nothing about the classes"
             yield _compared(network, shuffled, samples, seen, "Shuffled labels", what)
