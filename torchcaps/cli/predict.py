@@ -198,10 +198,8 @@ def _rows(
     options: argparse.Namespace, trained: "Trained", samples: Sequence[Sample], skipped: list[str] | None
 ) -> Iterator[list[str]]:
     """Yield the row of each sample, with the progress on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from torchcaps.data import TextData
+    from torchcaps.data.notes import progress_bar
     from torchcaps.deploy.predict import predict_pictures, predict_texts
 
     values = [sample.value for sample in samples]
@@ -210,8 +208,7 @@ def _rows(
         found = predict_texts(trained, values, options.batch_size)
     else:
         found = predict_pictures(trained, values, options.batch_size, skipped)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("predicting", total=len(samples))
         for index, row in found:
             likeliest = int(row.argmax())

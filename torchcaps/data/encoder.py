@@ -14,12 +14,10 @@ import pooch
 import torch
 from filelock import FileLock
 from lightning import Trainer
-from rich.console import Console
-from rich.progress import Progress
 
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
-from torchcaps.data.notes import say
+from torchcaps.data.notes import progress_bar, say
 from torchcaps.models.libraries import refuse_kernels
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
@@ -146,8 +144,7 @@ class Encoder:
         model = model.to(device)
         ids, cut = self._tokenized(texts, model, tokenizer)
         total = sum(map(len, ids))
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        with progress_bar() as progress:
             bar = progress.add_task(f"embedding {len(texts):,} texts", total=total)
             for batch in _batches(ids):
                 tokens = [len(ids[i]) for i in batch]

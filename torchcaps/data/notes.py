@@ -1,8 +1,10 @@
-"""Notes to the user on stderr, which are no errors."""
+"""Notes and progress on stderr."""
 
 import sys
 
 from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from rich.progress import Progress
 
 _said: set[str] = set()
 
@@ -12,6 +14,12 @@ def say(line: str) -> None:
     if line not in _said and not getattr(rank_zero_only, "rank", 0):
         _said.add(line)
         print(f"torchcaps: {line}", file=sys.stderr)
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on stderr, which a terminal shows until the work is done. Elsewhere nothing is shown."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def listed(names: list[str], most: int = 5) -> str:

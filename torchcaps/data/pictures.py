@@ -10,12 +10,11 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import Batch, LabeledSet
+from torchcaps.data.notes import progress_bar
 from torchcaps.utils.arguments import Count, checked
 
 Fit = Literal["crop", "pad", "stretch"]
@@ -129,17 +128,11 @@ def damaged(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> dic
             return str(error)
         return None
 
-    console = Console(stderr=True)
-    with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads:  # Pillow decodes without Python's lock
+    # Pillow decodes without Python's lock.
+    with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads, progress_bar() as progress:
         warnings.simplefilter("ignore")
-        results = track(
-            threads.map(problem, paths),
-            f"reading {len(paths):,} pictures",
-            len(paths),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        found = threads.map(problem, paths)
+        results = progress.track(found, len(paths), description=f"reading {len(paths):,} pictures")
         return {index: said for index, said in enumerate(results) if said}
 
 

@@ -1,6 +1,5 @@
 """The data set of stereo toys: rendered once, then read from a cache."""
 
-import os
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,11 +7,10 @@ from typing import Annotated, Any
 import numpy as np
 import pooch
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from torchcaps.data.files import DataError, check_may_make, own_folder
+from torchcaps.data.notes import progress_bar
 from torchcaps.data.stereo import (
     AZIMUTHS,
     ELEVATIONS,
@@ -26,6 +24,7 @@ from torchcaps.data.toys.renderer import render
 from torchcaps.data.toys.solids import VERSION
 from torchcaps.utils.arguments import Range, checked
 from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import write_whole
 
 
 class StereoToys(StereoData):
@@ -105,20 +104,18 @@ class StereoToys(StereoData):
         instances, elevations, azimuths, lightings, categories = self._axes(train)
         poses = list(product(instances, elevations, azimuths))
         shape = (len(poses) * len(lightings) * len(categories), *self.shape)
-        console = Console(stderr=True)
         rendering = f"rendering toys for {'training' if train else 'the test'}"
-        part = path.with_suffix(f".{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
+
+        def write(unfinished: Path) -> None:
+            with unfinished.open("wb") as file, progress_bar() as progress:
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
-                for pose in track(poses, rendering, console=console, transient=True, disable=not console.is_terminal):
+                for pose in progress.track(poses, description=rendering):
                     pairs = [render(category, *pose, lightings, self.size) for category in categories]
                     file.write(np.stack(pairs, 1).tobytes())
-            part.replace(path)
+
+        try:
+            write_whole(path, write)
         except OSError as error:
             advice = "free disk space or make the folder writable"
             raise DataError(f"{path}: cannot be written: {error.strerror}: {advice}") from None
-        finally:
-            part.unlink(missing_ok=True)
