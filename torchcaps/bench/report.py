@@ -15,7 +15,7 @@ import torch
 from torchcaps.bench.measurement import PASSES, Row
 from torchcaps.bench.resources import Rates, show_bytes
 from torchcaps.ops import backends, native
-from torchcaps.utils.files import write_whole
+from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, processor
 
 # Columns of each pass: speed and memory relative to the baseline, and time relative to the bound.
@@ -83,7 +83,7 @@ def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
 def write_json(path: Path, head: dict[str, Any], rows: Sequence[Row]) -> Path:
     """Write rows as JSON, after `head`; return the path."""
     text = json.dumps({**head, "rows": [row.json() for row in rows]}, indent=1, allow_nan=False)
-    return write_whole(path, lambda unfinished: unfinished.write_text(text + "\n", encoding="utf-8"))
+    return write_text_whole(path, text + "\n")
 
 
 def _faster(seconds: float | None, baseline: float | None, on_cuda: bool) -> str:
