@@ -1,6 +1,7 @@
 """benchmarks/first_device.py, as far as it runs without a device."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -72,9 +73,8 @@ def test_a_failure(script, device, tmp_path, capsys, code, why):
 
 
 def test_rows_of_the_benchmark_that_have_no_numbers(script, tmp_path):
-    (tmp_path / "bench.json").write_text(
-        '{"rows": [{"way": "triton", "layer": "x", "seconds": null, "note": "wrong"}]}'
-    )
+    row = {"way": "triton", "layer": "x", "seconds": None, "note": "wrong"}
+    (tmp_path / "bench.json").write_text(json.dumps({"rows": [row]}))
     problem = script.problem_of("bench", [sys.executable, "-c", "", "bench"], tmp_path)
     assert problem.startswith("x: wrong; ")
     assert problem.endswith(": not measured")
