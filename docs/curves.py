@@ -19,10 +19,11 @@ LINES = {"training": ":", "validation": "-"}
 # By figure: its title, and the runs by their labels.
 FIGURES: dict[str, tuple[str, dict[str, str]]] = {
     "zhao2019-table1": (
-        "Fashion-MNIST, Table 1 of Zhao & Huang, PyTorch's first weights",
+        "Fashion-MNIST, Table 1 of Zhao & Huang",
         {
-            "average pooling": "zhao2019-table1-fashion-mnist-average-seed0",
-            "routing": "zhao2019-table1-fashion-mnist-routing-seed0",
+            "average pooling, Glorot's first weights": "zhao2019-table1-fashion-mnist-average-glorot-seed0",
+            "average pooling, PyTorch's first weights": "zhao2019-table1-fashion-mnist-average-seed0",
+            "routing, PyTorch's first weights": "zhao2019-table1-fashion-mnist-routing-seed0",
         },
     ),
 }
