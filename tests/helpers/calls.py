@@ -129,7 +129,7 @@ CASES: dict[str, Case] = {
          "primary_kernel_size": 3, "classes": 2, "decoder": None},
         (2, 1, 8, 8),
     ),
-    "convnet_mnist": Case(convnet_mnist, {"channels": (2, 2, 2), "hidden": (4, 4)}, (2, 1, 8, 8)),
+    "convnet_mnist": Case(convnet_mnist, {"channels": (2, 2, 2), "hidden": (4, 4)}, (2, 1, 28, 28)),
     "narrow_cifar10": Case(models.narrow_cifar10, {"types": 2, "channels": 4}, (2, 3, 32, 32)),
     "pooling_cnn": Case(models.pooling_cnn, {"channels": 4, "features": 2}, (2, 3, 18, 18)),
     "shallow_encapnet": Case(models.shallow_encapnet, {"types": 2, "image_size": 16}, (2, 3, 16, 16)),
