@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     runs = [find_run(options, overrides, given) for given in options.ckpt_path or [None]]
     training = build_run(options, overrides, runs[-1], "network.")
     for other in runs[:-1]:
-        load_weights(training, other)
+        load_weights(training, other)  # to see that they fit: the report loads each again
     checkpoints = _checkpoints(runs)
     folder = Path(options.figures) if options.figures else folder_of(checkpoints[-1][1]) / "figures"
     with bad_data():

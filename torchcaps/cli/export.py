@@ -144,7 +144,7 @@ def _example(trained: "Trained") -> "Tensor | tuple[Tensor, ...]":
 
 def _images(data: "ImageData", stage: str, most: int) -> "tuple[Tensor, Tensor]":
     """Return images of a data set, evenly spaced and without augmentation, and their labels."""
-    from torchcaps.explain.page.samples import spread
+    from torchcaps.data.order import evenly_chosen
 
     data.setup(stage)
-    return data.samples(stage, spread(len(data.part(stage)), most))  # type: ignore[arg-type]
+    return data.samples(stage, evenly_chosen(len(data.part(stage)), most))  # type: ignore[arg-type]

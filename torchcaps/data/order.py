@@ -11,6 +11,11 @@ from torch.utils.data.distributed import DistributedSampler
 from torchcaps.data.streams import stream
 
 
+def evenly_chosen(total: int, count: int) -> list[int]:
+    """Return at most `count` of the indices 0 to `total - 1`, evenly spaced: samples may be sorted by class."""
+    return torch.linspace(0, total - 1, min(count, total)).long().tolist()
+
+
 class Order(DistributedSampler[int]):
     """A shuffled order with every sample once in an epoch.
 

@@ -3,13 +3,12 @@
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchcaps.data.embeddings import Embeddings
 from torchcaps.data.encoder import Encoder, check_sizes
 from torchcaps.data.labeled import Batch, LabeledData, LabeledSet
-from torchcaps.data.order import ByLength, Order
+from torchcaps.data.order import ByLength, Order, evenly_chosen
 from torchcaps.utils.arguments import Count, CountOrZero, checked
 
 
@@ -93,9 +92,7 @@ class TextData(LabeledData):
 
     def _chosen(self, count: int) -> list[int]:
         """Return the indices of at most `max_texts` of a part's texts."""
-        if self.max_texts is None or self.max_texts >= count:
-            return list(range(count))
-        return torch.linspace(0, count - 1, self.max_texts).long().tolist()
+        return evenly_chosen(count, count if self.max_texts is None else self.max_texts)
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -224,8 +224,9 @@ def library_network(
     unused = {"features": features != 16, "sharpness": sharpness != 5.0}
     if head == "pool":
         unused = {"routing": routing is not None, "types": types != 16, "pose": pose != 16}
-    for argument in (argument for argument, is_given in unused.items() if is_given):
-        raise ValueError(f"{argument} is not for head={head!r}: leave it out, or choose the other head")
+    for argument, is_given in unused.items():
+        if is_given:
+            raise ValueError(f"{argument} is not for head={head!r}: leave it out, or choose the other head")
     if head == "capsules":
         own: Any = {"types": types, "pose": pose}
         return add_capsules(name, classes, routing, trainable=trainable, pretrained=pretrained, size=size, **own)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.controls import Accuracy, accuracy, is_right, similarity, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
@@ -251,7 +252,7 @@ def _compared(
     network: nn.Module, other: nn.Module, samples: Samples, seen: dict[str, Places], name: str, what: str
 ) -> dict[str, Any]:
     """Compare the maps of the predicted classes with those of another network for the same classes."""
-    chosen = samples.spread(COMPARED)
+    chosen = evenly_chosen(len(samples), COMPARED)
     images = torch.stack([_image(samples, index) for index in chosen])
     classes = predict(network, images).evidence.argmax(1)
     layer = next(iter(seen))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ImageData, TextData
+from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.recording import Inputs
 from torchcaps.explain.transforms import on_black
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
@@ -16,11 +17,6 @@ from torchcaps.utils.arguments import Count, FloatTensor, checked
 
 BATCH = 32
 TITLE = 60  # characters of a text in its title
-
-
-def spread(total: int, count: int) -> list[int]:
-    """Return at most `count` of the indices 0 to `total - 1`, evenly spaced."""
-    return torch.linspace(0, total - 1, min(count, total)).long().tolist()
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,6 @@ class Samples:
         first = {int(label): index for index, label in reversed(list(enumerate(self.labels)))}
         return [first[label] for label in sorted(first)]
 
-    def spread(self, count: int) -> list[int]:
-        """Return the indices of a number of samples, evenly spaced: they may be sorted by class."""
-        return spread(len(self), count)
-
     def batches(self, count: int | None = None, size: int = BATCH) -> list[tuple[Inputs, Tensor]]:
         """Return samples with their labels in batches; texts, which differ in length, one by one.
 
@@ -67,7 +59,7 @@ class Samples:
             count: number of samples, evenly spaced; None for all.
             size: number of samples in a batch.
         """
-        some = self.spread(len(self) if count is None else count)
+        some = evenly_chosen(len(self), len(self) if count is None else count)
         labels = torch.zeros(len(some), dtype=torch.long) if self.labels is None else self.labels[some]
         if not self.are_images:
             return [(self.inputs[index], labels[i : i + 1]) for i, index in enumerate(some)]
@@ -79,7 +71,7 @@ class Samples:
 def image_samples(data: ImageData, count: Count) -> Samples:
     """Return evenly spaced test images, prepared as in a validation."""
     data.setup("test")
-    some = spread(len(data.part("test")), count)  # type: ignore[arg-type]
+    some = evenly_chosen(len(data.part("test")), count)  # type: ignore[arg-type]
     images, classes = data.samples("test", some)
     titles = [f"test image {index}" for index in some]
     if classes.dim() > 1:
@@ -113,7 +105,7 @@ def text_samples(data: TextData, count: Count) -> Samples:
         DataError: the texts or the encoder are missing.
     """
     texts, labels = data.read("test")
-    some = spread(len(texts), count)
+    some = evenly_chosen(len(texts), count)
     encoder = LoadedEncoder.of(data)
     chosen = [texts[index] for index in some]
     embeddings = encoder.embed(chosen)
