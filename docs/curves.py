@@ -1,11 +1,10 @@
 """Keep the curves of trainings in docs/curves, and draw them as docs/figures/curves-*.png.
 
-python docs/curves.py NAME METRICS.csv ...    # keeps a run, of which a resumed one has several files
-python docs/curves.py                         # draws all figures
+python docs/curves.py NAME FOLDER    # keeps the curves of the run in this folder
+python docs/curves.py                # draws all figures
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -29,15 +28,13 @@ FIGURES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def keep(name: str, files: Sequence[str]) -> None:
+def keep(name: str, folder: Path) -> None:
     """Write the errors of a run by epoch, in percent: of the training images, averaged while they were trained on, and
     of the images held out, if there were any."""
-    errors: dict[str, dict[float, float]] = {}
-    for path in files:
-        for part, (epochs, accuracies) in curves_of(Path(path)).get("accuracy", {}).items():
-            points = zip(epochs, accuracies, strict=True)
-            errors.setdefault(part, {}).update({epoch: round(100 * (1 - x), 2) for epoch, x in points})
-    pd.DataFrame(errors).sort_index().to_csv(DOCS / "curves" / f"{name}.csv", index_label="epoch")
+    errors = {}
+    for part, (epochs, accuracies) in curves_of(folder)["accuracy"].items():
+        errors[part] = pd.Series([round(100 * (1 - x), 2) for x in accuracies], epochs)
+    pd.DataFrame(errors).to_csv(DOCS / "curves" / f"{name}.csv", index_label="epoch")
 
 
 @in_style
@@ -59,7 +56,7 @@ def draw(figure_name: str, title: str, runs: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        keep(sys.argv[1], sys.argv[2:])
+        keep(sys.argv[1], Path(sys.argv[2]))
     else:
         for figure_name, (title, runs) in FIGURES.items():
             draw(figure_name, title, runs)

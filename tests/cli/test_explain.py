@@ -7,8 +7,8 @@ import pytest
 import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
 
-from torchcaps.cli.checkpoints import folder_of
 from torchcaps.explain import axes
+from torchcaps.utils.files import folder_of
 
 
 def test_explain_a_checkpoint(capfd):

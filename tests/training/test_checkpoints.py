@@ -17,6 +17,7 @@ from commands import call as run_command
 from interruptions import Killed
 
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
+from torchcaps.training.report import curves_of
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 TINY = [*QUIET, "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
@@ -132,6 +133,7 @@ def test_training_goes_on_from_the_one_before(checkpoints, capfd):
     assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2") == 0
     assert f"taking {checkpoints / 'previous.ckpt'}, the newest that is whole" in capfd.readouterr().err
     again = torch.load("runs/quickstart/version_1/checkpoints/last.ckpt", weights_only=True)
+    assert curves_of(Path("runs/quickstart/version_1"))["accuracy"]["training"][0] == [1, 2]  # with the epoch before
     harm("one bit", checkpoints / "last.ckpt")  # a second time, which restores it
     first = torch.load(checkpoints / "last.ckpt", weights_only=True)
     assert all(torch.equal(again["state_dict"][name], value) for name, value in first["state_dict"].items())

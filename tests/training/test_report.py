@@ -36,16 +36,23 @@ def test_rows_of_the_classes_by_hand():
 
 
 def test_curves_take_whole_epochs(tmp_path: Path):
-    path = tmp_path / "metrics.csv"
-    path.write_text(
-        "epoch,step,train/loss_step,train/loss_epoch,val/loss,train/accuracy\n"
-        "0,9,2.5,,,\n0,10,,2.0,,0.5\n0,10,,,1.5,\n1,20,,1.0,,0.75\n1,20,,,1.25,\n"
+    (tmp_path / "metrics.csv").write_text(
+        "epoch,step,train/loss_step,train/loss_epoch,val/loss,train/accuracy,lr-SGD\n"
+        ",9,,,,,0.1\n0,9,2.5,,,\n0,10,,2.0,,0.5\n0,10,,,1.5,\n1,20,,1.0,,0.75\n1,20,,,1.25,\n"
     )
-    assert curves_of(path) == {
+    assert curves_of(tmp_path) == {
         "loss": {"training": ([1, 2], [2.0, 1.0]), "validation": ([1, 2], [1.5, 1.25])},
         "accuracy": {"training": ([1, 2], [0.5, 0.75])},
     }
-    assert curves_of(tmp_path / "none.csv") == {}
+    assert curves_of(tmp_path / "none") == {}
+
+
+def test_curves_of_a_resumed_run_begin_with_those_before(tmp_path: Path):
+    """A run that was stopped after its first epoch, and gone on with after its third, of which it had trained four."""
+    (tmp_path / "metrics.000.csv").write_text("epoch,step,train/accuracy\n0,10,0.25\n")
+    (tmp_path / "metrics.001.csv").write_text("epoch,step,train/accuracy\n1,20,0.5\n2,30,0.75\n3,40,0.1\n")
+    (tmp_path / "metrics.csv").write_text("epoch,step,train/loss_step\n3,35,1.0\n")
+    assert curves_of(tmp_path) == {"accuracy": {"training": ([1, 2, 3], [0.25, 0.5, 0.75])}}
 
 
 def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):

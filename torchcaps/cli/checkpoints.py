@@ -180,11 +180,6 @@ def is_run(name: str) -> bool:
     return not is_recipe(name) and (os.path.exists(name) or name.endswith(".ckpt"))
 
 
-def folder_of(checkpoint: Path) -> Path:
-    """Return the folder of the run of a checkpoint, or the one that it lies in."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
-
-
 def runs_of_run(options: argparse.Namespace, run: Run) -> Path:
     """Return the folder in which a run that goes on gets a new folder: beside the run, or that of the recipe."""
     if not is_run(options.recipe):

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import build_run, find_run, folder_of
+from torchcaps.cli.checkpoints import build_run, find_run
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
 from torchcaps.cli.table import print_table
-from torchcaps.utils.files import take_folder, write_text_whole
+from torchcaps.utils.files import folder_of, take_folder, write_text_whole
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import Run, build_run, find_run, folder_of, load_weights, read_or_refuse
+from torchcaps.cli.checkpoints import Run, build_run, find_run, load_weights, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe
+from torchcaps.utils.files import folder_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,7 +135,7 @@ def _report(
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )
-    for quantity, lines in curves_of(folder_of(path) / "metrics.csv").items():
+    for quantity, lines in curves_of(folder_of(path)).items():
         found["curves"][quantity] = [
             {"name": name, "x": [float(x) for x in xs], "y": list(ys)} for name, (xs, ys) in lines.items()
         ]

@@ -4,6 +4,7 @@
 """
 
 import json
+import shutil
 import signal
 import time
 import zipfile
@@ -17,7 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import sync_folder, write_whole
+from torchcaps.utils.files import folder_of, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
 from torchcaps.utils.quiet import quiet_process
 from torchcaps.utils.signals import Stopped, StopSignals
@@ -92,6 +93,8 @@ def add_facts(path: Path, facts: dict[str, Any]) -> None:
 class LastCheckpoints(Checkpoint):
     """Keep the last two checkpoints. A run resumed from either ends in the same weights as one that never stopped.
 
+    A run that resumes another keeps the metrics of that one as `metrics.000.csv`, and so on, beside its own.
+
     A checkpoint is saved at the end of every epoch. Within an epoch, a step saves one if `SECONDS` have passed, if
     training ends there, or if a signal asks to stop. None is saved when training fails: its state may be the reason.
 
@@ -144,6 +147,9 @@ class LastCheckpoints(Checkpoint):
         if epochs.processed == epochs.ready:
             trainer.fit_loop.epoch_loop.restarting = False  # a new epoch begins
         self._time, self._step = time.monotonic(), trainer.global_step
+        if trainer.ckpt_path is not None and trainer.is_global_zero:
+            for number, path in enumerate(metrics_of(folder_of(Path(trainer.ckpt_path)))):
+                shutil.copy(path, self.folder.parent / f"metrics.{number:03}.csv")
         self.signals.install()  # Lightning has replaced the handlers by its own
         self.signals.waits = True
 
@@ -201,6 +207,11 @@ class LastCheckpoints(Checkpoint):
         # Called later than _save, because the metrics of the step are logged in between.
         if self._stops:
             raise Stopped(self.signals.received or signal.SIGTERM)  # SIGTERM if only another process got a signal
+
+
+def metrics_of(folder: Path) -> list[Path]:
+    """Return the tables of metrics in the folder of a run: first those of the runs that it has resumed, in order."""
+    return [*sorted(folder.glob("metrics.*.csv")), *folder.glob("metrics.csv")]
 
 
 def newest_first(folders: Iterable[Path]) -> list[Path]:

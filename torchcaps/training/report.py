@@ -19,6 +19,7 @@ from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
+from torchcaps.training.checkpoints import metrics_of
 from torchcaps.utils.files import write_csv_whole, write_text_whole
 
 MISTAKES = 24  # in the figure
@@ -105,7 +106,7 @@ class Report(Callback):
         write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
         write(confusion_figure(counts, data.names), folder / "confusion.png")
         self._write_mistakes(folder, data, labels, (scores / (temperature or 1.0)).softmax(1))
-        if curves := curves_of(self.folder / "metrics.csv"):
+        if curves := curves_of(self.folder):
             write(curves_figure(curves, self.about.get("epoch")), folder / "curves.png")
         write_text_whole(folder / "summary.json", json.dumps(self.about, indent=1, ensure_ascii=False) + "\n")
 
@@ -169,16 +170,19 @@ def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iter
     yield "mean of the classes", precision, recall, f1, str(int(counts.sum()))
 
 
-def curves_of(path: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """Return the curves in the metrics of a run, for `curves_figure`."""
-    if not path.is_file():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+def curves_of(folder: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """Return the curves of a run, from its first epoch although it was resumed, for `curves_figure`."""
+    points: dict[str, dict[int, float]] = {}  # values by epoch, of each name
+    for path in metrics_of(folder):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("epoch")]  # a learning rate has none
+        first = min((int(row["epoch"]) for row in rows), default=0)
+        for name in {name for names in CURVES.values() for name in names}:
+            before = {epoch: value for epoch, value in points.get(name, {}).items() if epoch <= first}
+            points[name] = before | {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
     curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for quantity, names in CURVES.items():
         for part, name in zip(("training", "validation"), names, strict=True):
-            points = {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
-            if points:
-                curves.setdefault(quantity, {})[part] = (list(points), list(points.values()))
+            if values := points.get(name):
+                curves.setdefault(quantity, {})[part] = (list(values), list(values.values()))
     return curves
