@@ -76,6 +76,8 @@ class Capsules(NamedTuple):
                 f"poses {tuple(self.poses.shape)} may be matrices (batch, capsules, rows, features) or vectors (batch, "
                 "types, length, features): give Capsules pose_dims=2 or pose_dims=1"
             )
+        if self.pose_dims == 2 and self.poses.dim() == 3:
+            raise ValueError(f"poses of 2 dimensions are (batch, capsules, rows, features), got {shown(self.poses)}")
         return self.pose_dims or (2 if self.poses.dim() == 6 else 1)
 
 

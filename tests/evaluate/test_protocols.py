@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from networks import Network
 from torch import Tensor, nn
 
 from torchcaps import (
@@ -20,7 +21,7 @@ from torchcaps import (
 )
 from torchcaps.data import StereoData
 from torchcaps.data.stereo import Metadata
-from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate
+from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate, viewpoint
 from torchcaps.evaluate.attack import attack, gradient
 from torchcaps.evaluate.corruptions import CORRUPTIONS, corrupted
 from torchcaps.evaluate.drawing import protocol_figure
@@ -28,8 +29,11 @@ from torchcaps.evaluate.overlap import pairs
 from torchcaps.evaluate.parts import change_of_coefficients
 from torchcaps.evaluate.pose import features_of, r2
 from torchcaps.evaluate.routing import agreement, changed_coefficients, changes
+from torchcaps.evaluate.runs import subject_of
 from torchcaps.explain.controls import uniform_coefficients
 from torchcaps.explain.transforms import affine
+from torchcaps.recipes import load_recipe
+from torchcaps.training.build import Training
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -141,6 +145,26 @@ def test_a_network_that_knows_only_familiar_viewpoints() -> None:
     assert data.grid(train=False)[0] == [3]
     whole = evaluate(replace(subject, data=Poses()), ["viewpoint"])["viewpoint"]
     assert whole["reason"].startswith("the training had all viewpoints")
+
+
+def test_angles_are_means_over_all_pairs_where_only_some_were_tested() -> None:
+    hits = torch.tensor([100.0, 100.0, 50.0, torch.nan, torch.nan, torch.nan, 0.0])
+    familiar = torch.tensor([True, True, False, False, False, False, False])
+    at = torch.tensor([True] * 6 + [False])
+    assert viewpoint._mean(hits, at, familiar) == pytest.approx((2 * 100 + 4 * 50) / 6)
+
+
+# Images of a run
+
+
+def test_images_of_a_run_are_in_random_order() -> None:
+    """A protocol may take the first ones only, and the files of a data set may be in the order of the classes."""
+    training = Training(load_recipe("quickstart"), [])
+    subject = subject_of(training, 100, 0, lambda line: None, lambda count: training.model.network)
+    stored = training.datamodule.test_set.images.float() / 255
+    places = [int((stored == image).flatten(1).all(1).nonzero()[0]) for image in subject.images]
+    assert places != sorted(places)
+    assert torch.equal(subject.labels, training.datamodule.test_set.labels[places])
 
 
 # Few images
@@ -301,6 +325,19 @@ def test_uniform_coefficients_do_not_change_and_others_do() -> None:
     uniform = change_of_coefficients(Routed(UniformRouting()), images)
     assert uniform == pytest.approx({"conv": 0, "digits": 0}, abs=1e-4)
     assert min(change_of_coefficients(Routed(DynamicRouting(3)), images).values()) > 0.1
+
+
+def test_children_that_are_never_there_do_not_count() -> None:
+    """A convolution whose padding doubles the number of its children."""
+    torch.manual_seed(0)
+    layer = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, stride=3, routing=DynamicRouting(2))
+    padded = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, stride=3, padding=3, routing=DynamicRouting(2))
+    padded.load_state_dict(layer.state_dict())
+    networks = [Network(lambda net, poses: net.layer(poses).poses, layer=x) for x in (layer, padded)]
+    poses = random_images(20, 2, 3, 3, 4)
+    alone, beside_padding = (change_of_coefficients(network, poses)["layer"] for network in networks)
+    assert alone > 0.1
+    assert beside_padding == pytest.approx(alone)
 
 
 def test_a_dead_capsule_and_a_layer_without_a_gradient() -> None:

@@ -96,7 +96,10 @@ def test_tiles_of_a_sprite_lie_row_by_row():
 
 def test_maps_are_bytes_of_multiples_of_an_even_share():
     maps = torch.tensor([[[0.0, 1.0], [2.0, 1.0]], [[0.5, 0.5], [0.5, 2.5]]])
-    found = encoded_maps("parts", maps)
+    shares = torch.tensor([[[0.0, 0.5], [0.25, 0.25]], [[0.0, 0.0], [0.0, 1.0]]])
+    even = torch.tensor([[[0.5, 0.25], [0.125, 0.125]]]).expand(2, -1, -1)
+    found = encoded_maps("parts", maps, shares, even)
+    assert (found["half"], found["even"]) == ([0.25, 0.25], [0.25, 0.25])
     assert (found["layer"], found["size"], found["peak"]) == ("parts", (2, 2), 2.5)
     decoded = torch.tensor([list(base64.b64decode(encoded)) for encoded in found["maps"]]).view(2, 2, 2)
     torch.testing.assert_close(decoded / 255 * 2.5, maps, atol=0.005, rtol=0)
@@ -107,8 +110,8 @@ def test_maps_are_bytes_of_multiples_of_an_even_share():
     [
         (lambda: picture(torch.rand(4, 8, 8), 56), r"image must have the shape \(channels, height, width\)"),
         (lambda: sprite(torch.rand(5, 1, 8, 8), 2, 3), r"images must have the shape \(6, channels, height, width\)"),
-        (lambda: encoded_maps("parts", torch.rand(8, 8)), r"maps must have the shape \(classes, rows, columns\)"),
-        (lambda: encoded_maps("parts", -torch.ones(1, 2, 2)), "maps must be finite and at least zero"),
+        (lambda: encoded_maps("parts", *torch.rand(3, 8, 8)), r"maps must have the shape \(classes, rows, columns\)"),
+        (lambda: encoded_maps("parts", *-torch.ones(3, 1, 2, 2)), "maps must be finite and at least zero"),
     ],
 )
 def test_wrong_shapes_are_named(call, message):

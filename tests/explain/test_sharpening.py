@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from networks import Network
+from torch import nn
 
-from torchcaps import CapsuleLinear, Capsules, DynamicRouting, create_model
+from torchcaps import CapsuleLinear, Capsules, DynamicRouting, RoutingPool2d, create_model
 from torchcaps.explain import sharpening
 
 
@@ -45,6 +46,13 @@ def test_a_pool_is_spread_over_its_positions() -> None:
     assert found.effective[0] == pytest.approx(64)
     assert found.effective[1] < 60
     assert math.isclose(float(found.largest[0]), 1 / 64, rel_tol=1e-6)
+
+
+def test_the_entropy_of_an_average_over_windows_of_unequal_sizes_is_even() -> None:
+    pool = RoutingPool2d(4, 0.0, kernel_size=3, stride=2, padding=1)
+    (found,) = sharpening(nn.Sequential(pool), [torch.rand(2, 4, 6, 6)]).values()
+    assert found.even == pytest.approx((math.log(4) + 4 * math.log(6) + 4 * math.log(9)) / 9)
+    assert found.entropy[0] == pytest.approx(found.even)
 
 
 def test_uniform_coefficients_leave_something_to_a_leak() -> None:

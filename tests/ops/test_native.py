@@ -350,6 +350,22 @@ def test_poses_in_another_order_in_memory():
         assert_close(x, y)
 
 
+@pytest.mark.parametrize("kind", [Dot, Gaussian])
+def test_parents_in_another_order_in_memory(kind):
+    """Their gradients too are those of the reference: einsum, for one, returns permuted tensors."""
+    poses, weight = (x.double() for x in problem()[:2])
+    row, table = torch.rand(6, 20).double(), torch.rand(6, 20, 16).double()
+    tensors = (table, torch.rand(50, 20).double()) if kind is Dot else (table, table + 1, row)
+    found = []
+    for backend, turned in (("native", True), ("reference", False)):
+        given = [x.transpose(0, 1).contiguous().transpose(0, 1) if turned else x.clone() for x in tensors]
+        votes = LinearVotes(poses, weight, None, (4, 4), backend=backend)
+        sums = votes.weighted_sum(kind(*(x.requires_grad_() for x in given)))
+        found.append([sums, *torch.autograd.grad(sums.square().sum(), given)])
+    for x, y in zip(*found, strict=True):
+        assert_close(x, y)
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "of another version"])
 def test_a_library_that_cannot_be_used(damage, tmp_path, monkeypatch):
     """`why_not` says what is wrong with it."""

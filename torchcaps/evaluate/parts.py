@@ -4,7 +4,8 @@ Procedure: for each layer that routes, in the order of depth, on 1,000 test imag
 
 - dead: share of parents that are dead, see :func:`torchcaps.explain.dead_capsules`;
 - change: standard deviation of each coefficient over the images, mean over children and parents, in percent of a
-  uniform coefficient. A layer whose coefficients do not change is a fixed weighting, no tree of an image;
+  uniform coefficient. Children that are absent in all images, as at the edge of a padded convolution, do not count. A
+  layer whose coefficients do not change is a fixed weighting, no tree of an image;
 - gradient: norm of the loss's gradient for the layer's weights, divided by their norm, mean over batches.
 
 Source: Mitterreiter et al., Why Capsule Neural Networks Do Not Scale, AAAI 2023, sections 4 and 5.
@@ -25,6 +26,7 @@ def change_of_coefficients(network: nn.Module, images: Tensor) -> dict[str, floa
     """Return for each layer that routes how much its coefficients change from image to image, in percent of a uniform
     one."""
     sums: dict[str, list[Tensor]] = {}
+    present: dict[str, Tensor] = {}
     for batch in images.split(BATCH // 4):
         for routed in record(network, batch)[1]:
             if routed.last is None:
@@ -34,11 +36,15 @@ def change_of_coefficients(network: nn.Module, images: Tensor) -> dict[str, floa
             total, squares = sums.setdefault(routed.name, [torch.zeros_like(coefficients[0]) for _ in range(2)])
             total += coefficients.sum(0)
             squares += coefficients.square().sum(0)
+            if (gates := routed.last.votes.gates) is not None:
+                seen = (gates.detach().unflatten(0, (len(batch), -1)) > 0).any(0).cpu()
+                present[routed.name] = present.get(routed.name, seen) | seen
     changes = {}
     for name, (total, squares) in sums.items():
         mean = total / len(images)
-        spread = (squares / len(images) - mean.square()).clamp_min(0).sqrt().mean()
-        changes[name] = 100 * float(spread / mean.mean())
+        spread = (squares / len(images) - mean.square()).clamp_min(0).sqrt()
+        counted = present.get(name, ...)
+        changes[name] = 100 * float(spread[counted].mean() / mean[counted].mean())
     return changes
 
 

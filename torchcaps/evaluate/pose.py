@@ -86,8 +86,8 @@ def run(subject: Subject) -> Outcome:
     factors = torch.cat([drawn["rotation"][:, None], drawn["shear"][:, None], drawn["scale"], drawn["shift"]], 1)
     subject.progress("pose: features of transformed images")
     poses, penultimate, winners = features_of(subject.network, images)
-    width = min(WIDTH if poses is None else poses.shape[1], penultimate.shape[1])
     fitted = 3 * len(images) // 4
+    width = min(WIDTH if poses is None else poses.shape[1], penultimate.shape[1], fitted)
     projection = PCA(width, random_state=subject.seed).fit(penultimate[:fitted].double().numpy())
     below = torch.from_numpy(projection.transform(penultimate.double().numpy()))
     numbers: dict[str, float] = {}

@@ -44,7 +44,7 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
     for name in names:
         subject.progress(f"{name}: {PROTOCOLS[name].question}")
         try:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
                 torch.manual_seed(subject.seed)
                 most = PROTOCOLS[name].most
                 some = replace(subject, images=subject.images[:most], labels=subject.labels[:most])

@@ -137,7 +137,9 @@ def run(subject: Subject) -> Outcome:
         curves[f"coefficients of {name}"] = Curve("", "accuracy (%)", points)
     batches = [inputs_for(network, batch) for batch in images[:WATCHED].split(BATCH)]
     for name, values in sharpening(network, batches).items():
-        share = 100 * values.entropy / math.log(max(2.0, values.uniform))
+        if not values.even:
+            continue  # a single capsule on the axis of the softmax
+        share = 100 * values.entropy / values.even
         points = [(float(t), value) for t, value in enumerate(share.tolist(), 1)]
         curves[f"{name}: entropy"] = Curve("iteration", "entropy of coefficients (% of uniform)", points)
         numbers[f"{name}: entropy at last (% of uniform)"] = points[-1][1]

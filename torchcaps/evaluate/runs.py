@@ -17,7 +17,8 @@ HELD_OUT = 2000  # images at most
 def subject_of(
     training: Training, count: int, seed: int, progress: Callable[[str], None], trained: Callable[[int], nn.Module]
 ) -> Subject:
-    """Return the network of a run with random test images, and with images that it has held out.
+    """Return the network of a run with random test images in random order, because a protocol may take only the first,
+    and with images that it has held out.
 
     If the run held out no images, a quarter of the test images is held out here.
 
@@ -44,10 +45,10 @@ def subject_of(
     order = _shuffled(data, "test", seed)
     if data.val_set is None:
         rest, order = order[: len(order) // 4], order[len(order) // 4 :]
-        held_out = data.samples("test", sorted(rest[:HELD_OUT])) if rest else None
+        held_out = data.samples("test", rest[:HELD_OUT]) if rest else None
     else:
-        held_out = data.samples("validate", sorted(_shuffled(data, "validate", seed)[:HELD_OUT]))
-    images, labels = data.samples("test", sorted(order[:count]))
+        held_out = data.samples("validate", _shuffled(data, "validate", seed)[:HELD_OUT])
+    images, labels = data.samples("test", order[:count])
     network, loss = training.model.network.eval(), training.model.loss
     return Subject(network, images, labels, held_out, loss, seed, progress, data, trained)
 

@@ -11,6 +11,7 @@ viewpoints is that of the network it is compared with.
 import copy
 
 import torch
+from torch import Tensor
 
 from torchcaps.data import StereoData
 from torchcaps.data.stereo import AZIMUTHS, ELEVATIONS, LIGHTINGS
@@ -55,10 +56,17 @@ def run(subject: Subject) -> Outcome:
         values = column.unique()
         if len(values) > len(trained):
             first, each = DEGREES[name]
-            points = [(float(first + each * int(v)), float(hits[column == v].nanmean())) for v in values]
+            points = [(float(first + each * int(v)), _mean(hits, column == v, familiar)) for v in values]
             curves[name] = Curve(f"{name} (degrees)", "accuracy (%)", points)
     numbers = {f"{name}: accuracy (%)": value for name, value in shares.items()}
     return Outcome(numbers, curves, images=int(hits.isfinite().sum()))
+
+
+def _mean(hits: Tensor, at: Tensor, familiar: Tensor) -> float:
+    """Return the mean of all pairs at an angle, where only some of each kind have a value."""
+    kinds = [hits[at & kind] for kind in (familiar, ~familiar)]
+    tested = [kind for kind in kinds if kind.isfinite().any()]
+    return float(sum(len(kind) * kind.nanmean() for kind in tested) / sum(map(len, tested)))
 
 
 PROTOCOL = Protocol(

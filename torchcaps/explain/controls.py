@@ -122,7 +122,7 @@ def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
         ValueError: a module has parameters but no method `reset_parameters`.
     """
     drawn = copy.deepcopy(network)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         for name, module in drawn.named_modules():
             reset: Any = getattr(module, "reset_parameters", None)

@@ -1,6 +1,5 @@
 """Where a routing pool looks: its coefficients over the image, and how even they are (Zhao & Huang 2019, Table 3)."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +8,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from torchcaps.explain.axes import Row, panels_figure
-from torchcaps.explain.recording import record
+from torchcaps.explain.recording import Run, record
+from torchcaps.explain.shares import shares_of
 from torchcaps.nn import RoutingPool2d
 from torchcaps.utils.arguments import FloatTensor, checked
 
@@ -36,9 +36,12 @@ def heatmaps(model: nn.Module, images: FloatTensor, name: str | None = None) -> 
     Reference:
         Zhao & Huang 2019, section 4.2 and Table 3.
     """
-    pool, coefficients, size = _coefficients(model, images, name)
-    shares = _over_map(pool, coefficients, size)
-    return F.interpolate(shares, size=images.shape[-2:], mode="bilinear", align_corners=False)
+    run, coefficients = _coefficients(model, images, name)
+    shares = shares_of(run)
+    own = shares._replace(table=coefficients.reshape(shares.table.shape))
+    whole = coefficients.new_ones(len(images), 1, *own.parents)
+    maps = own.down(whole) / own.evenly().down(whole).clamp_min(1e-12)
+    return F.interpolate(maps.squeeze(1), size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
 @checked
@@ -51,14 +54,14 @@ def entropies(model: nn.Module, images: FloatTensor, name: str | None = None) ->
     Returns:
         `(batch, groups)`; for a pool with windows `(batch, groups, rows, columns)`.
     """
-    pool, coefficients, _ = _coefficients(model, images, name)
-    window = (2, 3) if pool.kernel_size is None else (4, 5)
-    return torch.special.entr(coefficients).sum(window)
+    run, coefficients = _coefficients(model, images, name)
+    places = () if run.layer.kernel_size is None else run.parents.shape[2:]
+    return torch.special.entr(coefficients).sum(1).reshape(len(images), -1, *places)
 
 
 @torch.no_grad()
-def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[RoutingPool2d, Tensor, tuple[int, int]]:
-    """A pool, its coefficients on these images, and the size of the map that it pools."""
+def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[Run, Tensor]:
+    """Return what a pool did with these images, and its coefficients `(groups and windows, positions, 1)`."""
     pools = {key: module for key, module in model.named_modules() if isinstance(module, RoutingPool2d)}
     if not pools:
         raise ValueError(f"{type(model).__name__} has no RoutingPool2d: put one there with replace_pooling")
@@ -66,30 +69,10 @@ def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[R
         raise ValueError(f"{type(model).__name__} has no RoutingPool2d named {name!r}; there are {', '.join(pools)}")
     pool = list(pools.values())[-1] if name is None else pools[name]
     _, runs = record(model, images)
-    pooled = next((run.children for run in runs if run.layer is pool), None)
-    if pooled is None:
+    run = next((run for run in runs if run.layer is pool), None)
+    if run is None or run.last is None:
         raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
-    _, coefficients = pool(pooled, return_coefficients=True)
-    return pool, coefficients, (pooled.shape[2], pooled.shape[3])
-
-
-def _over_map(pool: RoutingPool2d, coefficients: Tensor, size: tuple[int, int]) -> Tensor:
-    """Coefficients at each position of the map, relative to average pooling's: `(batch, groups, height, width)`."""
-    if pool.kernel_size is None:
-        return coefficients * math.prod(size)
-    batch, groups, rows, columns = coefficients.shape[:4]
-
-    def summed(windows: Tensor) -> Tensor:
-        """Sum windows `(n, rows, columns, kernel, kernel)` over the positions they cover: `(n, height, width)`."""
-        assert pool.kernel_size is not None
-        columns_first = windows.flatten(3).flatten(1, 2).transpose(1, 2)
-        return F.fold(columns_first, size, pool.kernel_size, padding=pool.padding, stride=pool.stride).squeeze(1)
-
-    # A window that hangs over the edge has fewer positions to average over.
-    inside = F.unfold(coefficients.new_ones(1, 1, *size), pool.kernel_size, padding=pool.padding, stride=pool.stride)
-    uniform = (inside / inside.sum(1, keepdim=True)).transpose(1, 2).reshape(1, rows, columns, *coefficients.shape[4:])
-    found = summed(coefficients.flatten(0, 1)).unflatten(0, (batch, groups))
-    return found / summed(uniform).clamp_min(1e-12)
+    return run, run.last.votes.coefficients()
 
 
 @checked

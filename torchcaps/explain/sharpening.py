@@ -21,7 +21,8 @@ class Sharpening(NamedTuple):
         effective: number of capsules that the coefficients are spread over, the mean of :math:`exp(H)` with the entropy
             H in nats, `(iterations,)`; 1 if one takes all.
         entropy: mean of H, `(iterations,)`.
-        uniform: the same for uniform coefficients. It is `size`, unless there is a leak or children are missing.
+        uniform: `effective` of uniform coefficients. It is `size`, unless there is a leak or children are missing.
+        even: `entropy` of uniform coefficients.
         over: axis of the softmax: a child's coefficients are spread over "parents", or a parent's over "children".
         size: number of capsules on this axis.
     """
@@ -30,6 +31,7 @@ class Sharpening(NamedTuple):
     effective: Tensor
     entropy: Tensor
     uniform: float
+    even: float
     over: Literal["parents", "children"]
     size: int
 
@@ -66,13 +68,14 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
         kept = torch.ones_like(largest, dtype=torch.bool)
         if votes.gates is not None and votes.softmax == "parents":
             kept = votes.gates > 0
-        columns = largest[kept], spread[kept], entropy[kept], _uniform(votes, spread)[kept]
+        even = _even(votes, entropy)
+        columns = largest[kept], spread[kept], entropy[kept], even.exp()[kept], even[kept]
         found = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
         index = 0 if iteration.t == 0 else place.get(name, 0)  # a network may run a layer several times
         place[name] = index + 1
         so_far = sums.setdefault(name, [])
         if index == len(so_far):
-            so_far.append(torch.zeros(5, dtype=torch.float64))
+            so_far.append(torch.zeros(6, dtype=torch.float64))
         so_far[index] += found
 
     with watching(network, see):
@@ -82,17 +85,17 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
     result = {}
     for name, rows in sums.items():
         numbers, *sums_of = torch.stack(rows, 1)
-        largest, spread, entropy, uniform = (total / numbers.clamp_min(1) for total in sums_of)
+        largest, spread, entropy, uniform, even = (total / numbers.clamp_min(1) for total in sums_of)
         over = layers[name].routing.softmax
-        result[name] = Sharpening(largest, spread, entropy, float(uniform[0]), over, counts[name])
+        result[name] = Sharpening(largest, spread, entropy, float(uniform[0]), float(even[0]), over, counts[name])
     return result
 
 
-def _uniform(votes: WeightedVotes, like: Tensor) -> Tensor:
-    """Return what uniform coefficients are spread over, in the shape of `like`."""
+def _even(votes: WeightedVotes, like: Tensor) -> Tensor:
+    """Return the entropy of uniform coefficients, in the shape of `like`."""
     if votes.softmax == "parents":
         each = 1 / (votes.parents + int(votes.leaky))
-        return torch.full_like(like, math.exp(-votes.parents * each * math.log(each)))
+        return torch.full_like(like, -votes.parents * each * math.log(each))
     gates = like.new_ones(len(like), votes.children) if votes.gates is None else votes.gates.to(like)
     shares = gates / gates.sum(1, keepdim=True).clamp_min(1e-12)
-    return torch.special.entr(shares).sum(1, keepdim=True).exp().expand_as(like)
+    return torch.special.entr(shares).sum(1, keepdim=True).expand_as(like)

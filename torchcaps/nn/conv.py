@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
-from torchcaps.ops import Backend, LinearVotes, positions, windows
+from torchcaps.ops import Backend, LinearVotes, gates_of, positions, windows
 from torchcaps.routing import LayerShape, Routing
 from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, checked
 
@@ -87,7 +87,7 @@ class _CapsuleConv(CapsuleLayer):
         pairs = (stride[0], stride[1]), (dilation[0], dilation[1])
         votes = LinearVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
         votes.layout = shape
-        return votes.gated(None if scores is None else windows(scores, (kernel[0], kernel[1]), *pairs).sigmoid())
+        return votes.gated(None if scores is None else gates_of(windows(scores, (kernel[0], kernel[1]), *pairs)))
 
     def _sizes(self, name: str, size: Padding) -> tuple[int, ...]:
         """Return one size for each side."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.nn.pose import matrix_shape
-from torchcaps.ops import ComputedVotes
+from torchcaps.ops import ComputedVotes, gates_of
 from torchcaps.utils.arguments import can_read, check_input, shown, shown_with_type
 
 V = TypeVar("V", bound=ComputedVotes)
@@ -74,7 +74,7 @@ def flat_poses(capsules: Capsules, pose: tuple[int, ...]) -> Tensor:
 def with_children(votes: V, capsules: Capsules, pose: tuple[int, ...]) -> V:
     """Return the votes of these children with their layout and their gates."""
     votes.layout = tuple(capsules.poses.shape[1 : -len(pose)])
-    return votes.gated(None if capsules.scores is None else capsules.scores.flatten(1).sigmoid())
+    return votes.gated(None if capsules.scores is None else gates_of(capsules.scores.flatten(1)))
 
 
 def check_map(x: Tensor, channels: int, weight: Tensor) -> None:

@@ -13,7 +13,15 @@ from torchcaps.ops.backend import Backend, backends, choose_backend, use_backend
 from torchcaps.ops.children import Softmax
 from torchcaps.ops.computed import ComputedVotes, LinearVotes
 from torchcaps.ops.grid import positions, windows
-from torchcaps.ops.numerics import at_least_float32, autocast_off, contract, evenly_spaced, nonzero, normalize
+from torchcaps.ops.numerics import (
+    at_least_float32,
+    autocast_off,
+    contract,
+    evenly_spaced,
+    gates_of,
+    nonzero,
+    normalize,
+)
 from torchcaps.ops.poses import PoseVotes
 from torchcaps.ops.stored import StoredVotes
 from torchcaps.ops.votes import Activation, Beta, Votes, WeightedVotes
@@ -41,6 +49,7 @@ __all__ = [
     "choose_backend",
     "contract",
     "evenly_spaced",
+    "gates_of",
     "nonzero",
     "normalize",
     "positions",

@@ -20,6 +20,13 @@ def accumulator(x: Tensor, *shape: int) -> Tensor:
     return x.new_zeros(shape, dtype=dtype) if shape else torch.zeros_like(x, dtype=dtype)
 
 
+def gates_of(scores: Tensor) -> Tensor:
+    """Return the gates of scores, their sigmoids, in float32 at least. Gates below 1e-24, of scores below about -55, are
+    0: the mean of children that are hardly there would divide by numbers that count as 0."""
+    gates = at_least_float32(scores).sigmoid()
+    return torch.where(gates < 1e-24, 0, gates)
+
+
 def nonzero(x: Tensor) -> Tensor:
     """Replace 0 by 1, for divisors: a zero numerator stays zero, and gradients stay finite. Numbers below
     1e-30 count as 0: products with their reciprocal may overflow."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes
+from torchcaps.ops import Agreement, Softmax, StoredVotes, Votes, WeightedVotes, gates_of
 from torchcaps.routing.parameters import RoutingParameters
 from torchcaps.routing.shape import LayerShape, fan_in_
 from torchcaps.utils.arguments import CountOrZero, check_input, checked, shown_with_type
@@ -174,7 +174,7 @@ class Routing(RoutingParameters, ABC):
         Args:
             votes: tensor of votes `(batch, children, parents, *pose)`, or the votes of a layer.
             scores: scores of the children, `(batch, children)`. Their sigmoids are the children's gates; a child of
-                score -inf does not count at all. A bool mask may stand for them: True for a child, False for padding.
+                score -inf, or of any below about -55, does not count at all. A bool mask may stand for them: True for a child, False for padding.
                 None keeps the gates of the votes.
             return_coefficients: also return the coefficients that the parents follow from.
 
@@ -190,7 +190,7 @@ class Routing(RoutingParameters, ABC):
         if self.shape is not None and isinstance(votes, StoredVotes):  # a layer's own votes fit
             self.shape.check_sizes(votes)
         if scores is not None:
-            votes = votes.gated(as_logits(scores, votes).sigmoid())
+            votes = votes.gated(gates_of(as_logits(scores, votes)))
         last = self.iterate(self.prepare(votes))
         return last.with_coefficients() if return_coefficients else last.parents
 

@@ -39,8 +39,11 @@ class UniformRouting(Routing):
     def __init__(self, activation: Callable[[Tensor], Tensor] | None = squash):
         super().__init__()
         self.activation = activation
-        self.measures_presence = activation is not None
         self.gain = 1.0 if activation is None else 2.2  # assumes that an activation squashes
+
+    @property
+    def measures_presence(self) -> bool:  # type: ignore[override]
+        return self.activation is not None
 
     def step(self, votes: WeightedVotes, logits: Dot | None, t: float) -> tuple[Capsules, Dot | None]:
         return votes.capsules(apply("activation", self.activation, votes.weighted_sum())), logits

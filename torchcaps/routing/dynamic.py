@@ -66,8 +66,11 @@ class DynamicRouting(Routing):
         if leaky and softmax == "children":
             raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.softmax, self.leaky, self.learn_bias, self.start = softmax, leaky, learn_bias, start
-        self.averages = softmax == "children"
         self.gain, self.alike, self.apart = (1.2, 0.0, math.inf) if self.averages else (2.2, 0.98, 0.3)
+
+    @property
+    def averages(self) -> bool:  # type: ignore[override]
+        return self.softmax == "children"
 
     def build(self, shape: LayerShape) -> None:
         if self.learn_bias:

@@ -73,7 +73,11 @@ class EMRouting(Routing):
     ):
         super().__init__(iterations, gradient, init)
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
-        self.schedule, self.cost_range, self.comes_to_rest = schedule, cost_range, schedule == "saturating"
+        self.schedule, self.cost_range = schedule, cost_range
+
+    @property
+    def comes_to_rest(self) -> bool:  # type: ignore[override]
+        return self.schedule == "saturating"
 
     def build(self, shape: LayerShape) -> None:
         self.beta_a, self.beta_u = (nn.Parameter(torch.zeros(shape.parents)) for _ in range(2))

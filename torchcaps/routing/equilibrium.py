@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops import Votes
+from torchcaps.ops import Votes, autocast_off
 from torchcaps.routing.base import Iteration, Routing
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_fields
 from torchcaps.utils.private import is_exported, is_transformed
@@ -226,8 +226,9 @@ def _anderson(points: list[Tensor], values: list[Tensor], age: Tensor) -> Tensor
     changes = steps - torch.stack([b - a for a, b in itertools.pairwise(points)], dim=1)
     known = torch.arange(len(values) - 1, 0, -1, device=age.device) < age.unsqueeze(1)
     changes = changes * known.unsqueeze(2)
-    gram = (changes @ changes.transpose(1, 2)).double()
-    diagonal = gram.diagonal(dim1=1, dim2=2)
-    diagonal += RIDGE * diagonal.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny
-    factors = torch.linalg.solve(gram, (changes @ residual.unsqueeze(2)).double()).to(value.dtype)
-    return value - (factors.transpose(1, 2) @ steps).squeeze(1)
+    with autocast_off(value.device.type):  # in bfloat16 the iteration would come to another fixed point, or to none
+        gram = (changes @ changes.transpose(1, 2)).double()
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        diagonal += RIDGE * diagonal.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny
+        factors = torch.linalg.solve(gram, (changes @ residual.unsqueeze(2)).double()).to(value.dtype)
+        return value - (factors.transpose(1, 2) @ steps).squeeze(1)

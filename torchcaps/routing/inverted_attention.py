@@ -60,9 +60,15 @@ class InvertedAttentionRouting(Routing):
     ):
         super().__init__(iterations, gradient, init)
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
-        # Without scores nothing says how present a parent is: LayerNorm gives all parents the same length.
-        self.gives_scores = self.measures_presence = activations
         self.apart = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
+
+    @property
+    def gives_scores(self) -> bool:  # type: ignore[override]
+        return self.activations
+
+    @property
+    def measures_presence(self) -> bool:  # type: ignore[override]
+        return self.activations  # LayerNorm gives all parents the same length
 
     def build(self, shape: LayerShape) -> None:
         if self.layer_norm and shape.features > 1:
@@ -95,5 +101,6 @@ class InvertedAttentionRouting(Routing):
         else:
             p = votes.weighted_sum()  # lines 4, 5
         if self.layer_norm and p.shape[-1] > 1:
-            p = F.layer_norm(p, p.shape[-1:], self.weight.to(p.dtype), self.bias.to(p.dtype))  # line 6
+            weight, bias = (x.to(p.dtype).expand(p.shape[-1:]) for x in (self.weight, self.bias))
+            p = F.layer_norm(p, p.shape[-1:], weight, bias)  # line 6
         return votes.capsules(p, score), p

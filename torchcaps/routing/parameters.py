@@ -39,7 +39,7 @@ class RoutingParameters(nn.Module):
             options = vars(self) | {name: value}
             # A routing that comes to rest forgets its start; one whose logits add up does not.
             learned_and_last = (options.get("start"), options.get("gradient")) == ("learned", "last")
-            if self.comes_to_rest and learned_and_last and options["iterations"] > 1:
+            if learned_and_last and options["iterations"] > 1 and self.comes_to_rest:
                 raise ValueError(
                     "start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'"
                 )
@@ -57,6 +57,8 @@ class RoutingParameters(nn.Module):
             raise ValueError(
                 f"{type(self).__name__} takes the poses of the children as their votes: use it in a CapsuleShared"
             )
+        if self.given_values:
+            raise ValueError("a routing with_values is for votes without a layer: give the layer one without values")
         routing = copy.deepcopy(self)
         routing.shape = shape
         try:
@@ -79,6 +81,13 @@ class RoutingParameters(nn.Module):
     def with_values(self, **values: Tensor) -> Self:
         """Return a copy that uses the given tensors in place of learned parameters, to route votes without a layer:
         `EMRouting().with_values(beta_a=a, beta_u=u)(votes)`."""
+        if self.shape is not None:  # without a layer the votes say which shapes there are, see `check_values`
+            learned = {**self._parameters, **self._buffers}
+            for name, x in values.items():
+                if name not in learned:
+                    known = ", ".join(learned) or "nothing"
+                    raise ValueError(f"this {type(self).__name__} learns no {name!r}, but {known}")
+                _check_value(name, x, tuple(learned[name].shape), None)
         routing = copy.copy(self)
         routing.__dict__.update(values, given_values=self.given_values | values)
         return routing
@@ -102,20 +111,21 @@ class RoutingParameters(nn.Module):
         )
         missing = [x for x in _built(built) if not hasattr(self, x)]
         if missing:
-            raise RuntimeError(
-                f"{name} has no {', '.join(missing)} yet: give it to a capsule layer, or set values by with_values"
-            )
+            advice = "" if set(missing) & set(built._modules) else ", or set values by with_values"
+            raise RuntimeError(f"{name} has no {', '.join(missing)} yet: give it to a capsule layer{advice}")
         for key, x in self.given_values.items():
             if key not in _built(built):
                 learned = ", ".join(_built(built)) or "nothing"
                 raise ValueError(f"{name} with these options learns no {key!r}, but {learned}")
+            if key in built._modules:
+                raise ValueError(f"{name}'s {key} is a module: give the routing to a capsule layer, which builds it")
             _check_value(key, x, tuple(getattr(built, key).shape), votes)
 
     def extra_repr(self) -> str:
         """Show the iterations, and the options that differ from their defaults."""
         parameters = inspect.signature(type(self)).parameters.items()
         options = [(name, getattr(self, name), x.default) for name, x in parameters if hasattr(self, name)]
-        shown = [(name, value) for name, value, default in options if name == "iterations" or value != default]
+        shown = [(name, value) for name, value, x in options if name == "iterations" or repr(value) != repr(x)]
         return ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown)
 
 
@@ -134,13 +144,15 @@ def _built(routing: nn.Module) -> list[str]:
     return [*routing._parameters, *routing._buffers, *routing._modules]
 
 
-def _check_value(name: str, x: Any, expected: tuple[int, ...], votes: Votes) -> None:
-    """Check a tensor that takes the place of a parameter of the expected shape. Sizes of 1 are broadcast."""
+def _check_value(name: str, x: Any, expected: tuple[int, ...], votes: Votes | None) -> None:
+    """Check a tensor that takes the place of a parameter of the expected shape, also beside votes if there are some.
+    Sizes of 1 are broadcast."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"{name} must be a tensor of floating-point numbers, got {shown_with_type(x)}")
-    check_device(name, x, "votes", votes.device)
-    if torch.promote_types(x.dtype, votes.dtype) not in (votes.dtype, torch.float32):
-        raise TypeError(f"{name} is {x.dtype} and the votes are {votes.dtype}: convert one of them")
     sizes = tuple(x.shape)
     if len(sizes) != len(expected) or any(n not in (1, m) for n, m in zip(sizes, expected, strict=True)):
         raise ValueError(f"expected {name} of shape {expected}, got {sizes}")
+    if votes is not None:
+        check_device(name, x, "votes", votes.device)
+        if torch.promote_types(x.dtype, votes.dtype) not in (votes.dtype, torch.float32):
+            raise TypeError(f"{name} is {x.dtype} and the votes are {votes.dtype}: convert one of them")

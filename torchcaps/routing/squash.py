@@ -25,6 +25,8 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
     Reference:
         Sabour et al. 2017, equation 1.
     """
+    if not s.dim():
+        raise ValueError("s must have a dimension of vector entries, got a single number")
     if not -s.dim() <= dim < s.dim():
         raise ValueError(
             f"dim must be from {-s.dim()} to {s.dim() - 1} for a tensor of shape {tuple(s.shape)}, got {dim}"
@@ -32,4 +34,4 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
     x = at_least_float32(s)
     # Not vector_norm, which takes seven times as long where a vector's entries lie a plane apart in memory.
     square = x.square().sum(dim, keepdim=True)
-    return (x * (square / ((1 + square) * nonzero(square).sqrt()))).to(s.dtype)
+    return (x * (square / (1 + square) / nonzero(square).sqrt())).to(s.dtype)

@@ -62,8 +62,11 @@ class VectorNormRouting(Routing):
         if learn_sharpness and iterations == 0:
             raise ValueError("learn_sharpness=True needs at least one iteration, got iterations=0")
         self.sharpness, self.activation, self.learn_sharpness = sharpness, activation, learn_sharpness
-        self.measures_presence = activation is not None
         self.gain = 0.35 if activation is None else 1.0  # assumes that an activation squashes
+
+    @property
+    def measures_presence(self) -> bool:  # type: ignore[override]
+        return self.activation is not None
 
     @property
     def steps(self) -> int:

@@ -19,6 +19,11 @@ function ticks(low, high, count, whole) {
   return { step, places, write };
 }
 
+/** A name without its middle if it would leave no room for the lines. */
+function shortened(text) {
+  return text.length > 18 ? `${text.slice(0, 8)}\u2026${text.slice(-9)}` : text;
+}
+
 /** The smallest and the largest number, apart from each other. */
 function ends(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
@@ -33,7 +38,7 @@ function ends(values) {
  * Returns the element, and mark(x), which moves an upright line.
  */
 function lineChart({ name, description, x, y, lines, yRange = [], whole, level, words }) {
-  const named = lines.filter((line) => !line.faint);
+  const named = lines.filter((line) => !line.faint).map((line) => ({ ...line, name: shortened(line.name) }));
   const names = [...named.map((line) => line.name), level?.name ?? ""];
   const plot = axes({ lines, yRange, level, whole, words, names });
   const svg = makeSvg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", class: "chart",

@@ -64,7 +64,8 @@ function exampleParts(view, chooseClass) {
 
 /** Whether an example has maps and a tree of a class; of many classes only the likeliest have them. */
 function isShown(example, index) {
-  return !example?.maps?.length || example.maps[0].maps[index] !== "";
+  const tree = example?.trees?.[index];
+  return !tree || "parts" in tree;
 }
 
 function inputAndDrawing(view) {
@@ -143,7 +144,7 @@ function mapsOf(view) {
       `Bright places gave much to ${name}, dark places little. The numbers under the colors are times an even share: 1 `
         + "is what a place would give if all capsules gave alike. ",
     make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places; `
-      + "50\u00a0% would be even.")),
+      + `${percent(example.maps[0].even[chosen])} would be even.`)),
     make("label", { class: "check" }, covering, " Colors only, without the input under them"), grid);
 }
 

@@ -117,8 +117,8 @@ def _add_maps(
     smaller = min(1.0, LARGEST_MAP / max(size))
     for name, values in heat_of(found, seen, size).items():
         resized = interpolate(values, scale_factor=smaller, mode="area") if smaller < 1 else values
-        shares = next(layer.shares for layer in found.layers if layer.name == name)
-        maps = encoded_maps(name, resized[0].clamp_min(0), shares[0].sum(1))
+        layer = next(layer for layer in found.layers if layer.name == name)
+        maps = encoded_maps(name, resized[0].clamp_min(0), layer.shares[0].sum(1), layer.even[0].sum(1))
         maps["maps"] = [text if k in kept else "" for k, text in enumerate(maps["maps"])]
         shown["maps"].append(maps)
 

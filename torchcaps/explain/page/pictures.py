@@ -67,16 +67,16 @@ def sprite(images: FloatTensor, rows: Count, columns: Count) -> dict[str, Any]:
 
 
 @checked
-def encoded_maps(layer: str, maps: FloatTensor, shares: FloatTensor | None = None) -> dict[str, Any]:
+def encoded_maps(layer: str, maps: FloatTensor, shares: FloatTensor, even: FloatTensor) -> dict[str, Any]:
     """Encode the maps of a layer, one for each class, as base64 of a byte per value: 255 is their `peak`.
 
-    `half` has the smallest part of the positions that gives half of each class.
+    `half` has the smallest part of the positions that gives half of each class, and `even` the same of even shares.
 
     Args:
         layer: name of the layer.
         maps: shares as multiples of an even share, `(classes, rows, columns)`, at least zero.
-        shares: the shares of the positions themselves, `(classes, rows, columns)` of the grid of capsules; None for
-            those of the maps.
+        shares, even: the shares of the positions themselves, and what they would be if all capsules contributed alike,
+            both `(classes, rows, columns)` of the grid of capsules.
 
     Raises:
         ValueError: the maps have another shape, or a value is negative, infinite or nan.
@@ -89,8 +89,8 @@ def encoded_maps(layer: str, maps: FloatTensor, shares: FloatTensor | None = Non
     peak = max(float(maps.max()), 1e-12)
     levels = (maps / peak * 255).round().to(torch.uint8)
     encoded = [base64.b64encode(level.numpy().tobytes()).decode() for level in levels]
-    size, half = (maps.shape[1], maps.shape[2]), _half(maps if shares is None else shares)
-    return {"layer": layer, "size": size, "maps": encoded, "peak": peak, "half": half}
+    size = maps.shape[1], maps.shape[2]
+    return {"layer": layer, "size": size, "maps": encoded, "peak": peak, "half": _half(shares), "even": _half(even)}
 
 
 def _half(shares: Tensor) -> list[float]:

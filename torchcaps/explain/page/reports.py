@@ -273,7 +273,8 @@ def _compared(
         pictures.append((heat_picture(others[k], peak, SIDE // 2), name.lower()))
     return {
         "name": name,
-        "value": f"maps of the same image agree by {alike}; own maps of different images by {between}",
+        "value": f"maps of the same image agree by {alike}"
+        + (f"; own maps of different images by {between}" if len(images) > 1 else ""),
         "meaning": f"The same maps, made by {what}. 1 means that two maps put all places in the same order, 0 that "
         f"they have nothing in common; means over {len(images)} images. If the first number is near 1, the maps do not "
         "show what was learned. If it is small, they depend on the weights. This shows dependence on the weights, "

@@ -56,9 +56,9 @@ function snapshotCharts({ snapshots }) {
       lines: [{ name: "accuracy", x: places, y }],
       description: `From ${number(y[0])} to ${number(y.at(-1))} %.` }).element);
   }
-  const lines = snapshots[0].sharpening.map(({ layer, size }) => {
+  const lines = snapshots[0].sharpening.map(({ layer }) => {
     const found = snapshots.map((snapshot) => snapshot.sharpening.find((other) => other.layer === layer));
-    return { name: layer, x: places, y: found.map((one) => (one ? (100 * one.effective.at(-1)) / size : NaN)) };
+    return { name: layer, x: places, y: found.map((one) => (one ? (100 * one.effective.at(-1)) / one.uniform : NaN)) };
   }).filter((line) => line.y.every(Number.isFinite)).slice(0, STYLES);
   if (lines.length) {
     const changes = lines.map((line) => `${line.name}: from ${number(line.y[0])} to ${number(line.y.at(-1))} %.`);

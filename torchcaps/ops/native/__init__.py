@@ -85,7 +85,7 @@ def reduce(
     and returns the gradients of the parents' tensors."""
     poses, weight, bias, _ = children
     offset, betas = parents.offset, parents.betas
-    parent_grads = tuple(accumulator(x) if grads and x is not None else None for x in parents)
+    parent_grads = tuple(accumulator(x, *x.shape) if grads and x is not None else None for x in parents)
     dtype = torch.promote_types(poses.dtype, torch.float32)
     added = [None if x is None else x.contiguous() for x in into]
     # These references keep the tensors alive during the call: the library has only their addresses.
@@ -138,7 +138,7 @@ def routing_pool(
     """
     batch, groups, features, children = poses.shape
     total = accumulator(poses, batch * groups, features)
-    of_sharpness = torch.zeros((), dtype=torch.float64)
+    of_sharpness = torch.zeros((), dtype=torch.float64, device="cpu")
     grad_total = _plain(grad_total, total.dtype)
     present = None if present is None else _plain(present.expand(len(total), children), torch.bool)
     tensors = (poses, present, grad_total, total, grad_poses, of_sharpness)
