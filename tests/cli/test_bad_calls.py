@@ -46,6 +46,11 @@ OVERRIDES = [
     ("--trainer.callbacks 5", r"--trainer.callbacks 5: expected Callback, as \{class_path: MODULE.NAME\}, got 5"),
     ("--trainer.callbacks+=EarlyStopping", "=EarlyStopping: the following arguments are required: monitor"),
     ("--trainer.callbacks+=torchcaps.training.SpreadMargin", "SpreadMargin needs a SpreadLoss as model.loss"),
+    ("--trainer.callbacks+=LearningRateFinder", "cannot have LearningRateFinder: .* use torchcaps search"),
+    (
+        "--trainer.callbacks+=StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.01",
+        "cannot have StochasticWeightAveraging: the weights that it averages at the end would be in no checkpoint",
+    ),
     ("--trainer.devices two", "devices.* int > 0"),
     ("--trainer.val_check_interval 0", "val_check_interval must be a number of batches, at least 1, or a fraction"),
     ("--trainer.accumulate_grad_batches 0", "accumulate_grad_batches must be at least 1, got 0"),
@@ -57,6 +62,7 @@ OVERRIDES = [
     # Found when the first step begins.
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/nope", "did you mean val/loss"),
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss", "no validation: set data.val_size"),
+    ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/accuracy", "set its mode to max"),
     (
         "--model.reconstruction_weight 0 --model.network torch.nn.Conv2d --model.network.in_channels 1 "
         "--model.network.out_channels 1 --model.network.kernel_size 30",
@@ -151,7 +157,7 @@ COMMANDS = [
     ),
     ("test {run} --model.network.iterations 1", "iterations = 3, and now it is 1: leave out what changes it"),
     ("test {run} --data.ten_crop true", "ten_crop needs resize"),
-    ("test quickstart --runs {runs} --ckpt_path best", "has no best.ckpt: its recipe keeps none"),
+    ("test quickstart --runs {runs} --ckpt_path best", "has no best checkpoint: its recipe keeps none"),
     ("explain empty", "no checkpoint under empty: give another folder"),
     ("explain saved", "saved is a folder of `save_pretrained`, without the training: give a run or a checkpoint"),
     ("show saved", "saved has no model.safetensors|saved/config.json does not hold the values"),
@@ -308,3 +314,11 @@ def test_a_loss_that_is_not_finite(capfd):
 def test_a_monitor_that_is_logged():
     monitor = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --data.val_size 64"
     assert call("train", "quickstart", "--trainer.max_epochs=1", *monitor.split(), *TINY) == 0
+
+
+def test_classes_of_lightning_that_hand_their_options_on():
+    loggers = (f"{{class_path: {name}, init_args: {{save_dir: logs}}}}" for name in ("CSVLogger", "TensorBoardLogger"))
+    options = [f"--trainer.logger=[{', '.join(loggers)}]", "--trainer.callbacks+=RichProgressBar"]
+    options += ["--trainer.enable_progress_bar=true", "--trainer.profiler=simple"]
+    assert call("train", "quickstart", *TINY, "--trainer.max_epochs=1", *options) == 0
+    assert call("test", "quickstart", "--ckpt_path=last", *TINY) == 0

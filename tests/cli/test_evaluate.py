@@ -44,6 +44,7 @@ def test_a_training_on_few_images(trained, capfd):
         (["quickstart", "--images", "0"], "--images must be at least 1, got 0"),
         (["quickstart", "--seed", "-1"], "--seed must be from 0 to 4294967295, got -1"),
         (["nowhere"], "no recipe 'nowhere'"),
+        (["quickstart", "runs/mine", "--ckpt_path", "mine.ckpt"], "--ckpt_path FILE is for one run"),
     ],
 )
 def test_bad_input(trained, capfd, arguments, said):

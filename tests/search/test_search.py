@@ -191,6 +191,13 @@ def four_validations(plan, trial, signals):
     return trial.params[LR]
 
 
+def test_a_loss_is_lowered_unless_the_recipe_says_otherwise():
+    assert a_plan().direction == "maximize"
+    Path("mine.yaml").write_text(RECIPE.replace("val/accuracy", "val/loss"))
+    assert a_plan().direction == "minimize"
+    assert a_plan(mode="max").direction == "maximize"
+
+
 @pytest.mark.parametrize(("mode", "prune"), [("max", True), ("min", True), ("max", False)])
 def test_bad_trials_end_early(monkeypatch, mode, prune):
     monkeypatch.setattr("torchcaps.search.study._train", four_validations)

@@ -27,12 +27,12 @@ class Deep(nn.Module):
         return Prediction(activations=capsules.activations, capsules=capsules)
 
 
-def said(network: nn.Module, loss: nn.Module | None = None) -> list[str]:
+def said(network: nn.Module, loss: nn.Module | None = None, accumulated: int = 1) -> list[str]:
     """Train and return the warnings."""
     data = TensorDataset(0.1 * torch.randn(16, 16, 8), torch.randint(3, (16,)))
     trainer = Trainer(
         max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_model_summary=False, accumulate_grad_batches=accumulated,
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -83,3 +83,4 @@ def test_networks_that_live_are_silent():
     assert not any(module._forward_hooks for module in network.modules())
     # The betas start at zero, so that only they have a gradient at the first step.
     assert said(Deep(HeinsenRouting(2, init="paper"))) == []
+    assert said(Deep(HeinsenRouting(2, init="paper")), accumulated=2) == []

@@ -7,6 +7,7 @@ import resource
 import shlex
 import shutil
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 from commands import call as run_command
 from interruptions import Killed
 
+from torchcaps.cli.checkpoints import locate
+from torchcaps.cli.train import _resume_command
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
 from torchcaps.training.report import curves_of
 
@@ -137,6 +140,27 @@ def test_training_goes_on_from_the_one_before(checkpoints, capfd):
     harm("one bit", checkpoints / "last.ckpt")  # a second time, which restores it
     first = torch.load(checkpoints / "last.ckpt", weights_only=True)
     assert all(torch.equal(again["state_dict"][name], value) for name, value in first["state_dict"].items())
+
+
+def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
+    """The first epoch is made to be the best that there can be."""
+    best = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val/loss", "--data.val_size=64"]
+    assert call("train", "--trainer.max_epochs=1", *best) == 0
+    (kept,) = FOLDER.glob("epoch=*.ckpt")
+    last = FOLDER / "last.ckpt"
+    assert "epoch=0" in str(locate(Namespace(recipe=str(FOLDER.parent)), None))  # what commands take
+    content, score = torch.load(last, weights_only=True), torch.tensor(-1.0)
+    (state,) = (state for state in content["callbacks"].values() if "best_k_models" in state)
+    state.update(best_model_score=score, kth_value=score, best_k_models={state["best_model_path"]: score})
+    torch.save(content, last)
+    capfd.readouterr()
+    assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2", *best) == 0
+    copied = Path("runs/quickstart/version_1/checkpoints") / kept.name
+    assert f"{copied}, after epoch 1" in capfd.readouterr().out
+    given = Namespace(recipe=str(FOLDER.parent), small=False, smoke=False, allow_code=False, model=None, runs="runs")
+    assert "+=" not in _resume_command(given, best, FOLDER.parent)  # the run has it
+    assert torch.load(copied, weights_only=True)["epoch"] == 0
+    assert kept.is_file()
 
 
 def test_a_checkpoint_from_elsewhere_deletes_nothing(checkpoints, tmp_path):

@@ -13,14 +13,15 @@ def test_by_hand():
     expected = {0: 0.2, 20: 0.2, 55: 0.55, 90: 0.9, 109: 0.9}
     assert {epoch: margin.margin(epoch, 110) for epoch in expected} == pytest.approx(expected)
     assert margin.margin(0, 1) == 0.2  # too short to grow
+    assert [margin.margin(epoch, 2) for epoch in range(2)] == pytest.approx([0.2, 0.9])
     assert [margin.margin(epoch, 3) for epoch in range(3)] == pytest.approx([0.2, 0.2, 0.9])
 
 
 def test_it_reaches_the_loss():
     module = SimpleNamespace(loss=SpreadLoss())
     SpreadMargin(0.1, 0.5, hold=0).on_train_epoch_start(SimpleNamespace(max_epochs=4, current_epoch=3), module)
-    assert module.loss.margin.item() == pytest.approx(0.4)
-    assert module.loss.state_dict()["margin"].item() == pytest.approx(0.4)  # stored in checkpoints
+    assert module.loss.margin.item() == pytest.approx(0.5)
+    assert module.loss.state_dict()["margin"].item() == pytest.approx(0.5)  # stored in checkpoints
 
 
 def test_bad_input():

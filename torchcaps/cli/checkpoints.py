@@ -208,12 +208,10 @@ def locate(options: argparse.Namespace, given: str | None, folders: bool = False
             return Path(place)
         raise BadInput(f"{place} is a folder of `save_pretrained`, without the training: give a run or a checkpoint")
     newest = _last(options, place)
-    best = newest.with_name("best.ckpt")
-    if chosen == "last" or (chosen is None and not best.is_file()):
-        return newest
-    if not best.is_file():
-        raise BadInput(f"{newest.parent} has no best.ckpt: its recipe keeps none; give --ckpt_path last")
-    return _whole(best)
+    best = None if chosen == "last" else _best(newest)
+    if best is None and chosen == "best":
+        raise BadInput(f"{newest.parent} has no best checkpoint: its recipe keeps none; give --ckpt_path last")
+    return newest if best is None else _whole(best)
 
 
 def _whole(path: Path) -> Path:
@@ -227,6 +225,21 @@ def _whole(path: Path) -> Path:
         _warn(f"{path} is damaged ({problem}): taking {previous}, the one before")
         return previous
     return path
+
+
+def _best(newest: Path) -> Path | None:
+    """Return the best checkpoint beside the newest one of a run, if its recipe keeps one: `best.ckpt`, or the one that
+    a callback has named."""
+    best = newest.with_name("best.ckpt")
+    if best.is_file():
+        return best
+    states = read_or_refuse(newest).get("callbacks")
+    for state in states.values() if isinstance(states, dict) else ():
+        if isinstance(state, dict) and "/" in str(state.get("monitor")):  # a metric, unlike "epoch" and "step"
+            best = newest.with_name(Path(str(state.get("best_model_path"))).name)
+            if best.suffix == ".ckpt" and best.is_file():
+                return best
+    return None
 
 
 def _last(options: argparse.Namespace, folder: str | None) -> Path:

@@ -57,6 +57,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     for name in options.protocols or ():
         if name not in PROTOCOLS:
             raise BadInput(f"--protocols: there is no {name!r}: choose some of {', '.join(PROTOCOLS)}")
+    if len(options.recipe) > 1 and options.ckpt_path not in (None, "last", "best"):
+        raise BadInput("--ckpt_path FILE is for one run: give the checkpoints in place of the runs, or last or best")
     named = {name: argparse.Namespace(**{**vars(options), "recipe": name}) for name in options.recipe}
     runs = {name: find_run(own, overrides, options.ckpt_path) for name, own in named.items()}  # all, before any work
     folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}

@@ -58,8 +58,7 @@ class Protocol(NamedTuple):
         source: the paper.
         published: numbers of papers to hold beside, each as a sentence.
         run: the measurement. It raises `DoesNotApply` with the reason.
-        most: the number of images that it takes at most, the first of the subject, whose order should be random; None for
-            all.
+        most: the number of images that it takes at most, the first of the subject, whose order is random; None for all.
         trains: whether it trains networks; it then runs only if it is named.
     """
 

@@ -21,8 +21,8 @@ def accumulator(x: Tensor, *shape: int) -> Tensor:
 
 
 def gates_of(scores: Tensor) -> Tensor:
-    """Return the gates of scores, their sigmoids, in float32 at least. Gates below 1e-24, of scores below about -55, are
-    0: the mean of children that are hardly there would divide by numbers that count as 0."""
+    """Return the gates of scores, their sigmoids, in float32 at least. Gates below 1e-24, of scores below about -55,
+    are 0: the mean of children that are hardly there would divide by numbers that count as 0."""
     gates = at_least_float32(scores).sigmoid()
     return torch.where(gates < 1e-24, 0, gates)
 

@@ -37,7 +37,8 @@ class Plan:
         recipe: recipe with a head `search`.
         metric: metric of the validation, such as "val/accuracy".
         values: what each value is chosen from, by its name on the command line.
-        mode: whether the highest ("max") or the lowest ("min") metric is the best.
+        mode: whether the highest ("max") or the lowest ("min") metric is the best; None for the highest accuracy, and
+            the lowest of all else.
         trials: number of trainings.
         prune: whether bad trials end early.
         overrides: command-line arguments that hold for all trials.
@@ -49,13 +50,19 @@ class Plan:
     recipe: Recipe
     metric: str
     values: Mapping[str, BaseDistribution]
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
     trials: PositiveInt = 20
     prune: bool = True
     overrides: tuple[str, ...] = ()
     allow_code: bool = False
     folder: Path = Path()
     seed: int = 0
+
+    @property
+    def direction(self) -> Literal["maximize", "minimize"]:
+        """What the search does with the metric, in Optuna's words."""
+        best = self.mode or ("max" if self.metric.endswith("accuracy") else "min")
+        return "maximize" if best == "max" else "minimize"
 
     def folder_of(self, number: int) -> Path:
         """Return the folder of a trial."""

@@ -78,7 +78,7 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
         return optuna.create_study(
             storage=where if "://" in where else optuna.storages.JournalStorage(JournalFileBackend(where)),
             study_name=plan.recipe.folder.as_posix(),
-            direction="maximize" if plan.mode == "max" else "minimize",
+            direction=plan.direction,
             pruner=bad_trials if plan.prune else optuna.pruners.NopPruner(),
             load_if_exists=True,
         )

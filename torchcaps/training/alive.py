@@ -27,6 +27,7 @@ class BeginsAlive(Callback):
 
     def __init__(self) -> None:
         self.steps, self.warned = 0, False
+        self.seen = -1  # the step of the last gradient
         self.hook: RemovableHandle | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -39,6 +40,9 @@ class BeginsAlive(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hook()
+        if trainer.global_step == self.seen:  # gradients accumulate, and no parameter has changed
+            return
+        self.seen = trainer.global_step
         self.steps += 1
         if self.steps > 2 or self.warned:
             return

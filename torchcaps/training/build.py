@@ -14,7 +14,14 @@ import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import seed_everything
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -50,6 +57,12 @@ SMOKE = (
     "--trainer.limit_test_batches=1",
     "--trainer.log_every_n_steps=1",
 )
+
+# Callbacks of Lightning that would not do what they promise here.
+UNUSABLE: dict[type, str] = {
+    StochasticWeightAveraging: "the weights that it averages at the end would be in no checkpoint",
+    LearningRateFinder: "it needs a learning rate that is an attribute of the model: use torchcaps search",
+}
 
 # Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
 FEATURES_LR = {True: 0.1, False: 0.5}
@@ -214,6 +227,8 @@ class Training:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SpreadMargin):
                 callback.margin_of(self.model)
+            if why := UNUSABLE.get(type(callback)):
+                raise ValueError(f"trainer.callbacks cannot have {type(callback).__name__}: {why}")
 
     def _check_classes(self) -> None:
         data, classes = self.datamodule, self.model.classes
@@ -260,7 +275,7 @@ class Training:
                 allowed = ["--allow_code"] if self.allow_code else []
                 callback.describe(self.recipe.name, [*small, *self.overrides, *allowed, *resumed])
         callbacks.append(ChecksMonitors())
-        if arguments["enable_progress_bar"] is not False:
+        if arguments["enable_progress_bar"] is not False and not any(isinstance(x, ProgressBar) for x in callbacks):
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
         if self.run_folder is not None and arguments["enable_checkpointing"] is not False:
             callbacks += [LastCheckpoints(self.run_folder / "checkpoints", self.signals), KeepsValues(self.values)]
@@ -301,7 +316,8 @@ class Training:
     def best_checkpoint(self) -> Path | None:
         """Return the checkpoint with the best value of a metric, if the recipe has a callback that keeps one."""
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
+            metric = str(getattr(callback, "monitor", None))  # with "/", unlike "epoch" and "step"
+            if isinstance(callback, ModelCheckpoint) and "/" in metric and callback.best_model_path:
                 return Path(callback.best_model_path)
         return None
 

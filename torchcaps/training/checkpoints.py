@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import folder_of, sync_folder, write_whole
@@ -125,7 +125,9 @@ class LastCheckpoints(Checkpoint):
                 counts["completed"] = counts["processed"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Let an epoch go on after the same samples if the batches of all processes together have another size now."""
+        """Let an epoch go on after the same samples if the batches of all processes together have another size now, and
+        take over the best checkpoints."""
+        self._take_over_best(trainer, checkpoint)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
         then = checkpoint.get(type(data).__qualname__, {}).get("batch_size")
         loop = checkpoint["loops"]["fit_loop"]
@@ -141,6 +143,29 @@ class LastCheckpoints(Checkpoint):
             )
         skipped = samples // now - batches["ready"]
         batches.update({name: count + skipped for name, count in batches.items() if isinstance(count, int)})
+
+    def _take_over_best(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+        """Copy the best checkpoints so far into the folder of this run: in another folder Lightning forgets them, and
+        takes the first epoch that follows for the best."""
+        for callback in trainer.checkpoint_callbacks:
+            state: Any = checkpoint["callbacks"].get(callback.state_key)
+            if not isinstance(callback, ModelCheckpoint) or not state or callback.dirpath == state.get("dirpath"):
+                continue
+            folder, scores = Path(callback.dirpath or self.folder), state.get("best_k_models", {})
+            places = {old: str(folder / Path(old).name) for old in scores if Path(old).is_file()}
+            if state.get("best_model_path") not in places:
+                continue
+            if trainer.is_global_zero:
+                folder.mkdir(parents=True, exist_ok=True)
+                for old, new in places.items():
+                    shutil.copy(old, new)
+            state.update(
+                dirpath=callback.dirpath,
+                best_k_models={new: scores[old] for old, new in places.items()},
+                best_model_path=places[state["best_model_path"]],
+                kth_best_model_path=places.get(state.get("kth_best_model_path"), ""),
+                last_model_path="",
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs: Any = trainer.fit_loop.epoch_progress.current

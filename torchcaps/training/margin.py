@@ -48,5 +48,5 @@ class SpreadMargin(Callback):
     def margin(self, epoch: int, epochs: int) -> float:
         """Return the margin in an epoch, counted from 0, of a training of `epochs` epochs."""
         hold = min(self.hold, (epochs - 1) // 2)
-        grown = (epoch - hold) / max(epochs - 2 * hold, 1)
+        grown = (epoch - hold) / max(epochs - max(2 * hold, 1), 1)
         return self.first + (self.last - self.first) * min(max(grown, 0.0), 1.0)

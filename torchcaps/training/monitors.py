@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from torchcaps.training.names import PACKAGES
 from torchcaps.utils.checks import nearest
@@ -21,17 +22,30 @@ class ChecksMonitors(Callback):
             if name is None:
                 continue
             said = f"{type(callback).__name__} monitors {name!r}"
+            if isinstance(callback, ModelCheckpoint) and name in ("epoch", "step"):
+                continue  # Lightning's way to keep the newest ones
             if known and name not in logged:  # other callbacks may log metrics of their own
                 raise ValueError(f"{said}, which is not logged{nearest(str(name), logged)}")
+            mode = "max" if "accuracy" in name else "min"
+            if name in logged and getattr(callback, "mode", mode) != mode:
+                raise ValueError(f"{said} and takes the worst value for the best: set its mode to {mode}")
             if str(name).startswith("val/") and not validates(trainer, data):
-                raise ValueError(f"{said}, and there is no validation: set data.val_size, or monitor 'train/loss'")
+                raise ValueError(
+                    f"{said}, and there is no validation: set data.val_size (data.val_share of your own data), or "
+                    "monitor 'train/loss'"
+                )
 
 
 def logged_metrics(model: Any) -> list[str]:
     """Return the names of the metrics that a `Classifier` logs in training and validation."""
     what = ["loss", "accuracy", *(["reconstruction_error"] if model.reconstruction_weight else [])]
     divergence = [] if model.feedback is None else ["train/divergence"]
-    return [*(f"{stage}/{name}" for stage in ("train", "val") for name in what), "train/loss_step", *divergence]
+    return [
+        *(f"{stage}/{name}" for stage in ("train", "val") for name in what),
+        "train/loss_step",
+        "train/loss_epoch",
+        *divergence,
+    ]
 
 
 def validates(trainer: Any, data: Any) -> bool:

@@ -15,7 +15,18 @@ from torchcaps.models.registry import import_path
 from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS, Path
 from torchcaps.training.classifier import Classifier
-from torchcaps.training.signatures import KINDS, PARTS, UNKNOWN, choices, classes, family, is_open, is_plain, parameters
+from torchcaps.training.signatures import (
+    KINDS,
+    PARTS,
+    UNKNOWN,
+    choices,
+    classes,
+    family,
+    handed_on,
+    is_open,
+    is_plain,
+    parameters,
+)
 from torchcaps.training.trainer import Trainer
 from torchcaps.utils.checks import nearest, one_line
 
@@ -108,7 +119,7 @@ class Names:
         for name, value in arguments.items():
             if not isinstance(name, str):
                 raise Refused(inner, f'names must be texts, got {name!r}: if it is one, write "{name}"')
-            if known is not None and name not in known and not is_open(known):
+            if known is not None and name not in known and not is_open(known) and name not in handed_on(owner):
                 raise Refused((*inner, name), f"there is no {name!r}{nearest(name, known)}")
             has = known[name].annotation if known and name in known else UNKNOWN
             self.check(value, has, (*inner, name))

@@ -1,5 +1,6 @@
 """What signatures say about the arguments of classes and functions: their names, and what each of them takes."""
 
+import functools
 import inspect
 import types
 import typing
@@ -7,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers import Logger
@@ -41,6 +43,15 @@ def parameters(owner: Any) -> dict[str, inspect.Parameter] | None:
     except (TypeError, ValueError, NameError):
         return None
     return known
+
+
+@functools.cache
+def handed_on(owner: Any) -> list[str]:
+    """Return the arguments that the parser finds for a class, also those of functions that its `**options` go to: it
+    writes their defaults into the values of a run."""
+    if not inspect.isclass(owner):
+        return []
+    return ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
 
 
 def is_open(known: dict[str, inspect.Parameter]) -> bool:

@@ -17,6 +17,7 @@ MESSAGES = (  # regular expressions for warnings
 LEVELS = {  # of loggers
     "lightning.pytorch": logging.WARNING,
     "lightning.fabric": logging.WARNING,
+    "lightning.pytorch.profilers": logging.INFO,  # their results, for those who ask for one
     "torch.multiprocessing.spawn": logging.ERROR,  # it warns that it ends the other processes where one fails
 }
 
