@@ -48,6 +48,11 @@ def test_a_data_set_of_states(encoder, images_of_noise, tmp_path):
     own = EncodedImages(ImageFolder(str(tmp_path / "pictures")), str(encoder))
     own.setup("fit")
     assert len(own.val_dataloader().dataset) == len(own.val_set) > 0
+    assert own.names == ["a", "b"]
+    assert own.keys("fit") == own.images.keys("fit")
+    assert own.keys("fit")[0].endswith(".png")
+    assert len(own.write_split(tmp_path).read_text().splitlines()) == 21
+    assert not hasattr(data, "write_split")
     shuffled = EncodedImages(CIFAR10(root=str(images_of_noise)), str(encoder), shuffle_labels=True)
     shuffled.setup()
     assert sorted(shuffled.train_set.labels) == sorted(shuffled.images.train_set.labels)

@@ -2,6 +2,9 @@
 
 import csv
 import itertools
+import os
+import shutil
+import sys
 import threading
 import time
 import warnings
@@ -12,7 +15,7 @@ import torch
 from PIL import Image
 
 from torchcaps.data import DataError, ImageFolder
-from torchcaps.data.pictures import damaged
+from torchcaps.data.pictures import read_all
 
 
 def draw(path: Path, shade: int = 100, size: tuple[int, int] = (10, 8), mode: str = "L") -> Path:
@@ -81,7 +84,9 @@ def test_reading_in_threads_leaves_the_filters_of_warnings_as_they_were(folder, 
 
     monkeypatch.setattr(Image, "open", opened_together)
     filters = list(warnings.filters)
-    assert damaged([folder / "cat" / "0.png", folder / "dog" / "0.png"], (1, 8, 8), "stretch") == {}
+    bad, digests = read_all([folder / "cat" / "0.png", folder / "dog" / "0.png"], (1, 8, 8), "stretch")
+    assert bad == {}
+    assert len(set(digests)) == 2
     assert warnings.filters == filters
 
 
@@ -144,6 +149,58 @@ def test_folders_of_parts(tmp_path):
     assert "there is no class 'aa' in training; did you mean a" in error_of(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("Training", "Dev", "TESTING"), ("training", "eval", "Test")])
+def test_other_names_of_the_parts(tmp_path, names, capfd):
+    for part in (*names, "unlabeled"):
+        for name in ("a", "b"):
+            draw(tmp_path / part / name / f"{part}.png")
+    draw(tmp_path / names[2] / "alone.png")
+    draw(tmp_path / "cover.png")
+    (tmp_path / "readme.txt").write_text("how these were made")
+    data = data_of(tmp_path)
+    assert data.names == ["a", "b"]
+    data.prepare_data()
+    said = f"left out what lies in no folder of a class: {names[2]}/alone.png, cover.png, unlabeled\n"
+    assert said in capfd.readouterr().err
+    data.setup()
+    assert [len(data.keys(stage)) for stage in ("fit", "validate", "test")] == [2, 2, 2]
+    shutil.rmtree(tmp_path / names[0])
+    said = error_of(tmp_path)
+    assert said.startswith(f"{tmp_path}: has {', '.join(sorted(names[1:]))}, and no folder train: add one with")
+
+
+def test_links_are_followed_and_folders_of_servers_are_left_out(folder, tmp_path):
+    draw(tmp_path / "elsewhere" / "linked.png")
+    (folder / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(folder / "cat")  # a circle
+    for name in ("@eaDir", "__MACOSX", ".thumbnails"):
+        draw(folder / "cat" / name / "1.png" / "small.jpg")
+        draw(folder / name / "small.jpg")
+    data = data_of(folder)
+    assert data.names == ["cat", "dog"]
+    assert set(data.parts) == {f"{name}/{i}.png" for name in data.names for i in range(10)} | {"cat/more/linked.png"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")
+def test_a_name_that_is_not_utf8_is_an_error_at_once(folder):
+    os.rename(folder / "cat" / "1.png", os.fsencode(folder / "cat") + b"/caf\xe9.png")
+    assert "cat/caf\\udce9.png': the name is not text in UTF-8: rename the file" in error_of(folder)
+
+
+def test_pictures_that_are_in_two_parts_are_counted(tmp_path, capfd):
+    for i, part in enumerate(("train", "val", "test")):
+        for name in ("a", "b"):
+            for k in range(3):
+                draw(tmp_path / part / name / f"{part}{k}.png", 50 * i + k + 10 * (name == "a"))
+    for part, count in (("val", 1), ("test", 2)):
+        for k in range(count):
+            shutil.copy(tmp_path / "train" / "a" / f"train{k}.png", tmp_path / part / "a" / f"copy{k}.png")
+    data_of(tmp_path).setup()
+    said = capfd.readouterr().err
+    assert f"{tmp_path}: 1 of 7 validation pictures are training pictures too\n" in said
+    assert f"{tmp_path}: 2 of 8 test pictures are training pictures too\n" in said
+
+
 def test_a_missing_part_is_split_off_the_training_pictures(tmp_path):
     for part, count in (("train", 20), ("test", 3)):
         for name in ("a", "b"):
@@ -182,6 +239,12 @@ def test_bad_files_are_named_and_skipped_only_when_asked(folder, capfd):
     assert "left out 1 pictures that cannot be read: " in capfd.readouterr().err
 
 
+def test_a_class_whose_training_pictures_cannot_be_read_is_an_error(folder):
+    for path in (path for path, part in data_of(folder).parts.items() if part == "train" and path.startswith("dog")):
+        (folder / path).write_bytes(b"no picture")
+    assert "no training picture of dog can be read: mend some, or remove" in error_of(folder, skip_bad=True)
+
+
 def test_other_files_and_animations_are_named(folder, capfd):
     (folder / "cat" / "notes.txt").write_text("not a picture")
     (folder / "cat" / ".hidden.png").write_text("nothing")
@@ -208,6 +271,11 @@ def test_folders_that_cannot_be_used(tmp_path):
 
 def test_a_class_that_was_not_trained_on(folder):
     assert "has a class 'dog', which is none of cat, cow" in error_of(folder, class_names=["cat", "cow"])
+
+
+def test_gray_images_have_no_colors_to_change(folder):
+    with pytest.raises(ValueError, match='the augmentation "color" is for color images of 3 channels, and these have'):
+        data_of(folder, augmentations=["color"])
 
 
 @pytest.mark.parametrize("name", ["shift", "flip", "rotate", "zoom", "color", "erase"])

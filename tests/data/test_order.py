@@ -11,7 +11,7 @@ from lightning import LightningModule, Trainer
 from torch import Tensor
 
 from torchcaps.data import Digits
-from torchcaps.data.order import AsStored, ByLength, NewImages, Order
+from torchcaps.data.order import AsStored, ByLength, NewImages, Order, evenly_chosen
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 41)
 
@@ -29,6 +29,14 @@ def epoch_of(order: Order, epoch: int) -> list[int]:
 
 every_kind = pytest.mark.parametrize("kind", [Order, ByLength, NewImages])
 shuffled = pytest.mark.parametrize("kind", [Order, ByLength])
+
+
+@pytest.mark.parametrize(("total", "count"), [(11_001, 10_997), (5, 9), (1, 3), (0, 2)])
+def test_evenly_chosen_indices_are_all_different(total, count):
+    chosen = evenly_chosen(total, count)
+    assert len(set(chosen)) == len(chosen) == min(total, count)
+    assert chosen == sorted(chosen)
+    assert chosen[:1] + chosen[-1:] == [0, total - 1] * (total > 0)
 
 
 @shuffled

@@ -1,12 +1,13 @@
 """Reading picture files: colors, sizes, orientation, transparency, and files that are no pictures."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from torchcaps.data import DataError, read_picture
 from torchcaps.data.pictures import read_header
@@ -39,10 +40,34 @@ def test_ways_to_make_a_picture_square(flag):
     assert stretched[2, 1, 1] > 40
 
 
+@pytest.mark.parametrize(("size", "place"), [((400, 3), (slice(None), 32)), ((3, 400), (32, slice(None)))])
+def test_a_narrow_picture_is_padded(tmp_path, size, place):
+    picture = Image.new("L", size, 10)
+    picture.putpixel((0, 0), 255)  # an edge of one color all the same
+    picture.save(tmp_path / "narrow.png")
+    image = read_picture(tmp_path / "narrow.png", (1, 64, 64), "pad")[0]
+    assert image.shape == (64, 64)
+    assert (image == 10).sum() > 64 * 63
+
+
 def test_sixteen_bits_become_eight(tmp_path):
     deep = torch.arange(24).view(4, 6) * 2500
     Image.fromarray(deep.numpy().astype("uint16")).save(tmp_path / "deep.png")
     assert read_picture(tmp_path / "deep.png", (1, 4, 6))[0].tolist() == (deep // 256).tolist()
+
+
+def test_integers_of_an_unknown_range_are_refused(tmp_path):
+    """Integers of 32 bits are often bytes, and would become black."""
+    picture = Image.fromarray(np.arange(24, dtype=np.int32).reshape(4, 6))
+    assert picture.mode == "I"
+    picture.save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"signed or 32-bit integers, whose range is not known\): give a PNG or JPEG"):
+        read_picture(tmp_path / "deep.tif", (1, 4, 6))
+    deep = np.arange(24, dtype=np.uint16).reshape(4, 6) * 2500
+    (tmp_path / "deep.pgm").write_bytes(b"P5 6 4 65535\n" + deep.astype(">u2").tobytes())
+    Image.fromarray(deep).save(tmp_path / "short.tif")
+    for name in ("deep.pgm", "short.tif"):
+        assert read_picture(tmp_path / name, (1, 4, 6))[0].tolist() == (deep // 256).tolist()
 
 
 def test_transparent_parts_are_white(tmp_path):
@@ -62,6 +87,27 @@ def test_photographs_are_turned_upright(tmp_path, flag, suffix):
     assert upright[0, 30, 0] < 15
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_every_orientation(tmp_path, suffix):
+    picture = Image.fromarray(np.arange(35, dtype=np.uint8).reshape(5, 7) * 7)
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        picture.save(tmp_path / f"a.{suffix}", exif=exif)
+        with Image.open(tmp_path / f"a.{suffix}") as opened:
+            upright = np.asarray(ImageOps.exif_transpose(opened))
+        assert read_picture(tmp_path / f"a.{suffix}", (1, *upright.shape))[0].tolist() == upright.tolist()
+
+
+def test_metadata_of_a_wrong_type_does_not_hide_the_picture(tmp_path, flag):
+    tags = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0), struct.pack("<HHI4s", 0x0213, 2, 4, b"abc")  # text for a number
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + b"".join(tags) + bytes(4)
+    Image.open(flag).resize((60, 40), Image.Resampling.NEAREST).save(tmp_path / "a.jpg", exif=exif, quality=95)
+    upright = read_picture(tmp_path / "a.jpg", (3, 60, 40))
+    assert upright[0, 30, 39] > 240
+    assert upright[0, 30, 0] < 15
+
+
 def test_the_first_picture_of_an_animation_counts(tmp_path):
     frames = [Image.new("L", (4, 4), shade) for shade in (10, 200)]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
@@ -77,12 +123,15 @@ def test_gray_is_told_from_color(tmp_path):
         header = read_header(tmp_path / f"{name}.png")
         assert header is not None
         assert (header.is_gray, header.side) == (gray, 3)
-    palette = Image.new("P", (2, 2))
-    palette.putpalette([255, 0, 0, 0, 0, 255])
-    palette.save(tmp_path / "e.png")
-    header = read_header(tmp_path / "e.png")
-    assert header is not None
-    assert not header.is_gray
+    grays = [shade for i in range(256) for shade in [(7 * i) % 256] * 3]
+    for colors, gray in (([255, 0, 0, 0, 0, 255], False), (grays, True)):
+        palette = Image.new("P", (2, 2))
+        palette.putpalette(colors)
+        for suffix in ("png", "bmp", "tif", "gif"):
+            palette.save(tmp_path / f"e.{suffix}")
+            header = read_header(tmp_path / f"e.{suffix}")
+            assert header is not None
+            assert header.is_gray == gray
 
 
 def test_a_large_photograph_is_read_at_a_fraction_of_its_size(tmp_path):

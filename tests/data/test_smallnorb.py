@@ -225,3 +225,14 @@ def test_real_smallnorb(real: str) -> None:
         known = data.metadata(stage)
         assert len(torch.stack(known, 1).unique(dim=0)) == 24300
         assert known.category.bincount().tolist() == [4860] * 5
+
+
+def test_a_mirrored_pair_keeps_its_depth(tiny: Path) -> None:
+    """In a mirror the cameras change places: what is left of the left one is right of the right one."""
+    pairs = torch.zeros(40, 2, 96, 96)
+    pairs[:, 0, 5, 30] = pairs[:, 1, 5, 20] = 1  # near: further left in the right picture
+    data = loose(tiny, flip=True, resize=96, ten_crop=True)
+    for pair in (*data.augment(pairs), *data.crops(pairs)[0]):
+        left, right = (picture[5].argmax().item() for picture in pair)
+        assert (left, right) in ((30, 20), (95 - 20, 95 - 30))
+        assert pair.sum() == 2

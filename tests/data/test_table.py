@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from torchcaps.data import DataError, read_table
+from torchcaps.utils.files import write_csv_whole
 
 
 def table(tmp_path, name: str, content: str | bytes):
@@ -54,12 +55,19 @@ def test_which_separator(tmp_path, content, columns):
 
 
 def test_what_pythons_csv_module_writes_is_read_again(tmp_path):
-    values = ['"', '""', 'a"b', "a\nb", "a,b", "a;b", "a\tb", "", " a ", "{", "nan", "x" * 100_000]
+    values = ['"', '""', 'a"b', "a\nb", "a,b", "a;b", "a\tb", "", " a ", "{", "nan", "x" * 200_000]
     for name, delimiter in (("a.csv", ","), ("b.csv", ";"), ("c.tsv", "\t")):
         written = io.StringIO()
         writer = csv.writer(written, delimiter=delimiter)
         writer.writerows([("text", "label"), *((value, "1") for value in values)])
         assert [row.values["text"] for row in table(tmp_path, name, written.getvalue()).rows] == values
+
+
+def test_what_torchcaps_writes_is_read_again(tmp_path):
+    values = ["a\rb", "\r", "a\nb", "a\r\nb", "plain", "a,b"]
+    path = write_csv_whole(tmp_path / "a.csv", ("text", "label"), [(value, 1) for value in values])
+    assert [row.values["text"] for row in read_table(path).rows] == values
+    assert path.read_bytes().endswith(b'plain,1\n"a,b",1\n')
 
 
 def test_quotes_in_tab_separated_lines(tmp_path):
@@ -77,6 +85,25 @@ def test_json_lines(tmp_path):
         assert found.columns == ["text", "stars", "x"]
         assert found.rows[0] == (1, {"text": "a\u2028b", "stars": "5", "x": ""})
         assert found.rows[1] == (2, {"text": "ü", "stars": "4.5", "x": '[1, {"a": "ü"}]', "y": "true"})
+
+
+def test_numbers_that_json_does_not_have_are_empty(tmp_path):
+    content = '{"text": NaN, "label": Infinity}\n{"text": "NaN", "label": -Infinity}\n'
+    found = table(tmp_path, "a.jsonl", content)
+    assert [tuple(row.values.values()) for row in found.rows] == [("", ""), ("NaN", "")]
+
+
+def test_long_values(tmp_path):
+    limit = csv.field_size_limit()
+    content = "text,label\n" + "x" * (limit + 1) + ",1\n"
+    assert len(table(tmp_path, "a.csv", content).rows[0].values["text"]) == limit + 1
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("end", ["  ", "\n  \n \n", "\r\n   "])
+def test_a_last_line_of_spaces_is_empty(tmp_path, end):
+    found = table(tmp_path, "a.csv", f"text,label\n\na,1 \n{end}")
+    assert lines(found) == [(3, ("a", "1 "))]
 
 
 def test_a_stream(monkeypatch):
@@ -109,6 +136,8 @@ def test_a_stream(monkeypatch):
             b'{"text": "a"}\n{"text": \n',
             r"line 2: is no object in JSON \(Expecting value.* one in each line",
         ),
+        ("a.json", b'[{"text": "a"}]', r"line 1: is no object in JSON \(it is an array: write one object per line\)"),
+        ("a.json", b'\n[\n{"text": "a"}\n]', r"line 2: is no object in JSON \(it is an array: write one object per"),
         ("a.jsonl", b"[" * 100_000, "line 1: is no object"),
         ("a.jsonl", b'{"a": 1' + b"0" * 5000 + b"}", "line 1: is no object"),
         ("a.jsonl", b'{"text": "\\ud800"}', "line 1: is no object in JSON .*surrogates not allowed"),

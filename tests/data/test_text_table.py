@@ -147,10 +147,35 @@ def test_parts_in_files_of_their_own(tmp_path, capsys):
     data.prepare_data()
     train = {s.text for s in data.parts["train"]}
     both = len(train & {"text 3", "text 4"})
-    assert capsys.readouterr().err == f"torchcaps: {test}: {both} of its 3 texts are training texts too\n"
+    assert capsys.readouterr().err == f"torchcaps: {test}: {both} of its 3 test texts are training texts too\n"
     data = TextTable(file, test_file=test, val_file=test)
+    data.prepare_data()
+    said = capsys.readouterr().err
+    for line in ("2 of its 3 validation texts are training", "3 of its 3 test texts are validation"):
+        assert f"torchcaps: {test}: {line} texts too\n" in said
     assert {part: len(samples) for part, samples in data.parts.items()} == {"train": 40, "val": 3, "test": 3}
     assert data.read("test")[1].tolist() == [0, 1, 0]
+
+
+def test_test_texts_that_are_validation_texts_are_counted(tmp_path, capsys):
+    """Also if one of the two parts is split off."""
+    file = write(tmp_path / "a.csv", many(40))
+    some = TextTable(file).parts["val"][0]  # without a split for validation it is in the test
+    own = write(tmp_path / "own.csv", [(some.text, some.label), ("new", "no")])
+    TextTable(file, test_file=own).prepare_data()
+    assert f"{own}: 1 of its 2 test texts are validation texts too\n" in capsys.readouterr().err
+    TextTable(file, val_file=own).prepare_data()
+    assert f"{file}: 1 of its 4 test texts are validation texts too\n" in capsys.readouterr().err
+
+
+def test_labels_that_differ_in_spelling_alone_are_named(tmp_path, capsys):
+    labels = ["1", "1.0", "2", "nan", "NaN", "Good", "good"]
+    data = TextTable(write(tmp_path / "a.csv", [(f"{label} {i}", label) for label in labels for i in range(3)]))
+    data.prepare_data()
+    assert capsys.readouterr().err == (
+        f"torchcaps: {data.file}: labels that differ in spelling alone are classes of their own: '1' and '1.0', 'Good' "
+        "and 'good', 'NaN' and 'nan'\n"
+    )
 
 
 def test_fewer_texts_for_a_trial(tmp_path, bert):
@@ -274,6 +299,26 @@ def test_long_texts_are_cut(tmp_path, kind, capsys):
     assert again.padded([0, 1])[0].equal(states[1:])
     assert len(list(kept.rglob("*.safetensors"))) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_long_texts_of_a_model_that_counts_positions_from_its_padding(tmp_path, capsys):
+    folder = make_encoder(tmp_path / "roberta")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, model_max_length=100)
+    config = transformers.RobertaConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=14,
+        pad_token_id=1,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        hidden_size=8,
+        intermediate_size=8,
+    )
+    transformers.RobertaModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    capsys.readouterr()
+    texts = ["good bad film " * 10, "good " * 10]
+    assert Encoder(str(folder), cache=tmp_path, truncate=True).embed(texts).tokens.tolist() == [12, 12]
+    assert "1 of 2 texts are longer than the 12 tokens that the encoder takes: cut" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import write_whole
+from torchcaps.utils.files import CSVLines, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         print(f"torchcaps: {_count(samples, 'sample')}{share}, {path}, {calibrated}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
-            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer = csv.writer(CSVLines(sys.stdout))
             writer.writerow(_header(trained))
             writer.writerows(_rows(options, trained, samples, skipped))
         else:
@@ -139,14 +139,13 @@ def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample
 
 
 def _pictures(given: str, column: str) -> Iterator[Sample]:
-    from torchcaps.data.pictures import SUFFIXES
+    from torchcaps.data.pictures import SUFFIXES, find_pictures
 
     path = Path(given).expanduser()
     if given == STANDARD_INPUT:
         found = [line.strip() for line in sys.stdin if line.strip()]
     elif path.is_dir():
-        inside = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith("."))
-        found = [str(file) for file in inside if file.suffix.lower() in SUFFIXES]
+        found = [str(file) for file in find_pictures(path)[0]]
         if not found:
             raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif path.suffix.lower() in TABLES:  # relative paths start from the folder of the table
@@ -164,11 +163,13 @@ def _texts(given: str, column: str) -> Iterator[Sample]:
     if given != STANDARD_INPUT and not path.is_file():
         raise BadInput(f"there is no file {given}: give a table, a file with a text in each line, or - for such lines")
     if path.suffix.lower() in TABLES:
-        texts = _column(given, column)
+        texts = [text.strip() for text in _column(given, column)]
     else:
         try:
             lines = sys.stdin.buffer.read() if given == STANDARD_INPUT else path.read_bytes()
-            texts = [line.strip() for line in lines.decode("utf-8-sig").splitlines() if line.strip()]
+            # Not by splitlines, which also breaks at characters within a line.
+            every = io.StringIO(lines.decode("utf-8-sig"), newline=None)
+            texts = [line.strip() for line in every if line.strip()]
         except UnicodeDecodeError as error:
             raise BadInput(f"{given} is not text in UTF-8 (byte {error.start}): convert it") from None
     yield from (Sample(text, text) for text in texts)
@@ -276,7 +277,7 @@ class _Table:
             print(f"torchcaps: going on after {done} samples of {unfinished}", file=sys.stderr)
         with unfinished.open("w", encoding="utf-8", newline="") as opened:
             opened.write(self.about)
-            writer = csv.writer(opened, lineterminator="\n")
+            writer = csv.writer(CSVLines(opened))
             writer.writerows(rows)
             opened.flush()
             for count, row in enumerate(_rows(self.options, self.trained, self.samples[done:], skipped), 1):
@@ -316,7 +317,7 @@ class _Table:
 
     def _join(self, path: Path) -> None:
         with path.open("w", encoding="utf-8", newline="") as table:
-            csv.writer(table, lineterminator="\n").writerow(self.header)
+            csv.writer(CSVLines(table)).writerow(self.header)
             for part in self.files:
                 with part.open(encoding="utf-8", newline="") as rows:
                     rows.readline()

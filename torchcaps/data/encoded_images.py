@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate
 
 from torchcaps.data.encoder import check_sizes, download_options, identity, quiet_download
 from torchcaps.data.files import DataError
+from torchcaps.data.image_folder import ImageFolder
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledData
 from torchcaps.utils.arguments import Count, CountOrZero, checked
@@ -115,6 +116,8 @@ class EncodedImages(LabeledData):
         if images.ten_crop:
             raise ValueError("images must have ten_crop=False: an encoder takes one crop of each image")
         self.images, self.encoder, self.revision = images, encoder, revision
+        if isinstance(images, ImageFolder):
+            self.write_split = images.write_split
 
     @property
     def names(self) -> list[str]:
@@ -123,6 +126,9 @@ class EncodedImages(LabeledData):
     @property
     def classes(self) -> int:  # type: ignore[override]  # that of the images
         return self.images.classes
+
+    def keys(self, stage: str) -> list[str]:
+        return self.images.keys(stage)
 
     def prepare_data(self) -> None:
         self.images.prepare_data()

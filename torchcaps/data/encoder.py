@@ -181,7 +181,11 @@ class Encoder:
         """Return the tokens of each text, and whether the text was cut to these."""
         special = set(tokenizer.all_special_ids)
         end = tokenizer.eos_token_id
-        most = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or np.inf)
+        places = getattr(model.config, "max_position_embeddings", None) or np.inf
+        padding = getattr(getattr(getattr(model, "embeddings", None), "position_embeddings", None), "padding_idx", None)
+        if padding is not None:
+            places -= padding + 1  # RoBERTa and its kin count positions from there
+        most = min(tokenizer.model_max_length, places)
 
         def lacks_end(text_ids: list[int]) -> bool:
             return end is not None and not (text_ids and text_ids[-1] in special)

@@ -15,7 +15,16 @@ from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import listed, say
-from torchcaps.data.pictures import SUFFIXES, Fit, Header, PictureSet, damaged, read_header
+from torchcaps.data.pictures import (
+    SUFFIXES,
+    Fit,
+    Header,
+    PictureSet,
+    find_pictures,
+    is_hidden,
+    read_all,
+    read_header,
+)
 from torchcaps.data.splits import SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
 from torchcaps.utils.checks import nearest
@@ -24,7 +33,11 @@ from torchcaps.utils.files import write_csv_whole
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
 PARTS: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}  # by stage
-FOLDERS: dict[str, Part] = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+FOLDERS: dict[str, Part] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 MOST_PIXELS = 64  # side of images if none is given
 EXPECTED = "expected a folder with a folder of pictures for each class"
 
@@ -33,11 +46,13 @@ class ImageFolder(ImageData):
     """Pictures of one's own, in a folder for each class:
 
         <folder>/<class>/<any>.jpg
-        <folder>/train/<class>/<any>.jpg     or with folders train, val (or valid, validation) and test
+        <folder>/train/<class>/<any>.jpg     or with folders train (or training), val (or valid, validation, dev, eval)
+                                             and test (or testing), in upper or lower case
 
     Pictures may have any size, be gray or in color, and lie in further folders within that of their class. Files are
-    read when a batch needs them, so any number of them will do. Hidden files, and files that do not end as pictures do,
-    are left out. A photograph is turned as its metadata (EXIF) says. Of an animation the first picture counts.
+    read when a batch needs them, so any number of them will do. Links to folders are followed. Hidden files and
+    folders, those of servers (`@eaDir`), and files that do not end as pictures do, are left out. A photograph is turned
+    as its metadata (EXIF) says. Of an animation the first picture counts.
 
     Without a folder `val` or `test`, the part is split off the training pictures, the same share of every class, by a
     split that depends on the names of the files alone. `write_split` writes it down, and `split` reads it again. A
@@ -89,19 +104,24 @@ class ImageFolder(ImageData):
         check_shares(val_share, test_share)
         check_names(class_names)
         self._class_names = class_names
+        self._trained_on: set[bytes] = set()  # hashes of the files
+        names = set(augmentations or ())
         if channels is None:
             channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
+        if "color" in names and channels != 3:
+            raise ValueError(
+                f'the augmentation "color" is for color images of 3 channels, and these have {channels}: leave it out'
+            )
         if size is None:
             size = min(MOST_PIXELS, median_low(header.side for header in self._headers.values()))
         self.shape, self.augmentations = (channels, size, size), list(augmentations or ())
-        names = set(self.augmentations)
         super().__init__(
             batch_size=batch_size,
             num_workers=num_workers,
             shuffle_labels=shuffle_labels,
             shift=size // 8 if "shift" in names else 0,
             flip="flip" in names,
-            jitter=0.2 if "color" in names and channels == 3 else 0.0,
+            jitter=0.2 if "color" in names else 0.0,
         )
         self._changes = nn.Sequential(*(_change(name, size) for name in ("rotate", "zoom", "erase") if name in names))
 
@@ -174,21 +194,32 @@ class ImageFolder(ImageData):
             if name not in labels:
                 raise DataError(f"{self.folder}: has a class {name!r}, which is none of {', '.join(labels)}")
         names = [path for path, of in self.parts.items() if of == part]
-        bad = damaged([self._folder / path for path in names], self.shape, self.fit)
+        bad, digests = read_all([self._folder / path for path in names], self.shape, self.fit)
         if bad and not self.skip_bad:
             said = list(bad.values())
             more = f" (and {len(bad) - 1} more: {listed([names[i] for i in list(bad)[1:]])})" if len(bad) > 1 else ""
             raise DataError(f"{said[0]}{more}, or leave such files out by --data.skip_bad true")
         if bad:
             say(f"left out {len(bad)} pictures that cannot be read: {listed([names[i] for i in bad])}")
-        names = [path for i, path in enumerate(names) if i not in bad]
+        before, names = names, [path for i, path in enumerate(names) if i not in bad]
         if not names:
             raise DataError(f"{self.folder}: the part {part!r} has no picture that can be read")
+        if part == "train":
+            if lost := sorted({self._files[path] for path in before} - {self._files[path] for path in names}):
+                raise DataError(
+                    f"{self.folder}: no training picture of {listed(lost)} can be read: mend some, or remove the class"
+                )
+            self._trained_on = set(digests)
+        elif both := sum(digest in self._trained_on for digest in digests if digest):
+            kind = "validation" if part == "val" else "test"
+            say(f"{self.folder}: {both} of {len(names)} {kind} pictures are training pictures too")
         classes = torch.tensor([labels[self._files[path]] for path in names])
         return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit)
 
     def _say_what_is_left_out(self) -> None:
         """Say which files were not taken for pictures, and which classes are small."""
+        if self._beside:
+            say(f"left out what lies in no folder of a class: {listed(self._beside)}")
         if self._others:
             say(f"left out {len(self._others)} files that are no pictures: {listed(self._others)}")
         moving = [path for path, header in self._headers.items() if header.frames > 1]
@@ -213,12 +244,35 @@ class ImageFolder(ImageData):
         """Names of the folders of parts: train, and perhaps val and test; none if the classes lie in the folder."""
         found = [path.name for path in _folders(self._folder) if path.name.lower() in FOLDERS]
         by_part = Counter(FOLDERS[name.lower()] for name in found)
-        if not by_part["train"]:
+        if not found:
             return []
+        if not by_part["train"]:
+            raise DataError(
+                f"{self._folder}: has {listed(found)}, and no folder train: add one with the training "
+                "pictures, or rename the folder if it is a class"
+            )
         for part, count in by_part.items():
             if count > 1:
                 raise DataError(f"{self._folder}: has {count} folders for the part {part!r}: expected one")
         return found
+
+    @property
+    def _places(self) -> list[Path]:
+        """The folders that have the folders of the classes."""
+        return [self._folder / name for name in self._in_parts] or [self._folder]
+
+    @property
+    def _beside(self) -> list[str]:
+        """Folders that are no part beside those of the parts, and pictures that lie in no folder of a class."""
+        parts = self._in_parts
+        beside = [path for path in _folders(self._folder) if path.name not in parts] if parts else []
+        for place in {self._folder, *self._places}:
+            beside += (path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+        return sorted(self._inside(path) for path in beside if not path.name.startswith("."))
+
+    def _inside(self, path: Path) -> str:
+        """Return the path of a file in the folder."""
+        return path.relative_to(self._folder).as_posix()
 
     def _part_of(self, path: str) -> Part:
         """Return the part whose folder a picture lies in; "train" where the folder has none."""
@@ -229,18 +283,13 @@ class ImageFolder(ImageData):
         """Return the class of each picture by its path in the folder, and the paths of other files."""
         files: dict[str, str] = {}
         others: list[str] = []
-        for place in [self._folder / name for name in self._in_parts] or [self._folder]:
+        for place in self._places:
             for home in _folders(place):
-                count = len(files)
-                for path in sorted(home.rglob("*")):
-                    inside = path.relative_to(self._folder)
-                    if path.is_file() and not any(part.startswith(".") for part in inside.parts):
-                        if path.suffix.lower() in SUFFIXES:
-                            files[inside.as_posix()] = home.name
-                        else:
-                            others.append(inside.as_posix())
-                if len(files) == count:
+                pictures, more = find_pictures(home)
+                if not pictures:
                     raise DataError(f"{home}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+                files |= dict.fromkeys(map(self._inside, pictures), home.name)
+                others += map(self._inside, more)
         trained = {name for path, name in files.items() if self._part_of(path) == "train"}
         for file, name in files.items():
             if name not in trained:
@@ -284,7 +333,7 @@ def _change(name: str, size: int) -> nn.Module:
 
 def _folders(place: Path) -> list[Path]:
     """Return the folders in a place, without hidden ones and without runs of this recipe, which have figures."""
-    inside = (path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inside = (path for path in place.iterdir() if path.is_dir() and not is_hidden(path.name))
     return sorted(path for path in inside if not (path / "own" / "images").is_dir())
 
 

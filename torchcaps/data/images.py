@@ -182,7 +182,7 @@ class ImageData(LabeledData):
             images = self._crop(images)
         if self.flip:
             mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-            images = torch.where(mirrored, images.flip(-1), images)
+            images = torch.where(mirrored, self._mirrored(images), images)
         if self.jitter:
             images = self._jitter(images)
         return images
@@ -200,7 +200,11 @@ class ImageData(LabeledData):
         if not self.ten_crop:
             return self.center(images)
         crops = torch.stack(self._at_places(self._enlarged(images)), 1)
-        return torch.cat([crops, crops.flip(-1)], 1)
+        return torch.cat([crops, self._mirrored(crops)], 1)
+
+    def _mirrored(self, images: Tensor) -> Tensor:
+        """Return the mirror images of images (..., c, h, w), left to right."""
+        return images.flip(-1)
 
     def _at_places(self, images: Tensor) -> list[Tensor]:
         """Return the four corners and the center of enlarged images, each (n, *shape)."""

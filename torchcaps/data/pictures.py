@@ -1,5 +1,7 @@
 """Pictures in files: read upright, in one size and number of channels, and one by one where they are many."""
 
+import hashlib
+import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,15 @@ Fit = Literal["crop", "pad", "stretch"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 GRAY_MODES = ("1", "L", "LA", "La")
+TURNS = {  # what makes a picture upright, by its orientation in EXIF
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @checked
@@ -54,11 +65,22 @@ def _read(path: Path, shape: tuple[int, int, int], fit: Fit) -> Tensor:
     try:
         with Image.open(path, formats=FORMATS) as picture:
             picture.draft(None, (4 * max(size), 4 * max(size)))  # a large JPEG is decoded at a fraction of its size
-            upright = _eight_bits(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
+            picture.load()  # the EXIF of a PNG may be behind its pixels; a TIFF is turned already
+            upright = _eight_bits(picture).convert("L" if channels == 1 else "RGB")
+            # Not by exif_transpose, which also writes the EXIF anew, and cannot if one of its tags is of a wrong type.
+            if (orientation := picture.getexif().get(0x0112)) in TURNS:
+                upright = upright.transpose(TURNS[orientation])
         if fit == "crop":
             fitted = ImageOps.fit(upright, size, pillow_filter)
         elif fit == "pad":
-            fitted = ImageOps.pad(upright, size, pillow_filter, color=_border(upright))
+            # As in ImageOps.pad, but that rounds the side of a narrow picture to 0.
+            if (ratio := upright.width / upright.height) > width / height:
+                inner = width, max(1, round(upright.height / upright.width * width))
+            else:
+                inner = max(1, round(ratio * height)), height
+            fitted = Image.new(upright.mode, size, _border(upright))
+            place = round((width - inner[0]) / 2), round((height - inner[1]) / 2)
+            fitted.paste(upright.resize(inner, pillow_filter), place)
         else:
             fitted = upright.resize(size, pillow_filter)
     except Exception as error:  # damaged bytes make Pillow raise errors of many types
@@ -70,10 +92,11 @@ def _read(path: Path, shape: tuple[int, int, int], fit: Fit) -> Tensor:
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
     """Return a picture without transparency and with 8 bits per channel."""
-    if picture.mode.startswith("I"):  # Pillow would clip 16 bits at 255
-        return Image.fromarray((np.asarray(picture).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
-    if picture.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, whose range is not known")
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(picture).clip(0, 2**16 - 1) >> 8).astype(np.uint8))  # or Pillow clips at 255
+    if picture.mode in ("F", "I"):
+        kind = "floating-point numbers" if picture.mode == "F" else "signed or 32-bit integers"
+        raise ValueError(f"its pixels are {kind}, whose range is not known")
     if picture.has_transparency_data:
         return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
     return picture
@@ -109,31 +132,68 @@ def read_header(path: Path) -> Header | None:
             warnings.simplefilter("ignore")
             with Image.open(path, formats=FORMATS) as picture:
                 is_gray = picture.mode in GRAY_MODES or picture.mode.startswith("I")
-                if picture.mode == "P" and picture.palette is not None:  # the colors of a palette may all be gray
-                    colors = np.frombuffer(bytes(picture.palette.getdata()[1]), np.uint8)
-                    colors = colors[: len(colors) // 3 * 3].reshape(-1, 3)
+                frames = getattr(picture, "n_frames", 1)
+                if palette := picture.getpalette() if picture.mode == "P" else None:
+                    colors = np.array(palette).reshape(-1, 3)  # the colors of a palette may all be gray
                     is_gray = bool((colors == colors[:, :1]).all())
-                return Header(min(picture.size), is_gray, getattr(picture, "n_frames", 1))
+                return Header(min(picture.size), is_gray, frames)
     except Exception:  # damaged bytes make Pillow raise errors of many types
         return None
 
 
-def damaged(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> dict[int, str]:
-    """Read all pictures, and return an error of one line for each that cannot be read, by its index."""
+def find_pictures(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the pictures in a folder and in those below it, and the other files. Links to folders are followed, each
+    folder once. What is hidden is left out.
 
-    def problem(path: Path) -> str | None:
+    Raises:
+        DataError: the path of a picture is not UTF-8, so that no table can name it.
+    """
+    pictures: list[Path] = []
+    others: list[Path] = []
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.is_file():
+                (pictures if path.suffix.lower() in SUFFIXES else others).append(path)
+    for path in pictures:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{str(path)!r}: the name is not text in UTF-8: rename the file or its folder") from None
+    return sorted(pictures), sorted(others)
+
+
+def is_hidden(folder: str) -> bool:
+    """Return whether a folder of this name is one of a system: hidden, of a Synology or QNAP server, or of macOS."""
+    return folder.startswith((".", "@")) or folder == "__MACOSX"
+
+
+def read_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> tuple[dict[int, str], list[bytes]]:
+    """Read all pictures.
+
+    Returns:
+        An error of one line for each picture that cannot be read, by its index; and a hash of each file.
+    """
+
+    def check(path: Path) -> tuple[str | None, bytes]:
         try:
             _read(path, shape, fit)
+            with path.open("rb") as file:
+                return None, hashlib.file_digest(file, "sha256").digest()
         except DataError as error:
-            return str(error)
-        return None
+            return str(error), b""
 
     # Pillow decodes without Python's lock.
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads, progress_bar() as progress:
         warnings.simplefilter("ignore")
-        found = threads.map(problem, paths)
-        results = progress.track(found, len(paths), description=f"reading {len(paths):,} pictures")
-        return {index: said for index, said in enumerate(results) if said}
+        found = threads.map(check, paths)
+        results = list(progress.track(found, len(paths), description=f"reading {len(paths):,} pictures"))
+    return {index: said for index, (said, _) in enumerate(results) if said}, [digest for _, digest in results]
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,8 +57,9 @@ class StereoData(ImageData):
     gives the toy, the pose and the lighting of every pair. To test on unseen poses, choose some poses for the training
     and others for the test. The test always shows other toys than the training.
 
-    `shift` moves both pictures of a pair together and repeats their edges where they leave a gap. `val_size` holds out
-    random images: they show toys that are also trained on, so scores on them are higher than in the test.
+    `shift` moves both pictures of a pair together and repeats their edges where they leave a gap. `flip` mirrors both
+    and exchanges them, as a mirror does with the cameras. `val_size` holds out random images: they show toys that are
+    also trained on, so scores on them are higher than in the test.
     `val_instances` holds out all images of some toys, so the validation shows unseen toys, as the test does.
 
     Args:
@@ -139,6 +140,9 @@ class StereoData(ImageData):
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         pairs = self._images(train)
         return pairs.images[pairs.chosen], pairs.labels
+
+    def _mirrored(self, images: Tensor) -> Tensor:
+        return images.flip((-3, -1))  # in a mirror the cameras change places too; otherwise what is near would be far
 
     def _images(self, train: bool) -> StereoSet:
         images, metadata = self.read(train)

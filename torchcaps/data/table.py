@@ -60,7 +60,7 @@ def read_table(source: str | Path | io.TextIOBase, name: str | None = None) -> T
     The text is UTF-8, with or without a byte order mark. How it is read depends on the end of its name:
 
     - .jsonl, .ndjson, .json: JSON lines, an object in each. The columns are the names in the first line. Numbers, true
-      and false become text as JSON spells them, null becomes "".
+      and false become text as JSON spells them, null and NaN become "".
     - .tsv, .tab: columns separated by tabs. If every line has one value per column, quotes only count where they
       enclose a whole value, and any other quote is part of the text.
     - all others, and streams: JSON lines if the first character is {, else columns separated by commas, semicolons or
@@ -137,7 +137,11 @@ def _unquoted(value: str) -> str:
 def _frame(text: str, name: str, delimiter: str, quoting: Any) -> pd.DataFrame:
     """Return the values of the lines that are not empty, by the number of the line; the first are the columns."""
     content = text.lstrip("\r\n")
+    before = len(BREAK.findall(text[: len(text) - len(content)]))
+    end = len(content.rstrip(" \r\n"))
+    content = content[:end] + BREAK.split(content[end:], maxsplit=1)[0]  # last lines of spaces alone are empty
     advice = 'separate values alike, put a value with a separator or a quote in quotes "...", and double these quotes'
+    limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # of Python, which is less than a book
     try:
         frame = pd.read_csv(
             io.StringIO(content, newline=""),
@@ -151,8 +155,10 @@ def _frame(text: str, name: str, delimiter: str, quoting: Any) -> pd.DataFrame:
         )
     except pd.errors.ParserError as error:
         raise DataError(f"{name}: is no table ({one_line(error)}): {advice}") from None
+    finally:
+        csv.field_size_limit(limit)
     breaks = frame.apply(lambda column: column.str.count(BREAK)).sum(axis=1).astype(int)
-    frame.index = (breaks + 1).cumsum().shift(fill_value=0) + 1 + len(BREAK.findall(text[: len(text) - len(content)]))
+    frame.index = (breaks + 1).cumsum().shift(fill_value=0) + 1 + before
     frame = frame.dropna(how="all")
     for line in frame.index[frame.isna().any(axis=1)]:
         raise DataError(f"{name} line {line}: has too few values, the first line has {frame.shape[1]}: {advice}")
@@ -175,16 +181,22 @@ def _json_lines(text: str, name: str) -> tuple[list[str], list[Row]]:
         if not content.strip():
             continue
         try:
-            values = {key: _as_text(value) for key, value in json.loads(content).items()}
+            values = {key: _as_text(value) for key, value in json.loads(content, parse_constant=_none).items()}
             "".join((*values, *values.values())).encode()  # half of a character cannot be encoded
         except (ValueError, RecursionError, AttributeError) as error:
+            is_array = content.lstrip().startswith("[")
+            reason = "it is an array: write one object per line" if is_array else one_line(error)[:100]
             raise DataError(
-                f"{name} line {line}: is no object in JSON ({one_line(error)[:100]}): expected one in each line, such "
+                f"{name} line {line}: is no object in JSON ({reason}): expected one in each line, such "
                 'as {"text": "...", "label": "..."}'
             ) from None
         columns = columns or list(values)
         rows.append(Row(line, dict.fromkeys(columns, "") | values))
     return columns, rows
+
+
+def _none(constant: str) -> None:
+    """Return what stands for NaN and Infinity, which some programs write where there is no number."""
 
 
 def _as_text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from torchcaps.utils.checks import check_choice, nearest
 from torchcaps.utils.files import write_csv_whole
 
 STAGES: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
+KINDS: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
 
 
@@ -240,11 +242,18 @@ class TextTable(TextData):
         return samples
 
     def _say_what_was_found(self) -> None:
-        """Say which classes are too small to be split, and which texts are there more than once."""
-        train = {sample.key for sample in self.parts["train"]}
-        for part, file in self._own_files.items():
-            if both := sum(sample.key in train for sample in self.parts[part]):
-                say(f"{file}: {both} of its {len(self.parts[part])} texts are training texts too")
+        """Say which classes are too small to be split or seem to be one, and which texts are there more than once."""
+        keys = {part: [sample.key for sample in samples] for part, samples in self.parts.items()}
+        pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
+        for part, other in pairs:
+            if both := sum(map(set(keys[other]).__contains__, keys[part])):
+                file = self._own_files.get(part, self.file)
+                say(f"{file}: {both} of its {len(keys[part])} {KINDS[part]} texts are {KINDS[other]} texts too")
+        alike: dict[float | str, list[str]] = {}
+        for name in self.names:
+            alike.setdefault(_plain(name), []).append(name)
+        if twice := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+            say(f"{self.file}: labels that differ in spelling alone are classes of their own: {listed(twice)}")
         labels: dict[str, set[str]] = {}
         for sample in self._samples:
             labels.setdefault(sample.key, set()).add(sample.label)
@@ -254,6 +263,14 @@ class TextTable(TextData):
         small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST]
         if small and self.split is None and len(self._own_files) < 2:
             say(f"{self.file}: classes with too few texts to be split are in training only: {listed(small)}")
+
+
+def _plain(name: str) -> float | str:
+    """Return a label without its spelling: the number that it is, or its letters in lower case."""
+    with suppress(ValueError):
+        if math.isfinite(number := float(name)):
+            return number
+    return name.casefold()
 
 
 def _in_order(names: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
@@ -29,12 +29,26 @@ def write_text_whole(path: Path, text: str) -> Path:
     return write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8", newline="\n"))
 
 
+class CSVLines:
+    """A file for a `csv.writer`, whose rows end in "\\n".
+
+    With `lineterminator="\\n"`, Python 3.11 and 3.12 would leave a lone "\\r" without quotes, which ends a row when the
+    file is read.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> int:
+        return self._file.write(row.removesuffix("\r\n") + "\n")
+
+
 def write_csv_whole(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a table as CSV with `write_whole`."""
 
     def write(unfinished: Path) -> None:
         with unfinished.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = csv.writer(CSVLines(file))
             writer.writerow(header)
             writer.writerows(rows)
 
