@@ -692,7 +692,7 @@ def test_a_module_built_without_values_is_given_some(name):
         module.to_empty(device="cpu")
         for value in values_of(module).values():
             value.data.fill_(math.nan)
-        for part in module.modules():
+        for part in reversed(list(module.modules())):  # children first, as the docs say
             if hasattr(part, "reset_parameters"):
                 part.reset_parameters()
     finally:

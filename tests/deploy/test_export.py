@@ -147,11 +147,12 @@ def test_an_onnx_file_takes_any_batch(images_file):
         assert_close(run(path, images), expected)
 
 
-def test_int8_is_near(images_file, tmp_path):
+def test_int8_is_near(images_file, tmp_path, monkeypatch):
     """A file of its own, whose numbers are 8 bits long; the source stays."""
     _, path = images_file
     before, images = path.read_bytes(), torch.rand(40, 1, 12, 12)
-    same = quantize(path, tmp_path / "int8.onnx", images)
+    monkeypatch.setenv("HOME", str(path.parent))
+    same = quantize(f"~/{path.name}", tmp_path / "int8.onnx", images)
     assert same > 0.5
     assert path.read_bytes() == before
     assert [x.name for x in tmp_path.iterdir()] == ["int8.onnx"]
@@ -198,6 +199,41 @@ def test_weights_too_large_for_one_file_are_beside_it(tmp_path, monkeypatch):
     assert sorted(x.name for x in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
     assert (tmp_path / "large.onnx").stat().st_size < 4 * 144 * 3
     assert_close(run(tmp_path / "large.onnx", IMAGES)[0], network(IMAGES))
+
+
+def test_a_network_with_a_backend_that_the_cpu_lacks(tmp_path):
+    network = VariationalBayes()
+    network.capsules.backend = "triton"
+    assert export(network, IMAGES, tmp_path / "model.onnx") < 1e-5
+    assert network.capsules.backend == "triton"
+
+
+class Foreign(nn.Module):
+    """A network with a decoder that its forward needs, and a part whose `backend` has nothing to do with capsules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder, self.backend = nn.Linear(144, 3), "doubled"
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.decoder(images.flatten(1)) * (2 if self.backend == "doubled" else 1)
+
+
+def test_parts_of_others_stay_as_they_are(tmp_path):
+    network, path = nn.Sequential(Foreign(), nn.Dropout()), tmp_path / "model.onnx"
+    export(network, IMAGES, path)
+    assert all(part.training for part in network.modules())
+    assert_close(run(path, IMAGES)[0], network.eval()(IMAGES))
+    export(Foreign(), IMAGES, path)  # a decoder of its own
+
+
+def test_the_file_is_compared_with_the_network_itself(tmp_path):
+    class Unlike(Foreign):
+        def __deepcopy__(self, memo: Any) -> nn.Module:
+            return Foreign()  # other weights
+
+    with pytest.raises(ValueError, match="computes something else than the network"):
+        export(Unlike(), IMAGES, tmp_path / "a.onnx")
 
 
 # ---------------------------------------------------------------- nothing is left behind
@@ -300,6 +336,8 @@ def test_wrong_arguments(tmp_path):
         ((small_network(), IMAGES[:0], tmp_path / "a.onnx"), "example must be images, .* at least one sample"),
         ((small_network(), IMAGES[:, :, 1:], tmp_path / "a.onnx"), r"expected images of shape \(batch, 1, 12, 12\)"),
         ((Logits(), IMAGES, tmp_path / "a.onnx", "onnx", True), "this Logits has no decoder"),
+        ((Logits().half(), IMAGES.half(), tmp_path / "a.onnx"), r"^expected .* float32, got torch.float16"),
+        ((Logits().bfloat16(), IMAGES, tmp_path / "a.pt2", "torch"), r"got torch.bfloat16: call .float\(\) first$"),
     ]
     for arguments, said in wrong:
         with pytest.raises(ValueError, match=said):

@@ -92,6 +92,14 @@ def test_the_card(saved, trained, tmp_path):
     assert "| metrics x --- y | 1 |\n" in body
 
 
+def test_a_temperature_can_be_fitted_on_scores(folder):
+    scores = from_pretrained(folder).scores(IMAGES)
+    assert not scores.requires_grad
+    temperature = torch.ones(1, requires_grad=True)
+    (scores / temperature).logsumexp(1).sum().backward()
+    assert temperature.grad.isfinite().all()
+
+
 def test_scores_that_are_nan_are_no_probabilities(folder):
     state = load_file(folder / "model.safetensors")
     save_file({**state, "conv.weight": state["conv.weight"] * torch.nan}, folder / "model.safetensors")

@@ -5,6 +5,7 @@ import copy
 import json
 import shutil
 import sys
+import warnings
 
 import pytest
 import torch
@@ -109,12 +110,19 @@ def test_a_head_alone_is_trained():
         ((1, 16, 6), (2, 6, 4, 4), None),
         ((1, 17, 6), (2, 14, 6), 3),
         ((1, 440, 6), (2, 440, 6), None),  # 40 more than a square: no class tokens
+        ((1, 8, 6), (2, 8, 6), None),  # not four class tokens before 2x2 patches
+        ((1, 3, 6), (2, 3, 6), None),
         ((1, 7), (2, 7), None),
     ],
 )
 def test_layouts(shape, expected, skip):
     given = torch.randn(shape)
-    model = add_capsules(Transformer(given), 4, example=torch.rand(1, 3, 8, 8), skip_tokens=skip)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = add_capsules(Transformer(given), 4, example=torch.rand(1, 3, 8, 8), skip_tokens=skip)
+    says = "the first 5 of 21 tokens seem to be class and register tokens, and are left out: give skip_tokens=5, or 0"
+    assert [str(x.message)[: len(says)] for x in caught] == [says] * (shape == (1, 21, 6))
+    assert all(x.filename == __file__ for x in caught)
     features = model.features(torch.rand(2, 3, 8, 8))
     assert features.shape == expected
     assert model(torch.rand(2, 3, 8, 8)).scores.shape == (2, 4)
@@ -173,6 +181,73 @@ def test_a_part_without_gradients_stays():
     model = add_capsules(net, 3, example=EXAMPLE)
     assert_close(model.features(EXAMPLE), expected)
     assert not model.features.network.stem.weight.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4, 7), (1, 7, 2, 4)])
+def test_maps_of_oblong_images_have_their_channels_where_the_proportion_is_not(shape):
+    given, images = torch.randn(shape), torch.rand(2, 3, 16, 32)
+    features = add_capsules(Transformer(given), 4, example=images).features(images)
+    assert_close(features[0], given[0].movedim(-1, 0) if shape[3] == 7 else given[0])
+
+
+def test_tokens_of_other_images_than_the_example():
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Conv2d(3, 6, 4, 4)
+
+        def forward_features(self, x: Tensor) -> Tensor:
+            return self.embed(x).flatten(2).transpose(1, 2)
+
+    model = add_capsules(Patches(), 4, example=torch.rand(1, 3, 16, 16))
+    for height, width, shape in ((16, 16, (6, 4, 4)), (24, 24, (36, 6)), (8, 32, (16, 6)), (8, 16, (8, 6))):
+        images = torch.rand(2, 3, height, width)
+        assert model.features(images).shape == (2, *shape)
+        assert model(images).scores.shape == (2, 4)
+
+
+def test_signals_whose_channels_are_second_are_refused():
+    signals = torch.rand(2, 3, 20)
+    for end in (nn.BatchNorm1d(5), nn.ReLU(), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(4)):
+        with pytest.raises(ValueError, match=r"are \(batch, channels, length\), .*features.transpose\(1, 2\)$"):
+            add_capsules(nn.Sequential(nn.Conv1d(3, 5, 3), end), 4, layer="1", example=signals)
+    square = nn.Sequential(nn.Conv1d(3, 5, 16), nn.Linear(5, 5))  # tokens, although the convolution has such a shape
+    assert add_capsules(square, 4, layer="1", example=signals)(signals).scores.shape == (2, 4)
+
+
+def test_a_frozen_network_loses_what_an_unfrozen_one_does():
+    class Both(Net):
+        def forward_features(self, x: Tensor) -> Tensor:
+            return self.stages(x)
+
+    net = Both()
+    expected = add_capsules(Both(), 3, example=EXAMPLE).features.state_dict().keys()
+    frozen = add_capsules(Both().requires_grad_(False), 3, example=EXAMPLE).features
+    assert frozen.state_dict().keys() == expected
+    assert not any(p.requires_grad for p in frozen.parameters())
+    with torch.inference_mode():
+        assert add_capsules(net, 3, example=EXAMPLE).features.state_dict().keys() == expected
+        add_capsules(Both(), 3, example=EXAMPLE)  # built here, it allows no gradients
+
+
+def test_modules_keep_their_modes():
+    net = Net()
+    net.stages[0][1].eval()
+    model = add_capsules(net, 3, layer="stages.1", example=EXAMPLE)
+    assert [module for module in model.modules() if not module.training] == [net.stages[0][1]]
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda x: torch.compile(x, backend="eager"), lambda x: torch.compile(nn.DataParallel(x), backend="eager")]
+)
+def test_networks_are_taken_out_of_their_wrappers(wrap):
+    net = Net().eval()
+    expected, wrapped = net.stages(EXAMPLE), wrap(net)
+    own = next(name for name, module in wrapped.named_modules() if module is net.stages)
+    for layer in ("stages", own):
+        features = add_capsules(wrapped, 3, layer=layer, example=EXAMPLE).features
+        assert_close(features(EXAMPLE), expected)
+        assert not any("_orig_mod" in name for name in features.state_dict())
 
 
 def test_shapes_that_say_nothing_of_patches():
@@ -242,8 +317,9 @@ def test_weights_of_a_folder_of_a_file_or_none(vit, tmp_path):
     torch.save({**state, "layers.1.weight": torch.zeros(7)}, tmp_path / "more.pt")
     torch.save({**state, "embeddings.cls_token": torch.zeros(7)}, tmp_path / "other.pt")
     (tmp_path / "none.pt").write_bytes(b"no weights")
+    torch.save({f"module._orig_mod.{key}": value for key, value in state.items()}, tmp_path / "wrapped.pt")
     save_file(state, tmp_path / "all.safetensors")
-    for file in ("all.pt", "all.safetensors"):
+    for file in ("all.pt", "all.safetensors", "wrapped.pt"):
         assert_close(add_capsules(name, 3, pretrained=str(tmp_path / file)).features.state_dict(), published)
     for file, says in (
         (

@@ -109,6 +109,11 @@ def test_every_value_is_loaded(file):
     assert_holds(network, file)
 
 
+def test_a_file_in_the_home_folder(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert_holds(load_authors_head(f"~/{file.name}"), file)
+
+
 def test_loads_into_a_given_head(file):
     network = heinsen_texts(**SIZES).double()
     assert load_authors_head(str(file), network) is network

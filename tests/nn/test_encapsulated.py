@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps import CapsuleBlock2d, CapsuleFC, Capsules
+from torchcaps.explain.controls import with_new_weights
 from torchcaps.functional import squash
-from torchcaps.nn.encapsulated import as_map, as_poses
+from torchcaps.nn.encapsulated import BNReLUSquash, as_map, as_poses
 
 TYPES = 3
 COEFFICIENTS = ["own", "other", "both", None]
@@ -102,9 +103,19 @@ def test_first_values():
         for module in block.modules()
         if isinstance(module, nn.Conv2d) and module not in (block.from_aide, block.from_master)
     )
-    before = block.aide[0].weight.clone()
-    block.reset_parameters()
-    assert (block.aide[0].weight != before).all()
+    drawn = with_new_weights(block, seed=1)
+    assert (drawn.aide[0].weight != conv.weight).all()
+    assert drawn.aide[0].weight.std().item() == pytest.approx(conv.weight.std().item(), rel=0.02)
+    assert drawn.from_aide.bias.std().item() == pytest.approx(1, rel=0.4)
+
+
+def test_batch_normalization_that_is_not_trained_takes_a_single_position():
+    unit = BNReLUSquash(2, 3)
+    unit.bn.eval()
+    assert unit(torch.rand(1, 6, 1, 1)).isfinite().all()
+    unit.eval().bn.train()
+    with pytest.raises(ValueError, match="batch normalization needs more than one sample or position"):
+        unit(torch.rand(1, 6, 1, 1))
 
 
 def test_block_of_bad_input():

@@ -23,6 +23,7 @@ from torchcaps import (
     VBRouting,
     VectorNormRouting,
 )
+from torchcaps.explain.controls import with_new_weights
 
 # Every row of the README's table, with its default arguments but for the slots.
 ROUTINGS = {
@@ -244,9 +245,11 @@ def test_sizes_by_default():
     head = CapsuleHead(64, 10)
     assert "64, classes=10" in repr(head)
     assert head.primary.pose_conv.weight.shape == (16 * 16, 64, 1, 1)
-    head.primary.pose_conv.reset_parameters()
-    head.reset_parameters()
-    assert head.primary.pose_conv.bias.std().item() == pytest.approx(0.7, rel=0.2)
+    for part in reversed(list(head.modules())):  # the order that the docs ask for
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    for fresh in (head, with_new_weights(head)):
+        assert fresh.primary.pose_conv.bias.std().item() == pytest.approx(0.7, rel=0.2)
 
 
 def test_large_scores_have_finite_gradients():

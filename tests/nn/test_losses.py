@@ -48,6 +48,8 @@ def test_the_margin_is_saved():
     other = SpreadLoss()
     other.load_state_dict(loss.state_dict())
     assert other.margin.item() == pytest.approx(0.7)
+    assert repr(other) == "SpreadLoss(margin=0.7)"
+    assert repr(other.to("meta")) == "SpreadLoss(margin=?)"
 
 
 def test_what_a_loss_reads():

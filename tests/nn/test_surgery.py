@@ -1,4 +1,8 @@
-"""replace_pooling: the pool is replaced, everything else stays, and errors."""
+"""replace_pooling: the pool is replaced, everything else stays, and errors. up_to: the part computes what the layer
+does in the network."""
+
+import copy
+import pickle
 
 import pytest
 import torch
@@ -6,6 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from torchcaps import RoutingPool2d, replace_pooling
+from torchcaps.nn.surgery import up_to
 
 
 class Net(nn.Module):
@@ -82,3 +87,32 @@ def test_several_pools_must_be_told_apart():
         replace_pooling(nn.AdaptiveAvgPool2d(1), RoutingPool2d(4))
     with pytest.raises(ValueError, match="is the pool itself"):
         replace_pooling(net, RoutingPool2d(4), name="")
+
+
+class Optional(Net):
+    """A network whose forward looks at its arguments."""
+
+    def forward(self, x=None, mask=None, scale=50, *, kind="a", plain=False, offset=0.5):
+        x = (x - 100) / scale if mask is None else x
+        return super().forward(2 * x + offset if kind == "a" and not plain else x)
+
+
+@pytest.mark.parametrize("way", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_arguments_with_a_default_have_it_in_the_part(way):
+    net, x = Optional(), torch.randn(2, 3, 8, 8)
+    expected = net.stem(2 * (x - 100) / 50 + 0.5)
+    for layer in ("stem", "stem.1"):
+        assert_close(way(up_to(net, layer))(x), expected)
+
+
+def test_modules_keep_their_modes():
+    net = Net()
+    net.stem[1].eval()
+    part = up_to(net, "stem.1")
+    assert {name: module.training for name, module in part.named_modules()} == {
+        "": True,
+        "stem": True,
+        "stem.0": True,
+        "stem.1": False,
+    }
+    assert not any(module.training for module in up_to(net.eval(), "stem.1").modules())

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import torchcaps
-from torchcaps.deploy.programs import Inputs, Program, as_module, outputs_of, program_of
+from torchcaps.deploy.programs import Inputs, Program, as_module, outputs_of, program_of, routed
+from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.files import whole_files
 
@@ -88,7 +89,12 @@ def export(
     inputs = tuple(x.detach().cpu() for x in inputs)
     module = as_module(network, inputs, decoder)
     batches = [_batch(inputs, size, halved=size == 2) for size in SIZES]
-    expected = outputs_of(module, batches)  # before the export: wrong inputs end in the network's own message
+    # The network itself, if it runs here: other devices may compute less precisely, and the CPU lacks some backends.
+    runs = all(value.is_cpu for value in (*network.parameters(), *network.buffers()))
+    runs &= all(getattr(part, "backend", "auto") == "auto" for part in routed(network))
+    own = type(module)(network, decoder) if runs else module
+    with evaluating(own):
+        expected = outputs_of(own, batches)  # before the export: wrong inputs end in the network's own message
     program = program_of(module, inputs)
     shapes = {
         name: [sizes[at].__name__ if at in sizes else size for at, size in enumerate(x.shape)]

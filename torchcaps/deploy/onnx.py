@@ -137,7 +137,7 @@ def quantize(source: str | Path, path: str | Path, images: FloatTensor) -> float
         ImportError: onnx or onnxruntime is not installed.
         OSError: the file cannot be written.
     """
-    source, path, images = Path(source), Path(path).expanduser(), images.detach().cpu()
+    source, path, images = Path(source).expanduser(), Path(path).expanduser(), images.detach().cpu()
     if path.suffix != ".onnx" or not source.is_file():
         raise ValueError(f"expected an ONNX file and the path of a new .onnx file, got {source} and {path}")
     (before,) = run_onnx(source, [(images,)])

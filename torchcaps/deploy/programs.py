@@ -11,6 +11,8 @@ from torch.export import Dim, ExportedProgram
 
 from torchcaps.capsules import Prediction
 from torchcaps.explain.predicting import has_decoder
+from torchcaps.nn import RoutingPool2d
+from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops.backend import use_backend
 from torchcaps.utils.arguments import shown_with_type
 
@@ -68,19 +70,27 @@ def as_module(network: nn.Module, inputs: Inputs, decoder: bool) -> Program:
     The copy has no decoder if none is asked for, and its layers take the backend that is set by `use_backend`.
 
     Raises:
-        ValueError: a decoder is asked for and there is none, or a text has fewer than two tokens.
+        ValueError: a decoder is asked for and there is none, the network or its inputs are in half precision, or a text
+            has fewer than two tokens.
     """
     if decoder and not has_decoder(network):
         raise ValueError(f"this {type(network).__name__} has no decoder: leave out the decoder")
+    for value in (*inputs, *network.parameters(), *network.buffers()):
+        if value.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(f"expected a network and an example in float32, got {value.dtype}: call .float() first")
     if len(inputs) == 2 and min(inputs[0].shape[1:2], default=0) < 2:
         raise ValueError(f"expected embeddings of at least two tokens as example, got {tuple(inputs[0].shape)}")
     copied: Any = copy.deepcopy(network).cpu().eval().requires_grad_(False)
-    if not decoder and isinstance(getattr(copied, "decoder", None), nn.Module):
+    if not decoder and has_decoder(copied):
         copied.decoder = None
-    for part in copied.modules():
-        if isinstance(getattr(part, "backend", None), str):
-            part.backend = "auto"
+    for part in routed(copied):
+        part.backend = "auto"
     return (ImageProgram if len(inputs) == 1 else TextProgram)(copied, decoder).eval()
+
+
+def routed(network: nn.Module) -> list[Any]:
+    """Return the modules of a network that have a backend. What others call so is theirs."""
+    return [part for part in network.modules() if isinstance(part, CapsuleLayer | RoutingPool2d)]
 
 
 @torch.no_grad()

@@ -87,7 +87,7 @@ class Trained:
         """Names of the classes."""
         return self.data.names
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def scores(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them.
 

@@ -124,7 +124,7 @@ def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
     drawn = copy.deepcopy(network)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
-        for name, module in drawn.named_modules():
+        for name, module in reversed(list(drawn.named_modules())):  # a module may draw over what its parts drew
             reset: Any = getattr(module, "reset_parameters", None)
             if reset is not None:
                 with torch.no_grad():

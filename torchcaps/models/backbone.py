@@ -1,6 +1,7 @@
 """Capsules on the features of any network: of torchvision, timm, transformers, or one's own."""
 
 import math
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -30,7 +31,15 @@ LAYERS = (
     "encoder",
     "blocks",
 )
+WRAPPERS = nn.DataParallel | nn.parallel.DistributedDataParallel
 MOST_OTHER_TOKENS = 16  # class and register tokens
+REGISTERS = 4  # beside a class token, in the networks that have some
+# Modules whose output of three dimensions has its channels second, or last.
+CHANNELS_SECOND = (
+    *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+)
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
 class Features(nn.Module):
@@ -39,13 +48,14 @@ class Features(nn.Module):
     Args:
         network: module with a method `forward_features`, as timm's have, or whose output are the features or has them
             as `last_hidden_state`, as in transformers.
-        example: a batch of inputs, which shows the layout. For square images, maps whose second and third sizes alone
-            are equal have their channels last, and tokens beyond a square number, such as class tokens, come first.
+        example: a batch of inputs, which shows the layout. Maps whose second and third sizes alone are in the
+            proportion of the images have their channels last. For square images, tokens beyond a square number, such as
+            class tokens, come first.
         skip_tokens: number of tokens to leave out, the first ones; None for those that precede the patches.
 
     Shape:
         - Output: maps `(batch, channels, height, width)`, also of tokens that are a square of patches; other tokens
-          `(batch, tokens, channels)`; vectors `(batch, channels)`.
+          `(batch, tokens, channels)`, also if there are other images than the example; vectors `(batch, channels)`.
     """
 
     def __init__(self, network: nn.Module, example: Tensor, skip_tokens: int | None):
@@ -54,8 +64,10 @@ class Features(nn.Module):
         self.channels_last, self.skip_tokens, self.side = False, 0, 0
         name, size = type(network).__name__, tuple(example.shape)
         try:
-            with evaluating(network), torch.enable_grad():
-                found = self._once(example)
+            # Gradients need tensors from outside of inference_mode: a clone is one.
+            fixed = any(x.is_inference() for x in (*network.parameters(), *network.buffers()))
+            with evaluating(network), torch.inference_mode(fixed), torch.enable_grad():
+                found, is_second = self._once(example.clone())
         except NotImplementedError:
             raise  # from a parameter without values, on the device "meta"
         except Exception as error:
@@ -67,10 +79,17 @@ class Features(nn.Module):
             shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             expected = "maps, tokens or vectors"
             raise ValueError(f"the features of {name} must be {expected}, got {shown}: choose another layer")
+        if is_second:
+            raise ValueError(
+                f"the features of {name} are (batch, channels, length), expected (batch, tokens, channels): put a "
+                "CapsuleHead behind features.transpose(1, 2)"
+            )
         of_square = len(size) == 4 and size[2] == size[3]
         if found.dim() == 4:
             a, b, c = found.shape[1:]
-            self.channels_last = getattr(network, "output_fmt", "") == "NHWC" or (of_square and a == b != c)
+            height, width = size[2:] if len(size) == 4 else (0, 0)
+            in_proportion = a * width == b * height and b * width != c * height
+            self.channels_last = getattr(network, "output_fmt", "") == "NHWC" or in_proportion
         elif found.dim() == 3:
             tokens = found.shape[1]
             self.skip_tokens = _other_tokens(network, size, tokens) if skip_tokens is None else skip_tokens
@@ -87,21 +106,42 @@ class Features(nn.Module):
             return features.movedim(-1, 1)
         if self.skip_tokens:
             features = features[:, self.skip_tokens :]
-        return features.transpose(1, 2).unflatten(2, (self.side, self.side)) if self.side else features
+        # Other images may have another number of tokens, and of an oblong one as many tokens are no square.
+        if not self.side or features.shape[1] != self.side**2 or inputs.shape[2] != inputs.shape[3]:
+            return features
+        return features.transpose(1, 2).unflatten(2, (self.side, self.side))
 
-    def _once(self, example: Tensor) -> Any:
-        """Return the features of an example. Drop the parts of the network that do not run, such as its classifier, and
-        freeze other parameters without a gradient: of several processes, each would wait for their gradients."""
+    def _once(self, example: Tensor) -> tuple[Any, bool]:
+        """Return the features of an example, and whether they are `(batch, channels, length)`.
+
+        Drop the parts of the network that do not run, such as its classifier, and freeze other parameters without a
+        gradient: of several processes, each would wait for their gradients.
+        """
         ran: set[nn.Module] = set()
-        hooks = [x.register_forward_hook(lambda x, *_: ran.add(x)) for x in self.network.modules()]
+        second = None  # shape of the last output that has three dimensions, if its channels are the second
+
+        def note(module: nn.Module, _: Any, out: Any) -> None:
+            nonlocal second
+            ran.add(module)
+            if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) and isinstance(out, Tensor) and out.dim() == 3:
+                second = out.shape if isinstance(module, CHANNELS_SECOND) else None
+
+        hooks = [x.register_forward_hook(note) for x in self.network.modules()]
+        parameters = [p for p in self.network.parameters() if p.is_floating_point()]
+        frozen = [p for p in parameters if not p.requires_grad]
+        gradients = None
         try:
+            for parameter in frozen:  # so that a frozen network loses the same parts
+                parameter.requires_grad_(True)
             found = self(example)
+            if isinstance(found, Tensor) and found.requires_grad:
+                gradients = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
         finally:
             for hook in hooks:
                 hook.remove()
-        parameters = [p for p in self.network.parameters() if p.requires_grad]
-        if isinstance(found, Tensor) and found.requires_grad:
-            gradients = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+        if gradients is not None:
             unused = {p for p, gradient in zip(parameters, gradients, strict=True) if gradient is None}
             for name, part in list(self.network.named_children()):
                 own = set(part.parameters())
@@ -109,7 +149,7 @@ class Features(nn.Module):
                     setattr(self.network, name, nn.Identity())
             for parameter in unused:
                 parameter.requires_grad_(False)
-        return found
+        return found, isinstance(found, Tensor) and found.shape == second
 
 
 def _other_tokens(network: nn.Module, size: tuple[int, ...], tokens: int) -> int:
@@ -120,8 +160,17 @@ def _other_tokens(network: nn.Module, size: tuple[int, ...], tokens: int) -> int
     patch = getattr(getattr(network, "config", None), "patch_size", None)  # of transformers
     if isinstance(patch, int) and 0 <= tokens - (size[2] // patch) * (size[3] // patch) <= MOST_OTHER_TOKENS:
         return tokens - (size[2] // patch) * (size[3] // patch)
-    others = tokens - math.isqrt(tokens) ** 2
-    return others if size[2] == size[3] and others <= MOST_OTHER_TOKENS else 0
+    side = math.isqrt(tokens)
+    others = tokens - side**2
+    if size[2] != size[3] or others > MOST_OTHER_TOKENS or not (others < side or others == 1 + REGISTERS):
+        return 0
+    if others > 1:
+        warnings.warn(
+            f"the first {others} of {tokens} tokens seem to be class and register tokens, and are left out: give "
+            f"skip_tokens={others}, or 0 to keep all",
+            stacklevel=5,
+        )
+    return others
 
 
 @checked
@@ -178,7 +227,7 @@ def add_capsules(
     elif size is not None or pretrained is not True:
         raise ValueError("size and pretrained are for a network that is given by its name: leave them out")
     else:
-        network = model
+        network, layer = _unwrapped(model, layer)
     part = _before_pool(network, layer)
     like = next(part.parameters(), torch.empty(0))
     if example is None:
@@ -188,9 +237,12 @@ def add_capsules(
         load_file(part, pretrained, str(model))
     factory: Any = {"device": like.device, "dtype": like.dtype}
     head = CapsuleHead(features.channels, classes, routing, types, pose, parts, **factory)
-    if named is None:
-        return FeatureClassifier(features, head, None, trainable=trainable).train(network.training)
-    return _classifier(named, features, head, trainable)
+    if named is not None:
+        return _classifier(named, features, head, trainable)
+    features.training = network.training  # not train(), which sets the modules of the user too
+    classifier = FeatureClassifier(features, head.train(network.training), None, trainable=trainable)
+    classifier.training = network.training
+    return classifier
 
 
 @checked
@@ -264,6 +316,15 @@ def _classifier(named: NamedNetwork, features: nn.Module, end: nn.Module, traina
     """Return a classifier of images in [0, 1] with the features of a library's network."""
     standardized = nn.Sequential(Standardize(named.mean, named.std), features)
     return FeatureClassifier(standardized, end, named.image_shape, trainable=trainable).train()
+
+
+def _unwrapped(network: nn.Module, layer: str | None) -> tuple[nn.Module, str | None]:
+    """Return the network that torch.compile or a data-parallel module wraps, and the layer's name in it."""
+    for name, kind in (("_orig_mod", nn.Module), ("module", WRAPPERS)) * 2:  # one may wrap the other
+        inner = getattr(network, name, None)
+        if isinstance(inner, nn.Module) and isinstance(network, kind):
+            network, layer = inner, layer and layer.removeprefix(f"{name}.")
+    return network, layer
 
 
 def _before_pool(network: nn.Module, layer: str | None) -> nn.Module:

@@ -9,8 +9,7 @@ import re
 from torch import Tensor, nn
 
 from torchcaps.models.heinsen2019 import heinsen_smallnorb, heinsen_sst
-from torchcaps.models.pretrained import load_state
-from torchcaps.models.state_dicts import read_state_dict
+from torchcaps.models.state_dicts import load_published, read_state_dict
 from torchcaps.utils.arguments import checked
 
 HOME = "github.com/glassroom/heinsen_routing"
@@ -34,11 +33,7 @@ def load_authors_weights(path: str | os.PathLike[str], model: nn.Module | None =
             exactly those of the network. The network then stays as it was.
     """
     published = read_state_dict(path, HOME, ADVICE)
-    model = _network_of(published, path) if model is None else model
-    names = {_authors_name(name): name for name in model.state_dict()}
-    # Constants of the author's code, such as CONST_one, are numbers in ours.
-    load_state(model, {names.get(name, name): x for name, x in published.items() if ".CONST_" not in name}, path)
-    return model.eval()
+    return load_published(_network_of(published, path) if model is None else model, published, _authors_name, path)
 
 
 def _network_of(published: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:

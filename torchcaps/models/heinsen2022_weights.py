@@ -9,8 +9,7 @@ import re
 from torch import Tensor
 
 from torchcaps.models.heinsen2022 import VectorRoutingHead
-from torchcaps.models.pretrained import load_state
-from torchcaps.models.state_dicts import read_state_dict
+from torchcaps.models.state_dicts import load_published, read_state_dict
 from torchcaps.utils.arguments import checked
 
 HOME = "github.com/glassroom/heinsen_routing_2022_paper"
@@ -57,11 +56,7 @@ def load_authors_head(path: str | os.PathLike[str], model: VectorRoutingHead | N
             exactly those of the head. The head then stays as it was.
     """
     published = read_state_dict(path, HOME, ADVICE)
-    model = _head_of(published, path) if model is None else model
-    names = {_authors_name(name): name for name in model.state_dict()}
-    # Constants of the author's code, such as CONST_ones_over_n_out, are numbers in ours.
-    load_state(model, {names.get(name, name): x for name, x in published.items() if ".CONST_" not in name}, path)
-    return model.eval()
+    return load_published(_head_of(published, path) if model is None else model, published, _authors_name, path)
 
 
 def _head_of(published: dict[str, Tensor], path: str | os.PathLike[str]) -> VectorRoutingHead:

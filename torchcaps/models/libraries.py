@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.utils.checks import nearest, one_line
@@ -142,6 +143,9 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
         state: Any = read_tensors(file)[0] if safe else torch.load(file, map_location="cpu", weights_only=True)
         state = state.get("state_dict", state.get("model", state))
         known = network.state_dict()
+        for prefix in ("module.", "_orig_mod."):  # of data-parallel and of compiled networks
+            if not any(key.startswith(prefix) for key in known):
+                consume_prefix_in_state_dict_if_present(state, prefix)
         for key in [key for key in known if key.endswith("num_batches_tracked")]:
             state.setdefault(key, known[key])  # files of before PyTorch 0.4.1 have none
         parts = {key.partition(".")[0] for key in known}

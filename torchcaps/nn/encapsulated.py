@@ -107,7 +107,8 @@ class CapsuleBlock2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all convolutions anew and reset the batch normalization."""
+        """Draw the weights of all convolutions anew and reset the batch normalization. Their own methods of this name
+        draw other weights, so call those before this one, as `apply` does."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_normal_(module.weight)
@@ -179,7 +180,7 @@ class BNReLUSquash(nn.Module):
         self.bn = nn.BatchNorm2d(capsules * pose, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        if self.bn.training and x.shape[0] * x.shape[2] * x.shape[3] < 2:
             raise ValueError(
                 "batch normalization needs more than one sample or position in training: use a larger batch, or eval()"
             )

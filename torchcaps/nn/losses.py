@@ -175,4 +175,4 @@ class SpreadLoss(nn.Module):
         return spread_loss(activations, targets, self.margin)
 
     def extra_repr(self) -> str:
-        return f"margin={self.margin:g}"
+        return f"margin={'?' if self.margin.is_meta else format(self.margin.item(), 'g')}"

@@ -1,5 +1,7 @@
 """Surgery on existing networks: a routing pool in the place of a pool, and the part of a network up to a layer."""
 
+from typing import Any
+
 from torch import fx, nn
 
 from torchcaps.nn.modes import evaluating
@@ -73,7 +75,8 @@ def global_pools(model: nn.Module) -> dict[str, nn.Module]:
 def up_to(model: nn.Module, layer: str) -> fx.GraphModule:
     """Return the part of a network whose output is that of a layer, with the modules of the network.
 
-    Only the modules that contain the layer are traced, in evaluation mode; all others are called as they are.
+    Only the modules that contain the layer are traced, in evaluation mode; all others are called as they are. Arguments
+    of the network after the first one keep a default that is a number, a text or None. Its own hooks are lost.
 
     Args:
         model: the network.
@@ -89,6 +92,13 @@ def up_to(model: nn.Module, layer: str) -> fx.GraphModule:
     class Tracer(fx.Tracer):
         def is_leaf_module(self, module: nn.Module, name: str) -> bool:
             return not layer.startswith(f"{name}.")
+
+        def create_proxy(self, kind: str, target: Any, args: tuple[Any, ...], *others: Any, **named: Any) -> Any:
+            # A default is what it is in a call, so that the forward can ask `if mask is None`. The first is the input.
+            simple = kind == "placeholder" and len(self.graph.nodes) and args
+            if simple and isinstance(args[0], bool | int | float | str | None):
+                return args[0]
+            return super().create_proxy(kind, target, args, *others, **named)
 
     try:
         with evaluating(model):
@@ -106,4 +116,6 @@ def up_to(model: nn.Module, layer: str) -> fx.GraphModule:
     part.graph.eliminate_dead_code()
     part.delete_all_unused_submodules()
     part.recompile()
-    return part.train(model.training)
+    for name, module in part.named_modules():  # some that contain others are new
+        module.training = model.get_submodule(name).training
+    return part
