@@ -2,6 +2,7 @@
 # pinned packages if needed.
 PYTHON ?= python3
 BIN := .venv/bin
+KERNELS := $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
 
 .PHONY: demo test test-notebooks test-slow test-newest test-oldest test-sanitized docs results clean
 
@@ -39,7 +40,7 @@ test-oldest: .venv-oldest/.done
 
 .venv-newest/.done: EXTRA := torchvision timm
 .venv-oldest/.done: EXTRA := "torch==2.6.*"
-.venv-newest/.done .venv-oldest/.done: pyproject.toml
+.venv-newest/.done .venv-oldest/.done: pyproject.toml setup.py $(KERNELS)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --editable ".[dev]" $(EXTRA)
 	touch $@
@@ -61,7 +62,7 @@ docs: .venv/.done
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 
-.venv/.done: pyproject.toml constraints.txt setup.py $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
+.venv/.done: pyproject.toml constraints.txt setup.py $(KERNELS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

@@ -45,6 +45,7 @@ class BuildKernels(build_ext):
             self.compile_and_link(extension)
         except Exception:
             note.parent.mkdir(parents=True, exist_ok=True)
+            Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)  # left by an earlier build
             compiler = (getattr(self.compiler, "compiler_cxx", None) or ["cl"])[0]  # Microsoft's has no such attribute
             what = "could not compile them (pip install -v says why)" if shutil.which(compiler) else "is not installed"
             note.write_text(f"the C++ compiler {compiler} {what}")

@@ -103,6 +103,33 @@ def test_all_reductions(case):
     check(*case)
 
 
+@pytest.mark.parametrize("way", [*SOFTMAX, "moments"])
+@pytest.mark.parametrize("agreement", ["dot", "gaussian"])
+def test_a_program_takes_many_children_and_samples(agreement, way, monkeypatch):
+    """As on a device, where the cases above have one child for each program."""
+    monkeypatch.setattr(problem, "PROGRAMS", 1)
+    p = Problem(Geometry((5, 7, 1, 1, 1, 2), (1, 1, 1, 3, 2, 2), 1), "one", gates=True, device=DEVICE)
+    betas = (p.draw_rows("groups"), 0.1) if way == "moments" else ()
+    compare(p, ["triton"], p.agreement(agreement, "groups" if agreement == "dot" else "none"), way, *betas)
+
+
+def test_variance_where_the_first_child_counts_for_little(monkeypatch):
+    """The deviation of the next child is nearly all of the new mean, so that their difference has no digits."""
+    monkeypatch.setattr(problem, "PROGRAMS", 1)
+    poses = 1 + 0.01 * torch.randn(1, 12, 1, 1, device=DEVICE)
+    gates = torch.ones(1, 12, device=DEVICE)
+    poses[:, 0], gates[:, 0] = 3, 1e-6
+    votes = LinearVotes(poses, torch.ones(1, 1, 1, 1, device=DEVICE), None, (1,), backend="triton").gated(gates)
+    one = torch.ones(1, 1, 1, device=DEVICE)
+    _, mean, variance, _ = votes.moments(Gaussian(one, 0 * one, one[..., 0]))
+    exact, shares = poses.double().flatten(), gates.double().flatten()
+    expected = (shares * exact).sum() / shares.sum()
+    assert_close(mean.double().squeeze(), expected, rtol=1e-6, atol=0)
+    assert_close(
+        variance.double().squeeze(), (shares * (exact - expected).square()).sum() / shares.sum(), rtol=1e-5, atol=0
+    )
+
+
 def test_parents_that_no_child_can_choose():
     """Logarithms of priors of 0."""
     p = Problem(GEOMETRIES["per child"], "each", gates=True, device=DEVICE)

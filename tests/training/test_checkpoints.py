@@ -157,8 +157,12 @@ def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
     assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2", *best) == 0
     copied = Path("runs/quickstart/version_1/checkpoints") / kept.name
     assert f"{copied}, after epoch 1" in capfd.readouterr().out
+    state.update(best_model_path="")  # as of a run that was stopped within its first epoch
+    torch.save(content, last)
+    assert locate(Namespace(recipe=str(FOLDER.parent)), None) == last
     given = Namespace(recipe=str(FOLDER.parent), small=False, smoke=False, allow_code=False, model=None, runs="runs")
     assert "+=" not in _resume_command(given, best, FOLDER.parent)  # the run has it
+    assert "+=" in _resume_command(Namespace(**vars(given), ckpt_path="a.ckpt"), best, Path("without"))
     assert torch.load(copied, weights_only=True)["epoch"] == 0
     assert kept.is_file()
 

@@ -50,6 +50,7 @@ def test_curves_take_whole_epochs(tmp_path: Path):
 def test_curves_of_a_resumed_run_begin_with_those_before(tmp_path: Path):
     """A run that was stopped after its first epoch, and gone on with after its third, of which it had trained four."""
     (tmp_path / "metrics.000.csv").write_text("epoch,step,train/accuracy\n0,10,0.25\n")
+    (tmp_path / "metrics.002.csv").write_text("epoch,step,lr-SGD\n,30,0.1\n")  # stopped before an epoch's end
     (tmp_path / "metrics.001.csv").write_text("epoch,step,train/accuracy\n1,20,0.5\n2,30,0.75\n3,40,0.1\n")
     (tmp_path / "metrics.csv").write_text("epoch,step,train/loss_step\n3,35,1.0\n")
     assert curves_of(tmp_path) == {"accuracy": {"training": ([1, 2, 3], [0.25, 0.5, 0.75])}}

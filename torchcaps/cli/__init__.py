@@ -43,6 +43,8 @@ def run() -> None:
         import argcomplete
 
         argcomplete.autocomplete(parser())
+    if sys.stdout.encoding.lower() != "utf-8":  # it may lack characters of results, such as names of classes
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(main())
 
 

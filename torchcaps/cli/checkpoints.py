@@ -233,10 +233,12 @@ def _best(newest: Path) -> Path | None:
     best = newest.with_name("best.ckpt")
     if best.is_file():
         return best
+    from torchcaps.training.checkpoints import NEWEST
+
     states = read_or_refuse(newest).get("callbacks")
     for state in states.values() if isinstance(states, dict) else ():
-        if isinstance(state, dict) and "/" in str(state.get("monitor")):  # a metric, unlike "epoch" and "step"
-            best = newest.with_name(Path(str(state.get("best_model_path"))).name)
+        if isinstance(state, dict) and state.get("monitor") not in NEWEST:
+            best = newest.parent / Path(str(state.get("best_model_path"))).name
             if best.suffix == ".ckpt" and best.is_file():
                 return best
     return None

@@ -129,8 +129,8 @@ def _resume_command(options: argparse.Namespace, overrides: list[str], run_folde
     checkpoint = str(last) if last.is_file() else options.ckpt_path
     flags = [f"--{flag}" for flag in ("small", "smoke", "allow_code") if getattr(options, flag)]
     model = ["--model", options.model] if options.model else []
-    if checkpoint and is_run(options.recipe):  # its checkpoint has what was added with +=
-        overrides = [token for token in overrides if not token.partition("=")[0].endswith("+")]
+    if last.is_file() and is_run(options.recipe):  # it has all values that were given
+        overrides = []
     command = ["torchcaps", "train", options.recipe, *flags, *model, *overrides]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]

@@ -25,7 +25,7 @@ from torchcaps.data.pictures import (
     read_all,
     read_header,
 )
-from torchcaps.data.splits import SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
+from torchcaps.data.splits import KINDS, SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.files import write_csv_whole
@@ -108,10 +108,6 @@ class ImageFolder(ImageData):
         names = set(augmentations or ())
         if channels is None:
             channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
-        if "color" in names and channels != 3:
-            raise ValueError(
-                f'the augmentation "color" is for color images of 3 channels, and these have {channels}: leave it out'
-            )
         if size is None:
             size = min(MOST_PIXELS, median_low(header.side for header in self._headers.values()))
         self.shape, self.augmentations = (channels, size, size), list(augmentations or ())
@@ -121,7 +117,7 @@ class ImageFolder(ImageData):
             shuffle_labels=shuffle_labels,
             shift=size // 8 if "shift" in names else 0,
             flip="flip" in names,
-            jitter=0.2 if "color" in names else 0.0,
+            jitter=0.2 if "color" in names and channels == 3 else 0.0,
         )
         self._changes = nn.Sequential(*(_change(name, size) for name in ("rotate", "zoom", "erase") if name in names))
 
@@ -211,15 +207,16 @@ class ImageFolder(ImageData):
                 )
             self._trained_on = set(digests)
         elif both := sum(digest in self._trained_on for digest in digests if digest):
-            kind = "validation" if part == "val" else "test"
-            say(f"{self.folder}: {both} of {len(names)} {kind} pictures are training pictures too")
+            say(f"{self.folder}: {both} of {len(names)} {KINDS[part]} pictures are training pictures too")
         classes = torch.tensor([labels[self._files[path]] for path in names])
         return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit)
 
     def _say_what_is_left_out(self) -> None:
         """Say which files were not taken for pictures, and which classes are small."""
-        if self._beside:
-            say(f"left out what lies in no folder of a class: {listed(self._beside)}")
+        if beside := self._beside:
+            say(f"left out what lies in no folder of a class: {listed(beside)}")
+        if "color" in self.augmentations and self.shape[0] != 3:
+            say('the augmentation "color" changes nothing: these images are gray')
         if self._others:
             say(f"left out {len(self._others)} files that are no pictures: {listed(self._others)}")
         moving = [path for path, header in self._headers.items() if header.frames > 1]

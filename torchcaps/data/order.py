@@ -14,9 +14,7 @@ from torchcaps.data.streams import stream
 def evenly_chosen(total: int, count: int) -> list[int]:
     """Return at most `count` of the indices 0 to `total - 1`, evenly spaced: samples may be sorted by class."""
     count = min(count, total)
-    # Single precision repeats indices where there are many; few stay those that figures and numbers were made of.
-    precision = torch.float32 if count <= 2000 else torch.float64
-    return torch.linspace(0, total - 1, count, dtype=precision).long().tolist()
+    return [index * (total - 1) // max(count - 1, 1) for index in range(count)]
 
 
 class Order(DistributedSampler[int]):

@@ -23,6 +23,7 @@ Fit = Literal["crop", "pad", "stretch"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+OF_SYSTEMS = ("@eaDir", "@Recycle", "@__thumb", "__MACOSX")  # folders of Synology and QNAP servers, and of macOS
 GRAY_MODES = ("1", "L", "LA", "La")
 TURNS = {  # what makes a picture upright, by its orientation in EXIF
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -156,7 +157,8 @@ def find_pictures(folder: Path) -> tuple[list[Path], list[Path]]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(place, name)), name))  # links last: names stay
         for path in (Path(place, name) for name in names if not name.startswith(".")):
             if path.is_file():
                 (pictures if path.suffix.lower() in SUFFIXES else others).append(path)
@@ -170,7 +172,7 @@ def find_pictures(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def is_hidden(folder: str) -> bool:
     """Return whether a folder of this name is one of a system: hidden, of a Synology or QNAP server, or of macOS."""
-    return folder.startswith((".", "@")) or folder == "__MACOSX"
+    return folder.startswith(".") or folder in OF_SYSTEMS
 
 
 def read_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> tuple[dict[int, str], list[bytes]]:

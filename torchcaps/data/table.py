@@ -181,7 +181,8 @@ def _json_lines(text: str, name: str) -> tuple[list[str], list[Row]]:
         if not content.strip():
             continue
         try:
-            values = {key: _as_text(value) for key, value in json.loads(content, parse_constant=_none).items()}
+            # NaN is what some programs write where there is no value.
+            values = {key: _as_text(value) for key, value in json.loads(content, parse_constant=lambda _: None).items()}
             "".join((*values, *values.values())).encode()  # half of a character cannot be encoded
         except (ValueError, RecursionError, AttributeError) as error:
             is_array = content.lstrip().startswith("[")
@@ -193,10 +194,6 @@ def _json_lines(text: str, name: str) -> tuple[list[str], list[Row]]:
         columns = columns or list(values)
         rows.append(Row(line, dict.fromkeys(columns, "") | values))
     return columns, rows
-
-
-def _none(constant: str) -> None:
-    """Return what stands for NaN and Infinity, which some programs write where there is no number."""
 
 
 def _as_text(value: Any) -> str:

@@ -13,7 +13,16 @@ from torch import Tensor
 from torchcaps.data.encoder import MINILM
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
-from torchcaps.data.splits import LEAST, SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
+from torchcaps.data.splits import (
+    KINDS,
+    LEAST,
+    SPLIT_COLUMNS,
+    Part,
+    check_names,
+    check_shares,
+    read_split,
+    split_by_class,
+)
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import Fraction, checked
@@ -21,7 +30,6 @@ from torchcaps.utils.checks import check_choice, nearest
 from torchcaps.utils.files import write_csv_whole
 
 STAGES: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
-KINDS: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
 
 
@@ -243,12 +251,12 @@ class TextTable(TextData):
 
     def _say_what_was_found(self) -> None:
         """Say which classes are too small to be split or seem to be one, and which texts are there more than once."""
-        keys = {part: [sample.key for sample in samples] for part, samples in self.parts.items()}
+        keys = {part: {sample.key for sample in samples} for part, samples in self.parts.items()}
         pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
         for part, other in pairs:
-            if both := sum(map(set(keys[other]).__contains__, keys[part])):
+            if both := sum(sample.key in keys[other] for sample in self.parts[part]):
                 file = self._own_files.get(part, self.file)
-                say(f"{file}: {both} of its {len(keys[part])} {KINDS[part]} texts are {KINDS[other]} texts too")
+                say(f"{file}: {both} of its {len(self.parts[part])} {KINDS[part]} texts are {KINDS[other]} texts too")
         alike: dict[float | str, list[str]] = {}
         for name in self.names:
             alike.setdefault(_plain(name), []).append(name)

@@ -91,7 +91,7 @@ def export(
     batches = [_batch(inputs, size, halved=size == 2) for size in SIZES]
     # The network itself, if it runs here: other devices may compute less precisely, and the CPU lacks some backends.
     runs = all(value.is_cpu for value in (*network.parameters(), *network.buffers()))
-    runs &= all(getattr(part, "backend", "auto") == "auto" for part in routed(network))
+    runs &= all(part.backend == "auto" for part in routed(network))
     own = type(module)(network, decoder) if runs else module
     with evaluating(own):
         expected = outputs_of(own, batches)  # before the export: wrong inputs end in the network's own message

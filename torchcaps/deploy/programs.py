@@ -14,7 +14,7 @@ from torchcaps.explain.predicting import has_decoder
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops.backend import use_backend
-from torchcaps.utils.arguments import shown_with_type
+from torchcaps.utils.arguments import HALF, shown_with_type
 
 Inputs = tuple[Tensor, ...]
 BATCH, TOKENS = Dim("batch"), Dim("tokens")
@@ -76,7 +76,7 @@ def as_module(network: nn.Module, inputs: Inputs, decoder: bool) -> Program:
     if decoder and not has_decoder(network):
         raise ValueError(f"this {type(network).__name__} has no decoder: leave out the decoder")
     for value in (*inputs, *network.parameters(), *network.buffers()):
-        if value.dtype in (torch.float16, torch.bfloat16):
+        if value.dtype in HALF:
             raise ValueError(f"expected a network and an example in float32, got {value.dtype}: call .float() first")
     if len(inputs) == 2 and min(inputs[0].shape[1:2], default=0) < 2:
         raise ValueError(f"expected embeddings of at least two tokens as example, got {tuple(inputs[0].shape)}")

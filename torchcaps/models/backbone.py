@@ -79,10 +79,10 @@ class Features(nn.Module):
             shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             expected = "maps, tokens or vectors"
             raise ValueError(f"the features of {name} must be {expected}, got {shown}: choose another layer")
-        if is_second:
+        if is_second and skip_tokens is None:
             raise ValueError(
                 f"the features of {name} are (batch, channels, length), expected (batch, tokens, channels): put a "
-                "CapsuleHead behind features.transpose(1, 2)"
+                "CapsuleHead behind features.transpose(1, 2), or give skip_tokens=0 if they are tokens"
             )
         of_square = len(size) == 4 and size[2] == size[3]
         if found.dim() == 4:

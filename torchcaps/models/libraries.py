@@ -143,7 +143,7 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
         state: Any = read_tensors(file)[0] if safe else torch.load(file, map_location="cpu", weights_only=True)
         state = state.get("state_dict", state.get("model", state))
         known = network.state_dict()
-        for prefix in ("module.", "_orig_mod."):  # of data-parallel and of compiled networks
+        for prefix in ("module.", "_orig_mod.") * 2:  # of data-parallel and of compiled networks, in any order
             if not any(key.startswith(prefix) for key in known):
                 consume_prefix_in_state_dict_if_present(state, prefix)
         for key in [key for key in known if key.endswith("num_batches_tracked")]:

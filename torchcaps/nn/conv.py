@@ -87,7 +87,7 @@ class _CapsuleConv(CapsuleLayer):
         pairs = (stride[0], stride[1]), (dilation[0], dilation[1])
         votes = LinearVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
         votes.layout = shape
-        return votes.gated(None if scores is None else gates_of(windows(scores, (kernel[0], kernel[1]), *pairs)))
+        return votes.gated(None if scores is None else windows(gates_of(scores), (kernel[0], kernel[1]), *pairs))
 
     def _sizes(self, name: str, size: Padding) -> tuple[int, ...]:
         """Return one size for each side."""

@@ -107,8 +107,8 @@ class CapsuleBlock2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all convolutions anew and reset the batch normalization. Their own methods of this name
-        draw other weights, so call those before this one, as `apply` does."""
+        """Draw the weights of all convolutions anew and reset the batch normalization. Their own
+        `reset_parameters` draws other weights: call it first, as `apply` does."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_normal_(module.weight)

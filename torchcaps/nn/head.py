@@ -109,7 +109,7 @@ class CapsuleHead(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the bias of the primary capsules anew; every other parameter belongs to a part with a method of this
-        name, which draws another bias, so call those of the parts first, as `apply` does."""
+        name. That of the primary capsules draws another bias: call it first, as `apply` does."""
         bias = self.primary.pose_conv.bias
         assert bias is not None
         # As large as what the features add (0.58): the mean of many positions is then not much shorter than one.

@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import vector_norm
 
@@ -23,8 +24,7 @@ def accumulator(x: Tensor, *shape: int) -> Tensor:
 def gates_of(scores: Tensor) -> Tensor:
     """Return the gates of scores, their sigmoids, in float32 at least. Gates below 1e-24, of scores below about -55,
     are 0: the mean of children that are hardly there would divide by numbers that count as 0."""
-    gates = at_least_float32(scores).sigmoid()
-    return torch.where(gates < 1e-24, 0, gates)
+    return F.threshold(at_least_float32(scores).sigmoid(), 1e-24, 0)
 
 
 def nonzero(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torchcaps.recipes import Recipe
 from torchcaps.recipes.values import plain
 from torchcaps.training.build import Training
 from torchcaps.training.errors import refused, where
-from torchcaps.training.monitors import logged_metrics, validates
+from torchcaps.training.monitors import logged_metrics, mode_of, validates
 from torchcaps.training.overrides import read_overrides
 from torchcaps.utils.checks import nearest, one_line
 from torchcaps.utils.extras import needs
@@ -61,8 +61,7 @@ class Plan:
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
         """What the search does with the metric, in Optuna's words."""
-        best = self.mode or ("max" if self.metric.endswith("accuracy") else "min")
-        return "maximize" if best == "max" else "minimize"
+        return "maximize" if (self.mode or mode_of(self.metric)) == "max" else "minimize"
 
     def folder_of(self, number: int) -> Path:
         """Return the folder of a trial."""

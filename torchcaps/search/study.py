@@ -75,7 +75,7 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     bad_trials = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
     try:
-        return optuna.create_study(
+        study = optuna.create_study(
             storage=where if "://" in where else optuna.storages.JournalStorage(JournalFileBackend(where)),
             study_name=plan.recipe.folder.as_posix(),
             direction=plan.direction,
@@ -87,6 +87,9 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
             "the storage cannot be opened: give a journal file of Optuna's or the URL of a database "
             f"({type(error).__name__}: {one_line(error)})"
         ) from error
+    if study.direction.name.lower() != plan.direction:
+        raise ValueError(f"this search began with another mode: {plan.metric} is to {plan.direction} now")
+    return study
 
 
 def run_study(plan: Plan, study: optuna.Study, signals: StopSignals) -> Iterator[int]:

@@ -33,7 +33,7 @@ from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
 from torchcaps.routing import Routing
-from torchcaps.training.checkpoints import KeepsValues, LastCheckpoints, WholeCheckpointIO
+from torchcaps.training.checkpoints import NEWEST, KeepsValues, LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.errors import innermost, refused, where
 from torchcaps.training.margin import SpreadMargin
@@ -166,6 +166,7 @@ class Training:
             self.trainer = self._trainer(built.trainer.as_dict())
             self._check_classes()
             self._check_optimizer()
+            self._check_callbacks()
         except Exception as error:
             self.give_back_folder()
             if self.allow_code and not isinstance(error, ValueError):
@@ -224,11 +225,14 @@ class Training:
             raise ValueError(
                 "model.scheduler cannot be ReduceLROnPlateau, which needs a metric: choose another schedule"
             )
+
+    def _check_callbacks(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, SpreadMargin):
                 callback.margin_of(self.model)
-            if why := UNUSABLE.get(type(callback)):
-                raise ValueError(f"trainer.callbacks cannot have {type(callback).__name__}: {why}")
+            for kind, why in UNUSABLE.items():
+                if isinstance(callback, kind):
+                    raise ValueError(f"trainer.callbacks cannot have {type(callback).__name__}: {why}")
 
     def _check_classes(self) -> None:
         data, classes = self.datamodule, self.model.classes
@@ -316,8 +320,7 @@ class Training:
     def best_checkpoint(self) -> Path | None:
         """Return the checkpoint with the best value of a metric, if the recipe has a callback that keeps one."""
         for callback in self.trainer.checkpoint_callbacks:
-            metric = str(getattr(callback, "monitor", None))  # with "/", unlike "epoch" and "step"
-            if isinstance(callback, ModelCheckpoint) and "/" in metric and callback.best_model_path:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor not in NEWEST and callback.best_model_path:
                 return Path(callback.best_model_path)
         return None
 

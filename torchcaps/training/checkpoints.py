@@ -26,6 +26,7 @@ from torchcaps.utils.signals import Stopped, StopSignals
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
 VALUES = "recipe"  # key of a checkpoint for the values of its recipe
+NEWEST = (None, "epoch", "step")  # what a ModelCheckpoint monitors that keeps the newest checkpoints, not the best
 FACTS = "about"  # key of a checkpoint for the facts that `Report` has found
 
 
@@ -46,7 +47,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
         """Read a checkpoint. Paths of other checkpoints in it, which Lightning would delete when better ones come, are
-        forgotten unless these lie beside it."""
+        forgotten unless these lie beside it, as they seem not to if the folder was moved."""
         checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         states = checkpoint.get("callbacks")
         for state in states.values() if isinstance(states, dict) else ():
@@ -93,7 +94,7 @@ def add_facts(path: Path, facts: dict[str, Any]) -> None:
 class LastCheckpoints(Checkpoint):
     """Keep the last two checkpoints. A run resumed from either ends in the same weights as one that never stopped.
 
-    A run that resumes another keeps the metrics of that one as `metrics.000.csv`, and so on, beside its own.
+    A run that resumes another keeps its best checkpoint so far, and its metrics as `metrics.000.csv` and so on.
 
     A checkpoint is saved at the end of every epoch. Within an epoch, a step saves one if `SECONDS` have passed, if
     training ends there, or if a signal asks to stop. None is saved when training fails: its state may be the reason.
@@ -109,6 +110,7 @@ class LastCheckpoints(Checkpoint):
         self.folder, self.signals = folder, signals
         self._time, self._step = 0.0, -1  # of the newest checkpoint
         self._stops = False
+        self._best: dict[str, str] = {}  # best checkpoints of the run that is resumed, and where their copies go
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -145,27 +147,19 @@ class LastCheckpoints(Checkpoint):
         batches.update({name: count + skipped for name, count in batches.items() if isinstance(count, int)})
 
     def _take_over_best(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-        """Copy the best checkpoints so far into the folder of this run: in another folder Lightning forgets them, and
-        takes the first epoch that follows for the best."""
+        """Let callbacks go on from the best checkpoint so far, a copy of which will be in the folder of this run. In
+        another folder Lightning forgets it, and takes the first epoch that follows for the best."""
         for callback in trainer.checkpoint_callbacks:
             state: Any = checkpoint["callbacks"].get(callback.state_key)
             if not isinstance(callback, ModelCheckpoint) or not state or callback.dirpath == state.get("dirpath"):
                 continue
-            folder, scores = Path(callback.dirpath or self.folder), state.get("best_k_models", {})
-            places = {old: str(folder / Path(old).name) for old in scores if Path(old).is_file()}
-            if state.get("best_model_path") not in places:
+            best, scores = state.get("best_model_path"), state.get("best_k_models") or {}
+            if best not in scores or not Path(best).is_file() or Path(best).name in NAMES:
                 continue
-            if trainer.is_global_zero:
-                folder.mkdir(parents=True, exist_ok=True)
-                for old, new in places.items():
-                    shutil.copy(old, new)
-            state.update(
-                dirpath=callback.dirpath,
-                best_k_models={new: scores[old] for old, new in places.items()},
-                best_model_path=places[state["best_model_path"]],
-                kth_best_model_path=places.get(state.get("kth_best_model_path"), ""),
-                last_model_path="",
-            )
+            new = str(Path(callback.dirpath or self.folder) / Path(best).name)
+            self._best[best] = new
+            state.update(dirpath=callback.dirpath, best_model_path=new, kth_best_model_path=new, last_model_path="")
+            state.update(best_k_models={new: scores[best]}, best_model_score=scores[best], kth_value=scores[best])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs: Any = trainer.fit_loop.epoch_progress.current
@@ -173,6 +167,9 @@ class LastCheckpoints(Checkpoint):
             trainer.fit_loop.epoch_loop.restarting = False  # a new epoch begins
         self._time, self._step = time.monotonic(), trainer.global_step
         if trainer.ckpt_path is not None and trainer.is_global_zero:
+            for best, new in self._best.items():
+                Path(new).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(best, new)
             for number, path in enumerate(metrics_of(folder_of(Path(trainer.ckpt_path)))):
                 shutil.copy(path, self.folder.parent / f"metrics.{number:03}.csv")
         self.signals.install()  # Lightning has replaced the handlers by its own

@@ -1,16 +1,19 @@
-"""Check, before the first step, that callbacks such as EarlyStopping monitor a metric that will be logged."""
+"""Check, before the first step, that callbacks such as EarlyStopping monitor a metric that will be logged, and look for
+its best value."""
 
-from typing import Any
+from typing import Any, Literal
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from torchcaps.training.checkpoints import NEWEST
 from torchcaps.training.names import PACKAGES
 from torchcaps.utils.checks import nearest
 
 
 class ChecksMonitors(Callback):
-    """Raise a ValueError if a callback monitors what is never logged. Callbacks say so after the first epoch only."""
+    """Raise a ValueError if a callback monitors what is never logged, which it would say after the first epoch only, or
+    takes the worst value for the best."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -22,18 +25,22 @@ class ChecksMonitors(Callback):
             if name is None:
                 continue
             said = f"{type(callback).__name__} monitors {name!r}"
-            if isinstance(callback, ModelCheckpoint) and name in ("epoch", "step"):
-                continue  # Lightning's way to keep the newest ones
+            if isinstance(callback, ModelCheckpoint) and name in NEWEST:
+                continue
             if known and name not in logged:  # other callbacks may log metrics of their own
                 raise ValueError(f"{said}, which is not logged{nearest(str(name), logged)}")
-            mode = "max" if "accuracy" in name else "min"
-            if name in logged and getattr(callback, "mode", mode) != mode:
-                raise ValueError(f"{said} and takes the worst value for the best: set its mode to {mode}")
+            if name in logged and getattr(callback, "mode", None) not in (None, best := mode_of(name)):
+                raise ValueError(f"{said} and takes the worst value for the best: set its mode to {best}")
             if str(name).startswith("val/") and not validates(trainer, data):
                 raise ValueError(
                     f"{said}, and there is no validation: set data.val_size (data.val_share of your own data), or "
                     "monitor 'train/loss'"
                 )
+
+
+def mode_of(metric: str) -> Literal["max", "min"]:
+    """Return whether the highest or the lowest value of a metric is the best."""
+    return "max" if "accuracy" in metric else "min"
 
 
 def logged_metrics(model: Any) -> list[str]:

@@ -176,8 +176,10 @@ def curves_of(folder: Path) -> dict[str, dict[str, tuple[list[float], list[float
     for path in metrics_of(folder):
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("epoch")]  # a learning rate has none
-        first = min((int(row["epoch"]) for row in rows), default=0)
-        for name in {name for names in CURVES.values() for name in names}:
+        if not rows:
+            continue
+        first = min(int(row["epoch"]) for row in rows)
+        for name in set().union(*CURVES.values()):
             before = {epoch: value for epoch, value in points.get(name, {}).items() if epoch <= first}
             points[name] = before | {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
     curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}

@@ -74,11 +74,12 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
             if squares is None:
                 total += share * v
             else:
+                before = mass
                 mass += share
-                deviation = v - center
-                change = deviation - total
-                total += share / nonzero(mass) * change
-                square += share * change * (deviation - total)
+                part = share / nonzero(mass)
+                change = v - center - total
+                total += part * change
+                square += part * before * change * change
                 if children.betas is not None:
                     beta = load_row(children.betas, c, sizes.types_per_beta, layer.betas_parents, tile, layer)
                     benefit += beta * share
