@@ -500,6 +500,33 @@ def test_routings_have_names():
     assert "Routing" not in list_routings()
 
 
+class Bare(Routing):
+    """A routing that does nothing but one step."""
+
+    def step(self, votes, state, t):
+        v = votes.weighted_sum()
+        return votes.capsules(v), v
+
+
+def test_mistakes_in_a_routing_of_ones_own_are_named():
+    class Early(Bare):
+        def __init__(self):
+            self.temperature = 1.0
+
+    class Plain(Bare):
+        def build(self, shape):
+            self.table = torch.zeros(shape.parents)
+
+    with pytest.raises(AttributeError, match=r"Early.__init__ must call super\(\).__init__\(\) before it sets 'temper"):
+        Early()
+    with pytest.raises(ValueError, match="Plain.build: table is a plain tensor, which is neither saved nor moved"):
+        CapsuleLinear(5, 3, 4, 4, Plain())
+    with pytest.raises(TypeError, match=r"Bare has no agreement: write agreement\(state\), or let step return"):
+        CapsuleLinear(5, 3, 4, 4, Bare(iterations=2))(torch.randn(2, 5, 4))
+    with pytest.raises(TypeError, match="^CapsuleConv2d has no argument 'groups'"):
+        CapsuleConv2d(2, 3, 4, 4, 3, routing=Bare(), groups=2)
+
+
 def test_a_copy_with_values_leaves_the_original_alone():
     routing = DynamicRouting(learn_bias=True)
     given = routing.with_values(bias=torch.zeros(2, 2))

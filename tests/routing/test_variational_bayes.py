@@ -15,7 +15,7 @@ from scipy.special import digamma
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium, VBRouting
+from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium, VBRouting, squash
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,17 @@ def test_running_values_change_once_per_pass_by_the_last_iteration(gradient):
     before = {key: value.clone() for key, value in layer.state_dict().items()}
     stack.eval()(capsules)
     assert all(value.equal(before[key]) for key, value in layer.state_dict().items())
+
+
+def test_evaluation_after_one_batch_is_as_in_training():
+    """Running values that start at a variance of 1 would make all samples alike."""
+    torch.manual_seed(0)
+    layer = CapsuleLinear(32, 10, 8, 8, VBRouting())
+    children = squash(torch.randn(64, 32, 8))
+    trained, evaluated = layer.train()(children), layer.eval()(children)
+    assert trained.poses.std(0).mean() > 0.1
+    assert_close(evaluated.poses, trained.poses, rtol=0.02, atol=1e-3)
+    assert_close(evaluated.scores, trained.scores, rtol=0.02, atol=1e-3)
 
 
 def test_padding_in_training():

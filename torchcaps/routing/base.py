@@ -146,6 +146,11 @@ class Routing(RoutingParameters, ABC):
         name = type(self).__name__
         agreement = None if state is None or self.is_uniform else self.agreement(state)
         if not isinstance(agreement, (*get_args(Agreement), type(None))):
+            if type(self).agreement is Routing.agreement:
+                raise TypeError(
+                    f"{name} has no agreement: write agreement(state), or let step return a rule such as Dot as the "
+                    f"next state, got {shown_with_type(agreement)}"
+                )
             raise TypeError(f"{name}.agreement must return an agreement, such as Dot, got {shown_with_type(agreement)}")
         weighted = WeightedVotes(votes, agreement, self.softmax, self.leaky)
         result = self.step(weighted, state, t)

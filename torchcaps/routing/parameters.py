@@ -30,6 +30,8 @@ class RoutingParameters(nn.Module):
         self.given_values: dict[str, Tensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if "_parameters" not in vars(self):
+            raise AttributeError(f"{type(self).__name__}.__init__ must call super().__init__() before it sets {name!r}")
         # An option that is changed later is checked like the argument of its name.
         own: Any = type(self)
         kind = _kind_of(own, name)
@@ -69,6 +71,12 @@ class RoutingParameters(nn.Module):
         for name in _built(routing):
             if hasattr(type(self), name) or name in vars(self):
                 raise ValueError(f"{type(self).__name__}.build: attribute {name!r} already exists, choose another name")
+        for name, x in vars(routing).items():
+            if isinstance(x, Tensor) and name not in vars(self):
+                raise ValueError(
+                    f"{type(self).__name__}.build: {name} is a plain tensor, which is neither saved nor moved: make it "
+                    "an nn.Parameter or an nn.Buffer"
+                )
         return routing.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:

@@ -10,6 +10,7 @@ last gives NaN; here the coefficients are a softmax.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ class VBRouting(Routing):
         return votes.capsules(poses, _normalized(scores, self.score_norm, is_last)), after
 
 
-def _normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
+def _normalized(x: Tensor, norm: Any, counts: bool) -> Tensor:
     """Return the batch norm of `(batch, parents, ...)`; `counts` says whether running values change in training."""
     types = norm.num_features  # 1 where parents share their weights
     values = x.reshape(x.shape[0] * x.shape[1] // types, types, x.shape[2:].numel()).to(norm.running_mean)
@@ -92,4 +93,11 @@ def _normalized(x: Tensor, norm: nn.BatchNorm1d, counts: bool) -> Tensor:
         raise ValueError("batch normalization needs more than one sample in training: use a larger batch, or eval()")
     if norm.training and not counts:
         return nn.functional.batch_norm(values, None, None, training=True, eps=norm.eps).view_as(x)
-    return norm(values).view_as(x)
+    if norm.training:
+        return norm(values).view_as(x)
+    # Running values start at 0 and 1, which the first hundred batches would not outweigh: true variances are small.
+    # Without the share that is left of this start, they are means of the batches alone.
+    left = (1 - norm.momentum) ** norm.num_batches_tracked.to(values.dtype)
+    left = torch.where(left < 1, left, 0)  # no batch yet
+    mean, variance = norm.running_mean / (1 - left), (norm.running_var - left).clamp_min(0) / (1 - left)
+    return nn.functional.batch_norm(values, mean, variance, eps=norm.eps).view_as(x)

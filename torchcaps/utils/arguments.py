@@ -112,7 +112,8 @@ def checked(function: F) -> F:
                 if name in by_name:
                     check(by_name[name], value, known)
                 elif not takes_others:
-                    owner = function.__qualname__.removesuffix(".__init__")
+                    is_class = function.__name__ == "__init__"
+                    owner = type(args[0]).__name__ if is_class and args else function.__qualname__
                     raise TypeError(
                         f"{owner} has no argument {name!r}{nearest(name, [x for x in by_name if x != 'self'])}"
                     )
