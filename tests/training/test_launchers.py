@@ -174,6 +174,7 @@ SRUN = """#!{python}
 import os, subprocess, sys
 given = sys.argv[1:]
 assert given.pop(0) == "--kill-on-bad-exit=1"
+assert given.pop(0) == "--cpus-per-task=1"
 tasks = int(os.environ["SLURM_NTASKS"])
 started = []
 for task in range(tasks):
@@ -227,8 +228,8 @@ def test_the_file_for_slurm_is_a_script_with_known_options():
     assert options["signal"].startswith("USR1@")
     (line,) = re.findall(r"^srun .*$", text.replace("\\\n", ""), re.MULTILINE)
     words = shlex.split(line.replace("$SLURM_NNODES", "2").replace("$SLURM_NTASKS_PER_NODE", "4"))
-    assert words[2:5] == ["torchcaps", "train", "$@"]
-    assert_known(["train", "quickstart", *words[5:]])
+    assert words[3:6] == ["torchcaps", "train", "$@"]
+    assert_known(["train", "quickstart", *words[6:]])
 
 
 @pytest.mark.slow

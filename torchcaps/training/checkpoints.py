@@ -161,17 +161,20 @@ class LastCheckpoints(Checkpoint):
             state.update(dirpath=callback.dirpath, best_model_path=new, kth_best_model_path=new, last_model_path="")
             state.update(best_k_models={new: scores[best]}, best_model_score=scores[best], kth_value=scores[best])
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        epochs: Any = trainer.fit_loop.epoch_progress.current
-        if epochs.processed == epochs.ready:
-            trainer.fit_loop.epoch_loop.restarting = False  # a new epoch begins
-        self._time, self._step = time.monotonic(), trainer.global_step
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not when the training starts: one that has ended does not.
         if trainer.ckpt_path is not None and trainer.is_global_zero:
             for best, new in self._best.items():
                 Path(new).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(best, new)
             for number, path in enumerate(metrics_of(folder_of(Path(trainer.ckpt_path)))):
                 shutil.copy(path, self.folder.parent / f"metrics.{number:03}.csv")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        if epochs.processed == epochs.ready:
+            trainer.fit_loop.epoch_loop.restarting = False  # a new epoch begins
+        self._time, self._step = time.monotonic(), trainer.global_step
         self.signals.install()  # Lightning has replaced the handlers by its own
         self.signals.waits = True
 
