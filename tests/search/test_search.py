@@ -334,7 +334,7 @@ def test_the_head_is_extended_shown_and_ignored_by_training(capfd):
         ({"search": 3}, "mine.yaml: the following arguments are required: search.metric, search.values"),
         ({"metrics": "x"}, "'metrics'"),
         ({"folder": "elsewhere"}, "'folder'"),
-        ({"mode": "best"}, "mine.yaml: search.mode: expected Literal['max', 'min'], got best"),
+        ({"mode": "best"}, "mine.yaml: search.mode: expected Literal['max', 'min'] or None, got best"),
         ({"trials": 0}, "mine.yaml: search.trials: 0 does not conform to restriction v>0"),
         ({"prune": "maybe"}, "mine.yaml: search.prune: expected bool, got maybe"),
         ({"values": {}}, "mine.yaml: search.values is empty"),

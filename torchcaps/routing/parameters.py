@@ -30,7 +30,7 @@ class RoutingParameters(nn.Module):
         self.given_values: dict[str, Tensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_parameters" not in vars(self):
+        if "_parameters" not in vars(self) and name != "__dict__":  # DataParallel sets this one
             raise AttributeError(f"{type(self).__name__}.__init__ must call super().__init__() before it sets {name!r}")
         # An option that is changed later is checked like the argument of its name.
         own: Any = type(self)
