@@ -128,7 +128,7 @@ class LastCheckpoints(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Let an epoch go on after the same samples if the batches of all processes together have another size now, and
-        take over the best checkpoints."""
+        take over the best checkpoint of each callback."""
         self._take_over_best(trainer, checkpoint)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
         then = checkpoint.get(type(data).__qualname__, {}).get("batch_size")
