@@ -207,7 +207,8 @@ def expected_of(name: str, layer: CapsuleLinear, poses: Tensor, scores: Tensor |
 def loss_of(results: Iterable[Tensor]) -> Tensor:
     """Return a loss in which every entry has a weight of its own."""
     return sum(
-        (torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x) * (x + x.square())).sum() for x in results
+        (torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype, device=x.device).view_as(x) * (x + x.square())).sum()
+        for x in results
     )
 
 

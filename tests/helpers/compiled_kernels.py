@@ -28,8 +28,8 @@ POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6"
 QUICK = ["4x4", "8 -> 16", "1 -> 1", "3x2 -> 3x5"]
 WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children",
         "moments none", "moments dot", "moments gaussian"]  # fmt: skip
-# For four types of children: the number of groups that share weights, whether there are gates, whether windows.
-LAYOUTS = {"each": (4, False, False), "groups": (2, True, False), "one": (1, True, False), "windows": (4, True, True)}
+# For four types of children: the number of groups that share weights, and whether there are gates.
+LAYOUTS = {"each": (4, False), "groups": (2, True), "one": (1, True), "gated": (4, True)}
 PARENTS = [10, 32, 1, 65]
 
 
@@ -78,28 +78,26 @@ def cases(which: str, capability: int) -> Iterator[Case]:
 def reduce(case: Case) -> None:
     """Compute a reduction and its gradients, with the biases, offsets and betas that it takes, of tensors without
     numbers."""
-    (rows, d, h), (groups, gated, on_grid) = POSES[case.pose], LAYOUTS[case.layout]
-    kernel, grid = ((2, 2), (5, 5)) if on_grid else ((1, 1), (1, 1))
-    images, types, parents = 1 if case.parents == 1 else 3, 4, case.parents
-    samples = images * (16 if on_grid else 1)
+    (rows, d, h), (groups, gated) = POSES[case.pose], LAYOUTS[case.layout]
+    samples, types, parents = 1 if case.parents == 1 else 3, 4, case.parents
     kind, _, over = case.way.partition(" ")
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=case.dtype, device="meta")
 
-    weight = new(groups, *kernel, d, h, parents).movedim(-1, 3)
-    bias = None if case.layout == "one" else new(groups, *kernel, 1 if groups == 2 else parents, rows, h)
-    gates = new(samples, types, *kernel) if gated else None
-    children = Children(new(images, types, *grid, rows, d), weight, bias, gates)
+    weight = new(groups, 1, 1, d, h, parents).movedim(-1, 3)
+    bias = None if case.layout == "one" else new(groups, 1, 1, 1 if groups == 2 else parents, rows, h)
+    gates = new(samples, types, 1, 1) if gated else None
+    children = Children(new(samples, types, 1, 1, rows, d), weight, bias, gates)
     into = Gradients(*(None if x is None else torch.zeros_like(x) for x in children))
-    state, score, offset = new(samples, parents, rows * h), new(samples, parents), new(groups, *kernel, parents)
+    state, score, offset = new(samples, parents, rows * h), new(samples, parents), new(groups, 1, 1, parents)
     if kind == "moments":
         of_agreement = {
             "none": (None, None, None, None),
             "dot": (state, None, None, offset),
             "gaussian": (state, state, score, None),
         }
-        betas = None if case.layout == "each" else new(groups, *kernel, 1 if groups == 2 else parents)
+        betas = None if case.layout == "each" else new(groups, 1, 1, 1 if groups == 2 else parents)
         arguments = children, ParentTensors(*of_agreement[over], betas), Options(eps=0.1)
         results = moments(*arguments)
         moments_backward((score, state, state, score), results[:3], *arguments, into)

@@ -15,6 +15,7 @@ from torchcaps.bench.networks import NETWORKS, Network
 from torchcaps.bench.resources import (
     Rates,
     free_bytes,
+    graphed,
     in_fresh_process,
     peak_allocated,
     peak_resident,
@@ -39,6 +40,7 @@ class Request:
         smoke: whether to take small sizes.
         device: "cpu" or "cuda".
         dtype: precision, the name of a torch.dtype.
+        graphs: whether to time replays of CUDA graphs.
     """
 
     layer: str
@@ -48,6 +50,7 @@ class Request:
     smoke: bool = False
     device: str = "cpu"
     dtype: str = "float32"
+    graphs: bool = False
 
     def build(self) -> Case:
         """Build module and inputs, with the same numbers at each call."""
@@ -157,6 +160,8 @@ def measure(
             if request.device == "cuda":  # PyTorch counts the memory of a pass in this process
                 for row in of_way:
                     row.bytes = peak_allocated(prepared[row.pass_], request.device)
+            if request.graphs:
+                prepared = {name: graphed(run) for name, run in prepared.items()}
         except Exception as error:  # whatever it is, the other ways are measured
             for row in of_way:
                 row.bytes, row.note = None, _reason(error)

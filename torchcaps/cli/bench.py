@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: %(default)s"
     )
+    parser.add_argument(
+        "--graphs",
+        action="store_true",
+        help="time replays of CUDA graphs: the device without the host, which takes longer in most layers",
+    )
     parser.add_argument("--smoke", action="store_true", help="measure tiny layers and networks, as a check")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for bench.json, which has all numbers")
 
@@ -72,11 +77,13 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     rows = []
     counts = sorted(set(options.iterations))
     for layer, factor, iterations in itertools.product(layers, sorted(set(options.children)), counts):
-        request = Request(layer, factor, options.batch, iterations, options.smoke, device, options.dtype)
+        request = Request(
+            layer, factor, options.batch, iterations, options.smoke, device, options.dtype, options.graphs
+        )
         rows += measure(request, ways, options.rounds, rates, _progress)
     print_table(TABLE, table_rows(rows, device == "cuda"))
     if options.out:
-        head = {**environment(device, options.dtype, rates), "smoke": options.smoke}
+        head = {**environment(device, options.dtype, rates), "smoke": options.smoke, "graphs": options.graphs}
         print(f"numbers: {write_json(options.out / 'bench.json', head, rows)}")
 
 
@@ -94,6 +101,8 @@ def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda needs a CUDA device, and PyTorch finds none: use --device cpu")
+    if device == "cpu" and options.graphs:
+        raise BadInput("--graphs needs a CUDA device, and this is --device cpu: leave it out")
     missing = {name: reason for name, reason in backends().items() if reason is not None}
     if device == "cpu":
         missing["triton"] = "it runs on CUDA devices only, and this is --device cpu"

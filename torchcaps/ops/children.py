@@ -12,7 +12,8 @@ Softmax = Literal["parents", "children"]
 
 Tensors = tuple[Tensor, ...]
 
-BLOCK = 2**19  # entries of the votes that are computed at a time: a few tensors of this size fit the cache
+BLOCK = 2**19  # entries of the votes that are computed at a time: a few tensors of this size fit a CPU's cache
+ON_DEVICE = 32  # times as many elsewhere, where it is the number of operators that takes time
 
 
 class Children(NamedTuple):

@@ -186,8 +186,13 @@ class ComputedVotes(Votes):
         if self.window == (1, 1) or rows.dim() != 2 or not len(rows) or self.children % len(rows):
             return rows[:, None, None]  # the operators refuse what does not fit
         if rows.shape[0] == 1:
-            return rows[:, None, None].expand(-1, *self.window, -1)
-        return per_child(rows, self.children).unflatten(0, (-1, *self.window))  # a group may be part of a window
+            return self.as_taken(rows[:, None, None].expand(-1, *self.window, -1))
+        # A group may be part of a window.
+        return self.as_taken(per_child(rows, self.children).unflatten(0, (-1, *self.window)))
+
+    def as_taken(self, rows: Tensor) -> Tensor:
+        """Return `(groups, *window, ...)` as the operators of the backend take it."""
+        return rows
 
     def all_stored(self) -> StoredVotes:
         """Return all votes as stored votes, which later calls use again."""
@@ -320,9 +325,20 @@ class LinearVotes(ComputedVotes):
         bias = None if self.bias is None else at_least_float32(self.bias)
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
-        elif self.backend == "triton":  # its kernels read weights with the parents innermost
+        elif self.backend == "triton":
+            if self.grid:
+                poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
+                weight, bias = self.as_taken(weight), None if bias is None else self.as_taken(bias)
+                gates = None if gates is None else gates.flatten(1)[:, :, None, None]
+            # The kernels read weights with the parents innermost.
             poses, weight = poses.contiguous(), weight.movedim(3, -1).contiguous().movedim(-1, 3)
         return Children(poses, weight, bias, gates)
+
+    def as_taken(self, rows: Tensor) -> Tensor:
+        if self.backend != "triton" or self.window == (1, 1):
+            return rows
+        # The kernels know no windows: each child of a window has rows of its own.
+        return rows.repeat_interleave(self.poses.shape[1] // len(rows), dim=0).flatten(0, 2)[:, None, None]
 
     def stored(self, children: slice) -> StoredVotes:
         weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)

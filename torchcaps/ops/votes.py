@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
-from torchcaps.ops.children import BLOCK, Softmax
+from torchcaps.ops.children import BLOCK, ON_DEVICE, Softmax
 from torchcaps.ops.numerics import at_least_float32
 from torchcaps.utils.checks import check_choice
 
@@ -142,7 +142,8 @@ class Votes(ABC):
 
     def few_children(self) -> Iterator[slice]:
         """Yield slices of the children, whose votes are few enough to be stored."""
-        step = max(1, BLOCK // max(1, self.batch * self.parents * math.prod(self.pose)))
+        entries = BLOCK if self.device.type == "cpu" else ON_DEVICE * BLOCK
+        step = max(1, entries // max(1, self.batch * self.parents * math.prod(self.pose)))
         return (slice(first, first + step) for first in range(0, self.children, step))
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor | None]]:

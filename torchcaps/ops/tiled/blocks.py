@@ -5,17 +5,18 @@ memory grows with poses, weights and parents, and not with children x parents.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchcaps.ops.children import BLOCK, Children, Options, count_samples, grid_of
+from torchcaps.ops.children import BLOCK, ON_DEVICE, Children, Options, count_samples, grid_of
 from torchcaps.ops.grid import Pair
 from torchcaps.ops.numerics import at_least_float32
 
-SAMPLES = 64  # most samples in a block
+SAMPLES = 64  # most samples in a block on a CPU
 
 
 @dataclass(frozen=True)
@@ -90,23 +91,31 @@ class Block:
         return types // (self.total_types // x.shape[0])
 
 
+def limits(device: torch.device) -> Pair:
+    """Return the most entries of votes, and the most samples, of a block."""
+    return (BLOCK, SAMPLES) if device.type == "cpu" else (ON_DEVICE * BLOCK, sys.maxsize)
+
+
 def vote_blocks(children: Children, options: Options) -> Iterator[Block]:
-    """Yield blocks with at most BLOCK entries of votes, or one child and one sample if these have more."""
+    """Yield blocks of so many entries of votes, or of one child and one sample if these have more."""
     rows, h = children.poses.shape[4], children.weight.shape[5]
-    pairs = max(1, BLOCK // (children.parents * rows * h))
-    return blocks(children, options, pairs, min(pairs, SAMPLES))
+    entries, most = limits(children.poses.device)
+    pairs = max(1, entries // (children.parents * rows * h))
+    return blocks(children, options, pairs, min(pairs, most))
 
 
 def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
-    """Yield blocks with about BLOCK entries of poses and of weights, for work that computes no votes."""
+    """Yield blocks of about as many entries of poses and of weights, for work that computes no votes."""
     poses, weight = children.poses, children.weight
     parents, d, h = weight.shape[3:]
+    entries, most = limits(poses.device)
+    per_pose = poses.shape[4] * d
     if options.poses_are_votes:  # no weights, and the logits may have more entries than the poses
-        pairs = max(1, BLOCK // max(parents, poses.shape[4] * d))
+        pairs = max(1, entries // max(parents, per_pose))
         return blocks(children, options, pairs, max(1, pairs // poses.shape[1]))
-    samples = max(1, min(count_samples(children, options), 8 * SAMPLES))
+    samples = max(1, min(count_samples(children, options), 8 * most, entries // per_pose))
     per_group = poses.shape[1] // weight.shape[0]
-    count = min(BLOCK // (samples * poses.shape[4] * d), per_group * (BLOCK // (parents * d * h)))
+    count = min(entries // (samples * per_pose), per_group * (entries // (parents * d * h)))
     return blocks(children, options, samples * max(1, count), samples)
 
 

@@ -9,8 +9,7 @@ from torch.linalg import vector_norm
 
 from torchcaps.ops.children import Children, Gradients, Options, count_samples
 from torchcaps.ops.numerics import at_least_float32, nonzero
-from torchcaps.ops.tiled import blocks as sizes
-from torchcaps.ops.tiled.blocks import Block, blocks, pose_blocks, vote_blocks
+from torchcaps.ops.tiled.blocks import Block, blocks, limits, pose_blocks, vote_blocks
 
 LANES = 16  # shortest innermost dimension that is fast
 
@@ -328,6 +327,7 @@ def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[
             yield DotTile(block, layout, children, options.unit)
         return
     # The largest tensor is now the logits, or the result of `_pull`.
-    pairs = max(1, sizes.BLOCK // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
-    for block in blocks(children, options, pairs, min(pairs, sizes.SAMPLES)):
+    entries, most = limits(poses.device)
+    pairs = max(1, entries // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
+    for block in blocks(children, options, pairs, min(pairs, most)):
         yield PulledTile(block, layout, children)

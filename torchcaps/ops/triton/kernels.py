@@ -46,7 +46,7 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
     from the mean, updated child by child (Welford, 1962). That expands no square and sums no large numbers: votes that
     agree keep their digits.
     """
-    tile = make_tile(tl.program_id(0) * layer.block_n, sizes, layer)
+    tile = make_tile(tl.program_id(0) * layer.block_n, 0, sizes, layer)
     n, r, h, j, present, real, inside = tile
     known = load_parents(parents, tile, layer)
     center = load_features(parents.center, tile, layer)
@@ -70,7 +70,7 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
             mass = mass * before + share
             peak = top
         else:
-            share = gate * softmax_over_parents(logit, tile, layer)
+            share = gate * softmax_over_parents(logit, tile, layer)[0]
             if squares is None:
                 total += share * v
             else:
@@ -81,7 +81,7 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
                 total += part * change
                 square += part * before * change * change
                 if children.betas is not None:
-                    beta = load_row(children.betas, c, sizes.types_per_beta, layer.betas_parents, tile, layer)
+                    beta = load_row(children.betas, c, sizes.per_beta, layer.betas_parents, tile, layer)
                     benefit += beta * share
 
     score = (tl.cast(tl.program_id(1), tl.int64) * sizes.samples + n) * layer.parents + j
@@ -99,12 +99,12 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
 
 @triton.jit
 def grads(
-    grad_poses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children, parents, sizes,
+    grad_poses, log_masses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children, parents, sizes,
     layer: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of poses and gates for one split of the children, and what these children add to the
-    gradients of query, precision and prior."""
-    tile = make_tile(tl.program_id(0) * layer.block_n, sizes, layer)
+    """Write the gradients of poses and gates for one split of the children, the logarithms of the denominators of a
+    softmax over the parents, and what these children add to the gradients of query, precision and prior."""
+    tile = make_tile(tl.program_id(0) * layer.block_n, 0, sizes, layer)
     n, r, h, j, present, real, inside = tile
     known = load_parents(parents, tile, layer)
     query = load_features(parents.query, tile, layer)
@@ -113,7 +113,9 @@ def grads(
     of_prior = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     first = tl.program_id(1) * per_split
     for c in number_range(first, tl.minimum(first + per_split, sizes.children)):
-        v, _share, grad_gate, grad_logit, grad_vote = differentiate(children, c, parents, known, tile, sizes, layer)
+        v, _share, log_mass, grad_gate, grad_logit, grad_vote = differentiate(
+            children, c, parents, known, None, None, tile, sizes, layer
+        )
         if grad_precision is not None:
             of_query += grad_logit * (v - query)
             of_precision += grad_logit * ((v - query) * (v - query))
@@ -125,6 +127,8 @@ def grads(
                 of_query += grad_logit * v
         if grad_gates is not None:
             tl.store(grad_gates + n * sizes.children + c, grad_gate, mask=present)
+        if log_masses is not None:
+            tl.store(log_masses + n * sizes.children + c, log_mass, mask=present)
         if grad_poses is not None:
             here = grad_poses + pose_offset(c, tile, sizes, layer)
             depth: tl.constexpr = layer.depth
@@ -145,25 +149,26 @@ def grads(
 
 @triton.jit
 def row_grads(
-    grad_weight, grad_bias, grad_offset, grad_betas, types_per_row, per_split, children, parents, sizes,
-    layer: tl.constexpr,
+    grad_weight, grad_bias, grad_offset, grad_betas, log_masses, grad_gates, per_row, per_split, children, parents,
+    sizes, layer: tl.constexpr,
 ):  # fmt: skip
     """Write what one split of the samples and of the children that share a row adds to the gradients of this row of
-    weight, bias, offset and betas."""
-    row = tl.program_id(0)
+    weight, bias, offset and betas, for some of the parents. `grads` has written `log_masses` and `grad_gates`."""
+    row, first_parent = tl.program_id(0), tl.program_id(2) * layer.block_j
     weights = zeros(layer.block_n, layer.block_d, layer.block_h, layer.block_j, layer.dtype)
     biases = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     offsets = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     betas = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     first = tl.cast(tl.program_id(1), tl.int64) * per_split
-    items = tl.cast(tl.cdiv(sizes.samples, layer.block_n), tl.int64) * types_per_row  # blocks of samples of a child
+    items = tl.cast(tl.cdiv(sizes.samples, layer.block_n), tl.int64) * per_row  # blocks of samples of a child
     for item in number_range(first, tl.minimum(first + per_split, items)):
-        tile = make_tile(item // types_per_row * layer.block_n, sizes, layer)
+        tile = make_tile(item // per_row * layer.block_n, first_parent, sizes, layer)
         n, _r, _h, _j, present, _real, _inside = tile
         known = load_parents(parents, tile, layer)
-        kind = row // layer.places * types_per_row + item % types_per_row
-        c = kind * layer.places + row % layer.places
-        _v, share, _grad_gate, grad_logit, grad_vote = differentiate(children, c, parents, known, tile, sizes, layer)
+        c = row * per_row + item % per_row
+        _v, share, _log_mass, _grad_gate, grad_logit, grad_vote = differentiate(
+            children, c, parents, known, log_masses, grad_gates, tile, sizes, layer
+        )
         if grad_weight is not None:
             d = tl.arange(0, layer.block_d)[None, :, None, None, None]
             r = tl.arange(0, layer.block_r)[None, None, :, None, None]
@@ -180,7 +185,7 @@ def row_grads(
 
     part = tl.cast(tl.program_id(1), tl.int64) * tl.num_programs(0) + row + tl.zeros([1, 1, 1, 1], tl.int64)
     d = tl.arange(0, layer.block_d)[None, :, None, None]
-    _n, r, h, j, _present, real, _inside = make_tile(0, sizes, layer)
+    _n, r, h, j, _present, real, _inside = make_tile(0, first_parent, sizes, layer)
     if grad_weight is not None:
         at = (part * layer.depth + d) * layer.width + h
         store_row(grad_weight, at, weights, layer.parents, (d < layer.depth) & (h < layer.width), j, real)

@@ -1,8 +1,9 @@
 """A reduction over votes as the kernels take it: their arguments, the division of the work, and their launches.
 
 All tensors that kernels read or write are contiguous, in one layout each: those of the children are
-`(samples, children, ...)`, with the poses of windows copied out of the map; rows that children share are
-`(groups * places, ..., parents)`, with the parents last; those of the parents are `(samples, parents, ...)`.
+`(samples, children, ...)`; rows that children share are `(groups, ..., parents)`, with the parents last; those of the
+parents are `(samples, parents, ...)`. The kernels know no windows: `LinearVotes` copies those of a map once for all
+iterations.
 """
 
 import contextlib
@@ -12,25 +13,26 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.backend import INTERPRETED
-from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, count_samples
-from torchcaps.ops.grid import put_back, windows
+from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
 from torchcaps.ops.numerics import at_least_float32
 
 PROGRAMS = 16 if INTERPRETED else 1024  # about so many programs share the work
 MOST_PARTS = 2**22  # most numbers that the splits of a sum write before they are joined
-# Numbers of a tile, and of the numbers that a warp computes. These rules have not been measured on a device.
+# Numbers of a tile of votes, and of those that a warp computes. These rules have not been tuned on a device.
 TILE, PER_WARP = (1 if INTERPRETED else 512), 256
+# The same for the gradients of weights, which have a number for each of a tile's votes and each column of a pose.
+ROW_TILE, ROW_PER_WARP = (16 if INTERPRETED else 4096), 1024
 
 
 class Tensors(NamedTuple):
     """The tensors of the children, and the rows that groups of them share."""
 
     poses: Tensor  # (samples, children, rows, depth)
-    weight: Tensor  # (groups * places, depth, width, parents)
-    bias: Tensor | None  # (groups * places, rows, width, parents or 1)
+    weight: Tensor  # (groups, depth, width, parents)
+    bias: Tensor | None  # (groups, rows, width, parents or 1)
     gates: Tensor | None  # (samples, children)
-    offset: Tensor | None  # (groups * places, parents), added to the logits
-    betas: Tensor | None  # (groups * places, parents or 1)
+    offset: Tensor | None  # (groups, parents), added to the logits
+    betas: Tensor | None  # (groups, parents or 1)
 
 
 class Parents(NamedTuple):
@@ -56,10 +58,10 @@ class Sizes(NamedTuple):
 
     samples: int
     children: int
-    types_per_weight: int
-    types_per_bias: int
-    types_per_offset: int
-    types_per_beta: int
+    per_weight: int  # consecutive children that share a row
+    per_bias: int
+    per_offset: int
+    per_beta: int
 
 
 class Layer(NamedTuple):
@@ -67,17 +69,16 @@ class Layer(NamedTuple):
 
     Fields:
         rows, depth, width: a pose is `(rows, depth)`, a vote `(rows, width)`.
-        places: number of places in a window.
         bias_parents, betas_parents: number of parents, or 1 if they share a row.
         dtype: precision of all numbers.
         block_n, block_r, block_h, block_j, block_d: samples, rows, width, parents and depth of a tile, powers of 2.
+        warps: warps of a program.
     """
 
     parents: int
     rows: int
     depth: int
     width: int
-    places: int
     bias_parents: int
     betas_parents: int
     over_children: bool
@@ -89,6 +90,7 @@ class Layer(NamedTuple):
     block_h: int
     block_j: int
     block_d: int
+    warps: int
 
 
 class Problem:
@@ -103,14 +105,11 @@ class Problem:
         import triton.language as tl  # it may not be installed
 
         poses, weight, bias, gates = children
-        self.types, self.rows, depth = poses.shape[1], *poses.shape[4:]
-        _, *kernel, self.parents, _, self.width = weight.shape
-        self.features, self.places = self.rows * self.width, kernel[0] * kernel[1]
-        self.samples, self.over_children = count_samples(children, options), options.softmax == "children"
-        self.windows = children.window, options.stride, options.dilation
-        on_grid = poses.shape[2:4] != (1, 1)
+        self.samples, self.children, _, _, self.rows, depth = poses.shape
+        self.parents, self.width, self.features = weight.shape[3], weight.shape[5], self.rows * weight.shape[5]
+        self.over_children = options.softmax == "children"
         self.tensors = Tensors(
-            at_least_float32(windows(poses, *self.windows) if on_grid else poses.flatten(1, 3)).contiguous(),
+            at_least_float32(poses).flatten(1, 3).contiguous(),
             _as_rows(weight),
             None if bias is None else _as_rows(bias),
             None if gates is None else at_least_float32(gates).flatten(1).contiguous(),
@@ -118,19 +117,18 @@ class Problem:
             None if betas is None else _as_rows(betas),
         )
         self.row_tensors = weight, bias, offset, betas
-        self.types_per_row = tuple(1 if x is None else self.types // x.shape[0] for x in self.row_tensors)
-        self.sizes = Sizes(self.samples, self.types * self.places, *self.types_per_row)
+        self.per_row = tuple(1 if x is None else self.children // x.shape[0] for x in self.row_tensors)
+        self.sizes = Sizes(self.samples, self.children, *self.per_row)
         self.dtype, self.device = self.tensors.poses.dtype, poses.device
         block_r, block_h, block_j = (_power_of_2(x) for x in (self.rows, self.width, self.parents))
         tile = block_r * block_h * block_j
         block_n = 2 if INTERPRETED else max(1, min(_power_of_2(self.samples), TILE // tile))
-        self.warps = max(1, min(8, block_n * tile // PER_WARP))
         self.layer = Layer(
-            self.parents, self.rows, depth, self.width, self.places,
+            self.parents, self.rows, depth, self.width,
             self.parents if bias is None else bias.shape[3], self.parents if betas is None else betas.shape[3],
             self.over_children, options.unit, options.leaky,
             tl.float64 if self.dtype == torch.float64 else tl.float32,
-            block_n, block_r, block_h, block_j, _power_of_2(depth),
+            block_n, block_r, block_h, block_j, _power_of_2(depth), max(1, min(8, block_n * tile // PER_WARP)),
         )  # fmt: skip
 
     def new(self, *shape: int) -> Tensor:
@@ -142,14 +140,17 @@ class Problem:
     def vectors(self, *splits: int) -> Tensor:
         return self.new(*splits, self.samples, self.parents, self.features)
 
-    def launch(self, kernel: str, grid: tuple[int, int], parents: Parents, *arguments: Any) -> None:
+    def launch(
+        self, kernel: str, grid: tuple[int, ...], parents: Parents, *arguments: Any, layer: Layer | None = None
+    ) -> None:
         """Start a kernel with the arguments that it alone has."""
         from torchcaps.ops.triton import kernels
 
+        layer = layer or self.layer
         read = Parents(*(None if x is None else at_least_float32(x).contiguous() for x in parents))
-        options = {} if INTERPRETED else {"num_warps": self.warps}
+        options = {} if INTERPRETED else {"num_warps": layer.warps}
         with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            getattr(kernels, kernel)[grid](*arguments, self.tensors, read, self.sizes, self.layer, **options)
+            getattr(kernels, kernel)[grid](*arguments, self.tensors, read, self.sizes, layer, **options)
 
     def split(self, items: int, programs: int, part: int) -> tuple[int, int]:
         """Return into how many splits to divide items, each of which writes `part` numbers, and the items in each."""
@@ -161,7 +162,7 @@ class Problem:
         """Return totals, masses, squares, benefits and peaks of each split of the children; see `kernels.sums`. Those
         that the reduction does not need are None."""
         blocks, moments = -(-self.samples // self.layer.block_n), parents.center is not None
-        splits, per_split = self.split(self.sizes.children, blocks, self.samples * self.parents * self.features)
+        splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
         results = (
             self.vectors(splits),
             self.scores(splits) if moments or self.over_children else None,
@@ -175,24 +176,29 @@ class Problem:
     def backward(self, parents: Parents, into: Gradients) -> ParentTensors:
         """Add the gradients of the children; return those of query, precision, prior, offset and betas."""
         blocks, gaussian = -(-self.samples // self.layer.block_n), parents.precision is not None
-        splits, per_split = self.split(self.sizes.children, blocks, self.samples * self.parents * self.features)
+        splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
         grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
-        grad_gates = None if into.gates is None else self.new(self.samples, self.sizes.children)
+        # A softmax over the parents needs all of them, of which the gradients of rows have only some.
+        known = not self.over_children
+        log_masses = self.new(self.samples, self.children) if known else None
+        grad_gates = self.new(self.samples, self.children) if known or into.gates is not None else None
         parts = (
             None if parents.query is None else self.vectors(splits),
             self.vectors(splits) if gaussian else None,
             self.scores(splits) if gaussian else None,
         )
-        self.launch("grads", (blocks, splits), parents, grad_poses, grad_gates, *parts, per_split)
+        self.launch("grads", (blocks, splits), parents, grad_poses, log_masses, grad_gates, *parts, per_split)
         if into.poses is not None and grad_poses is not None:
-            into.poses.add_(put_back(grad_poses, into.poses.shape, *self.windows))
+            into.poses.add_(grad_poses.view(into.poses.shape))
         if into.gates is not None and grad_gates is not None:
             into.gates.add_(grad_gates.view(into.gates.shape))
-        grad_offset, grad_betas = self._row_grads(parents, into)
-        of_agreement = (None if x is None else x.sum(0) for x in parts)
+        grad_offset, grad_betas = self._row_grads(parents, into, log_masses, grad_gates)
+        of_agreement = (None if x is None else joined(x) for x in parts)
         return ParentTensors(*of_agreement)._replace(offset=grad_offset, betas=grad_betas)
 
-    def _row_grads(self, parents: Parents, into: Gradients) -> tuple[Tensor | None, Tensor | None]:
+    def _row_grads(
+        self, parents: Parents, into: Gradients, log_masses: Tensor | None, grad_gates: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Add the gradients of weight and bias; return those of offset and betas. Those whose rows the same children
         share are computed by one launch."""
         wanted = (
@@ -202,17 +208,19 @@ class Problem:
             self.tensors.betas,
         )
         totals: list[Tensor | None] = [None] * 4
-        blocks = -(-self.samples // self.layer.block_n)
-        for types in {count for count, x in zip(self.types_per_row, wanted, strict=True) if x is not None}:
-            rows = self.types // types * self.places
-            chosen = [x if count == types else None for count, x in zip(self.types_per_row, wanted, strict=True)]
+        for per_row in {count for count, x in zip(self.per_row, wanted, strict=True) if x is not None}:
+            rows = self.children // per_row
+            chosen = [x if count == per_row else None for count, x in zip(self.per_row, wanted, strict=True)]
             part = sum(x.numel() for x in chosen if x is not None)
-            splits, per_split = self.split(types * blocks, rows, part)
+            layer = self._row_layer(any(x is not None and x.shape[-1] == 1 for x in chosen))
+            blocks, programs = -(-self.samples // layer.block_n), -(-self.parents // layer.block_j)
+            splits, per_split = self.split(per_row * blocks, rows * programs, part)
             parts = [None if x is None else self.new(splits, *x.shape) for x in chosen]
-            self.launch("row_grads", (rows, splits), parents, *parts, types, per_split)
+            arguments = *parts, log_masses, grad_gates, per_row, per_split
+            self.launch("row_grads", (rows, splits, programs), parents, *arguments, layer=layer)
             for i, x in enumerate(parts):
                 if x is not None:
-                    totals[i] = x.sum(0)
+                    totals[i] = joined(x)
         grad_weight, grad_bias, grad_offset, grad_betas = (
             None if x is None or like is None else x.unflatten(0, like.shape[:3]).movedim(-1, 3)
             for x, like in zip(totals, self.row_tensors, strict=True)
@@ -222,9 +230,24 @@ class Problem:
                 x.add_(grad)
         return grad_offset, grad_betas
 
+    def _row_layer(self, all_parents: bool) -> Layer:
+        """Return the layer with the tiles of `row_grads`, which have only some of the parents unless these share a
+        row."""
+        layer = self.layer
+        per_parent = layer.block_r * layer.block_h * layer.block_d
+        block_j = layer.block_j if all_parents else max(1, min(layer.block_j, ROW_TILE // per_parent))
+        tile = per_parent * block_j
+        block_n = max(1, min(layer.block_n, ROW_TILE // tile))
+        return layer._replace(block_n=block_n, block_j=block_j, warps=max(1, min(8, block_n * tile // ROW_PER_WARP)))
+
+
+def joined(parts: Tensor) -> Tensor:
+    """Return the sum of the parts of a sum."""
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Return `(groups, *window, parents, ...)` as `(groups * places, ..., parents)`."""
+    """Return `(groups, 1, 1, parents, ...)` as `(groups, ..., parents)`."""
     return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
 
 

@@ -30,13 +30,13 @@ def zeros(n: tl.constexpr, r: tl.constexpr, h: tl.constexpr, j: tl.constexpr, dt
 
 
 @triton.jit
-def make_tile(first_sample, sizes, layer: tl.constexpr):
+def make_tile(first_sample, first_parent, sizes, layer: tl.constexpr):
     """Return the samples, rows, columns and parents of a tile, and masks: of samples, of parents, and of all of them
     that exist."""
     n = (first_sample + tl.arange(0, layer.block_n)).to(tl.int64)[:, None, None, None]
     r = tl.arange(0, layer.block_r)[None, :, None, None]
     h = tl.arange(0, layer.block_h)[None, None, :, None]
-    j = tl.arange(0, layer.block_j)[None, None, None, :]
+    j = first_parent + tl.arange(0, layer.block_j)[None, None, None, :]
     present, real = n < sizes.samples, j < layer.parents
     return n, r, h, j, present, real, present & real & (r < layer.rows) & (h < layer.width)
 
@@ -81,18 +81,16 @@ def load_parents(parents, tile, layer: tl.constexpr):
 
 
 @triton.jit
-def row_of(c, types_per_row, layer: tl.constexpr):
-    """Return the row that child c has in a tensor `(groups * places, ...)`. Children are in the order of types and
-    places; those of a group of types share rows."""
-    row = c // (types_per_row * layer.places) * layer.places + c % layer.places
-    return tl.cast(row, tl.int64)
+def row_of(c, per_row):
+    """Return the row that child c has in a tensor `(groups, ...)`."""
+    return tl.cast(c // per_row, tl.int64)
 
 
 @triton.jit
-def load_row(x, c, types_per_row, row_parents: tl.constexpr, tile, layer: tl.constexpr):
-    """Load child c's row of `(groups * places, parents or 1)`."""
+def load_row(x, c, per_row, row_parents: tl.constexpr, tile, layer: tl.constexpr):
+    """Load child c's row of `(groups, parents or 1)`."""
     _n, _r, _h, j, _present, real, _inside = tile
-    return tl.load(x + row_of(c, types_per_row, layer) * row_parents + j % row_parents, mask=real, other=0.0)
+    return tl.load(x + row_of(c, per_row) * row_parents + j % row_parents, mask=real, other=0.0)
 
 
 @triton.jit
@@ -110,7 +108,7 @@ def load_gate(children, c, tile, sizes, layer: tl.constexpr):
 def load_weight(children, c, d, tile, sizes, layer: tl.constexpr):
     """Load row d of the weights of child c."""
     _n, _r, h, j, _present, real, _inside = tile
-    matrix = row_of(c, sizes.types_per_weight, layer) * (layer.depth * layer.width * layer.parents)
+    matrix = row_of(c, sizes.per_weight) * (layer.depth * layer.width * layer.parents)
     here = children.weight + matrix + (d * layer.width + h) * layer.parents + j
     return tl.load(here, mask=real & (h < layer.width), other=0.0)
 
@@ -153,7 +151,7 @@ def make_votes(children, c, tile, sizes, layer: tl.constexpr):
         p = tl.load(pose + d, mask=present & (r < layer.rows), other=0.0)
         v += p * load_weight(children, c, d, tile, sizes, layer)
     if children.bias is not None:
-        at = (row_of(c, sizes.types_per_bias, layer) * layer.rows + r) * layer.width + h
+        at = (row_of(c, sizes.per_bias) * layer.rows + r) * layer.width + h
         here = children.bias + at * layer.bias_parents + j % layer.bias_parents
         v += tl.load(tl.broadcast_to(here, v.shape), mask=inside, other=0.0)
     return v
@@ -172,13 +170,13 @@ def make_logits(v, children, c, parents, known, tile, sizes, layer: tl.constexpr
     else:
         logit = prior - 0.5 * sum_features(precision * ((v - query) * (v - query)))
     if children.offset is not None:
-        logit += load_row(children.offset, c, sizes.types_per_offset, layer.parents, tile, layer)
+        logit += load_row(children.offset, c, sizes.per_offset, layer.parents, tile, layer)
     return logit
 
 
 @triton.jit
 def softmax_over_parents(logit, tile, layer: tl.constexpr):
-    """Return coefficients."""
+    """Return coefficients, and the logarithms of their denominators."""
     _n, _r, _h, _j, _present, real, _inside = tile
     logit = tl.where(real, logit, float("-inf"))
     peak = tl.max(logit, 3, keep_dims=True)
@@ -188,21 +186,25 @@ def softmax_over_parents(logit, tile, layer: tl.constexpr):
     mass = tl.sum(part, 3, keep_dims=True)
     if layer.leaky:
         mass += tl.exp(-peak)
-    return part / mass
+    return part / mass, peak + tl.log(mass)
 
 
 # ---------------------------------------------------------------- gradients
 
 
 @triton.jit
-def differentiate(children, c, parents, known, tile, sizes, layer: tl.constexpr):
+def differentiate(children, c, parents, known, log_masses, grad_gates, tile, sizes, layer: tl.constexpr):
     """Compute what follows from the gradients of the sums for child c. A share is gate times coefficient.
 
-    Return the votes, shares, and the gradients of gate, logits and votes. `Parents` explains the gradient of a share;
-    the gradient of a logit is that of the share minus the mean under the softmax, times the share.
+    Return the votes, shares, the logarithm of the denominator of a softmax over the parents, and the gradients of gate,
+    logits and votes. `Parents` explains the gradient of a share; the gradient of a logit is that of the share minus the
+    mean under the softmax, which is the gradient of the gate, times the share.
+
+    Both need all parents. A tile that has only some of them reads them from `log_masses` and `grad_gates`, each
+    `(samples, children)`; otherwise these are None.
     """
-    query, precision, _prior, center, slope, curve, base, grad_benefit, log_masses = known
-    _n, _r, _h, _j, _present, real, _inside = tile
+    query, precision, _prior, center, slope, curve, base, grad_benefit, log_masses_of_parents = known
+    n, _r, _h, _j, present, real, _inside = tile
     v = make_votes(children, c, tile, sizes, layer)
     logit = make_logits(v, children, c, parents, known, tile, sizes, layer)
     gate = load_gate(children, c, tile, sizes, layer)
@@ -215,16 +217,22 @@ def differentiate(children, c, parents, known, tile, sizes, layer: tl.constexpr)
     if parents.base is not None:
         grad_share += base
     if parents.grad_benefit is not None:
-        beta = load_row(children.betas, c, sizes.types_per_beta, layer.betas_parents, tile, layer)
+        beta = load_row(children.betas, c, sizes.per_beta, layer.betas_parents, tile, layer)
         grad_share += beta * grad_benefit
 
     if layer.over_children:  # the base has subtracted the mean; where a gate is 0 there is no gradient
-        coefficient = tl.exp(tl.where(real & (gate != 0), logit - log_masses, float("-inf")))
+        coefficient = tl.exp(tl.where(real & (gate != 0), logit - log_masses_of_parents, float("-inf")))
         grad_gate = tl.sum(coefficient * grad_share, 3, keep_dims=True)
-        grad_logit = gate * coefficient * grad_share
+        grad_logit, log_mass = gate * coefficient * grad_share, gate
+    elif log_masses is None:
+        coefficient, log_mass = softmax_over_parents(logit, tile, layer)
+        grad_gate = tl.sum(coefficient * grad_share, 3, keep_dims=True)
+        grad_logit = gate * coefficient * (grad_share - grad_gate)
     else:
-        coefficient = softmax_over_parents(logit, tile, layer)
-        grad_gate = tl.sum(coefficient * grad_share, 3, keep_dims=True)
+        here = n * sizes.children + c
+        log_mass = tl.load(log_masses + here, mask=present, other=float("inf"))
+        coefficient = tl.exp(tl.where(real, logit - log_mass, float("-inf")))
+        grad_gate = tl.load(grad_gates + here, mask=present, other=0.0)
         grad_logit = gate * coefficient * (grad_share - grad_gate)
     share = gate * coefficient
 
@@ -240,7 +248,7 @@ def differentiate(children, c, parents, known, tile, sizes, layer: tl.constexpr)
             grad_vote += grad_logit * ((query - v / norm * sum_features(v / norm * query)) / norm)
         else:
             grad_vote += grad_logit * query
-    return v, share, grad_gate, grad_logit, grad_vote
+    return v, share, log_mass, grad_gate, grad_logit, grad_vote
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors
 from torchcaps.ops.numerics import at_least_float32, nonzero
-from torchcaps.ops.triton.problem import Parents, Problem
+from torchcaps.ops.triton.problem import Parents, Problem, joined
 
 
 def weighted_sum(children: Children, parents: ParentTensors, options: Options) -> tuple[Tensor, Tensor]:
@@ -13,7 +13,7 @@ def weighted_sum(children: Children, parents: ParentTensors, options: Options) -
     p = Problem(children, options, parents.offset)
     totals, masses, _, _, peaks = p.sums(Parents(query=parents.query))
     if masses is None or peaks is None:
-        return totals.sum(0), p.new(0)
+        return joined(totals), p.new(0)
     peak = peaks.amax(0)
     finite = peak.masked_fill(peak == -torch.inf, 0)
     scale = (peaks - finite).exp()
