@@ -2,11 +2,12 @@
 
     python benchmarks/first_device.py --out build/first_device
 
-Run it in a clone, with pytest and the package's extra "train" installed. It runs the tests that start kernels, all of
-them on the device, and then `torchcaps bench`, which compares values and gradients with the reference in float64 and
-measures time and memory. Each step has a log in the folder; bench.json there names the device, the versions and the
-commit. If all steps passed, the last line says what to add to the package, so that "auto" takes the kernels on devices
-of this compute capability. `--steps kernels` runs a step alone.
+Run it in a clone, with pytest and the package's extra "train" installed. It runs the tests that start kernels, on the
+device, and then `torchcaps bench`, which compares values and gradients with the reference in float64 and measures time
+and memory. Each step has a log in the folder; bench.json there names the device, the versions and the commit. If all
+steps passed, the last line says what to add to the package, so that "auto" takes the kernels on devices of this compute
+capability. `--steps kernels` runs a step alone. All combinations of the kernels' options are in `pytest
+tests/ops/test_kernels.py -m slow`, which spends minutes in the compiler.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def all_steps(out: Path) -> dict[str, list[str]]:
     tests += ["-n", "8"] if importlib.util.find_spec("xdist") else []  # most time goes to the compiler
     bench = [sys.executable, "-m", "torchcaps", "bench", "--device", "cuda", "--way", "tiled", "triton"]
     return {
-        "kernels": [*tests, "tests/ops/test_kernels.py", "-m", ""],  # the slow ones, too
+        "kernels": [*tests, "tests/ops/test_kernels.py"],
         "layers": [*tests, "tests/ops/test_layers.py", "-m", "", "-k", "triton"],
         "operators": [*tests, "tests/ops/test_operators.py", "-k", "triton"],
         "bench": [*bench, "--layer", *LAYERS, "--out", str(out)],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from torchcaps.explain.axes import COLORS, in_style, write
 from torchcaps.training.report import curves_of
@@ -24,6 +25,14 @@ FIGURES: dict[str, tuple[str, dict[str, str]]] = {
             "routing, Glorot's first weights": "zhao2019-table1-fashion-mnist-routing-glorot-seed0",
             "average pooling, PyTorch's first weights": "zhao2019-table1-fashion-mnist-average-seed0",
             "routing, PyTorch's first weights": "zhao2019-table1-fashion-mnist-routing-seed0",
+        },
+    ),
+    "zhao2019-table1-cifar10": (
+        "CIFAR-10, Table 1 of Zhao & Huang",
+        {
+            "max pooling": "zhao2019-table1-cifar10-max-seed0",
+            "average pooling": "zhao2019-table1-cifar10-average-seed0",
+            "routing": "zhao2019-table1-cifar10-routing-seed0",
         },
     ),
 }
@@ -48,8 +57,9 @@ def draw(figure_name: str, title: str, runs: dict[str, str]) -> None:
             if column in errors:
                 axis.plot(errors.index, errors[column], style, color=color, label=f"{label}, {column}")
     axis.set(xlabel="epoch", ylabel="error (%)", yscale="log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
     axis.legend()
     axis.set_title(title, fontsize=11)
     write(figure, DOCS / "figures" / f"curves-{figure_name}.png")

@@ -198,8 +198,7 @@ class ImageData(LabeledData):
         return torch.cat([crops, self._mirrored(crops)], 1)
 
     def _cropped(self, images: Tensor) -> Tensor:
-        """Pad images by `shift`, and crop each one at a random place. One operator does it for all of them: on a GPU,
-        one for each image would take longer than a step of a small network."""
+        """Pad images by `shift`, and crop each one at a random place. One operator does it for all of them."""
         height, width = self.shape[1:]
         images = pad(images, (self.shift,) * 4, mode=self.padding)
         left, top = (

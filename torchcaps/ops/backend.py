@@ -25,7 +25,7 @@ NATIVE_MISSING = native.why_not()
 OLDEST = (8, 0)  # lowest compute capability that the Triton kernels are compiled for
 # Compute capabilities, such as (9, 0), for which a device has passed the whole of benchmarks/first_device.py. On a CUDA
 # device of another capability "auto" is "tiled".
-CHECKED: frozenset[tuple[int, int]] = frozenset()
+CHECKED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 # Most numbers of a vote, most of a child's votes for all parents, and most weights from a child to one parent. The
 # kernels hold them in registers: larger ones would run out of registers and take minutes to compile.
 MOST_FEATURES, MOST_VOTES, MOST_WEIGHTS = 64, 2**13, 512
@@ -48,10 +48,10 @@ def use_backend(backend: Backend) -> Iterator[None]:
     - "reference" stores the votes and uses ordinary PyTorch operators; it defines what the others must compute.
     - "tiled" computes the votes block by block, again in the backward pass, and stores none. It runs on any device.
     - "native" does the same in C++ on the CPU, if it was built; see :func:`torchcaps.ops.backends`.
-    - "triton" does the same in kernels for CUDA devices. They have not run on a device yet.
+    - "triton" does the same in kernels for CUDA devices.
     - "auto" is "native" on the CPU if it was built, "triton" on a CUDA device for whose compute capability the kernels
-      have passed their check on a device, which is none yet, and "tiled" everywhere else. On a CUDA device a warning
-      says why it is "tiled". `use_backend("triton")` asks for the kernels all the same.
+      have passed their check on a device (9.0, of an H100 or H200), and "tiled" everywhere else. On a CUDA device a
+      warning says why it is "tiled". `use_backend("triton")` asks for the kernels all the same.
 
     A layer whose own `backend` is not "auto" keeps it. Where contexts of several threads overlap, the one that was
     entered last counts.

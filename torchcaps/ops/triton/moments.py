@@ -14,7 +14,7 @@ def moments(children: Children, parents: ParentTensors, options: Options) -> tup
     The splits of the children are joined by the parallel formula of Chan, Golub and LeVeque (1979), with deviations
     from the votes of the first child. So no digits are lost when the votes agree far from zero.
     """
-    p = Problem(children, options, parents.offset, parents.betas)
+    p = Problem(children, options, parents.offset, parents.betas, moments=True)
     center = torch.einsum("nrd,dhj->njrh", p.tensors.poses[:, 0], p.tensors.weight[0])
     if p.tensors.bias is not None:
         center = center + p.tensors.bias[0].movedim(-1, 0)
@@ -44,4 +44,4 @@ def moments_backward(
     slope = scale * (grad_mean - 2 * options.eps * mean * curve)
     base = grad_mass - (curve * variance).sum(-1)
     known = Parents(*parents[:3], mean, slope, curve, base, None if parents.betas is None else grads[3])
-    return Problem(children, options, parents.offset, parents.betas).backward(known, into)
+    return Problem(children, options, parents.offset, parents.betas, moments=True).backward(known, into)

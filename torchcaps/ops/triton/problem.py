@@ -16,9 +16,11 @@ from torchcaps.ops.backend import INTERPRETED
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
 from torchcaps.ops.numerics import at_least_float32
 
-PROGRAMS = 16 if INTERPRETED else 1024  # about so many programs share the work
+# About so many programs share the work; those of moments an eighth as many, because joining the parts of moments takes
+# several passes over them. Measured on an H200 (docs/performance.md), other than the rules for tiles below.
+PROGRAMS = 16 if INTERPRETED else 8192
 MOST_PARTS = 2**22  # most numbers that the splits of a sum write before they are joined
-# Numbers of a tile of votes, and of those that a warp computes. These rules have not been tuned on a device.
+# Numbers of a tile of votes, and of those that a warp computes.
 TILE, PER_WARP = (1 if INTERPRETED else 512), 256
 # The same for the gradients of weights, which have a number for each of a tile's votes and each column of a pose.
 ROW_TILE, ROW_PER_WARP = (16 if INTERPRETED else 4096), 1024
@@ -99,11 +101,20 @@ class Problem:
     Args:
         offset: offset of the logits, `(groups, *window, parents)`, or None.
         betas: betas of the benefit, `(groups, *window, parents or 1)`, or None.
+        moments: whether moments are computed, and not a weighted sum.
     """
 
-    def __init__(self, children: Children, options: Options, offset: Tensor | None = None, betas: Tensor | None = None):
+    def __init__(
+        self,
+        children: Children,
+        options: Options,
+        offset: Tensor | None,
+        betas: Tensor | None = None,
+        moments: bool = False,
+    ):
         import triton.language as tl  # it may not be installed
 
+        self.programs = PROGRAMS // 8 if moments else PROGRAMS
         poses, weight, bias, gates = children
         self.samples, self.children, _, _, self.rows, depth = poses.shape
         self.parents, self.width, self.features = weight.shape[3], weight.shape[5], self.rows * weight.shape[5]
@@ -154,7 +165,7 @@ class Problem:
 
     def split(self, items: int, programs: int, part: int) -> tuple[int, int]:
         """Return into how many splits to divide items, each of which writes `part` numbers, and the items in each."""
-        most = max(1, min(items, PROGRAMS // max(1, programs), MOST_PARTS // max(1, part)))
+        most = max(1, min(items, self.programs // max(1, programs), MOST_PARTS // max(1, part)))
         per_split = max(1, -(-items // most))
         return max(1, -(-items // per_split)), per_split
 
