@@ -305,6 +305,7 @@ def test_command_line_end_to_end(tmp_path, capfd, monkeypatch):
     [
         (["--layer", "hinsen"], "layer 'hinsen'.* heinsen"),
         (["--way", "triton", "--device", "cpu"], "--way triton .*--device cpu"),
+        (["--graphs", "--device", "cpu"], "--graphs needs a CUDA device.*leave it out"),
         (["--children", "1", "0"], r"--children: .* 0\b"),
         (["--layer", "tsai-resnet", "--children", "2"], "--children .*tsai-resnet"),
     ],

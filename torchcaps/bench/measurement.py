@@ -134,7 +134,7 @@ def measure(
     progress(f"{title}: the reference in float64")
     checked, truth, eager = _truth(request, case)
     rows: list[Row] = []
-    runs: dict[str, dict[str, Callable[[], dict[str, Tensor]]]] = {name: {} for name in PASSES}
+    runs: dict[str, dict[str, Callable[[], object]]] = {name: {} for name in PASSES}
     for way in ways:
         of_way = [
             Row(request.layer, request.factor, children, iterations, case.batch, way, name, bound)
@@ -160,13 +160,12 @@ def measure(
             if request.device == "cuda":  # PyTorch counts the memory of a pass in this process
                 for row in of_way:
                     row.bytes = peak_allocated(prepared[row.pass_], request.device)
-            if request.graphs:
-                prepared = {name: graphed(run) for name, run in prepared.items()}
+            timed = {name: graphed(run) if request.graphs else run for name, run in prepared.items()}
         except Exception as error:  # whatever it is, the other ways are measured
             for row in of_way:
                 row.bytes, row.note = None, _reason(error)
             continue
-        for name, run in prepared.items():
+        for name, run in timed.items():
             runs[name][way] = run
     for name in PASSES:
         progress(f"{title}: {name}: time")

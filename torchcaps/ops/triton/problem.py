@@ -108,7 +108,7 @@ class Problem:
         self,
         children: Children,
         options: Options,
-        offset: Tensor | None,
+        offset: Tensor | None = None,
         betas: Tensor | None = None,
         moments: bool = False,
     ):
