@@ -8,7 +8,7 @@ from problems import ROWS, SOFTMAX, Geometry, Problem, assert_same, compare, res
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps.ops import Dot, Gaussian, LinearVotes, UnitDot
+from torchcaps.ops import Dot, Gaussian, LinearVotes, UnitDot, computed, windows
 from torchcaps.ops.children import Options
 from torchcaps.ops.triton import problem
 
@@ -170,14 +170,17 @@ def test_tensors_in_any_order_in_memory():
     assert_same(expected, found, p.leaves)
 
 
+@pytest.mark.parametrize("common", [0, 1e4])
 @pytest.mark.parametrize("agreement", ["dot", "gaussian"])
-def test_precision(agreement):
-    """The error is at most twice that of PyTorch in float32, plus some roundings."""
+def test_precision(agreement, common):
+    """The error is at most twice that of PyTorch in float32, plus some roundings, also of logits with a large number in
+    common."""
     results = []
     for dtype, kind in ((torch.float64, "reference"), (torch.float32, "reference"), (torch.float32, "triton")):
         torch.manual_seed(0)
         p = Problem(Geometry((4, 3, 1, 1, 1, 3), (3, 1, 1, 3, 3, 2), 3), "each", gates=True, device=DEVICE)
         about, betas = p.agreement(agreement, "each"), p.draw_rows("each")
+        (about.offset if agreement == "dot" else about.prior).data += common
         leaves = [x.detach().to(dtype).requires_grad_() for x in p.leaves]
         same = dict(zip(map(id, p.leaves), leaves, strict=True))
         p.poses, p.weight, p.bias, p.gates = (same[id(x)] for x in (p.poses, p.weight, p.bias, p.gates))
@@ -201,6 +204,18 @@ def test_variance_of_votes_that_agree_far_from_the_origin(agreement):
     votes = (poses.double() / 1024 + 1000).flatten()
     assert_close(variance.double().squeeze(), votes.var(correction=0), rtol=1e-6, atol=0)
     assert_close(mean.double().squeeze(), votes.mean(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_windows_are_unfolded_once_for_all_iterations(with_gradients, monkeypatch):
+    unfolded = []
+    monkeypatch.setattr(computed, "windows", lambda *arguments: unfolded.append(1) or windows(*arguments))
+    p = Problem(GEOMETRIES["windows"], device=DEVICE)
+    votes, agreement = p.votes("triton"), p.dot()
+    with torch.set_grad_enabled(with_gradients):
+        for _ in range(2):
+            votes.weighted_sum(agreement)
+    assert unfolded == [1]
 
 
 @pytest.mark.parametrize(("items", "programs", "part"), [(2048, 1, 2**20), (7, 3, 10), (1, 5000, 1), (0, 0, 0)])

@@ -16,6 +16,7 @@ from problems import (
     SIZES,
     SOFTMAX,
     UNSTORED,
+    Geometry,
     PoseProblem,
     Problem,
     assert_same,
@@ -56,6 +57,13 @@ def cases(count, **parameters):
 def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> Problem:
     set_sizes(monkeypatch, case["sizes"])
     return Problem(case["geometry"], case["bias"], case["gates"])
+
+
+@pytest.mark.parametrize("way", ["parents", "children", "moments"])
+def test_types_that_share_weights_in_windows(way):
+    """Children of a group of types do not follow one another: between them are those at other places."""
+    p = Problem(Geometry((2, 4, 3, 3, 2, 1), (2, 2, 1, 3, 1, 2), 1), "each", gates=True)
+    compare(p, BACKENDS, p.agreement("dot", "each"), way)
 
 
 class TestReductions:

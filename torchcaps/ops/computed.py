@@ -32,11 +32,12 @@ class Cache:
     Attributes:
         stored: the stored votes of the reference backend, keyed by `is_grad_enabled()`: votes made under `no_grad`
             must not be reused with gradients.
-        handed_on: the children to give to the next reduction, see :func:`torchcaps.ops.operators.apply_operator`.
+        handed_on: the children to give to the next reduction, see :func:`torchcaps.ops.operators.apply_operator`, with
+            the same keys.
     """
 
     stored: dict[bool, StoredVotes] = field(default_factory=dict)
-    handed_on: Children | None = None
+    handed_on: dict[bool, Children] = field(default_factory=dict)
 
 
 class ComputedVotes(Votes):
@@ -166,10 +167,11 @@ class ComputedVotes(Votes):
         for what, x in zip(self.operators[name].reduction.parents._fields, parents, strict=True):
             if x is not None:  # with one on "meta" PyTorch would not call the operator, which checks all else
                 check_device(what, x, "votes", self.device)
-        children = self.cache.handed_on or self._children()
+        with_gradient, handed_on = torch.is_grad_enabled(), self.cache.handed_on
+        children = handed_on.get(with_gradient) or self._children()
         results, children = apply_operator(self.operators[name], children, parents, options)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.cache.handed_on = children
+        if not torch.compiler.is_compiling():
+            handed_on[with_gradient] = children
         return results
 
     def _tensors_of(self, agreement: Dot | UnitDot | Gaussian | None) -> ParentTensors:
@@ -335,13 +337,19 @@ class LinearVotes(ComputedVotes):
         return Children(poses, weight, bias, gates)
 
     def as_taken(self, rows: Tensor) -> Tensor:
-        if self.backend != "triton" or self.window == (1, 1):
-            return rows
-        # The kernels know no windows: each child of a window has rows of its own.
-        return rows.repeat_interleave(self.poses.shape[1] // len(rows), dim=0).flatten(0, 2)[:, None, None]
+        # Triton's kernels know no windows.
+        return self._of_children(rows)[:, None, None] if self.backend == "triton" else rows
+
+    def _of_children(self, rows: Tensor) -> Tensor:
+        """Return rows `(groups, *window, ...)` as those of groups of children, `(groups, ...)`. In a window of several
+        places each child has its own: those of a group of types do not follow one another."""
+        types = self.poses.shape[1]
+        if self.window != (1, 1) and len(rows) < types:
+            rows = rows.repeat_interleave(types // len(rows), dim=0)
+        return rows.flatten(0, 2)
 
     def stored(self, children: slice) -> StoredVotes:
-        weight, bias = self.weight.flatten(0, 2), None if self.bias is None else self.bias.flatten(0, 2)
+        weight, bias = self._of_children(self.weight), None if self.bias is None else self._of_children(self.bias)
         poses, places = self.poses, math.prod(self.window)
         if children != slice(None):  # only their types have to be cut into windows
             first, last, _ = children.indices(self.children)

@@ -122,11 +122,14 @@ class Classifier(LightningModule):
         if not isinstance(self.feedback, FeedbackAgreement | None):
             raise TypeError(f"feedback must return a FeedbackAgreement, got {shown_with_type(self.feedback)}")
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
-            MulticlassAccuracy(classes, top_k=top_k, average="micro", validate_args=False)  # `_step` checks labels
+            MulticlassAccuracy(classes, top_k=top_k, average="micro")
             if labels_per_image == 1
             else MultilabelExactMatch(classes)
             for _ in range(3)
         )
+        if labels_per_image == 1:  # `check_labels` checks them, without reading them on a GPU at each step
+            for metric in (self.train_accuracy, self.val_accuracy, self.test_accuracy):
+                metric.validate_args = False
 
     def configure_callbacks(self) -> list[Callback]:
         return [BeginsAlive()]

@@ -113,7 +113,9 @@ def pose_blocks(children: Children, options: Options) -> Iterator[Block]:
     if options.poses_are_votes:  # no weights, and the logits may have more entries than the poses
         pairs = max(1, entries // max(parents, per_pose))
         return blocks(children, options, pairs, max(1, pairs // poses.shape[1]))
-    samples = max(1, min(count_samples(children, options), 8 * most, entries // per_pose))
+    samples = max(
+        1, min(count_samples(children, options), 8 * most if poses.device.type == "cpu" else entries // per_pose)
+    )
     per_group = poses.shape[1] // weight.shape[0]
     count = min(entries // (samples * per_pose), per_group * (entries // (parents * d * h)))
     return blocks(children, options, samples * max(1, count), samples)

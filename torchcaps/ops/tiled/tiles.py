@@ -326,8 +326,10 @@ def dot_tiles(layout: Layout, children: Children, options: Options) -> Iterator[
         for block in vote_blocks(children, options):
             yield DotTile(block, layout, children, options.unit)
         return
-    # The largest tensor is now the logits, or the result of `_pull`.
-    entries, most = limits(poses.device)
-    pairs = max(1, entries // (children.parents * max(1, -(-poses.shape[4] * poses.shape[5] // per_group))))
+    # The largest tensor is now the logits, or the result of `_pull`, which has a pose for each sample and parent.
+    (entries, most), pose = limits(poses.device), poses.shape[4] * poses.shape[5]
+    pairs = max(1, entries // (children.parents * max(1, -(-pose // per_group))))
+    if poses.device.type != "cpu":
+        most = max(1, entries // (children.parents * pose))
     for block in blocks(children, options, pairs, min(pairs, most)):
         yield PulledTile(block, layout, children)

@@ -99,11 +99,11 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
 
 @triton.jit
 def grads(
-    grad_poses, log_masses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children, parents, sizes,
+    grad_poses, peaks, masses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children, parents, sizes,
     layer: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of poses and gates for one split of the children, the logarithms of the denominators of a
-    softmax over the parents, and what these children add to the gradients of query, precision and prior."""
+    """Write the gradients of poses and gates for one split of the children, peak and mass of a softmax over the
+    parents, and what these children add to the gradients of query, precision and prior."""
     tile = make_tile(tl.program_id(0) * layer.block_n, 0, sizes, layer)
     n, r, h, j, present, real, inside = tile
     known = load_parents(parents, tile, layer)
@@ -113,8 +113,8 @@ def grads(
     of_prior = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     first = tl.program_id(1) * per_split
     for c in number_range(first, tl.minimum(first + per_split, sizes.children)):
-        v, _share, log_mass, grad_gate, grad_logit, grad_vote = differentiate(
-            children, c, parents, known, None, None, tile, sizes, layer
+        v, _share, peak, mass, grad_gate, grad_logit, grad_vote = differentiate(
+            children, c, parents, known, None, None, None, tile, sizes, layer
         )
         if grad_precision is not None:
             of_query += grad_logit * (v - query)
@@ -127,8 +127,9 @@ def grads(
                 of_query += grad_logit * v
         if grad_gates is not None:
             tl.store(grad_gates + n * sizes.children + c, grad_gate, mask=present)
-        if log_masses is not None:
-            tl.store(log_masses + n * sizes.children + c, log_mass, mask=present)
+        if peaks is not None:
+            tl.store(peaks + n * sizes.children + c, peak, mask=present)
+            tl.store(masses + n * sizes.children + c, mass, mask=present)
         if grad_poses is not None:
             here = grad_poses + pose_offset(c, tile, sizes, layer)
             depth: tl.constexpr = layer.depth
@@ -149,11 +150,11 @@ def grads(
 
 @triton.jit
 def row_grads(
-    grad_weight, grad_bias, grad_offset, grad_betas, log_masses, grad_gates, per_row, per_split, children, parents,
+    grad_weight, grad_bias, grad_offset, grad_betas, peaks, masses, grad_gates, per_row, per_split, children, parents,
     sizes, layer: tl.constexpr,
 ):  # fmt: skip
     """Write what one split of the samples and of the children that share a row adds to the gradients of this row of
-    weight, bias, offset and betas, for some of the parents. `grads` has written `log_masses` and `grad_gates`."""
+    weight, bias, offset and betas, for some of the parents. `grads` has written peaks, masses and `grad_gates`."""
     row, first_parent = tl.program_id(0), tl.program_id(2) * layer.block_j
     weights = zeros(layer.block_n, layer.block_d, layer.block_h, layer.block_j, layer.dtype)
     biases = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
@@ -166,8 +167,8 @@ def row_grads(
         n, _r, _h, _j, present, _real, _inside = tile
         known = load_parents(parents, tile, layer)
         c = row * per_row + item % per_row
-        _v, share, _log_mass, _grad_gate, grad_logit, grad_vote = differentiate(
-            children, c, parents, known, log_masses, grad_gates, tile, sizes, layer
+        _v, share, _peak, _mass, _grad_gate, grad_logit, grad_vote = differentiate(
+            children, c, parents, known, peaks, masses, grad_gates, tile, sizes, layer
         )
         if grad_weight is not None:
             d = tl.arange(0, layer.block_d)[None, :, None, None, None]

@@ -17,7 +17,7 @@ from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
 from torchcaps.ops.numerics import at_least_float32
 
 # About so many programs share the work; those of moments an eighth as many, because joining the parts of moments takes
-# several passes over them. Measured on an H200 (docs/performance.md), other than the rules for tiles below.
+# several passes over them. Measured on an H200 (docs/performance.md); the rules for tiles below were not.
 PROGRAMS = 16 if INTERPRETED else 8192
 MOST_PARTS = 2**22  # most numbers that the splits of a sum write before they are joined
 # Numbers of a tile of votes, and of those that a warp computes.
@@ -114,8 +114,12 @@ class Problem:
     ):
         import triton.language as tl  # it may not be installed
 
-        self.programs = PROGRAMS // 8 if moments else PROGRAMS
         poses, weight, bias, gates = children
+        if poses.shape[2:4] != (1, 1) or children.window != (1, 1):
+            raise ValueError(
+                f"the kernels take no maps and no windows, got poses {tuple(poses.shape)}: use LinearVotes"
+            )
+        self.programs = PROGRAMS // 8 if moments and not INTERPRETED else PROGRAMS
         self.samples, self.children, _, _, self.rows, depth = poses.shape
         self.parents, self.width, self.features = weight.shape[3], weight.shape[5], self.rows * weight.shape[5]
         self.over_children = options.softmax == "children"
@@ -190,28 +194,35 @@ class Problem:
         splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
         grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
         # A softmax over the parents needs all of them, of which the gradients of rows have only some.
-        known = not self.over_children
-        log_masses = self.new(self.samples, self.children) if known else None
+        rows = into.weight, into.bias, self.tensors.offset, self.tensors.betas
+        known = not self.over_children and any(x is not None for x in rows)
+        peaks, masses = (self.new(self.samples, self.children) if known else None for _ in range(2))
         grad_gates = self.new(self.samples, self.children) if known or into.gates is not None else None
         parts = (
             None if parents.query is None else self.vectors(splits),
             self.vectors(splits) if gaussian else None,
             self.scores(splits) if gaussian else None,
         )
-        self.launch("grads", (blocks, splits), parents, grad_poses, log_masses, grad_gates, *parts, per_split)
+        self.launch("grads", (blocks, splits), parents, grad_poses, peaks, masses, grad_gates, *parts, per_split)
         if into.poses is not None and grad_poses is not None:
             into.poses.add_(grad_poses.view(into.poses.shape))
         if into.gates is not None and grad_gates is not None:
             into.gates.add_(grad_gates.view(into.gates.shape))
-        grad_offset, grad_betas = self._row_grads(parents, into, log_masses, grad_gates)
+        grad_offset, grad_betas = self._row_grads(parents, into, peaks, masses, grad_gates)
         of_agreement = (None if x is None else joined(x) for x in parts)
         return ParentTensors(*of_agreement)._replace(offset=grad_offset, betas=grad_betas)
 
     def _row_grads(
-        self, parents: Parents, into: Gradients, log_masses: Tensor | None, grad_gates: Tensor | None
+        self, parents: Parents, into: Gradients, *of_all_parents: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Add the gradients of weight and bias; return those of offset and betas. Those whose rows the same children
-        share are computed by one launch."""
+        share are computed by one launch.
+
+        Args:
+            parents: the tensors of the parents.
+            into: the gradients of the children.
+            of_all_parents: peaks, masses and gradients of the gates, which `grads` has written.
+        """
         wanted = (
             None if into.weight is None else self.tensors.weight,
             None if into.bias is None else self.tensors.bias,
@@ -227,7 +238,7 @@ class Problem:
             blocks, programs = -(-self.samples // layer.block_n), -(-self.parents // layer.block_j)
             splits, per_split = self.split(per_row * blocks, rows * programs, part)
             parts = [None if x is None else self.new(splits, *x.shape) for x in chosen]
-            arguments = *parts, log_masses, grad_gates, per_row, per_split
+            arguments = *parts, *of_all_parents, per_row, per_split
             self.launch("row_grads", (rows, splits, programs), parents, *arguments, layer=layer)
             for i, x in enumerate(parts):
                 if x is not None:

@@ -176,7 +176,7 @@ def make_logits(v, children, c, parents, known, tile, sizes, layer: tl.constexpr
 
 @triton.jit
 def softmax_over_parents(logit, tile, layer: tl.constexpr):
-    """Return coefficients, and the logarithms of their denominators."""
+    """Return coefficients, the largest logits, and the denominators relative to these."""
     _n, _r, _h, _j, _present, real, _inside = tile
     logit = tl.where(real, logit, float("-inf"))
     peak = tl.max(logit, 3, keep_dims=True)
@@ -186,24 +186,24 @@ def softmax_over_parents(logit, tile, layer: tl.constexpr):
     mass = tl.sum(part, 3, keep_dims=True)
     if layer.leaky:
         mass += tl.exp(-peak)
-    return part / mass, peak + tl.log(mass)
+    return part / mass, peak, mass
 
 
 # ---------------------------------------------------------------- gradients
 
 
 @triton.jit
-def differentiate(children, c, parents, known, log_masses, grad_gates, tile, sizes, layer: tl.constexpr):
+def differentiate(children, c, parents, known, peaks, masses, grad_gates, tile, sizes, layer: tl.constexpr):
     """Compute what follows from the gradients of the sums for child c. A share is gate times coefficient.
 
-    Return the votes, shares, the logarithm of the denominator of a softmax over the parents, and the gradients of gate,
-    logits and votes. `Parents` explains the gradient of a share; the gradient of a logit is that of the share minus the
-    mean under the softmax, which is the gradient of the gate, times the share.
+    Return the votes, the shares, the peak and the mass of a softmax over the parents, and the gradients of gate, logits
+    and votes. `Parents` explains the gradient of a share; the gradient of a logit is that of the share minus the mean
+    under the softmax, which is the gradient of the gate, times the share.
 
-    Both need all parents. A tile that has only some of them reads them from `log_masses` and `grad_gates`, each
-    `(samples, children)`; otherwise these are None.
+    Peak, mass and this mean need all parents. A tile that has only some of them reads them from `peaks`, `masses` and
+    `grad_gates`, each `(samples, children)`; otherwise these are None.
     """
-    query, precision, _prior, center, slope, curve, base, grad_benefit, log_masses_of_parents = known
+    query, precision, _prior, center, slope, curve, base, grad_benefit, log_masses = known
     n, _r, _h, _j, present, real, _inside = tile
     v = make_votes(children, c, tile, sizes, layer)
     logit = make_logits(v, children, c, parents, known, tile, sizes, layer)
@@ -221,17 +221,18 @@ def differentiate(children, c, parents, known, log_masses, grad_gates, tile, siz
         grad_share += beta * grad_benefit
 
     if layer.over_children:  # the base has subtracted the mean; where a gate is 0 there is no gradient
-        coefficient = tl.exp(tl.where(real & (gate != 0), logit - log_masses_of_parents, float("-inf")))
+        coefficient = tl.exp(tl.where(real & (gate != 0), logit - log_masses, float("-inf")))
         grad_gate = tl.sum(coefficient * grad_share, 3, keep_dims=True)
-        grad_logit, log_mass = gate * coefficient * grad_share, gate
-    elif log_masses is None:
-        coefficient, log_mass = softmax_over_parents(logit, tile, layer)
+        grad_logit, peak, mass = gate * coefficient * grad_share, gate, gate  # there is no such softmax
+    elif peaks is None:
+        coefficient, peak, mass = softmax_over_parents(logit, tile, layer)
         grad_gate = tl.sum(coefficient * grad_share, 3, keep_dims=True)
         grad_logit = gate * coefficient * (grad_share - grad_gate)
     else:
         here = n * sizes.children + c
-        log_mass = tl.load(log_masses + here, mask=present, other=float("inf"))
-        coefficient = tl.exp(tl.where(real, logit - log_mass, float("-inf")))
+        peak = tl.load(peaks + here, mask=present, other=float("inf"))
+        mass = tl.load(masses + here, mask=present, other=1.0)
+        coefficient = tl.exp(tl.where(real, logit - peak, float("-inf"))) / mass
         grad_gate = tl.load(grad_gates + here, mask=present, other=0.0)
         grad_logit = gate * coefficient * (grad_share - grad_gate)
     share = gate * coefficient
@@ -248,7 +249,7 @@ def differentiate(children, c, parents, known, log_masses, grad_gates, tile, siz
             grad_vote += grad_logit * ((query - v / norm * sum_features(v / norm * query)) / norm)
         else:
             grad_vote += grad_logit * query
-    return v, share, log_mass, grad_gate, grad_logit, grad_vote
+    return v, share, peak, mass, grad_gate, grad_logit, grad_vote
 
 
 @triton.jit
