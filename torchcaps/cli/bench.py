@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graphs",
         action="store_true",
-        help="time replays of CUDA graphs: the device without the host, which takes longer in most layers",
+        help="time replays of CUDA graphs, the device without the host; memory is that of passes from Python",
     )
     parser.add_argument("--smoke", action="store_true", help="measure tiny layers and networks, as a check")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for bench.json, which has all numbers")
