@@ -60,10 +60,11 @@ def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> Problem:
 
 
 @pytest.mark.parametrize("way", ["parents", "children", "moments"])
-def test_types_that_share_weights_in_windows(way):
+@pytest.mark.parametrize("agreement", ["dot", "poses"])
+def test_types_that_share_weights_in_windows(agreement, way):
     """Children of a group of types do not follow one another: between them are those at other places."""
     p = Problem(Geometry((2, 4, 3, 3, 2, 1), (2, 2, 1, 3, 1, 2), 1), "each", gates=True)
-    compare(p, BACKENDS, p.agreement("dot", "each"), way)
+    compare(p, BACKENDS, p.agreement(agreement, "each"), way)
 
 
 class TestReductions:

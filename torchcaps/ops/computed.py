@@ -316,7 +316,9 @@ class LinearVotes(ComputedVotes):
         )
         identity = torch.eye(rows, dtype=self.sum_dtype, device=self.device)
         query = F.pad(identity, (self.weight.shape[-1], 0)).flatten().expand(self.batch, self.parents, -1)
-        return votes, Dot(query, None if offset is None else offset.expand(-1, self.parents))
+        if offset is not None:
+            offset = self._of_children(offset.unflatten(0, self.weight.shape[:3])).expand(-1, self.parents)
+        return votes, Dot(query, offset)
 
     def own_features(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.poses.shape[-2], -1))[..., : self.weight.shape[-1]].flatten(-2)
