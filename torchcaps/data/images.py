@@ -156,10 +156,12 @@ class ImageData(LabeledData):
 
     @checked
     def samples(self, stage: str, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return images of a stage that was set up, prepared as in a validation, `(n, *shape)`, and their labels."""
+        """Return images of a stage that was set up, prepared as in a validation, `(n, *shape)`, and their labels, on
+        the CPU."""
         part: Any = self.part(stage)
         batches = [part.__getitems__(list(indices[start : start + 256])) for start in range(0, len(indices), 256)]
-        return torch.cat([self.center(batch[0]) for batch in batches]), torch.cat([batch[1] for batch in batches])
+        images = torch.cat([self.center(batch[0]).cpu() for batch in batches])  # some sets make theirs on a device
+        return images, torch.cat([batch[1].cpu() for batch in batches])
 
     @checked
     def picture(self, path: Path) -> Tensor:
@@ -202,11 +204,11 @@ class ImageData(LabeledData):
         height, width = self.shape[1:]
         images = pad(images, (self.shift,) * 4, mode=self.padding)
         left, top = (
-            (torch.rand(len(images)) * (whole - part + 1)).long()
+            (torch.rand(len(images), device=images.device) * (whole - part + 1)).long()
             for whole, part in zip((images.shape[-1], images.shape[-2]), (width, height), strict=True)
         )
         places = images.unfold(2, height, 1).unfold(3, width, 1)  # (n, c, top, left, height, width), nothing is copied
-        return places[torch.arange(len(images)), :, top, left].contiguous()
+        return places[torch.arange(len(images), device=images.device), :, top, left].contiguous()
 
     def _mirrored(self, images: Tensor) -> Tensor:
         """Return the mirror images of images (..., c, h, w), left to right."""

@@ -77,8 +77,8 @@ class Subject:
     Args:
         network: network that returns a `Prediction`, class capsules or scores `(batch, classes)`. Activations stand for
             scores where there are none.
-        images: test images in [0, 1], `(n, channels, height, width)`, in random order: some protocols take the first
-            ones only, or fit on the first and test on the last.
+        images: test images in [0, 1], `(n, channels, height, width)`, on the CPU and in random order: some protocols
+            take the first ones only, or fit on the first and test on the last.
         labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`.
         held_out: images and labels that neither the training nor the test has seen, for thresholds; or None.
         loss: loss of the training, a function of the scores (or the activations) and the labels.

@@ -7,6 +7,7 @@ import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import torch
@@ -151,7 +152,8 @@ class ComputedVotes(Votes):
         if self.backend == "reference" or torch.compiler.is_compiling():
             return self.all_stored().coefficients(agreement, softmax, leaky)
         # Only the logits are stored: the votes of a block are computed, used, and computed again for gradients.
-        logits = [checkpoint(self._logits, agreement, some, use_reentrant=False) for some in self.few_children()]
+        again = partial(checkpoint, self._logits, use_reentrant=False, preserve_rng_state=False)  # nothing is random
+        logits = [again(agreement, some) for some in self.few_children()]
         return coefficients_of(torch.cat(logits, dim=1), self.gates, softmax, leaky)
 
     # ------------------------------------------------------------ helpers of the reductions

@@ -53,8 +53,8 @@ def mixup(inputs: Inputs, labels: Tensor, classes: Count, alpha: Positive = 0.2)
             )
     soft = F.one_hot(labels.long(), classes)
     first = several[0]
-    both = torch.tensor(alpha, dtype=torch.float32, device=first.device)  # even for half precision
-    proportion = Beta(both, both).sample((len(labels),))
+    both = torch.full((), alpha, dtype=torch.float32, device=first.device)  # even for half precision
+    proportion = Beta(both, both, validate_args=False).sample((len(labels),))  # a check would wait for a GPU
     other = torch.randperm(len(labels), device=first.device)
 
     def mix(x: Tensor) -> Tensor:
