@@ -61,9 +61,12 @@ def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> Problem:
 
 @pytest.mark.parametrize("way", ["parents", "children", "moments"])
 @pytest.mark.parametrize("agreement", ["dot", "poses"])
-def test_types_that_share_weights_in_windows(agreement, way):
+@pytest.mark.parametrize("unfolds", [False, True])
+def test_types_that_share_weights_in_windows(unfolds, agreement, way, monkeypatch):
     """Children of a group of types do not follow one another: between them are those at other places."""
-    p = Problem(Geometry((2, 4, 3, 3, 2, 1), (2, 2, 1, 3, 1, 2), 1), "each", gates=True)
+    if unfolds:  # as on a GPU
+        monkeypatch.setattr(LinearVotes, "_unfolds", property(lambda votes: votes.backend == "tiled"))
+    p = Problem(Geometry((2, 4, 3, 3, 2, 1), (2, 2, 1, 3, 1, 2), 1, (1, 2)), "each", gates=True)
     compare(p, BACKENDS, p.agreement(agreement, "each"), way)
 
 

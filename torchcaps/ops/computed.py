@@ -329,20 +329,25 @@ class LinearVotes(ComputedVotes):
         # Half precision would be no faster here, and it would round the gradients that iterations sum up.
         poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)
+        if self._unfolds:
+            poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
+            weight, bias = self.as_taken(weight), None if bias is None else self.as_taken(bias)
+            gates = None if gates is None else gates.flatten(1)[:, :, None, None]
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
-        elif self.backend == "triton":
-            if self.grid:
-                poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
-                weight, bias = self.as_taken(weight), None if bias is None else self.as_taken(bias)
-                gates = None if gates is None else gates.flatten(1)[:, :, None, None]
-            # The kernels read weights with the parents innermost.
+        elif self.backend == "triton":  # its kernels read weights with the parents innermost
             poses, weight = poses.contiguous(), weight.movedim(3, -1).contiguous().movedim(-1, 3)
         return Children(poses, weight, bias, gates)
 
+    @property
+    def _unfolds(self) -> bool:
+        """Whether windows are copied out of the map, once for all iterations: Triton's kernels know none, and "tiled"
+        would start its operators for each place in a window, which takes time on a GPU."""
+        on_device = self.backend == "tiled" and self.device.type != "cpu"
+        return self.grid != () and (self.backend == "triton" or on_device)
+
     def as_taken(self, rows: Tensor) -> Tensor:
-        # Triton's kernels know no windows.
-        return self._of_children(rows)[:, None, None] if self.backend == "triton" else rows
+        return self._of_children(rows)[:, None, None] if self._unfolds else rows
 
     def _of_children(self, rows: Tensor) -> Tensor:
         """Return rows `(groups, *window, ...)` as those of groups of children, `(groups, ...)`. In a window of several
