@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[str, dict[str, str]]] = {
         {
             "average pooling, Glorot's first weights": "zhao2019-table1-fashion-mnist-average-glorot-seed0",
             "routing, Glorot's first weights": "zhao2019-table1-fashion-mnist-routing-glorot-seed0",
+            "max pooling, Glorot's first weights": "zhao2019-table1-fashion-mnist-max-glorot-seed0",
             "average pooling, PyTorch's first weights": "zhao2019-table1-fashion-mnist-average-seed0",
             "routing, PyTorch's first weights": "zhao2019-table1-fashion-mnist-routing-seed0",
         },
