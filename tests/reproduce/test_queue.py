@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from torchcaps.cli import main
+from torchcaps.reproduce import results
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.queue import _take, missing
 from torchcaps.reproduce.results import Result, add_results, read_results
@@ -34,6 +35,12 @@ if __name__ == "__main__":
     from torchcaps.cli import run
     run()
 """
+
+
+@pytest.fixture(autouse=True)
+def no_results_yet(monkeypatch, tmp_path):
+    """As if the package had no result of the row."""
+    monkeypatch.setattr(results, "IN_PACKAGE", tmp_path / "none.csv")
 
 
 def start(root: Path, data: Path, *arguments: str) -> subprocess.Popen:
