@@ -7,6 +7,7 @@ iterations.
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -194,8 +195,13 @@ class Problem:
         splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
         grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
         # A softmax over the parents needs all of them, of which the gradients of rows have only some.
-        rows = into.weight, into.bias, self.tensors.offset, self.tensors.betas
-        known = not self.over_children and any(x is not None for x in rows)
+        wanted = (
+            None if into.weight is None else self.tensors.weight,
+            None if into.bias is None else self.tensors.bias,
+            self.tensors.offset,
+            self.tensors.betas,
+        )
+        known = not self.over_children and any(x is not None for x in wanted)
         peaks, masses = (self.new(self.samples, self.children) if known else None for _ in range(2))
         grad_gates = self.new(self.samples, self.children) if known or into.gates is not None else None
         parts = (
@@ -208,12 +214,12 @@ class Problem:
             into.poses.add_(grad_poses.view(into.poses.shape))
         if into.gates is not None and grad_gates is not None:
             into.gates.add_(grad_gates.view(into.gates.shape))
-        grad_offset, grad_betas = self._row_grads(parents, into, peaks, masses, grad_gates)
+        grad_offset, grad_betas = self._row_grads(parents, into, wanted, peaks, masses, grad_gates)
         of_agreement = (None if x is None else joined(x) for x in parts)
         return ParentTensors(*of_agreement)._replace(offset=grad_offset, betas=grad_betas)
 
     def _row_grads(
-        self, parents: Parents, into: Gradients, *of_all_parents: Tensor | None
+        self, parents: Parents, into: Gradients, wanted: Sequence[Tensor | None], *of_all_parents: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Add the gradients of weight and bias; return those of offset and betas. Those whose rows the same children
         share are computed by one launch.
@@ -221,14 +227,9 @@ class Problem:
         Args:
             parents: the tensors of the parents.
             into: the gradients of the children.
+            wanted: weight, bias, offset and betas; None where no gradient is wanted.
             of_all_parents: peaks, masses and gradients of the gates, which `grads` has written.
         """
-        wanted = (
-            None if into.weight is None else self.tensors.weight,
-            None if into.bias is None else self.tensors.bias,
-            self.tensors.offset,
-            self.tensors.betas,
-        )
         totals: list[Tensor | None] = [None] * 4
         for per_row in {count for count, x in zip(self.per_row, wanted, strict=True) if x is not None}:
             rows = self.children // per_row
