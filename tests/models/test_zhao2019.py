@@ -32,6 +32,14 @@ def test_the_first_weights_of_the_cnn_are_those_of_glorot():
         assert not layer.bias.any()
 
 
+def test_the_first_weights_of_the_resnet_are_those_of_he():
+    convolutions = [layer for layer in create_model("pooling_resnet").modules() if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) == 19
+    for layer in convolutions:
+        expected = (2 / layer.weight[0].numel()) ** 0.5
+        assert layer.weight.std().item() == pytest.approx(expected, rel=0.15)
+
+
 def test_published_sharpness():
     pools = {
         name: next(m for m in create_model(name).modules() if isinstance(m, VectorNormRouting))

@@ -186,8 +186,13 @@ def _check_depth(depth: int) -> None:
 
 
 def _resnet(in_channels: int, depth: int) -> nn.Sequential:
-    """Build a ResNet with stages of 16, 32 and 64 channels (He et al. 2016, section 4.2)."""
-    return residual_features(in_channels, (16, 32, 64), ((depth - 2) // 6,) * 3, strides=(1, 2, 2), shortcut="padding")
+    """Build a ResNet with stages of 16, 32 and 64 channels and the first weights of He et al. 2016, section 4.2."""
+    stages = ((depth - 2) // 6,) * 3
+    layers = residual_features(in_channels, (16, 32, 64), stages, strides=(1, 2, 2), shortcut="padding")
+    for layer in layers.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return layers
 
 
 def _pool(pooling: str, features: int, sharpness: float, iterations: int) -> nn.Module:
