@@ -18,6 +18,7 @@ from torchcaps.reproduce import results
 from torchcaps.reproduce.plan import Run, plan
 from torchcaps.reproduce.queue import _take, missing
 from torchcaps.reproduce.results import Result, add_results, read_results
+from torchcaps.reproduce.work import _parts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -97,7 +98,9 @@ def test_a_queue_killed_again_and_again_ends_in_the_same_weights(tmp_path, image
 
 @pytest.mark.slow
 def test_two_queues_share_the_rows(tmp_path, images_of_noise):
-    """Each row is trained, tested and written down by one of them, and only this one speaks of it."""
+    """Each row is trained, tested and written down by one of them, and only this one speaks of it. Nothing is left of
+    runs that had no data."""
+    assert "no data" in start(tmp_path, tmp_path, "--hours", "1").communicate()[0]
     queues = [start(tmp_path, images_of_noise, "--hours", "1") for _ in range(2)]
     outputs = [queue.communicate()[0] for queue in queues]
     assert [queue.returncode for queue in queues] == [0, 0], outputs
@@ -148,11 +151,42 @@ def test_a_run_keeps_the_overrides_of_its_checkpoints(tmp_path):
     checkpoint = run.folder(tmp_path) / "version_0" / "checkpoints" / "last.ckpt"
     checkpoint.parent.mkdir(parents=True)
     (run.folder(tmp_path) / "begun.json").write_text(json.dumps(begun.overrides))
-    assert missing(tmp_path, plan([ROW], NO_HASHES))[0] == replace(run, overrides=tuple(NO_HASHES))
+    longer = ["--trainer.max_epochs=9"]
+    assert missing(tmp_path, plan([ROW], longer))[0] == replace(run, overrides=tuple(longer))
     checkpoint.touch()
-    assert missing(tmp_path, plan([ROW], NO_HASHES))[0] == begun
+    assert missing(tmp_path, plan([ROW], longer))[0] == begun
+    assert missing(tmp_path, plan([ROW], NO_HASHES))[0].overrides == tuple(NO_HASHES)  # it has a folder of its own
     add_results(tmp_path / "results.csv", [replace(DONE, seed=0, overrides="--trainer.max_epochs=7")])
     assert [run.seed for run in missing(tmp_path, plan([ROW]))] == [1, 2]
+
+
+def test_again_trains_rows_whose_results_come_with_the_package(tmp_path, monkeypatch, capfd):
+    packaged = tmp_path / "packaged.csv"
+    add_results(packaged, [replace(DONE, seed=seed) for seed in range(3)])
+    monkeypatch.setattr(results, "IN_PACKAGE", packaged)
+    assert main(["reproduce", ROW, "--runs", str(tmp_path)]) == 0
+    assert "--again trains" in capfd.readouterr().out
+    assert [run.seed for run in missing(tmp_path, plan([ROW]), again=True)] == [0, 1, 2]
+    add_results(tmp_path / "results.csv", [replace(DONE, value=9.0)])
+    assert [run.seed for run in missing(tmp_path, plan([ROW]), again=True)] == [0, 2]
+    assert main(["reproduce", ROW, "--again", "--list", "--runs", str(tmp_path)]) == 0
+    assert re.search(r"9.00 % \(1 seed\) +0 2", capfd.readouterr().out)
+
+
+def test_compiled_runs_have_the_same_keys():
+    plain, compiled = plan([ROW])[0], plan([ROW], compiled=True)[0]
+    assert compiled.keys == plain.keys
+    assert compiled.arguments == [*plain.arguments, "--model.compile=true"]
+
+
+def test_the_parts_of_a_run(tmp_path):
+    """A part ends when it says so, or, if it was killed, with its newest file; copies of the files have other times."""
+    for number, about in enumerate(({"commit": "b", "began": 20.0}, {"commit": "a", "began": 10.0, "ended": 12.0})):
+        folder = tmp_path / f"version_{number}"
+        folder.mkdir()
+        (folder / "part.json").write_text(json.dumps(about))
+    os.utime(tmp_path / "version_0" / "part.json", (25, 25))
+    assert [(part["commit"], part["ended"]) for part in _parts(tmp_path)] == [("a", 12.0), ("b", 25.0)]
 
 
 def test_bad_arguments(tmp_path, capfd):
@@ -160,6 +194,7 @@ def test_bad_arguments(tmp_path, capfd):
         (["zhoa2019"], "did you mean zhao2019"),
         (["--threads", "0"], r"--threads .* 0\b"),
         (["--hours", "nan"], r"--hours .* nan\b"),
+        (["--hours", "720"], r"--hours .* 720"),
     ):
         assert main(["reproduce", *arguments, "--runs", str(tmp_path)]) == 2
         assert re.search(said, capfd.readouterr().err)

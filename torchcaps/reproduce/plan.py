@@ -14,6 +14,7 @@ with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
+NO_HASHES = "--data.check_hashes=false"
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,22 @@ class Run:
         seed: seed of the run.
         overrides: command-line arguments that change the recipe, such as a shorter training.
         tested_on: classes of further data that the trained network is tested on.
+        compiled: whether `torch.compile` compiles the training, which changes its values by rounding alone.
     """
 
     recipe: str
     seed: int
     overrides: tuple[str, ...] = ()
     tested_on: tuple[str, ...] = ()
+    compiled: bool = False
 
     def __str__(self) -> str:
         return f"{self.recipe}, seed {self.seed}"
 
     def folder(self, root: Path) -> Path:
         """Return the folder of the run's logs and checkpoints, in the folder of all runs."""
-        return root / f"seed-{self.seed}" / self.recipe.replace(SMALL, "-small")
+        apart = "-no-hashes" if NO_HASHES in self.overrides else ""
+        return root / f"seed-{self.seed}" / (self.recipe.replace(SMALL, "-small") + apart)
 
     def load(self) -> Recipe:
         """Return the recipe; ` --small` behind its name means the small version."""
@@ -52,11 +56,12 @@ class Run:
     def arguments(self) -> list[str]:
         """Command-line arguments of its training."""
         precision = ["--trainer.precision=bf16-mixed"] if self.load().bfloat16 else []
+        compiled = ["--model.compile=true"] if self.compiled else []
         one = "--trainer.devices=1"  # Lightning would start the queue again for each further one
-        return [f"--seed_everything={self.seed}", *self.overrides, one, *precision]
+        return [f"--seed_everything={self.seed}", *self.overrides, one, *precision, *compiled]
 
 
-def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]:
+def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = (), compiled: bool = False) -> list[Run]:
     """Return all runs in their order: those of plan.yaml first, then the others.
 
     Args:
@@ -64,6 +69,7 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]
             behind a name, the small versions. Of a table that compares, and has no published number, all rows. A name
             that is unknown is a ValueError.
         overrides: command-line arguments of all runs, after those of plan.yaml.
+        compiled: whether all runs are compiled.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
     every = _rows()
@@ -74,7 +80,8 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = ()) -> list[Run]
     runs = []
     for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
         entry = details.get(row, {})
-        runs.append(Run(row, seed, (*entry.get("overrides", ()), *overrides), tuple(entry.get("tested_on", ()))))
+        changes = (*entry.get("overrides", ()), *overrides)
+        runs.append(Run(row, seed, changes, tuple(entry.get("tested_on", ())), compiled))
     return runs
 
 

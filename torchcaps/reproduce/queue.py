@@ -21,17 +21,18 @@ from torchcaps.reproduce.work import as_begun, steps_done, work
 HEADER = ("row", "published", "ours", "seeds left", "steps", "")
 
 
-def missing(root: Path, runs: Sequence[Run]) -> list[Run]:
-    """Return those of the runs that have no result yet, in their order. Those that failed last time come last."""
-    done = {result.key for result in known_results(root)}
+def missing(root: Path, runs: Sequence[Run], again: bool = False) -> list[Run]:
+    """Return those of the runs that have no result yet, in their order. Those that failed last time come last. With
+    `again`, results that come with the package do not count."""
+    done = {result.key for result in known_results(root, packaged=not again)}
     wanted = [run for run in runs if not done.issuperset(run.keys)]
     left = [run for run in (as_begun(run, root) for run in wanted) if not done.issuperset(run.keys)]
     return sorted(left, key=lambda run: _failure(run, root) != "")
 
 
-def table(root: Path, runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def table(root: Path, runs: Sequence[Run], again: bool = False) -> list[tuple[str, ...]]:
     """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
-    results, left = known_results(root), missing(root, runs)
+    results, left = known_results(root, packaged=not again), missing(root, runs, again)
     lines: list[tuple[str, ...]] = []
     for recipe, one_run in {run.recipe: run for run in runs}.items():
         of_row = [run for run in left if run.recipe == recipe]
@@ -44,7 +45,9 @@ def table(root: Path, runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return lines
 
 
-def reproduce(root: Path, runs: Sequence[Run], hours: float | None, threads: int, say: Callable[[str], None]) -> None:
+def reproduce(
+    root: Path, runs: Sequence[Run], hours: float | None, threads: int, say: Callable[[str], None], again: bool = False
+) -> None:
     """Train those of the runs that have no result, one after the other.
 
     Args:
@@ -53,10 +56,11 @@ def reproduce(root: Path, runs: Sequence[Run], hours: float | None, threads: int
         hours: time after which the current run is saved and stopped, to be resumed next time, or None for no limit.
         threads: number of threads of a run.
         say: function that prints a line for the user.
+        again: whether to train also those whose results come with the package.
     """
     end = None if hours is None else time.monotonic() + 3600 * hours
     tried: set[Run] = set()
-    while taken := _take(root, runs, tried):
+    while taken := _take(root, runs, tried, again):
         run, lock = taken
         tried.add(run)
         try:
@@ -69,26 +73,29 @@ def reproduce(root: Path, runs: Sequence[Run], hours: float | None, threads: int
             if process.exitcode:
                 status = f"status {process.exitcode}, perhaps killed for lack of memory"
                 say(f"{run}: failed: {_failure(run, root) or status}")
-            for result in known_results(root):
+            for result in known_results(root, packaged=False):
                 if result.key in run.keys:
                     place = f"{run} on {result.data}" if result.data else str(run)
                     say(f"{place}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
         finally:
             lock.release()
-    left = len(missing(root, runs))
-    say(f"runs without a result: {left}, failed or in another queue" if left else "all rows are done")
+    left = len(missing(root, runs, again))
+    done = (
+        "all rows are done" if again else "all rows have a result; --again trains those that come with the package, too"
+    )
+    say(f"runs without a result: {left}, failed or in another queue" if left else done)
 
 
-def _take(root: Path, runs: Sequence[Run], tried: set[Run]) -> tuple[Run, FileLock] | None:
+def _take(root: Path, runs: Sequence[Run], tried: set[Run], again: bool = False) -> tuple[Run, FileLock] | None:
     """Return the next run that no other queue has, and its lock, which this queue has now; None if there is none."""
-    for run in missing(root, runs):
+    for run in missing(root, runs, again):
         if run in tried:
             continue
         run.folder(root).mkdir(parents=True, exist_ok=True)
         lock = FileLock(run.folder(root) / "queue.lock")
         with suppress(Timeout):
             lock.acquire(timeout=0)
-            if run in missing(root, runs):
+            if run in missing(root, runs, again):
                 return run, lock
             lock.release()  # another queue has finished it in this moment
     return None
@@ -96,8 +103,10 @@ def _take(root: Path, runs: Sequence[Run], tried: set[Run]) -> tuple[Run, FileLo
 
 def _failure(run: Run, root: Path) -> str:
     """Return the error of a run that failed last time, or an empty text."""
-    path = run.folder(root) / "failed.txt"
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    try:
+        return (run.folder(root) / "failed.txt").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def _start(run: Run, root: Path, threads: int) -> BaseProcess:

@@ -90,9 +90,9 @@ def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     return results
 
 
-def known_results(root: Path) -> list[Result]:
-    """Return the results that come with the package and those of the queue in a folder of runs."""
-    return _first_of_each_key([*read_results(IN_PACKAGE), *read_results(root / "results.csv")])
+def known_results(root: Path, packaged: bool = True) -> list[Result]:
+    """Return the results of the queue in a folder of runs, after those that come with the package if `packaged`."""
+    return _first_of_each_key([*(read_results(IN_PACKAGE) if packaged else ()), *read_results(root / "results.csv")])
 
 
 def _first_of_each_key(results: Iterable[Result]) -> list[Result]:

@@ -46,7 +46,7 @@ def work(run: Run, root: Path) -> None:
     try:
         # The process of a queue that was killed has the lock until it has saved.
         with FileLock(folder / "lock"), StopSignals() as signals, quiet_lightning():
-            if {result.key for result in known_results(root)}.issuperset(run.keys):
+            if {result.key for result in known_results(root, packaged=False)}.issuperset(run.keys):
                 return  # it finished the run
             (folder / "failed.txt").unlink(missing_ok=True)
             _train(run, root, signals)
@@ -83,8 +83,16 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
         if checkpoint is not None and old != checkpoint.parent:
             shutil.rmtree(old)  # only the checkpoints of the part that is resumed are needed
     about = {"commit": commit(), "hardware": hardware(), "began": time.time()}
-    write_text_whole(training.run_folder / "part.json", json.dumps(about))
-    training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
+    part = training.run_folder / "part.json"
+    write_text_whole(part, json.dumps(about))
+    try:
+        training.trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
+    except Exception:
+        training.give_back_folder()  # of a part that has trained nothing, for example because the data is missing
+        raise
+    finally:
+        if part.exists():
+            write_text_whole(part, json.dumps({**about, "ended": time.time()}))
     parts = _parts(folder)
     results = [_test(run, "", training, training, parts)]
     for data in run.tested_on:
@@ -103,12 +111,12 @@ def as_begun(run: Run, root: Path) -> Run:
 
 
 def _parts(folder: Path) -> list[dict[str, Any]]:
-    """Return `part.json` of all parts of a run. A part has ended, or was stopped or killed, with its newest file."""
+    """Return `part.json` of all parts of a run, in order. A part that was killed has ended with its newest file."""
     parts = []
-    for path in sorted(folder.glob("version_*/part.json"), key=lambda path: path.stat().st_mtime):
+    for path in folder.glob("version_*/part.json"):
         written = max(file.stat().st_mtime for file in path.parent.rglob("*"))
         parts.append({"ended": written, **json.loads(path.read_text(encoding="utf-8"))})
-    return parts
+    return sorted(parts, key=lambda part: part["began"])
 
 
 def _test(run: Run, data: str, trained: Training, tested: Training, parts: list[dict[str, Any]]) -> Result:
