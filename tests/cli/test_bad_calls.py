@@ -46,6 +46,10 @@ OVERRIDES = [
     ("--trainer.callbacks 5", r"--trainer.callbacks 5: expected Callback, as \{class_path: MODULE.NAME\}, got 5"),
     ("--trainer.callbacks+=EarlyStopping", "=EarlyStopping: the following arguments are required: monitor"),
     ("--trainer.callbacks+=torchcaps.training.SpreadMargin", "SpreadMargin needs a SpreadLoss as model.loss"),
+    (
+        "--trainer.callbacks+=torchcaps.training.Report --trainer.devices 2 --trainer.strategy ddp_spawn",
+        "cannot have Report in spawned processes, .* use trainer.strategy ddp",
+    ),
     ("--trainer.callbacks+=LearningRateFinder", "cannot have LearningRateFinder: .* use torchcaps search"),
     (
         "--trainer.callbacks+=StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.01",

@@ -28,6 +28,18 @@ def test_two_runs_side_by_side(trained, capfd):
     assert list(json.loads((run / "evaluate.json").read_text())) == ["affine", "viewpoint", "overlap"]
 
 
+def test_two_checkpoints_of_one_run(trained, capfd):
+    last = checkpoint(trained)
+    other = last.with_name("other.ckpt")
+    other.write_bytes(last.read_bytes())
+    options = ["--protocols", "affine", *QUIET, "--data.batch_size=9"]
+    assert call("evaluate", str(last), str(other), *options) == 0
+    for path in (last, other):
+        found = json.loads((last.parent.parent / f"evaluate-{path.stem}.json").read_text())["affine"]
+        assert found["checkpoint"] == str(path)
+        assert found["overrides"] == ["--data.batch_size=9"]
+
+
 def test_a_training_on_few_images(trained, capfd):
     run = checkpoint(trained).parent.parent
     options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.limit_train_batches=2"]

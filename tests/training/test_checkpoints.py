@@ -1,6 +1,7 @@
 """When checkpoints are saved, that they are whole or absent, and what the commands do with damaged ones."""
 
 import errno
+import json
 import os
 import random
 import resource
@@ -167,6 +168,27 @@ def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
     assert kept.is_file()
 
 
+def test_the_best_checkpoint_of_a_run_that_was_moved(capfd):
+    best = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val/loss", "--data.val_size=64"]
+    assert call("train", "--trainer.max_epochs=1", *best) == 0
+    Path("runs").rename("moved")
+    capfd.readouterr()
+    assert call("train", "--ckpt_path", "moved/quickstart/version_0", "--trainer.max_epochs=1", *best) == 0
+    (copied,) = Path("runs/quickstart/version_0/checkpoints").glob("epoch=*.ckpt")
+    assert f"best checkpoint: {copied}, after epoch 1" in capfd.readouterr().out
+
+
+def test_a_run_from_before_an_argument_existed(checkpoints, capfd):
+    content = torch.load(checkpoints / "last.ckpt", weights_only=True)
+    values = json.loads(content["recipe"])
+    del values["model"]["top_k"], values["data"]["init_args"]["jitter"]
+    WholeCheckpointIO().save_checkpoint({**content, "recipe": json.dumps(values)}, checkpoints / "last.ckpt")
+    assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2") == 0
+    assert capfd.readouterr().err == ""
+    assert call("train", "--ckpt_path", "last", "--model.top_k=2") == 2
+    assert "was trained with model.top_k = None" in capfd.readouterr().err
+
+
 def test_a_checkpoint_from_elsewhere_deletes_nothing(checkpoints, tmp_path):
     """Lightning's ModelCheckpoint deletes what its state calls the worst of the best, when a better one comes."""
     victim, beside = tmp_path / "victim", checkpoints / "victim.ckpt"
@@ -222,6 +244,7 @@ def test_a_checkpoint_between_its_names_is_found(checkpoints, capfd):
     """`next.ckpt` alone is the state after an interruption before the last rename."""
     (checkpoints / "previous.ckpt").unlink()
     (checkpoints / "last.ckpt").rename(checkpoints / "next.ckpt")
+    assert run_command("test", str(checkpoints.parent), *TINY) == 0
     assert call("test", "--ckpt_path", "last") == 0
     assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=3") == 0
     assert capfd.readouterr().err == ""

@@ -43,6 +43,18 @@ def few_capsules(primary_types: int = 2) -> CapsNet:
 def unannotated():
     return Line()
 """
+NETWORK_WITHOUT = """
+from torch import nn
+from torchcaps import Prediction
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(64, 10)
+
+    def forward(self, images):
+        return Prediction(self.line(images.flatten(1)))
+"""
 README_NETWORK = """
 from torchcaps import CapsNet, Routing
 
@@ -111,6 +123,14 @@ def test_a_network_beside_a_recipe(capfd):
     assert "figure: runs/mine/digits/version_1/figures/credit.png" in capfd.readouterr().out
     assert [path.name for path in Path().iterdir() if path.name != "mine"] == ["runs"]
     assert type(create_model("few_capsules")) is torchcaps.CapsNet
+
+
+def test_a_network_without_arguments(capfd):
+    Path("mine/network.py").write_text(NETWORK_WITHOUT)
+    recipe = write("mine/digits.yaml", "network.Plain", loss="torch.nn.CrossEntropyLoss")
+    assert call("train", recipe, CODE, *TINY) == 0
+    assert "trains Plain: 650 parameters" in capfd.readouterr().out
+    assert call("test", recipe, CODE, "--ckpt_path", "last") == 0
 
 
 def test_data_and_loss_beside_a_recipe():

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from torchcaps import create_model
 from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.training import Classifier
 from torchcaps.training.calibration import best_temperature, calibration_error
 from torchcaps.training.report import Report, _class_rows, curves_of
 
@@ -54,6 +57,21 @@ def test_curves_of_a_resumed_run_begin_with_those_before(tmp_path: Path):
     (tmp_path / "metrics.001.csv").write_text("epoch,step,train/accuracy\n1,20,0.5\n2,30,0.75\n3,40,0.1\n")
     (tmp_path / "metrics.csv").write_text("epoch,step,train/loss_step\n3,35,1.0\n")
     assert curves_of(tmp_path) == {"accuracy": {"training": ([1, 2, 3], [0.25, 0.5, 0.75])}}
+
+
+def test_a_sample_that_an_idle_process_repeats_is_left_out(monkeypatch):
+    network = create_model("pooling_cnn", in_channels=1, channels=2, features=2)
+    model = Classifier(network, nn.CrossEntropyLoss(), 10)
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    batch = torch.rand(3, 1, 20, 20), torch.arange(3)
+    report = Report()
+    report._batches["test"] = []
+    for own in (3, 2):
+        monkeypatch.setattr(model, "_share", lambda stage, index, count, own=own: (own, 5))
+        report._add("test", batch[1], model.test_step(batch, 0)["evidence"])
+    labels, scores = report._of_all("test", model)
+    assert labels.tolist() == [0, 1, 2, 0, 1]
+    assert scores.shape == (5, 10)
 
 
 def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):

@@ -347,6 +347,26 @@ def test_a_run_that_is_complete_takes_no_step(seen, capfd):
         assert_same(newest("runs")["state_dict"], before["state_dict"])
 
 
+def test_a_run_that_stopped_early_takes_no_step(seen, capfd, monkeypatch):
+    """Nothing is better than the first epoch, by 100, and the patience is one epoch."""
+    stops = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
+    stops += ["--trainer.callbacks.min_delta=100", "--data.val_size=100", "--trainer.max_epochs=9"]
+    impatient = [*stops, "--trainer.callbacks.patience=1"]
+    assert train("runs", "digits.yaml", *impatient) == 0
+    assert newest("runs")["epoch"] == 1
+    seen.clear()
+    assert train("runs", "digits.yaml", *impatient, "--ckpt_path", "last") == 0
+    assert seen == []
+    assert "the run has stopped early: nothing is left to train" in capfd.readouterr().out
+    assert len(list(Path("runs").rglob("version_1/checkpoints/last.ckpt"))) == 1  # the folder is a run, too
+    assert train("runs", "digits.yaml", *stops, "--trainer.callbacks.patience=3", "--ckpt_path", "last") == 0
+    assert newest("runs")["epoch"] == 3
+    saved = []
+    monkeypatch.setattr(LastCheckpoints, "_save", lambda callback, trainer: saved.append(trainer.global_step))
+    assert train("longer", "digits.yaml", *impatient, "--trainer.min_epochs=4") == 0
+    assert saved == [4, 8, 12, 16]
+
+
 def test_the_seed_of_a_resumed_run_is_that_of_the_first(seen):
     options = CASES["in memory"]
     assert train("straight", *options, "--seed_everything=5") == 0

@@ -86,7 +86,7 @@ def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part:
     training = build_training(options, overrides, run.recipe, checkpoint=run.checkpoint, **arguments)
     try:
         load_weights(training, run)
-        _compare_values(run, training, part)
+        _compare_values(run, training, part, overrides)
         if not part:
             _check_epoch(run.checkpoint, run.content, training)
     except BadInput:
@@ -156,12 +156,13 @@ def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> N
         )
 
 
-def _compare_values(run: Run, training: "Training", part: str) -> None:
+def _compare_values(run: Run, training: "Training", part: str, overrides: list[str]) -> None:
     """Say which values of the run an override has changed; shapes do not show iterations, for example."""
     then, now = _by_name(run.recipe.config), _by_name(training.values)
+    given = {token.partition("=")[0].rpartition(".")[2] for token in overrides}
     for name in {**then, **now}:
-        if then.get(name) == now.get(name):
-            continue
+        if then.get(name) == now.get(name) or (name not in then and name.rpartition(".")[2] not in given):
+            continue  # a name that the run lacks and nobody gave is that of a newer argument, with its default
         changed = f"{run.checkpoint} was trained with {name} = {then.get(name)}, and now it is {now.get(name)}"
         if name.startswith(f"model.{part}"):
             raise BadInput(f"{changed}: leave out what changes it")
@@ -246,12 +247,12 @@ def _best(newest: Path) -> Path | None:
 
 def _last(options: argparse.Namespace, folder: str | None) -> Path:
     """Return the newest whole checkpoint of a run, or of the runs in a folder; None for those of the recipe."""
-    from torchcaps.training.checkpoints import newest_whole
+    from torchcaps.training.checkpoints import NAMES, newest_whole
 
     runs = runs_of(options, load_requested(options)) if folder is None else Path(folder)
-    last = runs / "checkpoints" / "last.ckpt"
-    if last.is_file():
-        return _whole(last)
+    for name in NAMES:
+        if (newest := runs / "checkpoints" / name).is_file():
+            return _whole(newest)
     path, problem = newest_whole(runs.glob("version_*/checkpoints"))
     if path is None and problem:
         raise BadInput(f"{problem}, and there is no whole checkpoint under {runs}: train again")

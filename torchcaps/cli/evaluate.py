@@ -64,8 +64,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}
     results: dict[str, dict[str, Any]] = {}
     for name, found in runs.items():
-        results[name] = _evaluated(named[name], overrides, found)
-        print(f"results: {_merged(folders[name] / FILE, results[name])}", flush=True)
+        several = len({run.checkpoint for run in runs.values() if folder_of(run.checkpoint) == folders[name]}) > 1
+        path = folders[name] / (f"evaluate-{found.checkpoint.stem}.json" if several else FILE)
+        results[name] = _evaluated(named[name], overrides, found, path)
+        print(f"results: {path}", flush=True)
     pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
     for protocol in next(iter(results.values())):
         _print(protocol, results)
@@ -78,9 +80,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             print(f"figure: {write(figure, pictures / 'evaluate' / f'{protocol}.png')}")
 
 
-def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run") -> dict[str, Any]:
-    """Return the results of a run by protocol, each with the images and the seed."""
-    from torchcaps.evaluate import evaluate
+def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run", path: Path) -> dict[str, Any]:
+    """Return the results of a run by protocol, with what they were measured with. Each is written at once."""
+    from torchcaps.evaluate import PROTOCOLS, evaluate
     from torchcaps.evaluate.runs import subject_of
 
     training = build_run(options, overrides, found, "network.")
@@ -95,19 +97,22 @@ def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run") 
 
     with bad_data():
         subject: Subject = subject_of(training, options.images, options.seed, progress, trained)
-        measured = evaluate(subject, options.protocols)
-    about = {"seed": options.seed, "checkpoint": str(found.checkpoint)}
-    return {protocol: {**result, **about} for protocol, result in measured.items()}
+        about = {"seed": options.seed, "checkpoint": str(found.checkpoint), "overrides": overrides}
+        results = {}
+        for name in options.protocols or [name for name, protocol in PROTOCOLS.items() if not protocol.trains]:
+            results[name] = {**evaluate(subject, [name])[name], **about}
+            _merge(path, results)
+    return results
 
 
-def _merged(path: Path, results: dict[str, Any]) -> Path:
+def _merge(path: Path, results: dict[str, Any]) -> None:
     """Write results beside those of other protocols that the file already has."""
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = {}
     merged = {**before, **results} if isinstance(before, dict) else results
-    return write_text_whole(path, json.dumps(merged, indent=1) + "\n")
+    write_text_whole(path, json.dumps(merged, indent=1) + "\n")
 
 
 def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:

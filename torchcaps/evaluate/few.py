@@ -1,8 +1,8 @@
 """How many labeled images does the network need?
 
 Procedure: the recipe of the run is trained anew on the first 10, 50, 100 and 500 images of each class in a random
-order, for as many steps as the run was, and tested on its test set. This takes four times as long as the training. A
-number that some class does not have is left out, with a note.
+order, for all of its steps, without early stopping, and its last weights are tested on the test set. This takes four
+times as long as the training. A number that some class does not have is left out, with a note.
 
 Source: Hinton et al. 2011 and Sabour et al. 2017 claim that capsules generalize from fewer examples; neither has a
 protocol for it.

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from torchcaps.data import ImageData
@@ -59,8 +60,11 @@ def _shuffled(data: Any, stage: str, seed: int) -> list[int]:
 
 
 def trained_on_few(training: Training, count: int, seed: int) -> nn.Module:
-    """Train a network on `count` images of each class, repeated so that an epoch is as long as before."""
+    """Train a network on `count` images of each class, repeated so that an epoch is as long as before; without early
+    stopping, to the last weights."""
     data: Any = training.datamodule
+    callbacks: list[Any] = training.trainer.callbacks  # type: ignore[attr-defined]
+    callbacks[:] = [callback for callback in callbacks if not isinstance(callback, EarlyStopping)]
     setup = data.setup
 
     def fewer(stage: str | None) -> None:

@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -151,6 +152,9 @@ class Training:
         try:
             read = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
             Names(self.allow_code).check(read)  # again, as the parser has read them
+            for part in (self.config.data, self.config.model.network):
+                if "init_args" not in part:
+                    part.init_args = Namespace()  # of a class whose constructor takes no arguments
             data = self.config.data.init_args
             if self.smoke and "max_texts" in data and data.max_texts is None:
                 data.max_texts = 8  # otherwise all texts would be embedded before the first step
@@ -228,6 +232,11 @@ class Training:
 
     def _check_callbacks(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Report) and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
+                raise ValueError(
+                    "trainer.callbacks cannot have Report in spawned processes, which keep what it finds to "
+                    "themselves: use trainer.strategy ddp"
+                )
             if isinstance(callback, SpreadMargin):
                 callback.margin_of(self.model)
             for kind, why in UNUSABLE.items():

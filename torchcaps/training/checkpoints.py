@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import folder_of, sync_folder, write_whole
@@ -27,6 +28,7 @@ from torchcaps.utils.signals import Stopped, StopSignals
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
 VALUES = "recipe"  # key of a checkpoint for the values of its recipe
 NEWEST = (None, "epoch", "step")  # what a ModelCheckpoint monitors that keeps the newest checkpoints, not the best
+PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # in the state of a ModelCheckpoint
 FACTS = "about"  # key of a checkpoint for the facts that `Report` has found
 
 
@@ -47,20 +49,35 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
         """Read a checkpoint. Paths of other checkpoints in it, which Lightning would delete when better ones come, are
-        forgotten unless these lie beside it, as they seem not to if the folder was moved."""
+        those of the files of the same names beside it, because the folder may have been moved. Other paths are
+        forgotten."""
         checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         states = checkpoint.get("callbacks")
         for state in states.values() if isinstance(states, dict) else ():
-            if isinstance(state, dict) and not all(_is_beside(Path(path), other) for other in _paths_in(state)):
+            if not isinstance(state, dict):
+                continue
+            _name_those_beside(Path(path).parent, state)
+            if not all(_is_beside(Path(path), other) for other in _paths_in(state)):
                 state.update(best_model_path="", kth_best_model_path="", last_model_path="", best_k_models={})
         return checkpoint
+
+
+def _name_those_beside(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the paths in the state of a ModelCheckpoint by those of the files of the same names in a folder."""
+
+    def here(path: Any) -> Any:
+        beside = folder / Path(path).name if isinstance(path, str) and path else None
+        return str(beside) if beside is not None and beside.is_file() else path
+
+    state.update({name: here(state[name]) for name in PATHS if name in state})
+    if isinstance(state.get("best_k_models"), dict):
+        state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
 
 
 def _paths_in(state: dict[str, Any]) -> list[Any]:
     """Return the paths in the state of a ModelCheckpoint."""
     best = state.get("best_k_models")
-    names = ("best_model_path", "kth_best_model_path", "last_model_path")
-    paths = [*(state.get(name) for name in names), *(best if isinstance(best, dict) else ())]
+    paths = [*(state.get(name) for name in PATHS), *(best if isinstance(best, dict) else ())]
     return [path for path in paths if path not in (None, "")]
 
 
@@ -128,8 +145,11 @@ class LastCheckpoints(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Let an epoch go on after the same samples if the batches of all processes together have another size now, and
-        take over the best checkpoint of each callback."""
+        take over the best checkpoint of each callback. The patience of early stopping is that of this training."""
         self._take_over_best(trainer, checkpoint)
+        for callback in trainer.early_stopping_callbacks:
+            if state := checkpoint["callbacks"].get(callback.state_key):
+                state["patience"] = callback.patience
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
         then = checkpoint.get(type(data).__qualname__, {}).get("batch_size")
         loop = checkpoint["loops"]["fit_loop"]
@@ -151,24 +171,36 @@ class LastCheckpoints(Checkpoint):
         another folder Lightning forgets it, and takes the first epoch that follows for the best."""
         for callback in trainer.checkpoint_callbacks:
             state: Any = checkpoint["callbacks"].get(callback.state_key)
-            if not isinstance(callback, ModelCheckpoint) or not state or callback.dirpath == state.get("dirpath"):
+            if not isinstance(callback, ModelCheckpoint) or not state:
                 continue
             best, scores = state.get("best_model_path"), state.get("best_k_models") or {}
             if best not in scores or not Path(best).is_file() or Path(best).name in NAMES:
                 continue
             new = str(Path(callback.dirpath or self.folder) / Path(best).name)
+            if Path(new).resolve() == Path(best).resolve():
+                continue
             self._best[best] = new
             state.update(dirpath=callback.dirpath, best_model_path=new, kth_best_model_path=new, last_model_path="")
             state.update(best_k_models={new: scores[best]}, best_model_score=scores[best], kth_value=scores[best])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not when the training starts: one that has ended does not.
+        if trainer.ckpt_path is not None and any(map(_has_stopped, trainer.early_stopping_callbacks)):
+            trainer.should_stop = True  # Lightning would train another epoch
+            if trainer.is_global_zero:
+                print("the run has stopped early: nothing is left to train")
         if trainer.ckpt_path is not None and trainer.is_global_zero:
             for best, new in self._best.items():
                 Path(new).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(best, new)
             for number, path in enumerate(metrics_of(folder_of(Path(trainer.ckpt_path)))):
                 shutil.copy(path, self.folder.parent / f"metrics.{number:03}.csv")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        last = self.folder / "last.ckpt"
+        if trainer.ckpt_path is not None and trainer.is_global_zero and not last.exists():  # nothing was left to train
+            before = trainer.ckpt_path
+            write_whole(last, lambda unfinished: shutil.copyfile(before, unfinished))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs: Any = trainer.fit_loop.epoch_progress.current
@@ -187,12 +219,10 @@ class LastCheckpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (
-            trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-            or (batch_idx + 1) % trainer.accumulate_grad_batches
-        ):
+        loop = trainer.fit_loop
+        if loop.epoch_loop.batch_progress.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # the end of the epoch follows; accumulating gradients are in no checkpoint
-        ends = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+        ends = (trainer.should_stop and loop._can_stop_early) or 0 <= trainer.max_steps <= trainer.global_step
         due = time.monotonic() - self._time > self.SECONDS
         if self._any(trainer, self.signals.received is not None or ends or due):
             self._save(trainer)
@@ -232,6 +262,13 @@ class LastCheckpoints(Checkpoint):
         # Called later than _save, because the metrics of the step are logged in between.
         if self._stops:
             raise Stopped(self.signals.received or signal.SIGTERM)  # SIGTERM if only another process got a signal
+
+
+def _has_stopped(callback: EarlyStopping) -> bool:
+    """Return whether a callback, in the state of a checkpoint, had stopped the training and would stop it now."""
+    if callback.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
+        return callback.wait_count >= callback.patience
+    return callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
 
 
 def metrics_of(folder: Path) -> list[Path]:

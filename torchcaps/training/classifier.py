@@ -199,7 +199,8 @@ class Classifier(LightningModule):
         ]
 
     def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
-        """Return the mean loss of a batch, its weight in the mean over the processes, and the evidence."""
+        """Return the mean loss of a batch, its weight in the mean over the processes, and the evidence of the samples
+        that are this process's own."""
         images, labels, *parts = _parts_of(batch)
         count, together = self._share(stage, batch_idx, len(labels))  # samples here, and in all processes
         weight = count * self._processes / together
@@ -253,7 +254,7 @@ class Classifier(LightningModule):
         train = stage == "train"
         self._log_mean(f"{stage}/loss", loss * weight, together, on_step=train, prog_bar=train)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        return loss, weight, evidence
+        return loss, weight, evidence[:count]
 
     @property
     def _processes(self) -> int:

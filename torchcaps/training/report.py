@@ -126,6 +126,7 @@ class Report(Callback):
         }
 
     def _add(self, stage: str, labels: Tensor, scores: Tensor) -> None:
+        labels = labels[: len(scores)]  # without a sample that an idle process repeats
         self._batches[stage].append(torch.cat([labels[None].double(), scores.double().T]).cpu())
 
     def _of_all(self, stage: str, model: Any) -> tuple[Tensor, Tensor]:
