@@ -86,7 +86,7 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
         "parameters": f"{group[0].parameters:,}",
         "ours": f"{mean(values[''])} %",
         "by seed": ", ".join(f"{value:.2f}" for value in values[""]),
-        "hours": "" if isnan(hours) else f"{hours:.2g}",
+        "hours": "" if isnan(hours) else f"{hours:.0f}" if hours >= 100 else f"{hours:.2g}",
     }
     cells |= {f"on {data.rpartition('.')[2]}": f"{mean(values[data])} %" for data in values if data}
     return cells | {column: ", ".join(dict.fromkeys(getattr(run, column) for run in own)) for column in ABOUT}

@@ -42,7 +42,7 @@ def write_results(plan: Plan, study: optuna.Study) -> list[Path]:
     for trial in trials:
         if trial.state.is_finished() and (best is None or trial.number != best.number):
             for checkpoints in plan.folder_of(trial.number).glob("version_*/checkpoints"):
-                shutil.rmtree(checkpoints)
+                shutil.rmtree(checkpoints, ignore_errors=True)  # another process may remove them, too
     return paths
 
 
