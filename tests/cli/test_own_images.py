@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -69,6 +70,21 @@ def test_the_split_lies_with_the_run(own):
     rows = rows_of((run_of(own) / "split.csv").read_text())
     assert len(rows) == 240
     assert {row["part"] for row in rows} == {"train", "val", "test"}
+
+
+def test_a_run_keeps_its_split_although_pictures_come_and_go(own, tmp_path, capfd):
+    shutil.copytree(own / "pictures", tmp_path / "pictures")
+    arguments = ["--data.folder", str(tmp_path / "pictures"), "--runs", str(tmp_path / "runs"), *SMALL]
+    assert call("train", "own/images", *arguments, "--trainer.max_epochs", "1") == 0
+    before = rows_of((tmp_path / "runs/own/images/version_0/split.csv").read_text())
+    parts = {row["file"]: row["part"] for row in before}
+    gone = next(path for path, part in parts.items() if part == "val")
+    (tmp_path / "pictures" / gone).rename(tmp_path / "pictures" / "one" / "new.png")
+    capfd.readouterr()
+    assert call("train", str(tmp_path / "runs/own/images/version_0"), "--trainer.max_epochs", "2") == 0
+    after = rows_of((tmp_path / "runs/own/images/version_1/split.csv").read_text())
+    assert {row["file"]: row["part"] for row in after} == {path: part for path, part in parts.items() if path != gone}
+    assert "1 pictures in" in capfd.readouterr().err
 
 
 def test_the_best_checkpoint_holds_all_that_predictions_need(own, tmp_path):

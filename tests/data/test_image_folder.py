@@ -123,8 +123,13 @@ def test_the_split_is_written_down_and_read_again(folder, tmp_path, capfd):
     again = data_of(folder, split=str(path))
     assert again.parts == data.parts
     assert "1 pictures in" in capfd.readouterr().err
+    draw(folder / "cow" / "new.png")
+    assert data_of(folder, split=str(path)).names == ["cat", "dog"]
     (folder / "cat" / "0.png").unlink()
-    assert "has cat/0.png, which is not in" in error_of(folder, split=str(path))
+    assert data_of(folder, split=str(path)).parts == {p: part for p, part in data.parts.items() if p != "cat/0.png"}
+    assert "1 pictures of" in capfd.readouterr().err
+    path.write_text("file,class,part\nfox/1.png,fox,test\n")
+    assert "has none of the pictures in" in error_of(folder, split=str(path))
     path.write_text("a,b\n1,2\n")
     assert "expected the split.csv of a run" in error_of(folder, split=str(path))
     path.write_text("file,class,part\ncat/1.png,cat,tset\n")

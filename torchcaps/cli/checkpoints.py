@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import build_training, load_requested, runs_of
 from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import folder_of
 from torchcaps.utils.processes import rank
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
     content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
     try:
         values = values_of(path, content)
+        _take_split(values, path, overrides)
         if is_run(options.recipe):
             return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
         recipe = load_requested(options)
@@ -70,6 +72,15 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
         raise BadInput(f"{path} does not hold the values of a recipe ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def _take_split(values: dict[str, Any], checkpoint: Path, overrides: list[str]) -> None:
+    """Let a run on data of one's own keep its split although files were added or deleted: otherwise samples that it was
+    trained on would be tested on."""
+    given = {token.partition("=")[0].rstrip("+") for token in overrides}
+    split = folder_of(checkpoint) / "split.csv"
+    if split.is_file() and not given & {"--data", "--data.split", "--data.folder", "--data.file"}:
+        values["data"]["init_args"]["split"] = str(split)
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":

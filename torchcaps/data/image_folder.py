@@ -155,11 +155,14 @@ class ImageFolder(ImageData):
         files = self._files
         if self.split is not None:
             written = read_split(self.split)
-            for path in written.keys() - files.keys():
-                raise DataError(f"{self.split}: has {path}, which is not in {self.folder}: give the split of its files")
-            if new := len(files) - len(written):
+            both = files.keys() & written.keys()
+            if not both:
+                raise DataError(f"{self.split}: has none of the pictures in {self.folder}: give the split of its files")
+            if gone := len(written) - len(both):
+                say(f"{gone} pictures of {self.split} are no longer in {self.folder}, and are left out")
+            if new := len(files) - len(both):
                 say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
-            return {path: part for path, (_, part) in written.items()}
+            return {path: part for path, (_, part) in written.items() if path in both}
         found = {path: self._part_of(path) for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         open_parts = {part: share for part, share in shares.items() if part not in found.values()}
@@ -308,7 +311,7 @@ class ImageFolder(ImageData):
 
     @cached_property
     def _found_classes(self) -> list[str]:
-        return sorted(set(self._files.values()), key=_natural)
+        return sorted({self._files[path] for path in self.parts}, key=_natural)
 
     @cached_property
     def _headers(self) -> dict[str, Header]:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -152,7 +153,8 @@ class TextTable(TextData):
         """The texts of each part: "train", "val" and "test"."""
         parts: dict[Part, list[Sample]] = {"train": [], "val": [], "test": []}
         for sample, part in zip(self._samples, self._split, strict=True):
-            parts[part].append(sample)
+            if part is not None:
+                parts[part].append(sample)
         for of, file in self._own_files.items():
             parts[of] = self._read(file)
         for part in ("train", "test"):
@@ -167,7 +169,7 @@ class TextTable(TextData):
     @checked
     def write_split(self, folder: Path) -> Path:
         """Write `split.csv` with the line number, the label and the part of each row of `file`; return its path."""
-        rows = ((s.line, s.label, part) for s, part in zip(self._samples, self._split, strict=True))
+        rows = ((s.line, s.label, part) for s, part in zip(self._samples, self._split, strict=True) if part)
         return write_csv_whole(folder / "split.csv", SPLIT_COLUMNS, rows)
 
     @property
@@ -199,8 +201,8 @@ class TextTable(TextData):
         return _in_order(list(counts))
 
     @cached_property
-    def _split(self) -> list[Part]:
-        """The part of each row of `file`."""
+    def _split(self) -> Sequence[Part | None]:
+        """The part of each row of `file`; None for rows that a given split does not have."""
         if self.split is not None:
             return self._read_split(self.split)
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
@@ -212,20 +214,21 @@ class TextTable(TextData):
         parts = dict(zip(first, split_by_class(list(first), list(first.values()), shares), strict=True))
         return [parts[sample.key] for sample in self._samples]
 
-    def _read_split(self, name: str) -> list[Part]:
+    def _read_split(self, name: str) -> list[Part | None]:
         split = read_split(name)
-        parts: list[Part] = []
+        parts: list[Part | None] = []
         for sample in self._samples:
             label, part = split.pop(str(sample.line), (None, None))
-            if part is None or label != sample.label:
-                has = "is missing" if part is None else f"has the label {label!r}"
+            if part is not None and label != sample.label:
                 raise DataError(
-                    f"{name}: line {sample.line} of {self.file}, with the label {sample.label!r}, {has} in this split: "
-                    "give the split of this file, or none"
+                    f"{name}: line {sample.line} of {self.file}, with the label {sample.label!r}, has the label "
+                    f"{label!r} in this split: give the split of this file, or none"
                 )
             parts.append(part)
         for line in split:
-            raise DataError(f"{name}: {self.file} has no text in line {line}: give the split of this file")
+            raise DataError(f"{name}: {self.file} has no text in line {line}: give the split of this file, or none")
+        if new := parts.count(None):
+            say(f"{new} rows of {self.file} are not in {name}, and are left out")
         return parts
 
     def _read(self, file: str) -> list[Sample]:
