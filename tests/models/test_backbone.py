@@ -152,7 +152,7 @@ class Chosen(Net):
 
 
 def test_layers_that_cannot_be_had():
-    def fails(net: nn.Module, says: str, **options: object) -> None:
+    def fails(net: nn.Module | str, says: str, **options: object) -> None:
         with pytest.raises(ValueError, match=says):
             add_capsules(net, 3, **{"example": EXAMPLE, **options})
 
@@ -163,6 +163,7 @@ def test_layers_that_cannot_be_had():
     fails(Net(), r"does not run on inputs of shape \(2, 3, 12, 12\)", layer="stages", example=torch.rand(2, 3, 12, 12))
     fails(Net(), "give example, a batch of inputs of Net", layer="stages", example=None)
     fails(Net(), "size and pretrained are for a network that is given by its name", layer="stages", size=32)
+    fails("resnet18", "example is for a module: give size")
     fails(Transformer(torch.rand(1, 2, 3, 4, 5)), r"must be maps, tokens or vectors, got \(2, 2, 3, 4, 5\)")
     fails(Transformer(torch.rand(1, 4, 5)), "skip_tokens must be less than the 4 tokens", skip_tokens=4)
 

@@ -112,6 +112,11 @@ def test_weights_that_were_loaded_are_not_first_weights():
     other, _ = saturated()
     other.load_state_dict(layer.state_dict())
     assert said(lambda: other(children)) == []
+    both = nn.Sequential(nn.Linear(16, 16), layer)
+    assert both.load_state_dict({f"1.{name}": value for name, value in other.state_dict().items()}, strict=False)
+    assert layer.passes.is_over
+    layer.reset_parameters()  # draws new first weights
+    assert not layer.passes.is_over
     network = create_model("capsnet_small", pretrained="mnist").train()
     assert said(lambda: network(255 * torch.rand(4, 1, 28, 28))) == []
 

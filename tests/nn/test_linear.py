@@ -94,7 +94,11 @@ def test_coordinate_addition(backend):
 
 # Any number of parents
 
-ROUTINGS = {name: (lambda name=name: algorithms.make(name)) for name in algorithms.ALGORITHMS if name != "random"} | {
+ROUTINGS = {
+    name: (lambda name=name: algorithms.make(name))
+    for name in algorithms.ALGORITHMS
+    if name not in ("random", "self_routing")
+} | {
     "dynamic, random start": lambda: DynamicRouting(start="random"),
     "inverted attention, learned start": lambda: InvertedAttentionRouting(activations=True, start="learned"),
     "inverted attention, random start": lambda: InvertedAttentionRouting(start="random"),

@@ -49,7 +49,11 @@ def test_the_margin_is_saved():
     other.load_state_dict(loss.state_dict())
     assert other.margin.item() == pytest.approx(0.7)
     assert repr(other) == "SpreadLoss(margin=0.7)"
-    assert repr(other.to("meta")) == "SpreadLoss(margin=?)"
+    meta = other.to("meta")
+    assert repr(meta) == "SpreadLoss(margin=?)"
+    again = meta.to_empty(device="cpu")
+    again.reset_parameters()
+    assert again.margin.item() == pytest.approx(0.9)
 
 
 def test_what_a_loss_reads():

@@ -51,6 +51,8 @@ def test_by_default_lengths_are_below_one():
 def test_the_normalization_learns_with_the_layer():
     primary = PrimaryCapsules(3, 2, (2, 2), normalization=nn.LayerNorm(4))
     assert "normalization.weight" in dict(primary.named_parameters())
+    double = PrimaryCapsules(3, 2, 4, normalization=nn.LayerNorm(4), dtype=torch.float64)
+    assert double(torch.rand(1, 3, 2, 2, dtype=torch.float64)).poses.dtype == torch.float64
 
 
 def test_groups_divide_all_channels():

@@ -11,7 +11,7 @@ from problems import BACKENDS, UNSTORED, every, label, set_sizes
 from torch import Tensor
 from torch.testing import assert_close
 
-from torchcaps import CapsuleConv1d, CapsuleConv2d, CapsuleLinear, Capsules, RandomRouting, Routing
+from torchcaps import CapsuleConv1d, CapsuleConv2d, CapsuleLinear, Capsules, RandomRouting, Routing, SelfRouting
 from torchcaps.nn import CapsuleLayer
 from torchcaps.ops.backend import HAS_TRITON
 
@@ -39,8 +39,8 @@ KINDS = {
 
 
 def make_layer(kind: str, routing: Routing, backend: str) -> tuple[CapsuleLayer, tuple[int, ...]]:
-    if kind == "free parents" and isinstance(routing, RandomRouting):
-        pytest.skip("RandomRouting needs a number of parents")
+    if kind == "free parents" and isinstance(routing, RandomRouting | SelfRouting):
+        pytest.skip("it needs a number of parents")
     make_of_kind, arguments, options, shape = KINDS[kind]
     return make_of_kind(*arguments, routing=routing, backend=backend, **options), shape
 

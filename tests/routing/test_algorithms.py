@@ -22,6 +22,7 @@ from torchcaps import (
     Capsules,
     DynamicRouting,
     EMRouting,
+    HeinsenRouting,
     SlotAttention,
     list_routings,
     use_backend,
@@ -342,3 +343,13 @@ def test_every_algorithm_stands_where_people_look_for_it():
             "tests/helpers/algorithms.py": algorithm not in entries and not algorithm.needs_poses,
         }
         assert not any(missing.values()), f"{name} is missing in {[place for place, is_so in missing.items() if is_so]}"
+
+
+def test_the_cost_of_children_in_half_precision():
+    """It is summed in float32, whether there are gates or not."""
+    layer = CapsuleLinear(2000, 3, 4, 4, HeinsenRouting(1)).to(torch.bfloat16)
+    nn.init.uniform_(layer.routing.beta_ignore, 0.1, 0.5)
+    poses = torch.randn(1, 2000, 4, dtype=torch.bfloat16)
+    present = torch.ones(1, 2000, dtype=torch.bool)
+    scores = layer(poses).scores, layer(Capsules(poses, present)).scores
+    torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-2)

@@ -13,6 +13,7 @@ from torchcaps import (
     CapsuleConv2d,
     CapsuleLinear,
     Capsules,
+    CapsuleShared,
     CapsuleStack,
     DynamicRouting,
     EfficientRouting,
@@ -341,6 +342,12 @@ def test_a_routing_without_a_layer_says_what_it_misses(routing, missing):
         (lambda: DynamicRouting(0), "iterations.*1.*0"),
         (lambda: VectorNormRouting(-1), "iterations.*0.*-1"),
         (lambda: DynamicRouting(softmax="children", leaky=True), "leaky.*softmax='parents'"),
+        (
+            lambda: CapsuleShared(None, 2, 4, routing=SlotAttention(2)).routing.with_values(
+                **{"query.weight": torch.zeros(4, 4)}
+            ),
+            "learns no 'query.weight'",
+        ),
         (lambda: VectorNormRouting(0, learn_sharpness=True), "learn_sharpness.*iterations=0"),
         (
             lambda: SelfRouting().with_values(route_weight=torch.zeros(2, 2, 1, 2), route_bias=torch.zeros(2, 2))(

@@ -222,6 +222,8 @@ def add_capsules(
     """
     named: NamedNetwork | None = None
     if isinstance(model, str):
+        if example is not None:
+            raise ValueError("example is for a module: give size, the height and width of the images")
         named = named_network(model, pretrained is True, size)
         network = named.network
     elif size is not None or pretrained is not True:

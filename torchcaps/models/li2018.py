@@ -20,7 +20,7 @@ arithmetic and the authors' code (github.com/hli2020/nn_encapsulation):
   (with the 7x7 kernel of the code's aide).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from torchcaps.nn.encapsulated import Coefficients, as_poses
 from torchcaps.nn.losses import Reads
 from torchcaps.routing import DynamicRouting, EMRouting
 from torchcaps.routing.base import Start
-from torchcaps.utils.arguments import Count, CountOrZero, Positive, checked
+from torchcaps.utils.arguments import Count, CountOrZero, Range, checked
 
 Skips = Literal["type1", "type2", "both"]
 
@@ -244,7 +244,7 @@ class CapNet(nn.Module):
         grid: Count = 8,
         iterations: Count = 3,
         start: Start = "zero",
-        least_variance: Positive = LEAST_VARIANCE,
+        least_variance: Annotated[float, Range(1e-6)] = LEAST_VARIANCE,
     ):
         super().__init__()
         if routing == "em" and start != "zero":
@@ -296,7 +296,7 @@ def capnet_em(
     types: Count = 32,
     grid: Count = 8,
     iterations: Count = 3,
-    least_variance: Positive = LEAST_VARIANCE,
+    least_variance: Annotated[float, Range(1e-6)] = LEAST_VARIANCE,
 ) -> CapNet:
     """CapNet with EM routing, Table 1b: 9,991,028 parameters; grid=4: 2,910,068.
 

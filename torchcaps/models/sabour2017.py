@@ -1,6 +1,7 @@
 """The networks of Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017)."""
 
 import itertools
+from typing import Annotated
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torchcaps.models.reconstructing import ReconstructingCapsNet, check_presenc
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.utils.arguments import Count, Fraction, checked
+from torchcaps.utils.arguments import Count, Fraction, Range, checked
 
 
 class CapsNet(ReconstructingCapsNet):
@@ -196,7 +197,7 @@ def convnet_mnist(
 
 @register_model
 def convnet_multimnist(
-    image_size: Count = 36, hidden: Count = 1024, dropout: Fraction = 0.0, classes: Count = 10
+    image_size: Annotated[int, Range(4)] = 36, hidden: Count = 1024, dropout: Fraction = 0.0, classes: Count = 10
 ) -> FeatureClassifier:
     """The paper's CNN for MultiMNIST (section 6.1): 24,563,978 parameters, with zero padding."""
     features = nn.Sequential(

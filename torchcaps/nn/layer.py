@@ -32,7 +32,7 @@ class CapsuleLayer(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.passes = Passes()
-        self.register_load_state_dict_post_hook(_has_weights)
+        self.register_load_state_dict_pre_hook(_has_weights)
 
     @abstractmethod
     def votes(self, capsules: Capsules | Tensor) -> Votes:
@@ -40,6 +40,7 @@ class CapsuleLayer(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Draw new vote weights as the routing does, and reset all other parameters."""
+        self.passes = Passes()
         if self.weight is not None:
             self.routing.reset_weight(self.weight.data, self.layer_shape)
         self.routing.reset_parameters()
@@ -69,6 +70,6 @@ def gatherable(module: nn.Module, parents: Capsules) -> Capsules:
     return parents._replace(pose_dims=None) if getattr(module, "_is_replica", False) else parents
 
 
-def _has_weights(layer: CapsuleLayer, incompatible_keys: Any) -> None:
-    if not incompatible_keys.missing_keys:  # weights that were loaded are not first weights
+def _has_weights(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if all(prefix + name in state for name, _ in layer.named_parameters()):  # these are not first weights
         layer.passes.is_over = True

@@ -173,7 +173,12 @@ class SpreadLoss(nn.Module):
     @checked
     def __init__(self, margin: Fraction = 0.9):
         super().__init__()
-        self.register_buffer("margin", torch.tensor(float(margin)))
+        self._first_margin = float(margin)
+        self.register_buffer("margin", torch.tensor(self._first_margin))
+
+    def reset_parameters(self) -> None:
+        """Set the margin to its initial value."""
+        self.margin.fill_(self._first_margin)
 
     def forward(self, activations: Tensor, targets: Tensor) -> Tensor:
         return spread_loss(activations, targets, self.margin)

@@ -67,6 +67,8 @@ class PrimaryCapsules(nn.Module):
 
         self.pose_conv = conv(out_capsules * self.features)
         self.score_conv = conv(out_capsules) if scores else None
+        if isinstance(normalization, nn.Module):
+            normalization.to(device=device, dtype=dtype)
         self.normalization = normalization
 
     def forward(self, features: Tensor) -> Capsules:

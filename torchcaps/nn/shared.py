@@ -34,7 +34,7 @@ class CapsuleShared(CapsuleLayer):
         out_pose: pose of the parents; None for that of the children. Another one needs a routing that transforms sums
             of poses, such as `HeinsenVectorRouting`.
         backend: implementation of the reductions over votes, see :func:`torchcaps.use_backend`. All but "reference" are
-            the same here: blocks of PyTorch's own matrix products, on any device.
+            the same here, where they can be used: blocks of PyTorch's own matrix products.
         device, dtype: device and dtype of the parameters.
 
     Shape:

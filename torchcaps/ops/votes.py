@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
-from torchcaps.ops.children import BLOCK, ON_DEVICE, Softmax
+from torchcaps.ops.children import BLOCK, ON_DEVICE, Softmax, check_device
 from torchcaps.ops.numerics import at_least_float32
 from torchcaps.utils.checks import check_choice
 
@@ -167,6 +167,8 @@ class Votes(ABC):
         if gates is not None and gates.shape != (self.batch, self.children):
             expected = (self.batch, self.children)
             raise ValueError(f"expected scores of shape (batch, children) = {expected}, got {tuple(gates.shape)}")
+        if gates is not None:
+            check_device("scores", gates, "votes", self.device)
         votes = copy.copy(self)
         # In the precision of the sums, whatever the scores have: kernels add to all gradients in one precision.
         votes.gates = None if gates is None else gates.to(self.sum_dtype)

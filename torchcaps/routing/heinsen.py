@@ -87,5 +87,5 @@ def _cost_of_all(beta_ignore: Tensor, votes: WeightedVotes) -> Tensor:
     """Return the cost of ignoring all children, sum_i beta_ign[i,j] f(a_i), `(batch or 1, parents or 1)`."""
     each = votes.children // beta_ignore.shape[0]
     if votes.gates is None:
-        return each * beta_ignore.sum(0, keepdim=True)
+        return each * at_least_float32(beta_ignore).sum(0, keepdim=True)
     return contract("bg,gj->bj", votes.gates.unflatten(1, (-1, each)).sum(2), at_least_float32(beta_ignore))

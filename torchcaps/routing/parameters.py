@@ -90,7 +90,7 @@ class RoutingParameters(nn.Module):
         """Return a copy that uses the given tensors in place of learned parameters, to route votes without a layer:
         `EMRouting().with_values(beta_a=a, beta_u=u)(votes)`."""
         if self.shape is not None:  # without a layer the votes say which shapes there are, see `check_values`
-            learned: dict[str, Tensor] = dict(self.named_parameters()) | dict(self.named_buffers())
+            learned: dict[str, Any] = self._parameters | self._buffers
             for name, x in values.items():
                 if name not in learned:
                     known = ", ".join(learned) or "nothing"

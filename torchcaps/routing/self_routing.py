@@ -45,6 +45,8 @@ class SelfRouting(Routing):
         super().__init__()
 
     def build(self, shape: LayerShape) -> None:
+        if shape.any_parents:
+            raise ValueError("SelfRouting needs a number of parents, whose weights differ: give the layer out_capsules")
         self.route_weight = nn.Parameter(torch.zeros(shape.groups, shape.parents, shape.rows, shape.in_features))
         self.route_bias = nn.Parameter(torch.zeros(shape.groups, shape.parents))
 

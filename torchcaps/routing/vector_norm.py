@@ -36,7 +36,8 @@ class VectorNormRouting(Routing):
         iterations: number of agreements before the last weighted sum; with 0 the result is the average.
         sharpness: the paper's lambda, at least 0.
         activation: function of the last sums, flattened to `(batch, parents, features)`, e.g. `squash`; None for the
-            identity.
+            identity. It is applied in every iteration, although only its last values count: it must have no state, as
+            a batch normalization or dropout has.
         learn_sharpness: learn lambda, one number for the layer, initially `sharpness`. Nothing keeps it above 0.
         gradient, init: see :class:`torchcaps.Routing`.
 
