@@ -152,9 +152,9 @@ class TextTable(TextData):
     def parts(self) -> dict[Part, list[Sample]]:
         """The texts of each part: "train", "val" and "test"."""
         parts: dict[Part, list[Sample]] = {"train": [], "val": [], "test": []}
-        for sample, part in zip(self._samples, self._split, strict=True):
-            if part is not None:
-                parts[part].append(sample)
+        for sample, own in zip(self._samples, self._split, strict=True):
+            if own is not None:
+                parts[own].append(sample)
         for of, file in self._own_files.items():
             parts[of] = self._read(file)
         for part in ("train", "test"):

@@ -70,6 +70,6 @@ def gatherable(module: nn.Module, parents: Capsules) -> Capsules:
     return parents._replace(pose_dims=None) if getattr(module, "_is_replica", False) else parents
 
 
-def _has_weights(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _has_weights(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     if all(prefix + name in state for name, _ in layer.named_parameters()):  # these are not first weights
         layer.passes.is_over = True
