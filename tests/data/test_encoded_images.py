@@ -81,6 +81,8 @@ def test_a_head_is_trained_on_states(encoder, images_of_noise, tmp_path, monkeyp
 def test_what_cannot_be_encoded(encoder, tmp_path):
     with pytest.raises(ValueError, match="images must have 3 channels for an encoder, got 1"):
         EncodedImages(MNIST())
+    with pytest.raises(ValueError, match="revision is for models on the Hub"):
+        ImageEncoder(str(encoder), revision="main")
     with pytest.raises(ValueError, match="ten_crop=False"):
         EncodedImages(CIFAR10(resize=34, ten_crop=True))
     for folder in (tmp_path, make_encoder(tmp_path / "bert")):

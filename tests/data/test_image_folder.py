@@ -270,6 +270,10 @@ def test_folders_that_cannot_be_used(tmp_path):
     assert "has pictures of 1 classes, two or more are needed" in error_of(tmp_path)
     draw(tmp_path / "b" / "x.png")
     assert "no picture to test on: a class needs three pictures" in error_of(tmp_path)
+    assert "set data.test_share above 0" in error_of(tmp_path, test_share=0.0)
+    (tmp_path / "b").rename(tmp_path / "train")
+    assert "train was taken for a part: rename it if it is a class" in error_of(tmp_path)
+    (tmp_path / "train").rename(tmp_path / "b")
     (tmp_path / "empty").mkdir()
     assert "empty: has no pictures: expected files that end in" in error_of(tmp_path)
 

@@ -258,6 +258,9 @@ def test_orientation_is_ignored(root: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn it
     assert np.array_equal(only(root, Image.fromarray(ramp(10, 4)), exif=exif).permute(1, 2, 0), ramp(10, 4)[:, 3:7])
+    data = small(root, size=2, resize=4)
+    path = root / "imagenet" / "val" / "n01" / "n01_0.PNG"
+    assert torch.equal(data.picture(path), read(data)[0][0])  # predictions read pictures as the test does
 
 
 # Objects

@@ -117,6 +117,12 @@ def test_the_first_picture_of_an_animation_counts(tmp_path):
     assert read_picture(tmp_path / "moving.gif", (1, 4, 4)).unique().tolist() == [10]
 
 
+def test_a_photograph_with_a_preview_is_no_animation(tmp_path):
+    frames = [Image.new("RGB", (4, 4), shade) for shade in ("red", "blue")]
+    frames[0].save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=frames[1:])
+    assert read_header(tmp_path / "phone.jpg").frames == 1
+
+
 def test_gray_is_told_from_color(tmp_path):
     for name, mode, gray in (("a", "L", True), ("b", "1", True), ("c", "RGB", False), ("d", "LA", True)):
         Image.new(mode, (3, 5)).save(tmp_path / f"{name}.png")

@@ -1,14 +1,17 @@
 """The recipe of one's own texts, from a table to a checkpoint that knows its classes, and what is said of bad ones."""
 
 import csv
+from itertools import count
 from pathlib import Path
 
 import pooch
 import pytest
+import torch
 from commands import call, error_of
 from encoders import make_encoder
 
 from torchcaps.deploy import Trained
+from torchcaps.deploy.predict import predict_texts
 
 RECIPE = ["train", "own/texts", "--data.text=body", "--data.label=stars"]
 
@@ -26,7 +29,7 @@ def _own_folder(tmp_path, monkeypatch):
     Path("reviews.csv").write_text("\n".join(["body,stars", *rows]))
 
 
-def test_a_table_is_trained_on(bert):
+def test_a_table_is_trained_on(bert, monkeypatch):
     call_it = [*RECIPE, "--data.file=reviews.csv", f"--data.encoder={bert}", "--trainer.max_epochs=2"]
     assert call(*call_it) == 0
     (best,) = Path("runs").rglob("best.ckpt")
@@ -41,6 +44,13 @@ def test_a_table_is_trained_on(bert):
         row["sample"].startswith("reviews.csv line ") for row in csv.DictReader(mistakes.read_text().splitlines())
     )
     assert call("test", "own/texts") == 0
+    texts = [f"{'very ' * i}good" for i in range(9)]
+    whole = list(predict_texts(trained, texts))
+    monkeypatch.setattr("torchcaps.deploy.predict.TEXTS_AT_ONCE", 4)
+    for (index, row), (_, expected), place in zip(predict_texts(trained, texts, 3), whole, count(), strict=False):
+        assert index == place
+        torch.testing.assert_close(row, expected)
+    assert place == 8
 
 
 @pytest.mark.parametrize(

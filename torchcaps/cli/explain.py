@@ -131,7 +131,7 @@ def _report(
         options.recipe,
         facts,
         [(label, partial(_load, training, path)) for label, path in checkpoints],
-        about.get("temperature"),
+        about.get("temperature") if len(checkpoints) == 1 else None,  # it is that of one network
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )

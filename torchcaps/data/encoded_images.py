@@ -39,9 +39,11 @@ class ImageEncoder:
             from transformers import AutoModel
             from transformers.image_processing_base import ImageProcessingMixin
         self.name = str(Path(name).expanduser())
-        commit = ""
-        if not Path(self.name).is_dir():
-            self.name, commit = name, identity(name, revision).rpartition("@")[2]
+        is_folder, commit = Path(self.name).is_dir(), ""
+        if not is_folder:
+            self.name = name
+        if not is_folder or revision is not None:  # which `identity` refuses for a folder
+            commit = identity(self.name, revision).rpartition("@")[2]
         try:
             with quiet_download():
                 options = download_options(self.name, commit)

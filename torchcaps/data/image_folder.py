@@ -298,6 +298,11 @@ class ImageFolder(ImageData):
         if len(trained) < 2:
             raise DataError(
                 f"{self._folder}: has pictures of {len(trained)} classes, two or more are needed: {EXPECTED}"
+                + (
+                    f"; {listed(self._in_parts)} was taken for a part: rename it if it is a class"
+                    if self._in_parts
+                    else ""
+                )
             )
         return files, others
 
@@ -343,4 +348,6 @@ def _natural(name: str) -> tuple[int, int, str]:
 
 
 def _more(parts: Any) -> str:
+    if parts.get("test") == 0:
+        return "set data.test_share above 0, or add a folder test"
     return "a class needs three pictures to be split" if parts else "expected pictures in its folder test"

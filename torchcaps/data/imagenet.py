@@ -168,6 +168,10 @@ class ImageNet(ImageData):
         # Report missing folders now, not after the training.
         _ = self.names, self._boxes
 
+    @checked
+    def picture(self, path: Path) -> Tensor:
+        return ImageFiles(path.parent, np.array([]), torch.empty(0), self.resize, None, self.margin).read(path.name)
+
     def _images(self, train: bool) -> ImageFiles:
         folder = self._folder / ("train" if train else "val")
         files, labels = [], []

@@ -133,7 +133,8 @@ def read_header(path: Path) -> Header | None:
             warnings.simplefilter("ignore")
             with Image.open(path, formats=FORMATS) as picture:
                 is_gray = picture.mode in GRAY_MODES or picture.mode.startswith("I")
-                frames = getattr(picture, "n_frames", 1)
+                # MPO: a photograph with a preview beside it.
+                frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
                 if palette := picture.getpalette() if picture.mode == "P" else None:
                     colors = np.array(palette).reshape(-1, 3)  # the colors of a palette may all be gray
                     is_gray = bool((colors == colors[:, :1]).all())

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import torchcaps
-from torchcaps.data import ImageData
+from torchcaps.data import TextData
 from torchcaps.deploy.trained import Trained
 from torchcaps.utils.extras import needs
 
@@ -58,7 +58,7 @@ def model_card(trained: Trained, place: str, license: str) -> str:
         str(part["class_path"]).rpartition(".")[2] for part in (values["model"]["network"], values["data"])
     )
     title = f"{network} on {data}"
-    task = "image-classification" if isinstance(trained.data, ImageData) else "text-classification"
+    task = "text-classification" if isinstance(trained.data, TextData) else "image-classification"
     metrics = about.get("metrics")
     accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
     results = [EvalResult(task, data.lower(), data, "accuracy", accuracy, metric_name="test accuracy")]

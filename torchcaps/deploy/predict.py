@@ -1,5 +1,6 @@
 """Predictions of a trained network for pictures and texts, batch by batch."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data import DataError, Encoder, ImageData, TextData
+from torchcaps.data import DataError, ImageData, TextData
 from torchcaps.deploy.trained import Trained
 from torchcaps.utils.arguments import Count, checked
 
-TEXTS_AT_ONCE = 1000  # that are embedded before the network reads them; the encoder is loaded once for these
+TEXTS_AT_ONCE = 100  # whose embeddings are on the disk at once, 1 GB if each has 512 tokens in a base-size encoder
 
 
 @checked
@@ -67,11 +68,15 @@ def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64
     data = trained.data
     if not isinstance(data, TextData):
         raise TypeError(f"the network was trained on {type(data).__name__}, which has no texts")
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        chunk = texts[start : start + TEXTS_AT_ONCE]
-        with tempfile.TemporaryDirectory() as cache:
-            embeddings = Encoder(data.encoder, data.revision, cache, data.truncate).embed(chunk)
+    from torchcaps.explain.words import LoadedEncoder  # which takes a second, and pictures do not need it
+
+    with tempfile.TemporaryDirectory() as cache:
+        encoder = LoadedEncoder(data.encoder, data.revision, cache, data.truncate)
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            chunk = texts[start : start + TEXTS_AT_ONCE]
+            embeddings = encoder.embed(chunk)
             for first in range(0, len(chunk), batch_size):
                 places = range(first, min(first + batch_size, len(chunk)))
                 rows = trained.probabilities(embeddings.padded(places))
                 yield from zip((start + place for place in places), rows, strict=True)
+            shutil.rmtree(encoder.folder)
