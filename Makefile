@@ -38,7 +38,7 @@ test-newest: .venv-newest/.done
 test-oldest: .venv-oldest/.done
 	.venv-oldest/bin/pytest -n 2 --dist worksteal $(CORE)
 
-.venv-newest/.done: EXTRA := torchvision timm
+.venv-newest/.done: EXTRA := --upgrade --upgrade-strategy eager torchvision timm
 .venv-oldest/.done: EXTRA := "torch==2.6.*"
 .venv-newest/.done .venv-oldest/.done: pyproject.toml setup.py $(KERNELS)
 	$(PYTHON) -m venv $(@D)

@@ -14,6 +14,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FOLDER = Path("torchcaps/ops/native")
 NOTE = "why_not.txt"  # file that says why there is no library
@@ -34,6 +35,13 @@ def instruction_sets() -> dict[str, tuple[int, list[str]]]:
     return {"baseline": (16, [])}
 
 
+class BuildModules(build_py):
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)  # modules and recipes of an earlier commit would stay
+        super().run()
+
+
 class BuildKernels(build_ext):
     def get_ext_filename(self, name: str) -> str:
         return str(Path(*name.split("."))) + ".so"  # without the tag of a Python version
@@ -47,7 +55,11 @@ class BuildKernels(build_ext):
             note.parent.mkdir(parents=True, exist_ok=True)
             Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)  # left by an earlier build
             compiler = (getattr(self.compiler, "compiler_cxx", None) or ["cl"])[0]  # Microsoft's has no such attribute
-            what = "could not compile them (pip install -v says why)" if shutil.which(compiler) else "is not installed"
+            what = (
+                "could not compile them: they need GCC 12 or later, or Clang (pip install -v says more)"
+                if shutil.which(compiler)
+                else "is not installed"
+            )
             note.write_text(f"the C++ compiler {compiler} {what}")
             raise
 
@@ -110,5 +122,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+    cmdclass={"build_py": BuildModules, "build_ext": BuildKernels, "bdist_wheel": Wheel},
 )

@@ -28,7 +28,8 @@ def existing_network() -> nn.Module:  # which ends in an average pool and a line
 
 
 def scores(network: nn.Module, images: Tensor) -> Tensor:
-    output = network(nn.functional.interpolate(images, size=(16, 16)).expand(-1, 3, -1, -1))
+    side = 128 if hasattr(network, "fc") else 16  # maps of 4x4: a ResNet-18 has a stride of 32
+    output = network(nn.functional.interpolate(images, size=(side, side)).expand(-1, 3, -1, -1))
     return getattr(output, "scores", output)  # networks of torchcaps return a Prediction
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from commands import call, error_of
 
-from torchcaps.data import LabeledData
+from torchcaps.data import DataError, LabeledData
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
 from torchcaps.utils.signals import StopSignals
@@ -210,6 +210,24 @@ def test_bad_trials_end_early(monkeypatch, mode, prune):
     assert all(trial.state.name == "COMPLETE" for trial in study.trials[:4])
     better = max if mode == "max" else min
     assert best_of(study).params == better(study.trials, key=lambda trial: trial.params[LR]).params
+
+
+def test_an_error_of_the_data_ends_a_search_only_if_no_trial_is_complete(monkeypatch):
+    """It is probably that of the values, such as an encoder of another size, if other trials had none."""
+
+    def train(plan, trial, signals):
+        if trial.number >= first:
+            raise DataError("the encoder has 3 layers")
+        return 0.5
+
+    monkeypatch.setattr("torchcaps.search.study._train", train)
+    first = 0
+    with pytest.raises(DataError, match="the encoder has 3 layers"):
+        run(a_plan("a", 3))
+    first = 1
+    trials = run(a_plan("b", 3)).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "FAIL"]
+    assert trials[2].user_attrs["error"] == "the encoder has 3 layers"
 
 
 def test_the_values_follow_from_the_seed_however_often_a_search_was_stopped(monkeypatch):

@@ -141,9 +141,12 @@ def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
         metric = _train(plan, trial, signals)
     except optuna.TrialPruned:
         state = TrialState.PRUNED
-    except (DataError, ImportError, OSError, OptunaError):
+    except (OSError, OptunaError):
         raise
     except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
+        others = trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if isinstance(error, DataError | ImportError) and not others:
+            raise  # not from its values, probably: all trials would fail from it
         trial.set_user_attr("error", one_line(error) or type(error).__name__)
         state = TrialState.FAIL
     if torch.cuda.is_available():

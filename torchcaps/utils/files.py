@@ -4,7 +4,7 @@ import csv
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -76,7 +76,8 @@ def sync_folder(folder: Path) -> None:
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with suppress(OSError):  # some network file systems cannot do this for folders
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
