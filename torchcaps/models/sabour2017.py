@@ -84,45 +84,27 @@ class CapsNet(ReconstructingCapsNet):
         return self.primary(F.relu(self.conv(images)))
 
 
+def _capsnet(image_size: int, iterations: int, decoder: bool, classes: int) -> CapsNet:
+    routing = DynamicRouting(iterations, init="paper")
+    return CapsNet(1, image_size, classes, routing, decoder=(512, 1024) if decoder else None)
+
+
 @register_model
 def capsnet_mnist(iterations: Count = 3, decoder: bool = True, classes: Count = 10) -> CapsNet:
     """CapsNet for 28x28 digits: 8,215,568 parameters, 6,804,224 without the decoder."""
-    return CapsNet(
-        in_channels=1,
-        image_size=28,
-        classes=classes,
-        routing=DynamicRouting(iterations, init="paper"),
-        channels=256,
-        kernel_size=9,
-        primary_types=32,
-        primary_pose=8,
-        primary_kernel_size=9,
-        primary_stride=2,
-        class_pose=16,
-        decoder=(512, 1024) if decoder else None,
-    )
+    return _capsnet(28, iterations, decoder, classes)
 
 
 @register_model
 def capsnet_multimnist(iterations: Count = 3, decoder: bool = True, classes: Count = 10) -> CapsNet:
     """CapsNet for 36x36 images of two digits: 11,361,808 parameters (published 11.36M)."""
-    return CapsNet(
-        image_size=36,
-        classes=classes,
-        routing=DynamicRouting(iterations, init="paper"),
-        decoder=(512, 1024) if decoder else None,
-    )
+    return _capsnet(36, iterations, decoder, classes)
 
 
 @register_model
 def capsnet_affnist(iterations: Count = 3, decoder: bool = True, classes: Count = 10) -> CapsNet:
     """CapsNet for 40x40 digits: 13,475,648 parameters, the baseline of Zhao & Huang 2019, Table 4."""
-    return CapsNet(
-        image_size=40,
-        classes=classes,
-        routing=DynamicRouting(iterations, init="paper"),
-        decoder=(512, 1024) if decoder else None,
-    )
+    return _capsnet(40, iterations, decoder, classes)
 
 
 @register_model
@@ -133,17 +115,14 @@ def capsnet_digits(
     if routing is not None and iterations != 3:
         raise ValueError(f"iterations={iterations} is of the dynamic routing: give it to {type(routing).__name__}")
     return CapsNet(
-        in_channels=1,
         image_size=8,
         classes=classes,
         routing=DynamicRouting(iterations, init="paper") if routing is None else routing,
         channels=128,
         kernel_size=3,
         primary_types=16,
-        primary_pose=8,
         primary_kernel_size=3,
         primary_stride=1,
-        class_pose=16,
         decoder=(256, 512) if decoder else None,
     )
 
@@ -163,12 +142,7 @@ def capsnet_small(
         classes,
         routing=DynamicRouting(iterations, init="paper"),
         channels=64,
-        kernel_size=9,
         primary_types=8,
-        primary_pose=8,
-        primary_kernel_size=9,
-        primary_stride=2,
-        class_pose=16,
         decoder=(128, 192) if decoder else None,
     )
 
