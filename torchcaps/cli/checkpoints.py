@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import build_training, load_requested, runs_of
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import folder_of
 from torchcaps.utils.processes import rank
 
 if TYPE_CHECKING:
@@ -78,9 +77,11 @@ def _take_split(values: dict[str, Any], checkpoint: Path, overrides: list[str]) 
     """Let a run on data of one's own keep its split although files were added or deleted: otherwise samples that it was
     trained on would be tested on."""
     given = {token.partition("=")[0].rstrip("+") for token in overrides}
-    split = folder_of(checkpoint) / "split.csv"
-    if split.is_file() and not given & {"--data", "--data.split", "--data.folder", "--data.file"}:
-        values["data"]["init_args"]["split"] = str(split)
+    split, arguments = checkpoint.parent.parent / "split.csv", values["data"].get("init_args", {})
+    if checkpoint.parent.name != "checkpoints" or "split" not in arguments or not split.is_file():
+        return
+    if not given & {"--data", "--data.split", "--data.folder", "--data.file"}:
+        arguments["split"] = str(split)
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":
