@@ -28,6 +28,10 @@ FIGURES: dict[str, tuple[str, dict[str, str]]] = {
             "routing, PyTorch's first weights": "zhao2019-table1-fashion-mnist-routing-seed0",
         },
     ),
+    "zhao2019-table2": (
+        "CIFAR-10, Table 2 of Zhao & Huang",
+        {"ResNet-20, average pooling": "zhao2019-table2-resnet20-average-seed0"},
+    ),
     "zhao2019-table1-cifar10": (
         "CIFAR-10, Table 1 of Zhao & Huang",
         {
