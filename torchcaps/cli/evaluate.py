@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}
     results: dict[str, dict[str, Any]] = {}
     for name, found in runs.items():
-        several = len({run.checkpoint for run in runs.values() if folder_of(run.checkpoint) == folders[name]}) > 1
+        several = len({runs[other].checkpoint for other in runs if folders[other] == folders[name]}) > 1
         path = folders[name] / (f"evaluate-{found.checkpoint.stem}.json" if several else FILE)
         results[name] = _evaluated(named[name], overrides, found, path)
         print(f"results: {path}", flush=True)
@@ -82,7 +82,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run", path: Path) -> dict[str, Any]:
     """Return the results of a run by protocol, with what they were measured with. Each is written at once."""
-    from torchcaps.evaluate import PROTOCOLS, evaluate
+    from torchcaps.evaluate import evaluate
+    from torchcaps.evaluate.protocols import WITHOUT_TRAINING
     from torchcaps.evaluate.runs import subject_of
 
     training = build_run(options, overrides, found, "network.")
@@ -99,7 +100,7 @@ def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run", 
         subject: Subject = subject_of(training, options.images, options.seed, progress, trained)
         about = {"seed": options.seed, "checkpoint": str(found.checkpoint), "overrides": overrides}
         results = {}
-        for name in options.protocols or [name for name, protocol in PROTOCOLS.items() if not protocol.trains]:
+        for name in options.protocols or WITHOUT_TRAINING:
             results[name] = {**evaluate(subject, [name])[name], **about}
             _merge(path, results)
     return results

@@ -15,6 +15,7 @@ PROTOCOLS: dict[str, Protocol] = {
     module.__name__.rpartition(".")[2]: module.PROTOCOL
     for module in (affine, overlap, routing, parts, pose, viewpoint, corruptions, attack, few)
 }
+WITHOUT_TRAINING = [name for name, protocol in PROTOCOLS.items() if not protocol.trains]
 
 
 @checked
@@ -37,7 +38,7 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
     """
     if not len(subject.images):
         raise ValueError("there is no image to test on: give at least one")
-    names = [name for name, x in PROTOCOLS.items() if not x.trains] if protocols is None else list(protocols)
+    names = WITHOUT_TRAINING if protocols is None else list(protocols)
     for name in names:
         check_choice("protocols", name, PROTOCOLS)
     results: dict[str, dict[str, Any]] = {}

@@ -185,11 +185,13 @@ class LastCheckpoints(Checkpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not when the training starts: one that has ended does not.
-        if trainer.ckpt_path is not None and any(map(_has_stopped, trainer.early_stopping_callbacks)):
+        if trainer.ckpt_path is None:
+            return
+        if any(map(_has_stopped, trainer.early_stopping_callbacks)):
             trainer.should_stop = True  # Lightning would train another epoch
             if trainer.is_global_zero:
                 print("the run has stopped early: nothing is left to train")
-        if trainer.ckpt_path is not None and trainer.is_global_zero:
+        if trainer.is_global_zero:
             for best, new in self._best.items():
                 Path(new).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(best, new)
