@@ -124,9 +124,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dynamic": Algorithm(DynamicRouting, dynamic),
     "dynamic_bias_leaky": Algorithm(lambda **kw: DynamicRouting(learn_bias=True, leaky=True, **kw), dynamic),
     "dynamic_learned_start": Algorithm(lambda **kw: DynamicRouting(start="learned", **kw), dynamic),
-    "dynamic_over_children": Algorithm(
-        lambda **kw: DynamicRouting(softmax="children", learn_bias=True, start="learned", **kw), dynamic
-    ),
+    "dynamic_over_children": Algorithm(lambda **kw: DynamicRouting(softmax="children", learn_bias=True, **kw), dynamic),
     "vector_norm": Algorithm(VectorNormRouting, vector_norm),
     "vector_norm_squash": Algorithm(
         lambda **kw: VectorNormRouting(sharpness=2.0, activation=squash, learn_sharpness=True, **kw), vector_norm

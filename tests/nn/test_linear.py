@@ -97,7 +97,7 @@ def test_coordinate_addition(backend):
 ROUTINGS = {
     name: (lambda name=name: algorithms.make(name))
     for name in algorithms.ALGORITHMS
-    if name not in ("random", "self_routing")
+    if name not in ("random", "self_routing", "dynamic_learned_start")
 } | {
     "dynamic, random start": lambda: DynamicRouting(start="random"),
     "inverted attention, learned start": lambda: InvertedAttentionRouting(activations=True, start="learned"),

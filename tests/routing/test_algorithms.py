@@ -87,6 +87,17 @@ def test_against_the_oracle(name, case):
                 close(actual.flatten(2) if field in ("poses", "variances") else actual, expected[field])
 
 
+def test_learned_first_logits_over_children():
+    layer = randomize(CapsuleLinear(5, 3, 2, 4, DynamicRouting(softmax="children", start="learned")))
+    poses = torch.randn(2, 5, 2)
+    expected = expected_of("dynamic_over_children", layer, poses)
+    for backend in BACKENDS:
+        layer.backend = backend
+        found = layer(poses, return_coefficients=True)
+        close(found.poses, expected["poses"])
+        close(found.coefficients, expected["coefficients"])
+
+
 @names
 @pytest.mark.parametrize("gradient", ["unrolled", pytest.param("last", marks=pytest.mark.slow)])
 def test_laws(name, gradient, monkeypatch):

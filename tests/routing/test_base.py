@@ -137,6 +137,26 @@ def test_random_routing_for_any_number_of_parents():
     assert found.std() > 0.01
 
 
+@pytest.mark.parametrize("start", ["random", "learned"])
+def test_first_logits_that_change_nothing(start):
+    over_children = DynamicRouting(1, softmax="children", start=start)
+    with pytest.raises(ValueError, match=f"start='{start}' changes nothing where all children share one set"):
+        CapsuleLinear(None, 3, 4, 5, over_children)
+    poses = torch.randn(2, 6, 4)
+    for layer in (CapsuleLinear(6, None, 4, 5, over_children), CapsuleLinear(2, 3, 4, 5, over_children)):
+        if start == "learned":
+            nn.init.normal_(layer.routing.first_logits)
+        options = {"out_capsules": 3} if layer.out_capsules is None else {}
+        coefficients = layer(poses[:, : layer.in_capsules], return_coefficients=True, **options).coefficients
+        assert_close(coefficients.sum(1), torch.ones(2, 3))
+        assert coefficients.std() > 0.01
+
+
+def test_learned_first_logits_for_any_number_of_parents():
+    with pytest.raises(ValueError, match="start='learned' changes nothing for any number of parents"):
+        CapsuleLinear(6, None, 4, 5, DynamicRouting(start="learned"))
+
+
 def test_buffers_and_modules_are_reset_and_loaded():
     layer, twin = (CapsuleLinear(6, 3, 4, 5, WithParts()) for _ in range(2))
     kept = dict(layer.routing.state_dict(keep_vars=True))

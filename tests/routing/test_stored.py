@@ -108,6 +108,8 @@ def test_random_starts_are_the_same_for_all_samples():
         assert_close(drawn[-1], drawn[-1][:1].expand(4, -1, -1))
     assert_close(drawn[1], drawn[0])
     assert not torch.allclose(drawn[2], drawn[0])
+    over_children = DynamicRouting(1, softmax="children", start="random")
+    assert route(over_children, votes).coefficients.std() > 0.01
 
 
 def test_a_softmax_over_the_wrong_axis_breaks_a_law(monkeypatch):

@@ -42,6 +42,7 @@ class DynamicRouting(Routing):
             softmax="parents".
         start: initial logits: "zero", "random" (normal, drawn anew at every call) or "learned" (initially zero). There
             is one logit for each set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
+            Where all logits of a softmax would be the same number, a layer refuses "random" and "learned".
         gradient, init: see :class:`torchcaps.Routing`; init="paper" draws the vote weights as the authors' code does,
             normal with standard deviation 0.1, cut at 0.2.
 
@@ -73,6 +74,16 @@ class DynamicRouting(Routing):
         return self.softmax == "children"
 
     def build(self, shape: LayerShape) -> None:
+        if self.start != "zero" and self.averages and shape.groups == 1:
+            raise ValueError(
+                f"start={self.start!r} changes nothing where all children share one set of vote weights, and so one first "
+                "logit in the softmax over the children: use start='zero', or give the layer in_capsules"
+            )
+        if self.start == "learned" and not self.averages and shape.any_parents:
+            raise ValueError(
+                "start='learned' changes nothing for any number of parents, which share one first logit: use "
+                "start='zero' or 'random', or give the layer out_capsules"
+            )
         if self.learn_bias:
             self.bias = nn.Parameter(torch.full((shape.parents, shape.features), 0.1))
         if self.start == "learned":
@@ -87,7 +98,7 @@ class DynamicRouting(Routing):
         zeros = votes.parents_like()
         if self.start == "learned":
             return Dot(zeros, self.first_logits.to(zeros.dtype).expand(-1, votes.parents))
-        groups = 1 if self.shape is None else self.shape.groups
+        groups = votes.children if self.shape is None else self.shape.groups
         return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
 
     def step(self, votes: WeightedVotes, b: Dot | None, t: float) -> tuple[Capsules, Dot]:
