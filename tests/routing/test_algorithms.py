@@ -364,3 +364,11 @@ def test_the_cost_of_children_in_half_precision():
     present = torch.ones(1, 2000, dtype=torch.bool)
     scores = layer(poses).scores, layer(Capsules(poses, present)).scores
     torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-2)
+
+
+def test_betas_are_added_in_float32():
+    layer = CapsuleLinear(1, 2, 4, 4, HeinsenRouting(1)).to(torch.bfloat16)
+    nn.init.constant_(layer.routing.beta_use, 256)
+    nn.init.constant_(layer.routing.beta_ignore, 1)
+    scores = layer(torch.randn(1, 1, 4, dtype=torch.bfloat16)).scores
+    close(scores.double(), [[127.5, 127.5]])  # 256 / 2 of the half that is used, minus 1 / 2 of the other

@@ -76,8 +76,8 @@ class DynamicRouting(Routing):
     def build(self, shape: LayerShape) -> None:
         if self.start != "zero" and self.averages and shape.groups == 1:
             raise ValueError(
-                f"start={self.start!r} changes nothing where all children share one set of vote weights, and so one first "
-                "logit in the softmax over the children: use start='zero', or give the layer in_capsules"
+                f"start={self.start!r} changes nothing where all children share one set of vote weights, and so one "
+                "first logit in the softmax over the children: use start='zero', or give the layer in_capsules"
             )
         if self.start == "learned" and not self.averages and shape.any_parents:
             raise ValueError(
