@@ -22,8 +22,13 @@ from torchcaps.bench.resources import peak_allocated, time_side_by_side
 ROWS: dict[str, tuple[float, str, dict[str, Any], dict[str, Any]]] = {
     "(a) CapNet, dynamic": (151.24, "capnet_dynamic", {}, {"types": 8, "grid": 4}),
     "(b) CapNet, EM": (152.44, "capnet_em", {}, {"types": 8, "grid": 4}),
-    "(c) CNN, same shape": (24.44, "shallow_cnn", {}, {"channels": 8}),
-    "(d) CNN, similar parameters": (146.88, "shallow_cnn", {"channels": 80}, {"channels": 11}),
+    "(c) CNN, same shape": (24.44, "shallow_cnn", {}, {"channels": (8, 16, 32, 64, 128)}),
+    "(d) CNN, similar parameters": (
+        146.88,
+        "shallow_cnn",
+        {"channels": (32, 256, 512, 512, 1300)},
+        {"channels": (8, 64, 128, 128, 325)},
+    ),
     "(e) EncapNet, master": (25.76, "shallow_encapnet", {"coefficients": None}, {"types": 8}),
     "(f) EncapNet, master/aide": (60.68, "shallow_encapnet", {}, {"types": 8}),
 }

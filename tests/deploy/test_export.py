@@ -34,7 +34,6 @@ SMALL = {
     "capnet_em": {"types": 2, "grid": 4},
     "encapnet_v1": {"image_size": 16, "capsules": 2, "depth": 1},
     "encapnet_v2": {"image_size": 16, "capsules": 2},
-    "encapnet_v3": {"image_size": 16, "capsules": 2},
     "heinsen_images": {"layers": 3, "width": 8, "hidden": 4, "pose": 5, "classes": 7},
     "heinsen_sst": {"layers": 3, "width": 8, "features": 4, "parts": 4},
     "heinsen_texts": {"layers": 3, "width": 8, "hidden": 4, "pose": 5},
@@ -79,8 +78,6 @@ def run(path: Path, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("name", list_models())
 def test_every_model(name, to, tmp_path, request):
     """`export` checks the file on three batches; here is one of another size, run by us."""
-    if (name, to) == ("encapnet_v3", "onnx"):
-        pytest.skip("it has the layers of encapnet_v2, which take minutes")
     if (name, to) == ("capnet_em", "onnx"):
         reason = "with these weights the ONNX file differs by 2e-3 of the largest score, and export refuses it"
         request.applymarker(pytest.mark.xfail(raises=ValueError, strict=True, reason=reason))

@@ -12,10 +12,6 @@ from torchcaps.models.li2018 import EncapsulatedModule2d
 from torchcaps.routing import Iteration
 
 
-def count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 @cache
 def shapes_of(name: str) -> nn.Module:
     """A model on the meta device: shapes without values."""
@@ -23,19 +19,11 @@ def shapes_of(name: str) -> nn.Module:
         return create_model(name)
 
 
-def test_published_megabytes():
-    """At 16 bytes per parameter, three numbers of Table 1 come out to within 0.03."""
-    with torch.device("meta"):
-        assert 16 * count(create_model("capnet_dynamic")) / 2**20 == pytest.approx(151.24, abs=0.03)
-        assert 16 * count(create_model("capnet_em")) / 2**20 == pytest.approx(152.44, abs=0.03)
-        assert 16 * count(create_model("shallow_encapnet", coefficients=None)) / 2**20 == pytest.approx(25.76, abs=0.03)
-
-
 def test_depths():
     """The paper counts the stem, each capConv and capFC as layers."""
     from torchcaps import CapsuleBlock2d
 
-    for name, layers in (("encapnet_v1", 18), ("encapnet_v2", 101), ("encapnet_v3", 101)):
+    for name, layers in (("encapnet_v1", 18), ("encapnet_v2", 101)):
         assert 2 + sum(isinstance(module, CapsuleBlock2d) for module in shapes_of(name).modules()) == layers
 
 
@@ -56,7 +44,7 @@ def test_encapnet_runs(coefficients, skips):
     assert kinds.count(nn.Conv2d) == (4 if skips in ("type1", "both") else 0)
 
 
-@pytest.mark.parametrize(("name", "size"), [("encapnet_v1", 128), ("encapnet_v2", 32), ("encapnet_v3", 128)])
+@pytest.mark.parametrize(("name", "size"), [("encapnet_v1", 128), ("encapnet_v2", 32)])
 def test_sizes(name, size):
     model = create_model(name, capsules=2, image_size=size, classes=4).eval()
     assert model.class_capsules.in_capsules == 2 * 4 * 4

@@ -23,7 +23,6 @@ from torchcaps.models.li2018 import (
     capnet_em,
     encapnet_v1,
     encapnet_v2,
-    encapnet_v3,
     shallow_cnn,
     shallow_encapnet,
 )
@@ -98,7 +97,6 @@ __all__ = [
     "em_cifar",
     "encapnet_v1",
     "encapnet_v2",
-    "encapnet_v3",
     "heinsen_images",
     "heinsen_smallnorb",
     "heinsen_sst",
