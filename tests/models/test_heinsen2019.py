@@ -1,4 +1,4 @@
-"""The networks of Heinsen 2019: initial values, exports, errors, baselines.
+"""The networks of Heinsen 2019: initial values, baselines.
 
 `test_texts.py` has masks and padding."""
 
@@ -97,9 +97,6 @@ def test_the_papers_children():
     children = model.primary_capsules(torch.rand(1, 2, 96, 96))
     assert children.poses.shape == (1, 64, 9, 9, 4, 4)  # 5184
     assert children.scores.shape == (1, 64, 9, 9)
-
-
-# Compilation and errors
 
 
 # Baselines

@@ -151,9 +151,7 @@ def resnet_capsnet(
         image_size=image_size,
         classes=classes,
         routing=VectorNormRouting(iterations, sharpness, activation=squash, init="paper"),
-        depth=20,
         primary_pose=primary_pose,
-        class_pose=16,
         decoder=(512, 1024) if decoder else None,
     )
 
@@ -175,7 +173,6 @@ def resnet_capsnet_small(
         routing=VectorNormRouting(iterations, sharpness, activation=squash, init="paper"),
         depth=8,
         primary_pose=primary_pose,
-        class_pose=16,
         decoder=None,
     )
 
