@@ -242,6 +242,14 @@ def test_checkpoints_that_cannot_be_resumed(capfd, trained, number):
     assert bad(capfd, "train", "quickstart", "--ckpt_path", "bad.ckpt", *SHORT).startswith("torchcaps: bad.ckpt ")
 
 
+def test_options_that_a_run_or_a_checkpoint_has_decided(capfd, trained):
+    path = checkpoint(trained)
+    said = bad(capfd, "test", str(path), "--ckpt_path", "best")
+    assert f"{path} is a checkpoint, and not a run: leave out --ckpt_path best" in said
+    run = str(path.parent.parent)
+    assert f"{run} is a run, which is small or not: leave out --small" in bad(capfd, "train", run, "--small")
+
+
 def test_damaged_checkpoints(capfd, trained):
     whole = checkpoint(trained).read_bytes()
     for content in (b"", whole[:-99], bytes(9) + whole[9:], b"a text"):

@@ -25,7 +25,6 @@ from torchcaps import (
 from torchcaps.capsules import Prediction
 from torchcaps.deploy import TARGETS, export, files
 from torchcaps.deploy import onnx as onnx_files
-from torchcaps.deploy.onnx import quantize
 from torchcaps.models import list_models
 
 # Arguments that make the models small. The others are tested in the size of their papers.
@@ -142,23 +141,6 @@ def test_an_onnx_file_takes_any_batch(images_file):
             prediction = network(images)
             expected = [prediction.evidence, network.reconstruct(prediction.capsules)]
         assert_close(run(path, images), expected)
-
-
-def test_int8_is_near(images_file, tmp_path, monkeypatch):
-    """A file of its own, whose numbers are 8 bits long; the source stays."""
-    _, path = images_file
-    before, images = path.read_bytes(), torch.rand(40, 1, 12, 12)
-    monkeypatch.setenv("HOME", str(path.parent))
-    same = quantize(f"~/{path.name}", tmp_path / "int8.onnx", images)
-    assert same > 0.5
-    assert path.read_bytes() == before
-    assert [x.name for x in tmp_path.iterdir()] == ["int8.onnx"]
-    stored = {x.name: x for x in onnx.load(tmp_path / "int8.onnx").graph.initializer}
-    assert {x.data_type for x in stored.values() if "conv.weight_quantized" in x.name} == {onnx.TensorProto.INT8}
-    found, expected = run(tmp_path / "int8.onnx", images)[0], run(path, images)[0]
-    assert 0 < (found - expected).abs().max() < 0.2 * expected.max()
-    with pytest.raises(ValueError, match="expected an ONNX file"):
-        quantize(path, tmp_path / "a.txt", IMAGES)
 
 
 def test_texts_of_any_length(tmp_path):

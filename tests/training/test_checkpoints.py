@@ -20,6 +20,7 @@ from interruptions import Killed
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.train import _resume_command
+from torchcaps.training.checkpoint_files import keep_split
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
 from torchcaps.training.report import curves_of
 
@@ -149,7 +150,7 @@ def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
     assert call("train", "--trainer.max_epochs=1", *best) == 0
     (kept,) = FOLDER.glob("epoch=*.ckpt")
     last = FOLDER / "last.ckpt"
-    assert "epoch=0" in str(locate(Namespace(recipe=str(FOLDER.parent)), None))  # what commands take
+    assert "epoch=0" in str(locate(Namespace(recipe=str(FOLDER.parent), small=False), None))  # what commands take
     content, score = torch.load(last, weights_only=True), torch.tensor(-1.0)
     (state,) = (state for state in content["callbacks"].values() if "best_k_models" in state)
     state.update(best_model_score=score, kth_value=score, best_k_models={state["best_model_path"]: score})
@@ -160,7 +161,7 @@ def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
     assert f"{copied}, after epoch 1" in capfd.readouterr().out
     state.update(best_model_path="")  # as of a run that was stopped within its first epoch
     torch.save(content, last)
-    assert locate(Namespace(recipe=str(FOLDER.parent)), None) == last
+    assert locate(Namespace(recipe=str(FOLDER.parent), small=False), None) == last
     given = Namespace(recipe=str(FOLDER.parent), small=False, smoke=False, allow_code=False, model=None, runs="runs")
     assert "+=" not in _resume_command(given, best, FOLDER.parent)  # the run has it
     assert "+=" in _resume_command(Namespace(**vars(given), ckpt_path="a.ckpt"), best, Path("without"))
@@ -368,3 +369,12 @@ def test_when_checkpoints_are_saved(epochs, batches, options, seconds, steps, mo
     assert call("train", *length, *options) == 0
     assert saved == steps
     assert bool(list(Path().rglob("*.ckpt"))) == bool(steps)
+
+
+def test_images_that_an_encoder_encodes_keep_their_split(tmp_path, monkeypatch):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "split.csv").touch()
+    monkeypatch.chdir(tmp_path / "run" / "checkpoints")
+    data = {"init_args": {"images": {"init_args": {"split": None}}}}
+    keep_split(data, Path("best.ckpt"))
+    assert data["init_args"]["images"]["init_args"]["split"] == str(tmp_path / "run" / "split.csv")

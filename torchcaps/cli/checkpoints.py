@@ -53,13 +53,15 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
     """
     from torchcaps.recipes import Recipe
     from torchcaps.recipes.values import with_source
-    from torchcaps.training.checkpoint_files import KINDS, values_of
+    from torchcaps.training.checkpoint_files import KINDS, keep_split, values_of
 
     path = locate(options, given)
     content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
     try:
         values = values_of(path, content)
-        _take_split(values, path, overrides)
+        given = {token.partition("=")[0].rstrip("+").rpartition(".")[2] for token in overrides if "--data" in token}
+        if not given & {"--data", "split", "folder", "file", "images"}:
+            keep_split(values["data"], path)
         if is_run(options.recipe):
             return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
         recipe = load_requested(options)
@@ -67,21 +69,10 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
         for name in [path[1] for path in added if path[0] == "trainer" and len(path) == 2]:
             values["trainer"] = {**dict(values["trainer"]), name: recipe.config["trainer"].get(name)}
         return Run(path, content, replace(recipe, values=with_source(values, str(path))))
-    except (KeyError, TypeError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} does not hold the values of a recipe ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise BadInput(str(error)) from error
-
-
-def _take_split(values: dict[str, Any], checkpoint: Path, overrides: list[str]) -> None:
-    """Let a run on data of one's own keep its split although files were added or deleted: otherwise samples that it was
-    trained on would be tested on."""
-    given = {token.partition("=")[0].rstrip("+") for token in overrides}
-    split, arguments = checkpoint.parent.parent / "split.csv", values["data"].get("init_args", {})
-    if checkpoint.parent.name != "checkpoints" or "split" not in arguments or not split.is_file():
-        return
-    if not given & {"--data", "--data.split", "--data.folder", "--data.file"}:
-        arguments["split"] = str(split)
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":
@@ -212,9 +203,14 @@ def locate(options: argparse.Namespace, given: str | None, folders: bool = False
             `last`.
         folders: whether it may also be a folder of `save_pretrained`.
     """
+    run = is_run(options.recipe)
+    if run and options.small:
+        raise BadInput(f"{options.recipe} is a run, which is small or not: leave out --small")
     chosen = given if given in ("last", "best") else None
-    place = given if given is not None and chosen is None else options.recipe if is_run(options.recipe) else None
+    place = given if given is not None and chosen is None else options.recipe if run else None
     if place is not None and not os.path.isdir(place):
+        if chosen is not None and options.ckpt_path == chosen:
+            raise BadInput(f"{place} is a checkpoint, and not a run: leave out --ckpt_path {chosen}")
         return _whole(Path(place))
     if place is not None and os.path.isfile(os.path.join(place, "config.json")):
         if folders:

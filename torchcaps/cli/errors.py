@@ -19,6 +19,8 @@ def bad_data() -> Iterator[None]:
 
     try:
         yield
+    except UnicodeEncodeError:  # a name that cannot be printed; torchcaps.cli.main says so
+        raise
     except (DataError, ValueError, MisconfigurationException) as error:
         raise BadInput(str(error)) from error
     except RuntimeError as error:

@@ -77,6 +77,7 @@ def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64
             embeddings = encoder.embed(chunk)
             for first in range(0, len(chunk), batch_size):
                 places = range(first, min(first + batch_size, len(chunk)))
-                rows = trained.probabilities(embeddings.padded(places))
+                states, mask = embeddings.padded(places)
+                rows = trained.probabilities((states.float(), mask))
                 yield from zip((start + place for place in places), rows, strict=True)
             shutil.rmtree(encoder.folder)

@@ -1,5 +1,6 @@
 """A trained network with all that is needed to use it, read from a checkpoint or from a folder of `save_pretrained`."""
 
+import copy
 import json
 import math
 from dataclasses import dataclass, field
@@ -13,7 +14,14 @@ from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
 from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.recipes.reading import read_text
-from torchcaps.training.checkpoint_files import EXPECTED, facts_of, network_state, read_checkpoint, values_of
+from torchcaps.training.checkpoint_files import (
+    EXPECTED,
+    facts_of,
+    keep_split,
+    network_state,
+    read_checkpoint,
+    values_of,
+)
 from torchcaps.training.errors import innermost
 from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
@@ -71,7 +79,9 @@ class Trained:
             names = Names(allow_code)
             names.check(values["data"], LabeledData)
             names.check(values["model"]["network"], nn.Module)
-            data = build_part(LabeledData, values["data"])
+            own = copy.deepcopy(values["data"])
+            keep_split(own, path)
+            data = build_part(LabeledData, own)
             network = build_part(nn.Module, untrained(values["model"]["network"]))
         except Exception as error:  # values that anybody wrote, and classes of the user's own
             if isinstance(error, ImportError):
@@ -122,14 +132,14 @@ def _is_temperature(value: Any) -> bool:
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
     """Return the values, the network's state and the facts in a folder of `save_pretrained`."""
     path = folder / CONFIG
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}: {A_FOLDER}")
     try:
         config = json.loads(read_text(path))
-        state, _ = read_tensors(folder / WEIGHTS)
-    except FileNotFoundError as error:
-        missing = WEIGHTS if path.is_file() else CONFIG
-        raise ValueError(f"{folder} has no {missing}: {A_FOLDER}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {one_line(error)}): {A_FOLDER}") from error
+    state, _ = read_tensors(folder / WEIGHTS)
     if not isinstance(config, dict) or not isinstance(config.get("values"), dict):
         raise ValueError(f"{path} does not hold the values of a recipe: {A_FOLDER}")
     about, temperature = config.get("about", {}), config.get("temperature")

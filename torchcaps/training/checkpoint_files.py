@@ -68,6 +68,16 @@ def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def keep_split(data: dict[str, Any], checkpoint: Path) -> None:
+    """Let the values of one's own data name the split that lies with the run of a checkpoint: if files were added or
+    deleted since, a new one would test on samples that the network was trained on."""
+    folder, arguments = checkpoint.absolute().parent, data.get("init_args", {})
+    if isinstance(images := arguments.get("images"), dict):  # those that an encoder encodes
+        arguments = images.get("init_args", {})
+    if folder.name == "checkpoints" and "split" in arguments and (split := folder.parent / "split.csv").is_file():
+        arguments["split"] = str(split)
+
+
 def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return the values with which a checkpoint was trained."""
     try:
