@@ -55,6 +55,11 @@ def test_sizes_that_cannot_match(low, high):
         AgreementUnit(MapShape(4, *low), MapShape(2, *high))
 
 
+def test_kl_has_no_options_of_transport():
+    with pytest.raises(ValueError, match="divergence='kl' has no cost, eps, iterations, debias and plan_gradient"):
+        AgreementUnit(MapShape(4, 8, 8), MapShape(8, 4, 4), divergence="kl", eps=0.1)
+
+
 def test_types_must_divide_the_channels():
     message = r"8x4x4 \(3 types of capsules\) must have a multiple of 3 as channels"
     for shapes in ((MapShape(8, 4, 4, 3), MapShape(6, 2, 2, 3)), (MapShape(6, 8, 8, 3), MapShape(8, 4, 4, 3))):

@@ -69,3 +69,9 @@ def test_half_precision_errs_no_more_than_the_reference(dtype):
         (gradient,) = torch.autograd.grad((f(x, 4) * weights).sum(), x)
         errors.append((gradient.double() - wide.grad).abs().max())
     assert errors[0] <= 2 * errors[1]
+
+
+def test_an_empty_batch():
+    x = maps(0, 6, 3, 4)
+    relu_squash(x, 2).sum().backward()
+    assert x.grad.shape == (0, 6, 3, 4)

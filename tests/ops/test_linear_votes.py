@@ -453,12 +453,25 @@ class TestTensorsThatAreRefused:
     def test_unknown_softmax(self):
         with pytest.raises(ValueError, match="softmax must be one of 'parents', 'children', got 'parent'"):
             WeightedVotes(Problem("per child").votes("tiled"), None, "parent")
+        with pytest.raises(ValueError, match="leaky=True adds a parent to the softmax: it needs softmax='parents'"):
+            WeightedVotes(Problem("per child").votes("tiled"), None, "children", leaky=True)
 
     def test_gates(self):
         p = Problem("windows")
         for votes in map(p.votes, KINDS):
             with pytest.raises(ValueError, match=r"scores.*\(8, 18\), got \(8, 3\)"):
                 votes.gated(torch.ones(8, 3))
+
+    def test_sizes_of_zero(self):
+        """A kernel divides by them."""
+        for weight, rows in ((torch.zeros(3, 0, 4, 5), 1), (torch.zeros(3, 2, 4, 0), 1), (torch.zeros(3, 2, 4, 5), 0)):
+            with pytest.raises(ValueError, match="the weights of the votes.* do not fit poses"):
+                LinearVotes(torch.zeros(2, 3, rows, 4), weight, None, (rows, weight.shape[-1]))
+
+    def test_a_map_without_windows(self):
+        """Two negative sides would be a positive number of windows."""
+        with pytest.raises(ValueError, match=r"a map of 1x1 has no window of \(3, 3\)"):
+            LinearVotes(torch.zeros(1, 1, 1, 1, 1, 4), torch.zeros(1, 3, 3, 2, 4, 5), None, (5,))
 
     def test_votes(self):
         with pytest.raises(ValueError, match=r"\(batch, children, parents, \*pose\), got \(2, 3, 4\)"):

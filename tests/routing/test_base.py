@@ -77,7 +77,7 @@ def test_a_layer_tells_its_routing_its_shape():
     assert layer.routing.shape == layer.layer_shape == LayerShape(6, 6, 3, 2, 4, 5)
     assert layer.routing.shape.features == 10
     free = CapsuleLinear(None, None, 4, 5, DynamicRouting()).layer_shape
-    assert free == LayerShape(1, None, 1, 1, 4, 5, any_parents=True)
+    assert free == LayerShape(1, None, 1, 1, 4, 5, any_children=True, any_parents=True)
     assert CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True).layer_shape.children is None
     shared = CapsuleLinear(2, 3, 4, 5, DynamicRouting(), share_positions=True, expected_children=72)
     assert (shared.layer_shape.groups, shared.layer_shape.children) == (2, 72)
@@ -124,6 +124,8 @@ def test_the_routing_of_a_layer_takes_votes_of_its_sizes_only():
     assert types(torch.randn(2, 8, 3, 5)).poses.shape == (2, 3, 5)
     with pytest.raises(ValueError, match="a multiple of 2 children and 3 parents, got votes of 7"):
         types(torch.randn(2, 7, 3, 5))
+    free = CapsuleLinear(None, 3, 4, 5, DynamicRouting(), expected_children=1).routing
+    assert free(torch.randn(2, 7, 3, 5)).poses.shape == (2, 3, 5)
     free = CapsuleLinear(None, None, 4, 5, DynamicRouting()).routing
     assert free(torch.randn(2, 7, 4, 5)).poses.shape == (2, 4, 5)
 
@@ -140,8 +142,10 @@ def test_random_routing_for_any_number_of_parents():
 @pytest.mark.parametrize("start", ["random", "learned"])
 def test_first_logits_that_change_nothing(start):
     over_children = DynamicRouting(1, softmax="children", start=start)
-    with pytest.raises(ValueError, match=f"start='{start}' changes nothing where all children share one set"):
+    with pytest.raises(ValueError, match=f"start='{start}' .* over the children are one number; .* two in_capsules"):
         CapsuleLinear(None, 3, 4, 5, over_children)
+    with pytest.raises(ValueError, match=f"start='{start}' .* over the parents are one number; .* two out_capsules"):
+        CapsuleLinear(6, 1, 4, 5, DynamicRouting(start=start))
     poses = torch.randn(2, 6, 4)
     for layer in (CapsuleLinear(6, None, 4, 5, over_children), CapsuleLinear(2, 3, 4, 5, over_children)):
         if start == "learned":
@@ -153,8 +157,12 @@ def test_first_logits_that_change_nothing(start):
 
 
 def test_learned_first_logits_for_any_number_of_parents():
-    with pytest.raises(ValueError, match="start='learned' changes nothing for any number of parents"):
+    with pytest.raises(ValueError, match="start='learned' changes nothing"):
         CapsuleLinear(6, None, 4, 5, DynamicRouting(start="learned"))
+    layer = CapsuleLinear(6, None, 4, 5, DynamicRouting(1, start="learned", leaky=True))
+    nn.init.constant_(layer.routing.first_logits, 1)
+    found = layer(torch.randn(2, 6, 4), out_capsules=3, return_coefficients=True).coefficients
+    assert_close(found, torch.full((2, 6, 3), math.e / (3 * math.e + 1)))
 
 
 def test_buffers_and_modules_are_reset_and_loaded():
@@ -400,6 +408,10 @@ def test_iterations_without_meaning_are_no_arguments():
     assert not SelfRouting.iterative
     with pytest.raises(TypeError, match="iterations"):
         SelfRouting(iterations=2)
+    with pytest.raises(ValueError, match="SelfRouting has no iterations, got 5"):
+        SelfRouting().iterations = 5
+    with pytest.raises(ValueError, match="decay is of schedule='saturating'"):
+        EMRouting(schedule="linear", decay=0.5)
     assert repr(SelfRouting()) == "SelfRouting()"
     assert repr(DynamicRouting(2, leaky=True)) == "DynamicRouting(iterations=2, leaky=True)"
     assert repr(VectorNormRouting(activation=nn.functional.relu)) == "VectorNormRouting(iterations=3, activation=relu)"

@@ -86,6 +86,11 @@ class AgreementUnit(nn.Module):
         capsule_generator: bool = True,
     ):
         super().__init__()
+        if divergence == "kl" and (cost, eps, iterations, debias, plan_gradient) != ("cosine", 1.0, 10, True, False):
+            raise ValueError(
+                "divergence='kl' has no cost, eps, iterations, debias and plan_gradient: leave them out, or use "
+                "divergence='sinkhorn'"
+            )
         for shape in (lower, higher):
             check_fields(shape)
             if shape.channels % (shape.types or 1):

@@ -110,7 +110,9 @@ class CapsuleLinear(CapsuleLayer):
         self.bias = nn.Parameter(torch.empty(groups, parents, rows, h, **factory)) if bias else None
         self.symmetry_breaking = nn.Parameter(torch.empty(rows, h, **factory)) if out_capsules is None else None
         children = in_capsules if fixed else expected_children
-        self.layer_shape = LayerShape(groups, children, parents, rows, d, h, any_parents=out_capsules is None)
+        self.layer_shape = LayerShape(
+            groups, children, parents, rows, d, h, any_children=not fixed, any_parents=out_capsules is None
+        )
         self.routing = routing.for_layer(self.layer_shape, **factory)
         self.reset_parameters()
 

@@ -33,7 +33,7 @@ class RoutingPool2d(nn.Module):
 
     Args:
         features: number of channels of a capsule; the map's channels must be a multiple of it.
-        sharpness: the paper's lambda, at least 0.
+        sharpness: the paper's lambda, at least 0; without iterations it has no effect.
         iterations: number of agreements before the last sum. Each one adds to the logits, as a larger sharpness does,
             and takes time; the paper does not give the number.
         kernel_size: size of the windows; None pools the whole map, of any size, as `nn.AdaptiveAvgPool2d(1)` does.
@@ -42,9 +42,9 @@ class RoutingPool2d(nn.Module):
             `nn.AvgPool2d(count_include_pad=False)`.
         learn_sharpness: learn the sharpness, one number, initially `sharpness`. Nothing keeps it above 0; below 0 the
             pool prefers positions that disagree.
-        activation: function of the pooled capsules `(batch, 1, features)`, e.g. `squash`; None for the identity.
+        activation: function of the pooled capsules `(n, 1, features)`, e.g. `squash`; None for the identity.
         routing: another algorithm in place of `VectorNormRouting` with the arguments above. Its softmax must run over
-            the children, because a group has one parent.
+            the children, because a group has one parent. It runs by PyTorch's own functions, whatever `backend` says.
         backend: "native" runs a C++ kernel on maps and windows in float32, float64 and bfloat16. "reference" uses
             PyTorch's own functions alone and has second derivatives. See :func:`torchcaps.use_backend`.
         device, dtype: device and dtype of the learned parameters.

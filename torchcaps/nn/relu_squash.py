@@ -70,7 +70,7 @@ class _ReLUSquash(torch.autograd.Function):
             )
         kept, length = ctx.saved_tensors
         poses = at_least_float32(kept.relu() if ctx.half else kept)
-        poses = poses.view(*length.shape[:2], -1, *kept.shape[2:])
+        poses = poses.unflatten(1, (length.shape[1], -1))
         grad_v = at_least_float32(grad_v).reshape(poses.shape)
         squared = length.square()
         # grad_s = f g + f' / l (g . s) s with g = grad_v and f = l / (1 + l^2). With s = v / f this is

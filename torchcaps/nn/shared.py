@@ -88,6 +88,7 @@ class CapsuleShared(CapsuleLayer):
             in_features=d,
             out_features=matrix_shape(out_pose)[1],
             shared=True,
+            any_children=in_capsules is None,
             any_parents=out_capsules is None,
         )
         self.routing = routing.for_layer(self.layer_shape, **factory)

@@ -259,6 +259,8 @@ class LinearVotes(ComputedVotes):
         check_children(children)
         self.poses, self.pose, self.line = poses, pose, line
         grid = poses.shape[0], *grid_of(children, self.options)
+        if min(grid[1:]) < 1:
+            raise ValueError(f"a map of {poses.shape[2]}x{poses.shape[3]} has no window of {children.window}")
         self.batch, self.grid, self.window = math.prod(grid), grid if on_grid else (), children.window
         self.children, self.parents = poses.shape[1] * math.prod(self.window), children.parents
         self.device, self.dtype, self.gates = poses.device, poses.dtype, None

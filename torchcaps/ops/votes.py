@@ -73,8 +73,8 @@ class Votes(ABC):
         dtype: precision of the parents; sums over children run in float32 at least.
         gates: how present each child is, `(batch, children)`, at least 0; None: all children are present, as with
             gates of 1. A child with gate 0 is padding and changes nothing. Scores become gates of at most 1.
-        layout: how a layer got its children, in their order: `(children,)`, or on a grid `(types, height, width)`. With
-            windows it is that of the whole grid.
+        layout: how a layer got its children, in their order: `(children,)`, on a line `(types, length)`, or on a grid
+            `(types, height, width)`. With windows it is that of the whole line or grid.
     """
 
     batch: int
@@ -222,6 +222,8 @@ class WeightedVotes:
 
     def __init__(self, votes: Votes, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False):
         check_choice("softmax", softmax, get_args(Softmax))
+        if leaky and softmax == "children":
+            raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.votes, self.agreement, self.softmax, self.leaky = votes, agreement, softmax, leaky
         self.parents, self.children, self.gates = votes.parents, votes.children, votes.gates
         # What the step has asked for beside the weighted votes, for `factors`.

@@ -42,7 +42,7 @@ class DynamicRouting(Routing):
             softmax="parents".
         start: initial logits: "zero", "random" (normal, drawn anew at every call) or "learned" (initially zero). There
             is one logit for each set of vote weights and parent, the same for all samples (Li et al. 2018, Table 5).
-            Where all logits of a softmax would be the same number, a layer refuses "random" and "learned".
+            Where all logits of a softmax would be one number, "random" and "learned" are refused.
         gradient, init: see :class:`torchcaps.Routing`; init="paper" draws the vote weights as the authors' code does,
             normal with standard deviation 0.1, cut at 0.2.
 
@@ -74,15 +74,15 @@ class DynamicRouting(Routing):
         return self.softmax == "children"
 
     def build(self, shape: LayerShape) -> None:
-        if self.start != "zero" and self.averages and shape.groups == 1:
+        over, layer = ("children", "in_capsules") if self.averages else ("parents", "out_capsules")
+        if self.averages:
+            alike = shape.groups == 1
+        else:  # the parents' logits compete with the leak's, if there is one
+            alike = not self.leaky and shape.parents == 1 and (self.start == "learned" or not shape.any_parents)
+        if self.start != "zero" and alike:
             raise ValueError(
-                f"start={self.start!r} changes nothing where all children share one set of vote weights, and so one "
-                "first logit in the softmax over the children: use start='zero', or give the layer in_capsules"
-            )
-        if self.start == "learned" and not self.averages and shape.any_parents:
-            raise ValueError(
-                "start='learned' changes nothing for any number of parents, which share one first logit: use "
-                "start='zero' or 'random', or give the layer out_capsules"
+                f"start={self.start!r} changes nothing: all first logits of a softmax over the {over} are one number; "
+                f"use start='zero', or give the layer two {layer} or more"
             )
         if self.learn_bias:
             self.bias = nn.Parameter(torch.full((shape.parents, shape.features), 0.1))

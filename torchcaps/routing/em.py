@@ -43,7 +43,7 @@ class EMRouting(Routing):
     Args:
         iterations: number of M-steps, at least 1.
         inverse_temperature, decay: limit of lambda, and the factor by which lambda's distance to it shrinks in each
-            iteration; 0 keeps lambda constant.
+            iteration; 0 keeps lambda constant. Only schedule="saturating" has a decay.
         eps: least variance, at least 1e-6: votes that agree still differ by the rounding of float32, and divided by a
             smaller variance, this rounding would decide the logits and the gradients.
         schedule: schedule of lambda: "saturating" as above, or "linear" for `inverse_temperature * (t + 1)`.
@@ -72,6 +72,8 @@ class EMRouting(Routing):
         init: Init = "fan_in",
     ):
         super().__init__(iterations, gradient, init)
+        if schedule == "linear" and decay != 0.95:
+            raise ValueError("decay is of schedule='saturating': leave it out, or take this schedule")
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
         self.schedule, self.cost_range = schedule, cost_range
 

@@ -44,7 +44,7 @@ class Equilibrium:
     Args:
         tolerance: largest relative change :math:`|f(z) - z| / |f(z)|` of a sample's state (in a convolution, of a
             window's state) at which the iteration stops.
-        max_iterations: largest number of iterations. A routing need not converge: see
+        max_iterations: largest number of iterations, in place of the routing's own. A routing need not converge: see
             :attr:`torchcaps.CapsuleStack.convergence`.
         history: number of past differences that Anderson acceleration combines; 0 for plain iteration.
     """
@@ -165,7 +165,7 @@ class Convergence:
 
 
 def check_equilibrium(routing: Routing) -> None:
-    """Check that a routing can have a fixed point, and no option that an equilibrium would ignore."""
+    """Check that a routing can have a fixed point, and no start or gradient that an equilibrium would ignore."""
     if not routing.iterative:
         raise ValueError(f"{type(routing).__name__} has no iterations: an equilibrium needs an iterative routing")
     if not routing.comes_to_rest:

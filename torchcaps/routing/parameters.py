@@ -37,6 +37,8 @@ class RoutingParameters(nn.Module):
         kind = _kind_of(own, name)
         if kind is not None and not isinstance(value, (Tensor, nn.Module)) and not kind.fits(value):
             raise refusal(name, value, kind)
+        if name == "iterations" and value != 1 and not self.iterative:
+            raise ValueError(f"{type(self).__name__} has no iterations, got {value}")
         if name in ("start", "gradient", "iterations"):
             options = vars(self) | {name: value}
             # A routing that comes to rest forgets its start; one whose logits add up does not.

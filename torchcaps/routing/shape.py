@@ -16,13 +16,14 @@ class LayerShape(NamedTuple):
 
     Fields:
         groups: number of sets of vote weights; the children form as many groups of equal size, one set for each.
-        children: number of children per parent, in the layer or in one window; None for any number.
+        children: number of children per parent, in the layer or in one window; of a layer for any number, the expected
+            one, or None.
         parents: number of parents; 1 if the layer takes any number.
         rows: number of rows of a pose; a vector has one.
         in_features, out_features: number of features in a row of a child's pose, and of a parent's pose.
         shared: whether the poses of the children are their votes. The layer then has no vote weights; groups says how
             many sets of other parameters the children have.
-        any_parents: whether the layer takes any number of parents.
+        any_children, any_parents: whether the layer takes any number of children, or of parents.
         window: number of places in a window of a convolution; 1 in all other layers.
     """
 
@@ -33,6 +34,7 @@ class LayerShape(NamedTuple):
     in_features: int
     out_features: int
     shared: bool = False
+    any_children: bool = False
     any_parents: bool = False
     window: int = 1
 
@@ -43,7 +45,7 @@ class LayerShape(NamedTuple):
 
     def check_sizes(self, votes: Votes) -> None:
         """Check that votes have as many children and parents as the layer."""
-        each_its_own = self.groups == self.children
+        each_its_own = self.groups == self.children and not self.any_children
         fits = votes.children == self.groups if each_its_own else votes.children % self.groups == 0
         if not (fits and (self.any_parents or votes.parents == self.parents)):
             children = f"{'' if each_its_own else 'a multiple of '}{self.groups} children"

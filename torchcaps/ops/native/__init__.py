@@ -181,7 +181,8 @@ def _asking(raised: list[BaseException]) -> Iterator[int]:
             return
         except BaseException as error:
             raised.append(error)
-    yield 1
+    while True:
+        yield 1
 
 
 def _plain(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
