@@ -12,10 +12,12 @@ from torchcaps import (
     CapsuleConv2d,
     CapsuleLinear,
     Capsules,
+    CapsuleShared,
     DynamicRouting,
     EMRouting,
     Prediction,
     RoutingPool2d,
+    SlotAttention,
     UniformRouting,
     squash,
 )
@@ -251,11 +253,11 @@ def test_coefficients_that_are_not_changed_change_nothing(routing: nn.Module) ->
     network = Routed(routing)
     images = random_images(3, 8, 3, 3)
     layers = [network.conv, network.digits]
-    with changed_coefficients(layers, lambda x, over_parents: x):
+    with changed_coefficients(layers, lambda x, over_parents, absent: x):
         same = network(images)
     plain = network(images)
     assert torch.allclose(same.evidence, plain.evidence, rtol=0, atol=1e-9)
-    mean = lambda x, over_parents: x.mean(2 if over_parents else 1, keepdim=True).expand_as(x)  # noqa: E731
+    mean = lambda x, over_parents, absent: x.mean(2 if over_parents else 1, keepdim=True).expand_as(x)  # noqa: E731
     with changed_coefficients([network.digits], mean):
         changed = network(images)
     with network.digits.routing.uniform():
@@ -269,11 +271,23 @@ def test_changed_coefficients_keep_their_sums() -> None:
     for over_parents, dim in ((True, 2), (False, 1)):
         coefficients = torch.rand(4, 5, 3, generator=seeded()).softmax(dim)
         for name, change in changes(seeded()).items():
-            changed = change(coefficients, over_parents)
+            changed = change(coefficients, over_parents, None)
             assert torch.allclose(changed.sum(dim), torch.ones(()), atol=1e-6), name
-        shuffled = changes(seeded())["shuffled"](coefficients, over_parents)
+        shuffled = changes(seeded())["shuffled"](coefficients, over_parents, None)
         assert torch.equal(shuffled.sort(dim).values, coefficients.sort(dim).values)
         assert not torch.equal(shuffled, coefficients)
+
+
+def test_absent_children_get_no_coefficients() -> None:
+    absent = torch.tensor([[False, True, False, False, True], [False, False, False, True, False]])
+    logits = torch.rand(2, 5, 3, generator=seeded()).masked_fill(absent.unsqueeze(2), -torch.inf)
+    coefficients = logits.softmax(1)
+    for name in ("random", "shuffled"):
+        changed = changes(seeded())[name](coefficients, False, absent)
+        assert torch.equal(changed == 0, absent.unsqueeze(2).expand(-1, -1, 3)), name
+        assert torch.allclose(changed.sum(1), torch.ones(())), name
+        assert not torch.allclose(changed, coefficients), name
+    assert torch.equal(changed.sort(1).values, coefficients.sort(1).values)
 
 
 def test_uniform_coefficients_lose_nothing_by_a_shuffle() -> None:
@@ -302,6 +316,8 @@ def test_entropy_and_agreement_by_iteration() -> None:
         assert cosine[1.0] < cosine[2.0] < cosine[3.0] <= 1
     one = CapsuleLinear(1, 1, 4, 4, routing=DynamicRouting(2))  # a parent is its only child's vote, squashed
     assert agreement(nn.Sequential(one), [Capsules(random_images(5, 1, 4))])["0"] == pytest.approx([1, 1])
+    slots = CapsuleShared(None, 2, 4, SlotAttention(2))  # its parents are no sums of votes
+    assert agreement(nn.Sequential(slots), [Capsules(random_images(5, 3, 4))]) == {}
 
 
 def test_a_pool_routes_too() -> None:

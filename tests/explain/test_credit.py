@@ -14,12 +14,14 @@ from torchcaps import (
     CapsuleFC,
     CapsuleLinear,
     Capsules,
+    CapsuleShared,
     CapsuleStack,
     DynamicRouting,
     Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
     RoutingPool2d,
+    SlotAttention,
     VectorNormRouting,
     create_model,
 )
@@ -235,6 +237,29 @@ def test_layers_are_connected_by_their_poses_not_by_their_numbers() -> None:
     assert names == [["first", "second"], ["second"], ["second"]]
 
 
+def test_layers_whose_routing_prepares_its_children_are_connected() -> None:
+    """Slot attention normalizes the poses first."""
+    torch.manual_seed(0)
+    first = CapsuleLinear(6, 4, 3, 3, DynamicRouting(2))
+    network = Layers(first, CapsuleShared(None, 2, 3, SlotAttention(2, start="learned")))
+    assert [layer.name for layer in credit(network, torch.randn(2, 6, 3)).layers] == ["parts.0", "parts.1"]
+
+
+def test_a_pool_that_returns_its_coefficients_too() -> None:
+    pool = Network(
+        lambda net, x: Prediction(net.pool(x, return_coefficients=True)[0].flatten(1)), pool=RoutingPool2d(4)
+    )
+    assert credit(pool, torch.randn(2, 12, 5, 5)).layers[0].shares.shape == (2, 12, 3, 5, 5)
+
+
+def test_a_tree_of_as_many_groups_as_classes_has_both() -> None:
+    torch.manual_seed(0)
+    pool = Layers(RoutingPool2d(4), nn.Flatten(), nn.Linear(12, 3))
+    tree = parse_tree(credit(pool, torch.randn(1, 12, 5, 5)), 0, 1)
+    assert (tree.layer, len(tree.parts)) == (2, 3)
+    assert tree.parts[0].layer == 1
+
+
 def test_flattened_children_keep_their_grid() -> None:
     torch.manual_seed(0)
     network = Network(
@@ -358,6 +383,7 @@ class TestPixels:
         (maps,) = heat(network, torch.rand(2, 3, 32, 32)).values()
         assert maps.shape == (2, 10, 32, 32)
         assert maps.mean((2, 3)).sub(1).abs().max() < 0.1
+        assert maps.std() > 0.001
 
 
 def test_vector_norm_routing_counts_lengths() -> None:

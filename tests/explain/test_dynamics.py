@@ -8,7 +8,7 @@ from algorithms import Largest
 from networks import Network
 from torch import Tensor, nn
 
-from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleStack, Equilibrium
+from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleShared, CapsuleStack, Equilibrium, SlotAttention
 from torchcaps.explain import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
 from torchcaps.ops import votes as ops_votes
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
@@ -200,6 +200,9 @@ def test_bad_input():
         routing_dynamics(network, "features", [images])
     with pytest.raises(ValueError, match="Linear .*no capsule layer"):
         routing_dynamics(nn.Linear(1, 1), "capsules", [images])
+    slots = CapsuleShared(None, 2, 3, SlotAttention(2))
+    with pytest.raises(ValueError, match="layer '' routes poses, and its parents are no sums of votes"):
+        routing_dynamics(slots, "", [torch.rand(2, 4, 3)])
     with pytest.raises(ValueError, match="no vote"):
         routing_dynamics(network, "capsules", [images[:0]])
     for batch in (3, {"images": images}, (), "x", None):

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from networks import Network
 from torch import nn
 
-from torchcaps import HeinsenRouting, create_model
+from torchcaps import CapsuleLinear, DynamicRouting, HeinsenRouting, create_model
 from torchcaps.data import Digits
 from torchcaps.explain import credit, heat, parse_tree
 from torchcaps.explain.page import Samples, report, write_page
@@ -127,6 +128,17 @@ def test_networks_of_all_papers(model, options, shape, classes, layers, tmp_path
     assert ("maps" in example) == bool(layers)
     assert found["limits"]
     write_page(found, tmp_path / "index.html")
+
+
+def test_activations_of_a_network_of_ones_own_and_classes_without_samples() -> None:
+    """And pictures of unknown classes are all shown, also at several checkpoints."""
+    capsules = CapsuleLinear(16, 5, 4, 4, DynamicRouting(2))
+    network = Network(lambda net, x: net.capsules(x.reshape(len(x), 16, 4)), capsules=capsules).eval()
+    images = torch.rand(6, 1, 8, 8)
+    samples = Samples(list(images.split(1)), None, ["a", "b"], [f"picture {k}" for k in range(6)])
+    found = report(network, samples, "own", states=[("first", lambda: None), ("last", lambda: None)])
+    assert (found["scores"], found["classes"]) == ("activations", ["a", "b", "class 2", "class 3", "class 4"])
+    assert [len(snapshot["examples"]) for snapshot in found["snapshots"]] == [6, 6]
 
 
 def test_images_of_two_classes_are_taken_apart(digits) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from torchcaps import CapsNet, CapsuleLinear, DynamicRouting
 from torchcaps.explain import credit_figure, heat
-from torchcaps.explain.axes import CHANGES, COLORS, DASHES, HEAT, ORDERED, SMALL, STYLE, show, write
+from torchcaps.explain.axes import CHANGES, COLORS, DASHES, HEAT, ORDERED, SMALL, STYLE, show, show_map, write
 
 # Linear RGB as it looks to people without the cones for middle or for long waves (Machado et al. 2009, severity 1).
 BLINDNESS = {
@@ -60,6 +60,13 @@ def test_the_style_holds_in_a_file_whatever_the_reader_has_set(tmp_path: Path):
         assert rcParams["font.size"] == 30
     with Image.open(tmp_path / "new" / "a.png") as image:
         assert image.size == (130, 130)
+
+
+def test_half_precision_is_drawn():
+    axis = Figure().add_subplot()
+    show(axis, torch.rand(1, 4, 4).bfloat16())
+    show_map(axis, torch.rand(4, 4).bfloat16(), (0, 1))
+    assert len(axis.images) == 2
 
 
 def test_small_images_are_drawn_smoothly():

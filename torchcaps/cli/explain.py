@@ -2,8 +2,9 @@
 
 import argparse
 import copy
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torchcaps.training.build import Training
 
 SAMPLES = 1000
+CHECKPOINTS = 8  # on a page at most: each takes half a megabyte or more
 FIGURES = {  # what a figure shows, by the beginning of its name
     "credit": "where each class takes its input from",
     "reconstructions": "test images, and what the network draws of them",
@@ -50,14 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what it shows is shown beside",
     )
     parser.epilog = (
-        "With several checkpoints, the page shows all of them over the training. To keep one of each epoch: torchcaps "
-        "train RECIPE --trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1; then torchcaps explain "
-        "RECIPE --ckpt_path runs/RECIPE/version_0/checkpoints/epoch*.ckpt"
+        f"With several checkpoints, the page shows {CHECKPOINTS} of them at most over the training. To keep one of "
+        "each epoch: torchcaps train RECIPE --trainer.callbacks+=ModelCheckpoint --trainer.callbacks.save_top_k=-1; "
+        "then torchcaps explain RECIPE --ckpt_path runs/RECIPE/version_0/checkpoints/epoch*.ckpt"
     )
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write the page and the figures that there are for the network and the data, and print their paths."""
+    from torchcaps.data.order import evenly_chosen
     from torchcaps.explain.page import write_page
 
     if options.samples < 2:
@@ -66,7 +69,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     training = build_run(options, overrides, runs[-1], "network.")
     for other in runs[:-1]:
         load_weights(training, other)  # to see that they fit: the report loads each again
-    checkpoints = _checkpoints(runs)
+    found = _checkpoints(runs)
+    checkpoints = [found[index] for index in evenly_chosen(len(found), CHECKPOINTS)]
+    if len(checkpoints) < len(found):
+        print(f"torchcaps: {len(checkpoints)} of {len(found)} checkpoints, evenly spaced, are shown", file=sys.stderr)
     folder = Path(options.figures) if options.figures else folder_of(checkpoints[-1][1]) / "figures"
     with bad_data():
         samples = _samples(options, training)
@@ -136,10 +142,14 @@ def _report(
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )
     for quantity, lines in curves_of(folder_of(path)).items():
-        found["curves"][quantity] = [
-            {"name": name, "x": [float(x) for x in xs], "y": list(ys)} for name, (xs, ys) in lines.items()
-        ]
+        found["curves"][quantity] = [{"name": name, **_finite(xs, ys)} for name, (xs, ys) in lines.items()]
     return found
+
+
+def _finite(xs: Sequence[float], ys: Sequence[float]) -> dict[str, list[float]]:
+    """Return the points of a line without those that cannot be drawn."""
+    points = [(float(x), y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+    return {"x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
 def _load(training: "Training", path: Path) -> None:
@@ -195,7 +205,8 @@ def _write_dynamics(
     from torchcaps.explain.page.reports import STATISTICS
 
     network = training.model.network
-    names = capsule_layers(network)
+    layers: dict[str, Any] = dict(network.named_modules())
+    names = [name for name in capsule_layers(network) if not layers[name].routing.needs_poses]
     if not names or not samples.are_images:
         return
     batches: Any = samples.batches(STATISTICS)

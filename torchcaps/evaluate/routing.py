@@ -20,7 +20,6 @@ shares of the votes.
 Source: Paik et al., Capsule Networks Need an Improved Routing Algorithm, ACML 2019.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -40,8 +39,9 @@ from torchcaps.routing import Iteration
 WATCHED = 200  # images whose iterations are followed
 BATCH = 20  # the votes of a batch are stored
 
-# Changes coefficients (batch, children, parents); it is told whether they sum to one over the parents.
-Change = Callable[[Tensor, bool], Tensor]
+# Changes coefficients (batch, children, parents). It is told whether they sum to one over the parents, and which
+# children are absent, (batch, children) or None: over the children, coefficients contain the gates.
+Change = Callable[[Tensor, bool, Tensor | None], Tensor]
 
 
 def stored(votes: Votes) -> Tensor:
@@ -59,7 +59,8 @@ class ChangedVotes(StoredVotes):
 
     def coefficients(self, agreement: Any, softmax: Any = "parents", leaky: bool = False) -> Tensor:
         found = at_least_float32(self.source.coefficients(agreement, softmax, leaky))
-        return self.change(found, softmax == "parents")
+        absent = None if self.gates is None or softmax == "parents" else self.gates == 0
+        return self.change(found, softmax == "parents", absent)
 
     def capsules(self, *args: Any) -> Any:
         return self.source.capsules(*args)
@@ -87,17 +88,24 @@ def changes(generator: torch.Generator) -> dict[str, Change]:
     """Return the changes of coefficients, by name."""
     drawn: dict[tuple[int, ...], Tensor] = {}
 
-    def random(x: Tensor, over_parents: bool) -> Tensor:
+    def random(x: Tensor, over_parents: bool, absent: Tensor | None) -> Tensor:
         dim = 2 if over_parents else 1
         shape = (1, *x.shape[1:])
-        logits = drawn.setdefault(shape, torch.randn(shape, generator=generator))
-        return logits.softmax(dim).to(x) * x.sum(dim, keepdim=True)
+        logits = drawn.setdefault(shape, torch.randn(shape, generator=generator)).to(x)
+        if absent is not None:
+            logits = logits.masked_fill(absent.unsqueeze(2), -1e30)  # finite, where all are absent
+        return logits.softmax(dim) * x.sum(dim, keepdim=True)
 
-    def shuffled(x: Tensor, over_parents: bool) -> Tensor:
+    def shuffled(x: Tensor, over_parents: bool, absent: Tensor | None) -> Tensor:
         dim = 2 if over_parents else 1
-        return x.gather(dim, torch.rand(x.shape, generator=generator).argsort(dim).to(x.device))
+        keys = torch.rand(x.shape, generator=generator).to(x.device)
+        if absent is None:
+            return x.gather(dim, keys.argsort(dim))
+        places = absent.unsqueeze(2).expand_as(x)  # those of present children come first, in their order
+        found = x.gather(dim, keys.masked_fill(places, 2).argsort(dim))
+        return torch.zeros_like(x).scatter(dim, places.byte().argsort(dim=dim, stable=True), found)
 
-    def of_another(x: Tensor, over_parents: bool) -> Tensor:
+    def of_another(x: Tensor, over_parents: bool, absent: Tensor | None) -> Tensor:
         return x.roll(len(x) // 2, 0)  # half of an even number of images: windows are samples of their own
 
     return {"random": random, "shuffled": shuffled, "another image's": of_another}
@@ -160,15 +168,15 @@ def agreement(network: nn.Module, batches: list[Any]) -> dict[str, list[float]]:
     sums: dict[str, dict[float, list[Tensor]]] = {}
 
     def see(name: str, iteration: Iteration) -> None:
-        votes, poses = iteration.votes.votes, poses_as_votes(iteration.parents, iteration.votes.votes)
-        if poses.shape == (votes.batch, votes.parents, math.prod(votes.pose)):
-            cosines, shares = (
-                torch.cosine_similarity(stored(votes), poses.unsqueeze(1), dim=-1),
-                iteration.votes.shares(),
-            )
-            both = torch.stack([(cosines * shares).sum(), shares.sum()]).double().cpu()
-            sums.setdefault(name, {}).setdefault(iteration.t, []).append(both)
+        if layers[name].routing.needs_poses:
+            return
+        votes, shares = iteration.votes.votes, iteration.votes.shares()
+        poses = poses_as_votes(iteration.parents, votes)
+        cosines = torch.cosine_similarity(stored(votes), poses.unsqueeze(1), dim=-1)
+        both = torch.stack([(cosines * shares).sum(), shares.sum()]).double().cpu()
+        sums.setdefault(name, {}).setdefault(iteration.t, []).append(both)
 
+    layers: dict[str, Any] = routing_layers(network)
     with watching(network, see), torch.no_grad():
         for batch in batches:
             network(batch)

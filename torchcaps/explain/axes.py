@@ -66,7 +66,7 @@ def show(axis: Axes, image: Tensor) -> None:
     """Draw an image `(channels, height, width)` in [0, 1], gray or color; two channels are a stereo pair, whose left
     image is drawn."""
     image = image[:1] if len(image) == 2 else image
-    pixels = image.movedim(0, -1).squeeze(-1).clamp(0, 1).cpu().numpy()
+    pixels = image.movedim(0, -1).squeeze(-1).float().clamp(0, 1).cpu().numpy()
     axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation=_smoothing(image))
     hide_ticks(axis)
 
@@ -74,7 +74,9 @@ def show(axis: Axes, image: Tensor) -> None:
 def show_map(axis: Axes, values: Tensor, limits: tuple[float, float], colors: Any = HEAT) -> AxesImage:
     """Draw a map `(height, width)` in colors from one limit to the other; return what a color bar needs."""
     low, high = limits
-    shown = axis.imshow(values.cpu().numpy(), cmap=colors, vmin=low, vmax=high, interpolation=_smoothing(values))
+    shown = axis.imshow(
+        values.float().cpu().numpy(), cmap=colors, vmin=low, vmax=high, interpolation=_smoothing(values)
+    )
     hide_ticks(axis)
     return shown
 

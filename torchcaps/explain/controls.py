@@ -148,6 +148,6 @@ def similarity(maps: FloatTensor, others: FloatTensor) -> Tensor:
     """
     if maps.dim() != 3 or maps.shape != others.shape:
         raise ValueError(f"expected two tensors of maps (n, height, width), got {shown(maps)} and {shown(others)}")
-    ranks = [torch.from_numpy(rankdata(x.detach().flatten(1).cpu().numpy(), axis=1)) for x in (maps, others)]
+    ranks = [torch.from_numpy(rankdata(x.detach().flatten(1).float().cpu().numpy(), axis=1)) for x in (maps, others)]
     first, second = (x - (x.shape[1] + 1) / 2 for x in ranks)
     return torch.cosine_similarity(first, second, dim=1, eps=0).to(maps)

@@ -128,13 +128,26 @@ def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
         above, own = chain[0][1], shares_of(run)
         if above.groups or own.groups or math.prod(own.parents) != math.prod(above.children):
             break
-        parents, children = run.parents.flatten(1), children_of(chain[0][0], above).flatten(1)
-        if parents.shape != children.shape or not torch.equal(parents, children.to(parents.dtype)):
+        upper = chain[0][0]
+        parents, children = run.parents.flatten(1), children_of(upper, above).flatten(1)
+        if parents.shape != children.shape:
+            break
+        if upper.last is not None and upper.layer.routing.needs_poses:
+            parents = _as_prepared(parents, upper)
+        if not torch.equal(parents, children.to(parents.dtype)):
             break
         if len(own.parents) > len(above.children):  # they were flattened in between
             chain[0] = chain[0][0], above._replace(children=own.parents)
         chain.insert(0, (run, own))
     return chain
+
+
+@torch.no_grad()
+def _as_prepared(poses: Tensor, run: Run) -> Tensor:
+    """Return poses `(batch, n)` as the routing of a layer would prepare them, such as by a LayerNorm."""
+    assert run.last is not None
+    votes: Any = run.last.votes.votes
+    return run.layer.routing.prepare(votes.with_poses(lambda x: poses.view_as(x).to(x))).poses.flatten(1)
 
 
 def children_of(run: Run, own: Shares) -> Tensor:
@@ -226,7 +239,7 @@ def parse_tree(
         return tuple(strands), max(0.0, float(shares.sum()) - sum(strand.share for strand in strands))
 
     top = found.top[sample, class_]
-    if tuple(top.shape) == (classes,):  # the last parents are the classes
+    if tuple(top.shape) == (classes,) and found.top[sample].equal(torch.eye(classes).to(top)):  # parents are classes
         return strand(len(own), (class_,), top)
     strands, rest = strongest(len(own), top)
     return Strand(len(own) + 1, (class_,), 1.0, rest, strands)

@@ -67,7 +67,8 @@ def routing_dynamics(network: nn.Module, layer: str, batches: Iterable[Any], bin
 
     Raises:
         TypeError: a batch is something else.
-        ValueError: there is no such layer, the network does not run it, there is no vote, or votes are not finite.
+        ValueError: there is no such layer, it routes the poses of its children and no votes, the network does not run
+            it, there is no vote, or votes are not finite.
 
     Reference:
         Li et al. 2018, section 2.2 and Figure 2.
@@ -76,6 +77,8 @@ def routing_dynamics(network: nn.Module, layer: str, batches: Iterable[Any], bin
     if not isinstance(routed, CapsuleLayer):
         there = ", ".join(capsule_layers(network)) or "none"
         raise ValueError(f"{name} has no capsule layer {layer!r}; there are {there}")
+    if routed.routing.needs_poses:
+        raise ValueError(f"layer {layer!r} routes poses, and its parents are no sums of votes: there is no agreement")
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     counts, lengths = torch.zeros(2, bins + 1, dtype=torch.float64)  # the last entries: votes without a cosine
     for batch in batches:

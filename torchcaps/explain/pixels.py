@@ -196,7 +196,7 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
     layers = {name.replace(".", ".\n"): x.cpu() for name, x in maps.items()}
     if len(images) == 1:
         classes = scores[0].topk(min(CLASSES, len(called))).indices.sort().values.tolist()
-        word = "score" if kind_of_scores(network) == "logits" else "activation"
+        word = "score" if kind_of_scores(found.prediction) == "logits" else "activation"
         titles = [f"input:\n{called[int(labels[0])]}", *(f"{called[k]}\n{scores[0, k]:.2f}" for k in classes)]
         bold = [{"fontweight": "bold" if k == scores[0].argmax() else "normal"} for k in classes]
         shown = {name: list(x[0, classes]) for name, x in layers.items()}

@@ -84,10 +84,9 @@ def class_poses(network: nn.Module, prediction: Prediction) -> Tensor:
     return capsules.poses.flatten(2)
 
 
-@checked
-def kind_of_scores(network: nn.Module) -> Literal["logits", "activations"]:
-    """Return what a network's scores are: logits, or the activations of its class capsules, which are in [0, 1]."""
-    return "logits" if getattr(network, "gives_logits", True) else "activations"
+def kind_of_scores(prediction: Prediction) -> Literal["logits", "activations"]:
+    """Return what scores are: logits, or the activations of class capsules, which are in [0, 1]."""
+    return "logits" if prediction.activations is None else "activations"
 
 
 @checked

@@ -98,7 +98,8 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
 
     def hook(name: str) -> Any:
         def keep(layer: nn.Module, args: Any, named: dict[str, Any], output: Any) -> None:
-            poses = [x.poses if isinstance(x, Capsules) else x for x in (*args, *named.values(), output)]
+            result = output[0] if type(output) is tuple else output  # with coefficients
+            poses = [x.poses if isinstance(x, Capsules) else x for x in (*args, *named.values(), result)]
             last = runs[name].last if name in runs else None
             runs[name] = Run(name, layer, last, poses[-1], poses[0])
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,7 +85,10 @@ def report(
                 f"{label or 'network'}: the scores are not finite, because the weights or the inputs are not: take an "
                 "earlier checkpoint, or look at the data"
             )
-        kept = kept or _chosen(samples, scores)[: 4 if len(states) > 1 else None]
+        names = [f"class {label}" for label in range(len(samples.names), scores.shape[1])]  # of the network alone
+        samples = replace(samples, names=[*samples.names, *names])
+        fewer = len(states) > 1 and samples.labels is not None
+        kept = kept or _chosen(samples, scores)[: 4 if fewer else None]
         found = None if samples.labels is None else Accuracy(int(is_right(scores, samples.labels).sum()), len(samples))
         snapshots.append(_snapshot(network, samples, label, found, kept, temperature, shuffled, say))
     confusion = None
@@ -110,7 +114,7 @@ def about(network: nn.Module, samples: Samples, temperature: Positive | None) ->
     return {
         "classes": samples.names,
         "inputs": kind,
-        "scores": kind_of_scores(network),
+        "scores": kind_of_scores(predict(network, samples.inputs[0])),
         "temperature": temperature,
         "layers": layers,
         "limits": [LIMITS[kind], SHARES] if layers else [NO_CAPSULES],

@@ -105,7 +105,8 @@ def text_samples(data: TextData, count: Count) -> Samples:
         DataError: the texts or the encoder are missing.
     """
     texts, labels = data.read("test")
-    some = evenly_chosen(len(texts), count)
+    most = count if data.max_texts is None else min(count, data.max_texts)
+    some = evenly_chosen(len(texts), most)
     encoder = LoadedEncoder.of(data)
     chosen = [texts[index] for index in some]
     embeddings = encoder.embed(chosen)
