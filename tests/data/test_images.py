@@ -4,7 +4,6 @@ import colorsys
 import pickle
 import sys
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
@@ -127,7 +126,6 @@ def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
 
 
 def test_shift_is_exact_uniform_and_independent() -> None:
-    torch.manual_seed(0)
     images = torch.rand(5000, 2, 6, 7) + 0.1
     shifted = Toy(shift=2).augment(images)
     assert shifted.shape == images.shape
@@ -141,7 +139,6 @@ def test_shift_is_exact_uniform_and_independent() -> None:
 
 
 def test_shift_and_flip_are_independent() -> None:
-    torch.manual_seed(0)
     images = torch.rand(5000, 2, 6, 7) + 0.1
     augmented = Toy(shift=1, flip=True).augment(images)
     padded = pad(images, (1, 1, 1, 1))
@@ -216,7 +213,6 @@ def test_the_center() -> None:
 
 
 def test_random_crops_are_anywhere_and_each_image_has_its_own() -> None:
-    torch.manual_seed(0)
     cropped = Color(resize=7).augment(coordinates(6400, side=7))
     assert cropped.shape == (6400, 3, 4, 4)
     first = cropped[:, :1, :1, :1]
@@ -227,7 +223,6 @@ def test_random_crops_are_anywhere_and_each_image_has_its_own() -> None:
 
 
 def test_random_crops_with_a_shift_also_begin_outside() -> None:
-    torch.manual_seed(0)
     cropped = Color(resize=5, shift=1).augment(coordinates(1600, side=5))
     windows = pad(coordinates(1, side=5), (1, 1, 1, 1)).unfold(2, 4, 1).unfold(3, 4, 1)[0, 0].flatten(0, 1)
     matches = (windows == cropped[:, :1]).flatten(2).all(2)
@@ -247,7 +242,6 @@ def test_bytes_become_floats() -> None:
 
 def test_jitter_of_a_gray_image_is_its_brightness() -> None:
     # A uniform gray image has no contrast, no saturation and no hue.
-    torch.manual_seed(0)
     gray = torch.full((4000, 3, 4, 4), 0.5)
     jittered = Color(jitter=0.2).augment(gray)
     assert torch.allclose(jittered, jittered[:, :1, :1, :1].expand_as(jittered), atol=1e-5)
@@ -259,7 +253,6 @@ def test_jitter_of_a_gray_image_is_its_brightness() -> None:
 
 
 def test_jitter_turns_the_hue() -> None:
-    torch.manual_seed(0)
     red = torch.tensor([0.6, 0.4, 0.4])[:, None, None].expand(1000, 3, 4, 4)
     hues = [colorsys.rgb_to_hsv(*pixel)[0] for pixel in Color(jitter=0.2).augment(red)[:, :, 0, 0].tolist()]
     hues = [hue - round(hue) for hue in hues]
@@ -316,12 +309,8 @@ quiet = pytest.mark.filterwarnings(
 )
 
 
-one_epoch = partial(small_trainer, num_sanity_val_steps=1)
-
-
 @quiet
 def test_trainer_augments_training_batches_only() -> None:
-    torch.manual_seed(0)
     data, module, trainer = (
         Toy(batch_size=20, shift=1, val_size=30, flip=True),
         Recorder(),
@@ -330,9 +319,6 @@ def test_trainer_augments_training_batches_only() -> None:
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
 
-    assert data.train_set is not None
-    assert data.val_set is not None
-    assert data.test_set is not None
     # One more validation batch than the set has: the sanity check's.
     val = torch.cat(module.seen["val"][1:])
     assert torch.equal(val, data.val_set.images.float() / 255)
@@ -365,9 +351,6 @@ def test_trainer_crops_as_the_stage_wants() -> None:
     )
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
-    assert data.train_set is not None
-    assert data.val_set is not None
-    assert data.test_set is not None
     every = range(9)
     assert module.seen["train"][0].shape == (6, 3, 4, 4)
     originals = data._enlarged(data.train_set.__getitems__([*every][:6])[0]).unfold(2, 4, 1).unfold(3, 4, 1)

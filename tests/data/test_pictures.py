@@ -112,7 +112,6 @@ def test_the_first_picture_of_an_animation_counts(tmp_path):
     frames = [Image.new("L", (4, 4), shade) for shade in (10, 200)]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     header = read_header(tmp_path / "moving.gif")
-    assert header is not None
     assert (header.frames, header.is_gray, header.side) == (2, True, 4)
     assert read_picture(tmp_path / "moving.gif", (1, 4, 4)).unique().tolist() == [10]
 
@@ -127,7 +126,6 @@ def test_gray_is_told_from_color(tmp_path):
     for name, mode, gray in (("a", "L", True), ("b", "1", True), ("c", "RGB", False), ("d", "LA", True)):
         Image.new(mode, (3, 5)).save(tmp_path / f"{name}.png")
         header = read_header(tmp_path / f"{name}.png")
-        assert header is not None
         assert (header.is_gray, header.side) == (gray, 3)
     grays = [shade for i in range(256) for shade in [(7 * i) % 256] * 3]
     for colors, gray in (([255, 0, 0, 0, 0, 255], False), (grays, True)):
@@ -136,7 +134,6 @@ def test_gray_is_told_from_color(tmp_path):
         for suffix in ("png", "bmp", "tif", "gif"):
             palette.save(tmp_path / f"e.{suffix}")
             header = read_header(tmp_path / f"e.{suffix}")
-            assert header is not None
             assert header.is_gray == gray
 
 

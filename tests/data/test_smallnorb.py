@@ -158,7 +158,6 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_crops_are_of_images_padded_at_the_edges() -> None:
-    torch.manual_seed(0)
     images = torch.rand(40, 2, 96, 96)
     moved = SmallNORB(shift=16).augment(images)
     padded = pad(images, (16,) * 4, mode="replicate")

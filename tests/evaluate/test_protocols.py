@@ -345,7 +345,6 @@ def test_uniform_coefficients_do_not_change_and_others_do() -> None:
 
 def test_children_that_are_never_there_do_not_count() -> None:
     """A convolution whose padding doubles the number of its children."""
-    torch.manual_seed(0)
     layer = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, stride=3, routing=DynamicRouting(2))
     padded = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, stride=3, padding=3, routing=DynamicRouting(2))
     padded.load_state_dict(layer.state_dict())

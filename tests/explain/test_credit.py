@@ -52,7 +52,6 @@ def sums_of(network: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_total_is_handed_on_for_every_routing(name: str) -> None:
-    torch.manual_seed(0)
     routing = make(name)
     network = Layers(
         CapsuleConv2d(2, 3, (2, 2), (2, 2), kernel_size=3, stride=2, padding=1, dilation=1, routing=routing),
@@ -73,7 +72,6 @@ def test_the_total_is_handed_on_for_every_routing(name: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium()])
 def test_the_total_is_handed_on_in_every_schedule(schedule) -> None:
-    torch.manual_seed(0)
     routing = InvertedAttentionRouting(2)
     stack = CapsuleStack(
         CapsuleConv2d(2, 3, 4, 4, kernel_size=3, routing=routing),
@@ -93,7 +91,6 @@ def test_shares_by_hand() -> None:
 
 
 def test_weights_count_where_the_routing_gives_scores() -> None:
-    torch.manual_seed(0)
     layer = CapsuleLinear(3, 2, 4, 4, HeinsenRouting(2))
     poses, scores = torch.randn(1, 3, 4), torch.tensor([[1.0, -torch.inf, 0.0]])
     parents = layer(Capsules(poses, scores), return_coefficients=True)
@@ -105,7 +102,6 @@ def test_weights_count_where_the_routing_gives_scores() -> None:
 
 
 def test_convolutions_equal_plain_loops() -> None:
-    torch.manual_seed(0)
     routing = DynamicRouting(2)
     conv = CapsuleConv2d(
         2, 3, 4, 4, kernel_size=(2, 3), stride=(2, 1), padding=(1, 0), dilation=(1, 2), routing=routing
@@ -124,7 +120,6 @@ def test_convolutions_equal_plain_loops() -> None:
 
 
 def test_sequences() -> None:
-    torch.manual_seed(0)
     routing = DynamicRouting(2)
     network = Layers(CapsuleConv1d(2, 3, 4, 4, 3, routing, padding=1), CapsuleLinear(3 * 6, 2, 4, 4, routing))
     first, _ = credit(network, torch.randn(2, 2, 6, 4)).layers
@@ -133,7 +128,6 @@ def test_sequences() -> None:
 
 
 def test_capsule_fc_adds_features() -> None:
-    torch.manual_seed(0)
     layer = CapsuleFC(6, 3, 4)
     poses = torch.rand(2, 6, 4)
     (found,) = credit(Layers(layer), poses).layers
@@ -144,7 +138,6 @@ def test_capsule_fc_adds_features() -> None:
 
 @pytest.mark.parametrize("windows", [{}, {"kernel_size": 3, "stride": 2, "padding": 1}])
 def test_pools_hand_on_what_a_linear_layer_takes_of_each_group(windows) -> None:
-    torch.manual_seed(0)
     pool = RoutingPool2d(4, sharpness=2.0, **windows)
     numbers = 12 if not windows else 12 * 3 * 3
     linear = nn.Linear(numbers, 5)
@@ -209,7 +202,6 @@ def test_windows_of_padding_alone_are_made_of_nothing() -> None:
 
 def test_parents_are_classes_only_if_the_network_says_so() -> None:
     """As many capsules as classes do not make class capsules."""
-    torch.manual_seed(0)
     x = torch.randn(2, 6, 4)
 
     def mixed(layer: nn.Module, linear: nn.Module) -> Network:
@@ -227,7 +219,6 @@ def test_parents_are_classes_only_if_the_network_says_so() -> None:
 
 
 def test_layers_are_connected_by_their_poses_not_by_their_numbers() -> None:
-    torch.manual_seed(0)
     layers = {name: CapsuleLinear(4, 4, 3, 3, DynamicRouting(2)) for name in ("first", "second")}
     chain = Network(lambda net, x: net.second(net.first(x).poses), **layers)
     side_by_side = Network(lambda net, x: (net.first(x), net.second(x))[1], **layers)
@@ -239,7 +230,6 @@ def test_layers_are_connected_by_their_poses_not_by_their_numbers() -> None:
 
 def test_layers_whose_routing_prepares_its_children_are_connected() -> None:
     """Slot attention normalizes the poses first."""
-    torch.manual_seed(0)
     first = CapsuleLinear(6, 4, 3, 3, DynamicRouting(2))
     network = Layers(first, CapsuleShared(None, 2, 3, SlotAttention(2, start="learned")))
     assert [layer.name for layer in credit(network, torch.randn(2, 6, 3)).layers] == ["parts.0", "parts.1"]
@@ -253,7 +243,6 @@ def test_a_pool_that_returns_its_coefficients_too() -> None:
 
 
 def test_a_tree_of_as_many_groups_as_classes_has_both() -> None:
-    torch.manual_seed(0)
     pool = Layers(RoutingPool2d(4), nn.Flatten(), nn.Linear(12, 3))
     tree = parse_tree(credit(pool, torch.randn(1, 12, 5, 5)), 0, 1)
     assert (tree.layer, len(tree.parts)) == (2, 3)
@@ -261,7 +250,6 @@ def test_a_tree_of_as_many_groups_as_classes_has_both() -> None:
 
 
 def test_flattened_children_keep_their_grid() -> None:
-    torch.manual_seed(0)
     network = Network(
         lambda net, images: net.linear(net.conv(images.movedim(1, -1).unsqueeze(1)).poses.reshape(len(images), -1, 4)),
         conv=CapsuleConv2d(1, 6, 3, 4, 5, DynamicRouting(2)),
@@ -286,7 +274,6 @@ def test_what_a_network_may_return() -> None:
 
 class TestTrees:
     def test_strands_sum_to_the_class(self) -> None:
-        torch.manual_seed(0)
         routing = DynamicRouting(2)
         network = Layers(CapsuleConv2d(2, 3, 4, 4, 3, routing), CapsuleLinear(27, 2, 4, 4, routing))
         found = credit(network, torch.randn(2, 2, 5, 5, 4))
@@ -309,7 +296,6 @@ class TestTrees:
         assert [x.share for x in tree.parts] == sorted((x.share for x in tree.parts), reverse=True)
 
     def test_groups_are_parts(self) -> None:
-        torch.manual_seed(0)
         found = credit(Layers(CapsuleLinear(5, 2, 4, 4, DynamicRouting(2))), torch.randn(1, 5, 4))
         tree = parse_tree(found, 0, 1, groups=[[0, 3], [1], [2, 4]])
         shares = found.layers[0].shares[0, 1]
@@ -345,7 +331,6 @@ class TestPixels:
 
     def test_only_what_a_class_sees_is_warm(self) -> None:
         """A class that takes its input from one child alone is warm at the center of this child's window."""
-        torch.manual_seed(0)
         network = create_model("capsnet_small", classes=2, decoder=False)
         weight = torch.zeros(8, 6, 6, 2, 8, 16)
         weight[3, 1, 4, 0] = 1
@@ -359,7 +344,6 @@ class TestPixels:
 
     def test_maps_do_not_show_how_many_windows_a_position_lies_in(self) -> None:
         """Children that are all alike are as warm in the middle as at the edge."""
-        torch.manual_seed(0)
         routing = DynamicRouting(2)
         first = CapsuleConv2d(2, 3, 4, 4, kernel_size=3, stride=2, routing=routing)
         second = CapsuleLinear(3, 2, 4, 4, routing, share_positions=True)
@@ -378,7 +362,6 @@ class TestPixels:
         assert (maps > 0).any(-1).all()  # each row of pixels
 
     def test_pools(self) -> None:
-        torch.manual_seed(0)
         network = create_model("pooling_resnet_small")
         (maps,) = heat(network, torch.rand(2, 3, 32, 32)).values()
         assert maps.shape == (2, 10, 32, 32)
@@ -387,7 +370,6 @@ class TestPixels:
 
 
 def test_vector_norm_routing_counts_lengths() -> None:
-    torch.manual_seed(0)
     layer = CapsuleLinear(3, 2, 4, 4, VectorNormRouting(1, sharpness=2.0))
     x = torch.randn(1, 3, 4)
     parents = layer(x, return_coefficients=True)

@@ -76,7 +76,6 @@ def vectors(children: Tensor, layer: CapsuleLinear) -> list[tuple[list[float], l
 @pytest.mark.parametrize("pose", [3, (2, 3)])
 @pytest.mark.parametrize("routing", [DynamicRouting(3), EMRouting(2), VectorNormRouting(0), VectorNormRouting(2)])
 def test_linear_layers_against_a_double_loop(pose, routing, monkeypatch):
-    torch.manual_seed(0)
     out = 4 if isinstance(pose, int) else (2, 4)
     layer = CapsuleLinear(5, 3, pose, out, routing)
     batches = [torch.randn(n, 5, *((pose,) if isinstance(pose, int) else pose)) for n in (3, 4)]
@@ -87,7 +86,6 @@ def test_linear_layers_against_a_double_loop(pose, routing, monkeypatch):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_convolutions_against_a_double_loop(scores):
-    torch.manual_seed(0)
     layer = CapsuleConv2d(2, 3, (2, 2), (2, 2), 3, EMRouting(2), stride=2, padding=1, bias=True)
     nn.init.normal_(layer.bias)
     poses = torch.randn(2, 2, 4, 5, 2, 2)
@@ -108,7 +106,6 @@ def test_convolutions_against_a_double_loop(scores):
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=4)])
 def test_layers_of_a_stack(schedule):
-    torch.manual_seed(0)
     layers = [CapsuleLinear(n, m, 4, 4, InvertedAttentionRouting(2)) for n, m in ((6, 5), (5, 3))]
     stack = CapsuleStack(*layers, schedule=schedule)
     children = torch.randn(4, 6, 4)
@@ -126,7 +123,6 @@ def test_layers_of_a_stack(schedule):
 
 @pytest.mark.parametrize("routing", [DynamicRouting(2, softmax="children"), DynamicRouting(2), EMRouting(2)])
 def test_padding_does_not_count(routing):
-    torch.manual_seed(0)
     layer = CapsuleLinear(None, 3, 4, 4, routing)
     poses = torch.randn(2, 5, 4)
     scores = torch.zeros(2, 5)
@@ -137,7 +133,6 @@ def test_padding_does_not_count(routing):
 
 
 def test_zeros_have_no_cosine():
-    torch.manual_seed(0)
     layer = CapsuleLinear(None, 2, 3, 3, DynamicRouting(2))
     poses = torch.randn(2, 4, 3)
     poses[0, 0] = 0
@@ -149,7 +144,6 @@ def test_zeros_have_no_cosine():
 
 
 def test_cosines_of_one_fall_into_the_outer_bins():
-    torch.manual_seed(0)
     layer = CapsuleLinear(None, 1, 7, 7, VectorNormRouting(0))
     poses = torch.randn(1000, 1, 7) * torch.logspace(-6, 6, 1000).view(-1, 1, 1)
     found = dynamics_of(layer, Capsules(poses))  # rounding leads beyond 1
@@ -184,7 +178,6 @@ def network_of_images() -> Network:
 
 
 def test_compiled_networks():
-    torch.manual_seed(0)
     network, images = network_of_images(), torch.rand(2, 1, 4, 4)
     expected = routing_dynamics(network, "capsules", [images[:1], (images[1:], torch.zeros(1))])
     compiled = torch.compile(network, backend="eager")

@@ -121,7 +121,6 @@ def test_several_states(digits_report) -> None:
     ],
 )
 def test_networks_of_all_papers(model, options, shape, classes, layers, tmp_path) -> None:
-    torch.manual_seed(0)
     found = noise(create_model(model, **options), shape, classes, model)
     assert len(found["layers"]) == layers
     example = found["snapshots"][0]["examples"][0]

@@ -12,7 +12,6 @@ from torchcaps.explain import sharpening
 
 
 def test_coefficients_start_uniform_and_are_those_of_the_layer() -> None:
-    torch.manual_seed(0)
     network = create_model("capsnet_digits", pretrained="digits").train()
     images = torch.rand(3, 1, 8, 8)
     (found,) = sharpening(network, [images[:2], images[2:]]).values()
@@ -28,7 +27,6 @@ def test_coefficients_start_uniform_and_are_those_of_the_layer() -> None:
 
 
 def test_padding_and_children() -> None:
-    torch.manual_seed(0)
     layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, softmax="children"))
     gated = Network(lambda net, poses, scores: net.layer(Capsules(poses, scores)), layer=layer)
     scores = torch.tensor([[torch.inf, torch.inf, torch.inf, -torch.inf]])
@@ -39,7 +37,6 @@ def test_padding_and_children() -> None:
 
 
 def test_a_pool_is_spread_over_its_positions() -> None:
-    torch.manual_seed(0)
     network = create_model("pooling_resnet_small", sharpness=50.0)
     (found,) = sharpening(network, [torch.rand(2, 3, 32, 32)]).values()
     assert (found.over, found.size) == ("children", 64)
@@ -56,7 +53,6 @@ def test_the_entropy_of_an_average_over_windows_of_unequal_sizes_is_even() -> No
 
 
 def test_uniform_coefficients_leave_something_to_a_leak() -> None:
-    torch.manual_seed(0)
     layer = CapsuleLinear(4, 2, 3, 3, DynamicRouting(2, leaky=True))
     network = Network(lambda net, poses: net.layer(net.layer(poses).poses.repeat(1, 2, 1)), layer=layer)
     (found,) = sharpening(network, [torch.randn(5, 4, 3)]).values()

@@ -44,7 +44,6 @@ def own(name: str) -> routing.Routing:
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_algorithm_with_its_own_settings(name):
-    torch.manual_seed(0)
     model = compare(own(name), **SMALL)
     assert_it_trains(model, torch.rand(6, 1, 8, 8), 5)
     model.eval()
@@ -54,7 +53,6 @@ def test_every_algorithm_with_its_own_settings(name):
 @pytest.mark.parametrize("name", CONTROLS)
 @pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 32, 32), (1, 28, 20)])
 def test_controls(name, channels, height, width):
-    torch.manual_seed(0)
     assert_it_trains(
         create_model(name, in_channels=channels, **CONTROLS[name]), torch.rand(4, channels, height, width), 10
     )
@@ -63,7 +61,6 @@ def test_controls(name, channels, height, width):
 @pytest.mark.parametrize(("channels", "height", "width"), [(1, 28, 28), (3, 32, 32), (1, 9, 14)])
 @pytest.mark.parametrize("routing", [DynamicRouting(), EMRouting(), InvertedAttentionRouting()])
 def test_any_image(channels, height, width, routing):
-    torch.manual_seed(0)
     model = compare(routing, **{**SMALL, "in_channels": channels})
     prediction = model(torch.rand(2, channels, height, width), return_coefficients=True)
     assert prediction.scores.shape == (2, 5)

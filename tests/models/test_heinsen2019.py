@@ -69,7 +69,6 @@ def test_other_routings(routing):
 
 
 def test_first_values():
-    torch.manual_seed(0)
     images, words = heinsen_smallnorb(), heinsen_sst()
     assert not words.depth.any()
     for model in (images, words):
@@ -103,7 +102,6 @@ def test_the_papers_children():
 
 
 def test_the_mean_of_embeddings():
-    torch.manual_seed(0)
     network = create_model("mean_pooled_sst", classes=3, layers=2, width=5).double()
     embeddings = torch.randn(3, 4, 2, 5, dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0.5, 0, 0]])
@@ -124,7 +122,6 @@ def test_the_mean_of_embeddings():
 
 
 def test_the_average_of_places():
-    torch.manual_seed(0)
     network = create_model("average_pooled_smallnorb", channels=4).eval()
     images = torch.rand(2, 2, 40, 50)
     norm, _, _, linear = network.classifier

@@ -82,7 +82,6 @@ def test_feedback_attaches_to_a_layer_that_routes():
     ],
 )
 def test_capnet_runs_and_learns(name, arguments):
-    torch.manual_seed(0)
     model = create_model(name, types=3, grid=2, classes=4, **arguments)
     images, labels = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -101,7 +100,6 @@ def test_capnet_runs_and_learns(name, arguments):
 
 
 def test_activity_of_children_counts_for_em_routing():
-    torch.manual_seed(0)
     model = create_model("capnet_em", types=2, grid=2).eval()
     images = torch.rand(2, 3, 16, 16)
     before = model(images).evidence

@@ -37,7 +37,6 @@ def test_a_convolution_has_its_batch_norm_after_its_relu():
 
 
 def test_first_vote_weights_of_the_authors_code():
-    torch.manual_seed(0)
     weight = EfficientCapsNet(decoder=None).class_capsules.weight
     assert weight.std().item() == pytest.approx((2 / (8 * 10 * 16)) ** 0.5, rel=0.02)
     assert weight.abs().max() <= 2.01 * (2 / (8 * 10 * 16)) ** 0.5 / 0.8796

@@ -77,7 +77,6 @@ def test_color_images_are_standardized(channels, standardized):
 
 
 def test_shortcut_of_option_a():
-    torch.manual_seed(0)
     block = BasicBlock(2, 6, stride=2, shortcut="padding").eval()
     for bn in (block.bn1, block.bn2):
         nn.init.zeros_(bn.weight)
@@ -100,7 +99,6 @@ def test_each_image_is_standardized_on_its_own():
 
 @pytest.mark.parametrize("routing", [None, VectorNormRouting(2, 5.0, squash), DynamicRouting(2)], ids=str)
 def test_resnet_capsnet(routing):
-    torch.manual_seed(0)
     model = ResNetCapsNet(2, 20, 3, routing, depth=8, primary_pose=16, class_pose=4, decoder=(8,)).eval()
     images = torch.rand(2, 2, 20, 20)
     prediction = model(images, return_coefficients=True)

@@ -6,7 +6,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _float64():
-    torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

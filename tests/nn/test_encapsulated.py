@@ -92,7 +92,6 @@ def test_blocks_pass_maps_on_without_a_copy():
 
 
 def test_first_values():
-    torch.manual_seed(0)
     block = CapsuleBlock2d(32, 4, 8, 3, 2, coefficients="own")
     conv = block.aide[0]
     fan = (conv.in_channels + conv.out_channels) * 49

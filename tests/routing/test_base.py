@@ -319,7 +319,6 @@ class OfAnyState(Routing):
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(1e-12, 300)], ids=str)
 def test_states_of_any_kind(schedule):
-    torch.manual_seed(0)
     layers = [CapsuleLinear(n, 3, 4, 4, OfAnyState("tensor", 100)).double() for n in (6, 3)]
     x, results = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True), []
     for state in ("tensor", "tuple", "agreement"):

@@ -104,7 +104,6 @@ def test_all_parameters_of_slots_that_are_drawn_learn():
 
 def test_first_values_of_vectors_that_are_drawn():
     """As in the author's code: a weight of a product with a vector is smaller, the more entries the vector has."""
-    torch.manual_seed(0)
     d, h = 100, 64
     routing = CapsuleShared(50, 40, d, HeinsenVectorRouting(), h).routing
     expected = {
@@ -214,7 +213,6 @@ def test_the_order_of_any_number_of_parents():
 
 
 def test_slots_at_an_equilibrium_have_the_gradient_of_many_iterations():
-    torch.manual_seed(0)
     layer = CapsuleShared(None, 3, 4, SlotAttention(60))
     routing = layer.routing
     # Nearly k-means: each slot becomes the mean of the children that it attends to, and finds a cluster of its own.
@@ -284,8 +282,7 @@ def test_nothing_is_stored_for_each_child_and_parent(monkeypatch):
         kept: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
             layer(poses).poses.sum().backward()
-        assert max(kept) <= 64 * 64 * 3 or max(kept) == poses.numel()
-        assert max(kept) < 500 * 64
+        assert max(kept) <= 64 * 64 * 3 < 500 * 64
 
 
 @pytest.mark.parametrize(

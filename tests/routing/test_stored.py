@@ -136,14 +136,6 @@ def test_bad_values(routing: Routing, values, message):
     assert "\n" not in str(error.value)
 
 
-def test_bad_votes():
-    v = randn(2, 4, 3, 5)
-    with pytest.raises(ValueError, match=r"votes.*\(batch, children, parents, \*pose\)"):
-        DynamicRouting()(v[0])
-    with pytest.raises(ValueError, match=r"scores.*\(2, 4\).*\(2, 1\)"):
-        DynamicRouting()(v, v[:, :1, 0, 0])
-
-
 def test_values_may_be_given_one_after_another():
     votes, row = randn(2, 4, 3, 2), randn(3)
     both = EMRouting().with_values(beta_a=row, beta_u=-row)

@@ -89,7 +89,6 @@ def test_running_values_change_once_per_pass_by_the_last_iteration(gradient):
 
 def test_evaluation_after_one_batch_is_as_in_training():
     """Running values that start at a variance of 1 would make all samples alike."""
-    torch.manual_seed(0)
     layer = CapsuleLinear(32, 10, 8, 8, VBRouting())
     children = squash(torch.randn(64, 32, 8))
     trained, evaluated = layer.train()(children), layer.eval()(children)

@@ -249,7 +249,6 @@ def test_no_run_is_outside_the_folder_of_all_runs(capfd):
 def test_a_network_that_cannot_be_imported(capfd, network, said):
     Path("mine/network.py").write_text(NETWORK)
     Path("mine/undefined.py").write_text("\nx = y\n")
-    Path("mine/syntax.py").write_text("def f(:\n")
     Path("mine/needy.py").write_text("import not_there\n")
     Path("mine/taken.py").write_text(
         "from torchcaps import register_model\n\n@register_model\ndef capsnet_mnist():\n    pass\n"

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 
 
 def test_each_sample_is_mixed_with_one_other_and_its_label_alike():
-    torch.manual_seed(0)
     labels = torch.arange(8)
     mixed, soft = mixup(torch.eye(8, dtype=torch.float64).unsqueeze(2), labels, 8, alpha=1.0)
     torch.testing.assert_close(mixed.squeeze(2), soft)  # the inputs are their one-hot labels
@@ -31,7 +30,6 @@ def test_each_sample_is_mixed_with_one_other_and_its_label_alike():
 
 
 def test_the_shares_are_of_the_beta_distribution():
-    torch.manual_seed(0)
     labels = torch.tensor([0, 1]).repeat(20_000)
     for alpha in (0.2, 1.0, 4.0):
         _, soft = mixup(torch.zeros(40_000, 1), labels, 2, alpha)
@@ -41,7 +39,6 @@ def test_the_shares_are_of_the_beta_distribution():
 
 
 def test_all_inputs_are_mixed_alike_in_their_own_precision():
-    torch.manual_seed(0)
     numbers = torch.rand(6, 3)
     labels = torch.tensor([0, 1, 0, 1, 0, 1], dtype=torch.uint8)  # or any other integers
     (first, second), soft = mixup((numbers, numbers[:, :1].half()), labels, 2)
