@@ -27,7 +27,7 @@ ROWS: dict[str, tuple[float, str, dict[str, Any], dict[str, Any]]] = {
         146.88,
         "shallow_cnn",
         {"channels": (32, 256, 512, 512, 1300)},
-        {"channels": (8, 64, 128, 128, 325)},
+        {"channels": (8, 36, 72, 72, 183)},
     ),
     "(e) EncapNet, master": (25.76, "shallow_encapnet", {"coefficients": None}, {"types": 8}),
     "(f) EncapNet, master/aide": (60.68, "shallow_encapnet", {}, {"types": 8}),

@@ -71,7 +71,7 @@ def test_the_table_of_a_paper():
     assert "| ours, test error | by seed | on AffineMNIST | hours |" in text
     row = f"| `{ROW}` | Table 2: 20 layers, baseline | 269,722 | {RESULT.published}"
     assert f"{row} | 8.50 % | 8.50 | 5.00 % | 7.2 |" in text
-    assert "SEED`; 32-true; commit abc; 2026-11-22. a processor, 1 thread; or another.\n" in text
+    assert "SEED`; 32-true; commit abc; 2026-11-22; a processor, 1 thread.\n" in text
     assert "The order of the samples" not in text
     assert f"numbers: {len(published_rows) - 1}</summary>" in text
 
@@ -86,9 +86,12 @@ def test_the_table_of_small_versions():
     assert f"| `{ROW}` | {row} | 9.50 ± 0.71 % | 9.00, 10.00 | 32-true | 14 |" in text
     assert f"| `{ROW} --trainer.max_steps 9` | {row} | 9.00 % | 9.00 | bf16-mixed | 7.2 |" in text
     assert text.count(f"`{ROW}") == 2
-    assert "options in the first column; commit abc; 2026-11-22. a processor, 1 thread.\n" in text
+    assert "options in the first column; commit abc; 2026-11-22; a processor, 1 thread.\n" in text
     old = table("zhao2019/table2", [replace(longer, date="2026-11-21")], small=True)
-    assert "commit abc; 2026-11-21. a processor, 1 thread.\nThe order of the samples changed" in old
+    assert "`torchcaps train RECIPE --small --seed_everything SEED --trainer.precision bf16-mixed`, with" in old
+    assert "commit abc; 2026-11-21; a processor, 1 thread.\nThe order of the samples changed" in old
+    elsewhere = table("zhao2019/table2", [RESULT, replace(RESULT, overrides="--a=1", hardware="another")])
+    assert "| by seed | hardware | hours |" in elsewhere
 
 
 def test_the_list_shows_what_the_plan_overrides(tmp_path):

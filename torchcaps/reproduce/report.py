@@ -14,7 +14,7 @@ from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results
 from torchcaps.utils.files import write_text_whole
 
-ABOUT = ("precision", "commit", "date")
+ABOUT = ("precision", "commit", "date", "hardware")
 REORDERED = "2026-11-22"  # since when the order of the samples follows from the seed and the epoch
 BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results` -->\n).*?(<!-- end of rows -->\n)")
 
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"(?s)(<!-- (small )?rows of ([\w/]+), made by `make results`
 def table(part: str, results: Sequence[Result], small: bool = False) -> str:
     """Return, in Markdown, the rows of a paper or a table, published numbers and ours, with how ours were made.
 
-    Columns without a value are left out. What all runs have in common stands below the table, with their hardware. Rows
+    Columns without a value are left out. What all runs have in common stands below the table, with their command. Rows
     that were not run are folded.
     """
     names = [name for name in list_recipes() if name == part or name.startswith(f"{part}/")]
@@ -39,15 +39,17 @@ def table(part: str, results: Sequence[Result], small: bool = False) -> str:
     text = ""
     if rows:
         others = sorted({column for row in rows for column in row if column.startswith("on ")})
-        common = [column for column in ABOUT if len({row[column] for row in rows}) == 1]
+        common = {column: rows[0][column] for column in ABOUT if len({row[column] for row in rows}) == 1}
         columns = ["recipe", "row", "parameters", "published", "ours", "by seed", *others, *ABOUT, "hours"]
         named = {"published": f"published{', full size' * small}", "ours": f"ours, {of_part[0].unit}"}
         text += _markdown([column for column in columns if column not in common], rows, named)
         options = ", with the options in the first column" if any(result.overrides for result in of_part) else ""
-        command = f"`torchcaps train RECIPE{SMALL * small} --seed_everything SEED`{options}"
-        shared = [f"commit {rows[0][column]}" if column == "commit" else rows[0][column] for column in common]
-        hardware = dict.fromkeys(result.hardware for result in of_part)
-        text += f"\n{'; '.join((command, *shared))}. {'; or '.join(hardware)}.\n"
+        command = f"torchcaps train RECIPE{SMALL * small} --seed_everything SEED"
+        if (precision := common.get("precision", "32-true")) != "32-true":
+            command += f" --trainer.precision {precision}"
+            del common["precision"]
+        shared = [f"commit {value}" if column == "commit" else value for column, value in common.items()]
+        text += f"\n{'; '.join((f'`{command}`{options}', *shared))}.\n"
         if min(result.date for result in of_part) < REORDERED:
             text += f"The order of the samples changed on {REORDERED}: to repeat an earlier number takes its commit.\n"
     if not_run:
