@@ -245,9 +245,10 @@ def test_checkpoints_that_cannot_be_resumed(capfd, trained, number):
 def test_options_that_a_run_or_a_checkpoint_has_decided(capfd, trained):
     path = checkpoint(trained)
     said = bad(capfd, "test", str(path), "--ckpt_path", "best")
-    assert f"{path} is a checkpoint, and not a run: leave out --ckpt_path best" in said
+    assert f"{path} is no run with several checkpoints: leave out --ckpt_path best" in said
+    assert "leave out --ckpt_path last" in bad(capfd, "explain", str(path), "--ckpt_path", "last")
     run = str(path.parent.parent)
-    assert f"{run} is a run, which is small or not: leave out --small" in bad(capfd, "train", run, "--small")
+    assert f"{run} is small or not, as it was trained: leave out --small" in bad(capfd, "train", run, "--small")
 
 
 def test_damaged_checkpoints(capfd, trained):

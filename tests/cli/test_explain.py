@@ -7,6 +7,8 @@ import pytest
 import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
 
+from torchcaps.cli.checkpoints import Run
+from torchcaps.cli.explain import _checkpoints
 from torchcaps.explain import axes
 from torchcaps.utils.files import folder_of
 
@@ -177,3 +179,12 @@ def test_scores_that_are_not_finite(capfd, trained):
     assert call("explain", "quickstart", "--ckpt_path", "nan.ckpt", "--samples", "9", "--figures", "drawn") == 2
     assert "the scores are not finite, because the weights or the inputs are not" in capfd.readouterr().err
     assert not Path("drawn").exists()
+
+
+def test_a_page_has_eight_checkpoints_at_most(capfd):
+    """Evenly spaced, the first and the last among them."""
+    runs = [Run(Path(f"{epoch}.ckpt"), {"global_step": epoch, "epoch": epoch}, None) for epoch in range(15)]
+    assert [path.stem for _, path in _checkpoints(runs)] == ["0", "2", "4", "6", "8", "10", "12", "14"]
+    assert "8 of 15 checkpoints, evenly spaced, are shown" in capfd.readouterr().err
+    assert len(_checkpoints(runs[:8])) == 8
+    assert not capfd.readouterr().err

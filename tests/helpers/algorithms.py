@@ -123,7 +123,7 @@ def efficient(routing: EfficientRouting, x: Numbers) -> oracles.Routed:
 ALGORITHMS: dict[str, Algorithm] = {
     "dynamic": Algorithm(DynamicRouting, dynamic),
     "dynamic_bias_leaky": Algorithm(lambda **kw: DynamicRouting(learn_bias=True, leaky=True, **kw), dynamic),
-    "dynamic_learned_start": Algorithm(lambda **kw: DynamicRouting(start="learned", **kw), dynamic),
+    "dynamic_learned_start": Algorithm(lambda **kw: DynamicRouting(start="learned", leaky=True, **kw), dynamic),
     "dynamic_over_children": Algorithm(lambda **kw: DynamicRouting(softmax="children", learn_bias=True, **kw), dynamic),
     "vector_norm": Algorithm(VectorNormRouting, vector_norm),
     "vector_norm_squash": Algorithm(

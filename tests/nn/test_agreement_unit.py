@@ -56,7 +56,7 @@ def test_sizes_that_cannot_match(low, high):
 
 
 def test_kl_has_no_options_of_transport():
-    with pytest.raises(ValueError, match="divergence='kl' has no cost, eps, iterations, debias and plan_gradient"):
+    with pytest.raises(ValueError, match="divergence='kl' has no cost, eps, iterations, debias or plan_gradient"):
         AgreementUnit(MapShape(4, 8, 8), MapShape(8, 4, 4), divergence="kl", eps=0.1)
 
 

@@ -97,9 +97,9 @@ def test_coordinate_addition(backend):
 ROUTINGS = {
     name: (lambda name=name: algorithms.make(name))
     for name in algorithms.ALGORITHMS
-    if name not in ("random", "self_routing", "dynamic_learned_start")
+    if name not in ("random", "self_routing")
 } | {
-    "dynamic, random start": lambda: DynamicRouting(start="random"),
+    "dynamic, random start": lambda: DynamicRouting(start="random", leaky=True),
     "inverted attention, learned start": lambda: InvertedAttentionRouting(activations=True, start="learned"),
     "inverted attention, random start": lambda: InvertedAttentionRouting(start="random"),
 }

@@ -142,9 +142,9 @@ def test_random_routing_for_any_number_of_parents():
 @pytest.mark.parametrize("start", ["random", "learned"])
 def test_first_logits_that_change_nothing(start):
     over_children = DynamicRouting(1, softmax="children", start=start)
-    with pytest.raises(ValueError, match=f"start='{start}' .* over the children are one number; .* two in_capsules"):
+    with pytest.raises(ValueError, match=f"start='{start}' .* over the children are one number; .* two children"):
         CapsuleLinear(None, 3, 4, 5, over_children)
-    with pytest.raises(ValueError, match=f"start='{start}' .* over the parents are one number; .* two out_capsules"):
+    with pytest.raises(ValueError, match=f"start='{start}' .* over the parents are one number; .* two parents"):
         CapsuleLinear(6, 1, 4, 5, DynamicRouting(start=start))
     poses = torch.randn(2, 6, 4)
     for layer in (CapsuleLinear(6, None, 4, 5, over_children), CapsuleLinear(2, 3, 4, 5, over_children)):

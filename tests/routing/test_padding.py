@@ -114,9 +114,7 @@ def test_equilibria(name):
     assert_padding_is_nothing_to(stack, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "make_one", [DynamicRouting, lambda **kw: DynamicRouting(softmax="children", **kw), InvertedAttentionRouting]
-)
+@pytest.mark.parametrize("make_one", [DynamicRouting, InvertedAttentionRouting])
 @pytest.mark.parametrize("start", ["random", "learned"])
 def test_starts(make_one, start):
     routings = [make_one(start=start), make_one(start=start)]

@@ -59,8 +59,8 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
     content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
     try:
         values = values_of(path, content)
-        given = {token.partition("=")[0].rstrip("+").rpartition(".")[2] for token in overrides if "--data" in token}
-        if not given & {"--data", "split", "folder", "file", "images"}:
+        changed = {token.partition("=")[0].rstrip("+").rpartition(".")[2] for token in overrides if "--data" in token}
+        if not changed & {"--data", "split", "folder", "file", "images"}:
             keep_split(values["data"], path)
         if is_run(options.recipe):
             return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
@@ -205,14 +205,16 @@ def locate(options: argparse.Namespace, given: str | None, folders: bool = False
     """
     run = is_run(options.recipe)
     if run and options.small:
-        raise BadInput(f"{options.recipe} is a run, which is small or not: leave out --small")
+        raise BadInput(f"{options.recipe} is small or not, as it was trained: leave out --small")
     chosen = given if given in ("last", "best") else None
     place = given if given is not None and chosen is None else options.recipe if run else None
+    folder = place is not None and os.path.isfile(os.path.join(place, "config.json"))
+    alone = place is not None and (folder or not os.path.isdir(place))
+    if alone and chosen is not None and chosen in (options.ckpt_path or ()):
+        raise BadInput(f"{place} is no run with several checkpoints: leave out --ckpt_path {chosen}")
     if place is not None and not os.path.isdir(place):
-        if chosen is not None and options.ckpt_path == chosen:
-            raise BadInput(f"{place} is a checkpoint, and not a run: leave out --ckpt_path {chosen}")
         return _whole(Path(place))
-    if place is not None and os.path.isfile(os.path.join(place, "config.json")):
+    if place is not None and folder:
         if folders:
             return Path(place)
         raise BadInput(f"{place} is a folder of `save_pretrained`, without the training: give a run or a checkpoint")

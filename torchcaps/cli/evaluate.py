@@ -61,10 +61,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         raise BadInput("--ckpt_path FILE is for one run: give the checkpoints in place of the runs, or last or best")
     named = {name: argparse.Namespace(**{**vars(options), "recipe": name}) for name in options.recipe}
     runs = {name: find_run(own, overrides, options.ckpt_path) for name, own in named.items()}  # all, before any work
-    folders = {name: folder_of(found.checkpoint.resolve()) for name, found in runs.items()}
+    folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}
     results: dict[str, dict[str, Any]] = {}
     for name, found in runs.items():
-        several = len({runs[other].checkpoint for other in runs if folders[other] == folders[name]}) > 1
+        beside = [x.checkpoint.resolve() for other, x in runs.items() if folders[other].samefile(folders[name])]
+        several = len(set(beside)) > 1
         path = folders[name] / (f"evaluate-{found.checkpoint.stem}.json" if several else FILE)
         results[name] = _evaluated(named[name], overrides, found, path)
         print(f"results: {path}", flush=True)

@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write the page and the figures that there are for the network and the data, and print their paths."""
-    from torchcaps.data.order import evenly_chosen
     from torchcaps.explain.page import write_page
 
     if options.samples < 2:
@@ -69,10 +68,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     training = build_run(options, overrides, runs[-1], "network.")
     for other in runs[:-1]:
         load_weights(training, other)  # to see that they fit: the report loads each again
-    found = _checkpoints(runs)
-    checkpoints = [found[index] for index in evenly_chosen(len(found), CHECKPOINTS)]
-    if len(checkpoints) < len(found):
-        print(f"torchcaps: {len(checkpoints)} of {len(found)} checkpoints, evenly spaced, are shown", file=sys.stderr)
+    checkpoints = _checkpoints(runs)
     folder = Path(options.figures) if options.figures else folder_of(checkpoints[-1][1]) / "figures"
     with bad_data():
         samples = _samples(options, training)
@@ -86,16 +82,22 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _checkpoints(runs: list[Run]) -> list[tuple[str, Path]]:
-    """Return labels and paths of the checkpoints in the order of the training; the same step of a run comes once."""
+    """Return labels and paths of the checkpoints in the order of the training, CHECKPOINTS at most; the same step of a
+    run comes once."""
+    from torchcaps.data.order import evenly_chosen
+
     found: dict[tuple[int, Path], tuple[int, Path]] = {}
     for run in runs:
         place = run.content["global_step"], run.checkpoint.parent
         found.setdefault(place, (run.content["epoch"] + 1, run.checkpoint))
     by_epoch = len({epoch for epoch, _ in found.values()}) == len(found)
-    return [
+    labeled = [
         (f"after epoch {epoch}" if by_epoch else f"after step {step:,}", path)
         for (step, _), (epoch, path) in sorted(found.items())
     ]
+    if len(labeled) > CHECKPOINTS:
+        print(f"torchcaps: {CHECKPOINTS} of {len(labeled)} checkpoints, evenly spaced, are shown", file=sys.stderr)
+    return [labeled[index] for index in evenly_chosen(len(labeled), CHECKPOINTS)]
 
 
 def _samples(options: argparse.Namespace, training: "Training") -> "Samples":

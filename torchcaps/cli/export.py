@@ -20,7 +20,9 @@ ENDS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": "-safetensors"}  # of t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps export`."""
     add_recipe_name(parser, folders=True)
-    parser.epilog = "The file is run before it is left: its outputs must be those of the network."
+    parser.epilog = (
+        "A file is run before it is left: its outputs must be those of the network; safetensors must have its weights."
+    )
     add_checkpoint(parser)
     parser.add_argument(
         "--to",
@@ -39,7 +41,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     from torchcaps.deploy import Trained
 
     checkpoint = locate(options, options.ckpt_path, folders=True)
-    place = checkpoint.absolute() if checkpoint.is_dir() else checkpoint  # the folder may be "."
+    place = checkpoint.resolve() if checkpoint.is_dir() else checkpoint  # the folder may be "."
     beside = place.with_name(f"{place.name.removesuffix('.ckpt')}{ENDS[options.to]}")
     out = options.out.expanduser() if options.out else beside
     _check_place(out)
@@ -85,7 +87,9 @@ def _safetensors(options: argparse.Namespace, trained: "Trained", out: Path) -> 
 
     save_pretrained(trained, out)
     read = from_pretrained(out, allow_code=options.allow_code).network.state_dict()
-    if not all(value.equal(read[name]) for name, value in trained.network.state_dict().items()):
+    if not all(
+        read[name].allclose(value, 0, 0, equal_nan=True) for name, value in trained.network.state_dict().items()
+    ):
         raise BadInput(f"{out} holds other weights than the checkpoint")
     print(f"{out}: the same weights as those of the network")
 

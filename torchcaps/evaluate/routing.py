@@ -166,6 +166,7 @@ def agreement(network: nn.Module, batches: list[Any]) -> dict[str, list[float]]:
     """Return the mean cosine of votes and parents after each iteration of each layer, weighted by the shares of the
     votes. Layers whose parents are no sums of votes are left out."""
     sums: dict[str, dict[float, list[Tensor]]] = {}
+    layers: dict[str, Any] = routing_layers(network)
 
     def see(name: str, iteration: Iteration) -> None:
         if layers[name].routing.needs_poses:
@@ -176,7 +177,6 @@ def agreement(network: nn.Module, batches: list[Any]) -> dict[str, list[float]]:
         both = torch.stack([(cosines * shares).sum(), shares.sum()]).double().cpu()
         sums.setdefault(name, {}).setdefault(iteration.t, []).append(both)
 
-    layers: dict[str, Any] = routing_layers(network)
     with watching(network, see), torch.no_grad():
         for batch in batches:
             network(batch)

@@ -14,6 +14,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from torchcaps.explain.predicting import inputs_of, predict
+from torchcaps.ops import at_least_float32
 from torchcaps.routing import Routing
 from torchcaps.utils.arguments import FloatTensor, checked, is_row, shown, shown_with_type
 
@@ -148,6 +149,9 @@ def similarity(maps: FloatTensor, others: FloatTensor) -> Tensor:
     """
     if maps.dim() != 3 or maps.shape != others.shape:
         raise ValueError(f"expected two tensors of maps (n, height, width), got {shown(maps)} and {shown(others)}")
-    ranks = [torch.from_numpy(rankdata(x.detach().flatten(1).float().cpu().numpy(), axis=1)) for x in (maps, others)]
+    ranks = [
+        torch.from_numpy(rankdata(at_least_float32(x.detach()).flatten(1).cpu().numpy(), axis=1))
+        for x in (maps, others)
+    ]
     first, second = (x - (x.shape[1] + 1) / 2 for x in ranks)
     return torch.cosine_similarity(first, second, dim=1, eps=0).to(maps)

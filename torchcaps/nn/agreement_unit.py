@@ -88,7 +88,7 @@ class AgreementUnit(nn.Module):
         super().__init__()
         if divergence == "kl" and (cost, eps, iterations, debias, plan_gradient) != ("cosine", 1.0, 10, True, False):
             raise ValueError(
-                "divergence='kl' has no cost, eps, iterations, debias and plan_gradient: leave them out, or use "
+                "divergence='kl' has no cost, eps, iterations, debias or plan_gradient: leave them out, or use "
                 "divergence='sinkhorn'"
             )
         for shape in (lower, higher):

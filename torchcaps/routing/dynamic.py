@@ -74,7 +74,7 @@ class DynamicRouting(Routing):
         return self.softmax == "children"
 
     def build(self, shape: LayerShape) -> None:
-        over, layer = ("children", "in_capsules") if self.averages else ("parents", "out_capsules")
+        over = "children" if self.averages else "parents"
         if self.averages:
             alike = shape.groups == 1
         else:  # the parents' logits compete with the leak's, if there is one
@@ -82,7 +82,7 @@ class DynamicRouting(Routing):
         if self.start != "zero" and alike:
             raise ValueError(
                 f"start={self.start!r} changes nothing: all first logits of a softmax over the {over} are one number; "
-                f"use start='zero', or give the layer two {layer} or more"
+                f"use start='zero', or two {over} or more with weights of their own"
             )
         if self.learn_bias:
             self.bias = nn.Parameter(torch.full((shape.parents, shape.features), 0.1))

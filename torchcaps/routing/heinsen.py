@@ -76,9 +76,8 @@ class HeinsenRouting(Routing):
 
     def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
         # Lines 13 and 16 together: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
-        m = votes.moments(
-            at_least_float32(self.beta_use) + at_least_float32(self.beta_ignore), self.eps
-        )  # lines 12, 17, 18
+        betas = at_least_float32(self.beta_use) + at_least_float32(self.beta_ignore)
+        m = votes.moments(betas, self.eps)  # lines 12, 17, 18
         assert m.benefit is not None
         score = m.benefit - _cost_of_all(self.beta_ignore, votes)  # line 16
         variance = m.variance + self.eps
