@@ -46,6 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = [name for name in list_recipes() if name.startswith(f"{args.table}/")]
     rows = [row for row in rows if args.rows is None or row.rpartition("/")[2] in args.rows]
+    if not rows:
+        parser.error(f"there is no such row of {args.table}: `torchcaps recipes {args.table}` lists them")
     path = Path("learning_rates") / f"{args.table.replace('/', '-')}.csv"
     path.parent.mkdir(exist_ok=True)
     lines = path.read_text().splitlines() if path.exists() else []

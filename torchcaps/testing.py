@@ -173,13 +173,9 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
                 raise AssertionError("a sample of padding alone gives numbers that are not finite")
 
 
-def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None = None) -> None:
-    """Assert that all backends compute the same parents, coefficients and gradients: with and without scores, in layers
-    whose children share weights or not, and in convolutions.
-
-    Args:
-        backends: names of the backends to compare, or None for all that this CPU can run.
-    """
+def assert_backends_agree(routing: Routing) -> None:
+    """Assert that all backends that this CPU can run compute the same parents, coefficients and gradients: with and
+    without scores, in layers whose children share weights or not, and in convolutions."""
     flat = (BATCH, CHILDREN, *POSE)
     layers: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (
         (lambda **kw: CapsuleLinear(CHILDREN, PARENTS, POSE, OUT_POSE, bias=True, **kw), flat),
@@ -191,9 +187,8 @@ def assert_backends_agree(routing: Routing, backends: tuple[Backend, ...] | None
     )
     if routing.needs_poses:
         layers = tuple((partial(_shared, count), flat) for count in (CHILDREN, None))
-    if backends is None:
-        cpu: tuple[Backend, ...] = ("reference", "tiled", "native")
-        backends = tuple(name for name in cpu if available()[name] is None)
+    cpu: tuple[Backend, ...] = ("reference", "tiled", "native")
+    backends = [name for name in cpu if available()[name] is None]
     for make, shape in layers:
         for scored in (False, True):
             results = []

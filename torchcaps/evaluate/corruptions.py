@@ -75,7 +75,7 @@ def motion_blur(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shear(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Vertical lines lean by 0.4 radians to the left or right, and keep their length."""
+    """Vertical lines lean to the left or right by the arc tangent of sin 0.4, 0.37 radians."""
     angles = 0.4 * _signs(len(x), generator).double()
     return affine(x, scale=torch.stack([torch.ones_like(angles), 1 / angles.cos()], 1), shear=angles.sin())
 

@@ -129,7 +129,7 @@ def check(plan: Plan) -> int:
     training.datamodule.setup("fit")
     if not validates(trainer, training.datamodule):
         raise ValueError(
-            "a search needs a validation, and this recipe has none: set data.val_size (or --data.val_size N), and "
-            "trainer.limit_val_batches to more than 0; the test set is not used by a search"
+            "a search needs a validation, and this recipe has none: set data.val_size (data.val_share of your own "
+            "data), and trainer.limit_val_batches to more than 0; the test set is not used by a search"
         )
     return int(training.values["seed_everything"])

@@ -7,16 +7,17 @@ from torch import Tensor
 
 from torchcaps.data import DataError, ImageData
 from torchcaps.data.files import present_files_only
+from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.page import Samples, samples_of
 from torchcaps.utils.arguments import checked
 
 MOST = 10
-BATCHES = 20  # that are searched for an image of each class
+SEARCHED, AT_ONCE = 640, 32  # images that are searched for one of each class
 
 
 @checked
 def test_images(data: ImageData) -> Samples | None:
-    """Return the first test image of each of the first classes.
+    """Return a test image of each of the first classes, found among evenly spaced ones.
 
     Nothing is downloaded or rendered: there are none if the files of the data set are not there.
     """
@@ -25,11 +26,12 @@ def test_images(data: ImageData) -> Samples | None:
     try:
         with present_files_only():
             here.setup("test")
-        for number, (images, labels, *_) in enumerate(here.test_dataloader()):
-            for image, label in zip(here.center(images), labels, strict=True):
+        some = evenly_chosen(len(here.part("test")), SEARCHED)  # type: ignore[arg-type]
+        for start in range(0, len(some), AT_ONCE):
+            for image, label in zip(*here.samples("test", some[start : start + AT_ONCE]), strict=True):
                 key = (int(label),) if label.dim() == 0 else tuple(label.nonzero().flatten().tolist())
                 first.setdefault(key, (image, label))
-            if len(first) >= min(MOST, here.classes) or number + 1 == BATCHES:
+            if len(first) >= min(MOST, here.classes):
                 break
     except (DataError, OSError):
         return None
