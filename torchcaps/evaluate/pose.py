@@ -5,7 +5,8 @@ A ridge regression predicts each of the six factors from the pose of the winning
 each class has a regression of its own. It is fitted on three quarters of the images and its R2 is that on the others;
 its penalty is chosen among seven by leave-one-out on the fitted ones. Beside it the same from the penultimate layer,
 the inputs of the last module that has weights, projected to as many principal components as a pose has features, or to
-16 without class capsules. R2 is 1 if a factor is predicted exactly, and 0 if no better than by its mean.
+16 without class capsules. Where a linear layer reads the class capsules, these inputs are the poses of all classes. R2
+is 1 if a factor is predicted exactly, and 0 if no better than by its mean.
 
 Source: Konstantinou et al., EquiCaps, 2025, section 4: frozen features and a regression of pose. There the images are
 renderings of 3D objects.
