@@ -1,5 +1,6 @@
 """Own pictures from a folder to predictions: training, report, best checkpoint, other networks, predictions."""
 
+import argparse
 import csv
 import io
 import json
@@ -14,6 +15,7 @@ from commands import call, error_of
 from pictures import draw_digits
 from vision import SIZE, WIDTHS, make_vision_model
 
+from torchcaps.cli.checkpoints import find_run
 from torchcaps.deploy import Trained
 
 SMALL = ["--model.network.depth", "8", "--data.num_workers", "0", "--data.augmentations", "[shift]"]
@@ -87,6 +89,13 @@ def test_a_run_keeps_its_split_although_pictures_come_and_go(own, tmp_path, capf
     assert "1 pictures in" in capfd.readouterr().err
     data = Trained.load(tmp_path / "runs/own/images/version_0/checkpoints/last.ckpt").data
     assert data.parts == {path: part for path, part in parts.items() if path != gone}
+    for given, kept in (
+        (str(tmp_path / "pictures"), True),
+        (str(own / "pictures"), False),
+    ):  # the same one, and another
+        options = argparse.Namespace(recipe=str(tmp_path / "runs/own/images/version_0"), small=False, ckpt_path=None)
+        values = find_run(options, ["--data.folder", given]).recipe.config
+        assert (values["data"]["init_args"]["split"] is not None) == kept
 
 
 def test_the_best_checkpoint_holds_all_that_predictions_need(own, tmp_path):

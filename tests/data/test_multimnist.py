@@ -296,9 +296,9 @@ def test_parts_are_the_digits_of_the_same_images(kind):
 
 
 def test_digits_on_their_own_fit_no_other_images() -> None:
-    for options in ({"resize": 38}, {"flip": True}):
+    for options in ({"resize": 38}, {"flip": True}, {"distort": True}):
         with pytest.raises(
-            ValueError, match="^parts are not mirrored or resized with the images: leave out flip and resize"
+            ValueError, match="^parts are not mirrored, resized or distorted with the images: leave out flip, resize"
         ):
             Multi(parts=True, **options)
     data = Multi(resize=38, flip=True, ten_crop=True, test_size=3)

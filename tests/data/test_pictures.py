@@ -162,3 +162,15 @@ def test_files_that_are_no_pictures(tmp_path, flag):
         read_picture(tmp_path, (1, 8, 8))
     with pytest.raises(DataError, match="pictures have 1 or 3 channels, and the network takes images of 2"):
         read_picture(flag, (2, 8, 8))
+
+
+def test_a_tiff_of_twelve_bits(tmp_path):
+    """Its largest number is white."""
+    pixels = bytes.fromhex("fff800")  # 4095 and 2048, packed
+    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    path = tmp_path / "a.tif"
+    path.write_bytes(
+        b"II*\0" + struct.pack("<I", 12) + pixels + b"\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
+    )
+    assert read_picture(path, (1, 1, 2)).flatten().tolist() == [255, 128]

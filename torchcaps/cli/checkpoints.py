@@ -18,6 +18,7 @@ from torchcaps.utils.processes import rank
 if TYPE_CHECKING:
     from torchcaps.recipes import Recipe
     from torchcaps.training.build import Training
+    from torchcaps.training.overrides import Override
 
 EXACT = tuple(  # options of the trainer on which the weights depend
     f"trainer.{name}"
@@ -54,25 +55,37 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
     from torchcaps.recipes import Recipe
     from torchcaps.recipes.values import with_source
     from torchcaps.training.checkpoint_files import KINDS, keep_split, values_of
+    from torchcaps.training.overrides import read_overrides
 
     path = locate(options, given)
     content = read_or_refuse(path, *(KINDS if resumed else ("state_dict", "global_step", "epoch")))
     try:
         values = values_of(path, content)
-        changed = {token.partition("=")[0].rstrip("+").rpartition(".")[2] for token in overrides if "--data" in token}
-        if not changed & {"--data", "split", "folder", "file", "images"}:
+        options_given = read_overrides(overrides)
+        if not any(_names_other_samples(override, values["data"]) for override in options_given):
             keep_split(values["data"], path)
         if is_run(options.recipe):
             return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
         recipe = load_requested(options)
-        added = [name[2:].split(".") for name, sign, _ in (token.partition("+=") for token in overrides) if sign]
-        for name in [path[1] for path in added if path[0] == "trainer" and len(path) == 2]:
+        for name in [x.path[1] for x in options_given if x.adds and x.path[0] == "trainer" and len(x.path) == 2]:
             values["trainer"] = {**dict(values["trainer"]), name: recipe.config["trainer"].get(name)}
         return Run(path, content, replace(recipe, values=with_source(values, str(path))))
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} does not hold the values of a recipe ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def _names_other_samples(override: "Override", data: dict[str, Any]) -> bool:
+    """Return whether an override names other files than those of a run on one's own data, or another split."""
+    from torchcaps.training.checkpoint_files import own_arguments
+
+    if override.path[0] != "data":
+        return False
+    name = override.path[-1]
+    if name in ("folder", "file"):
+        return os.path.abspath(override.value) != os.path.abspath(str(own_arguments(data).get(name)))
+    return name in ("data", "images", "split")
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pooch
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from lightning import Trainer
+from safetensors import SafetensorError
 
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
@@ -103,8 +104,8 @@ class Encoder:
                     store.read()  # another run may have added them
                     if new := _new(texts, store):
                         self._compute(new, store)
-        except OSError as error:
-            reason = error.strerror or one_line(error)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or one_line(error)
             advice = "free disk space, make the folder writable, or choose another"
             raise DataError(f"{self.folder}: {reason}: {advice}") from None
         return store.of(texts)
@@ -131,10 +132,18 @@ class Encoder:
     def _alone(self) -> Iterator[None]:
         """Wait until no other run computes embeddings, and remove what a killed one has left unfinished."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / "run.lock"):
+        lock = FileLock(self.folder / "run.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say(f"waits for another run that computes embeddings in {self.folder}")
+            lock.acquire()
+        try:
             for path in self.folder.glob(".*.unfinished.safetensors"):
                 path.unlink(missing_ok=True)
             yield
+        finally:
+            lock.release()
 
     @torch.inference_mode()
     def _compute(self, texts: list[str], store: EmbeddingStore, device: torch.device | None = None) -> None:

@@ -135,8 +135,11 @@ class MultiMNIST(MNIST):
         **options: Any,
     ) -> None:
         super().__init__(root, shift=0, **options)  # each digit has its own shift already
-        if parts and (self.flip or self.resize):
-            raise ValueError("parts are not mirrored or resized with the images: leave out flip and resize, or parts")
+        if parts and (self.flip or self.resize or self.distort):
+            raise ValueError(
+                "parts are not mirrored, resized or distorted with the images: leave out flip, resize and distort, or "
+                "parts"
+            )
         self.epoch_size, self.test_size, self.seed, self.parts = epoch_size, test_size, seed, parts
 
     def part(self, stage: str) -> Overlays:

@@ -22,8 +22,13 @@ from torchcaps.utils.arguments import Count, checked
 Fit = Literal["crop", "pad", "stretch"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-OF_SYSTEMS = ("@eaDir", "@Recycle", "@__thumb", "__MACOSX")  # folders of Synology and QNAP servers, and of macOS
+SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Folders of Synology and QNAP servers, of macOS, Windows and Linux.
+OF_SYSTEMS = (
+    *("@eaDir", "#recycle", "@Recycle", "@__thumb", "__MACOSX"),
+    *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
+)
+BITS_PER_SAMPLE = 258  # a tag of TIFF
 GRAY_MODES = ("1", "L", "LA", "La")
 TURNS = {  # what makes a picture upright, by its orientation in EXIF
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -94,7 +99,10 @@ def _read(path: Path, shape: tuple[int, int, int], fit: Fit) -> Tensor:
 def _eight_bits(picture: Image.Image) -> Image.Image:
     """Return a picture without transparency and with 8 bits per channel."""
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
-        return Image.fromarray((np.asarray(picture).clip(0, 2**16 - 1) >> 8).astype(np.uint8))  # or Pillow clips at 255
+        tags = getattr(picture, "tag_v2", {})  # of a TIFF, whose pixels may have 10 to 16 bits
+        bits = max(tags.get(BITS_PER_SAMPLE, (16,)))
+        pixels = np.asarray(picture).clip(0, 2**bits - 1) >> (bits - 8)
+        return Image.fromarray(pixels.astype(np.uint8))  # or Pillow clips at 255
     if picture.mode in ("F", "I"):
         kind = "floating-point numbers" if picture.mode == "F" else "signed or 32-bit integers"
         raise ValueError(f"its pixels are {kind}, whose range is not known")

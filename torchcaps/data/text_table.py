@@ -1,5 +1,6 @@
 """Labeled texts of one's own, in a table."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -46,6 +47,11 @@ class Sample(NamedTuple):
     def key(self) -> str:
         """The text with single spaces; samples are equal if their keys are."""
         return " ".join(self.text.split())
+
+    @property
+    def digest(self) -> str:
+        """The name of the sample in a split: rows may be moved, added and deleted."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
 
 class TextTable(TextData):
@@ -168,8 +174,8 @@ class TextTable(TextData):
 
     @checked
     def write_split(self, folder: Path) -> Path:
-        """Write `split.csv` with the line number, the label and the part of each row of `file`; return its path."""
-        rows = ((s.line, s.label, part) for s, part in zip(self._samples, self._split, strict=True) if part)
+        """Write `split.csv` with a hash of the text, the label and the part of each row of `file`; return its path."""
+        rows = ((s.digest, s.label, part) for s, part in zip(self._samples, self._split, strict=True) if part)
         return write_csv_whole(folder / "split.csv", SPLIT_COLUMNS, rows)
 
     @property
@@ -215,18 +221,12 @@ class TextTable(TextData):
         return [parts[sample.key] for sample in self._samples]
 
     def _read_split(self, name: str) -> list[Part | None]:
-        split = read_split(name)
-        parts: list[Part | None] = []
-        for sample in self._samples:
-            label, part = split.pop(str(sample.line), (None, None))
-            if part is not None and label != sample.label:
-                raise DataError(
-                    f"{name}: line {sample.line} of {self.file}, with the label {sample.label!r}, has the label "
-                    f"{label!r} in this split: give the split of this file, or none"
-                )
-            parts.append(part)
-        for line in split:
-            raise DataError(f"{name}: {self.file} has no text in line {line}: give the split of this file, or none")
+        split = {digest: part for digest, (_, part) in read_split(name).items()}
+        parts = [split.get(sample.digest) for sample in self._samples]
+        if not any(parts):
+            raise DataError(f"{name}: has none of the texts in {self.file}: give the split of this file")
+        if gone := len(split.keys() - {sample.digest for sample in self._samples}):
+            say(f"{gone} texts of {name} are no longer in {self.file}, and are left out")
         if new := parts.count(None):
             say(f"{new} rows of {self.file} are not in {name}, and are left out")
         return parts

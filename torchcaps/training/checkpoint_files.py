@@ -68,12 +68,18 @@ def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def own_arguments(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of data of one's own in the values of a recipe: those of the images that an encoder encodes,
+    or of the data itself."""
+    arguments = data.get("init_args", {})
+    images = arguments.get("images")
+    return images.get("init_args", {}) if isinstance(images, dict) else arguments
+
+
 def keep_split(data: dict[str, Any], checkpoint: Path) -> None:
     """Let the values of one's own data name the split that lies with the run of a checkpoint: if files were added or
     deleted since, a new one would test on samples that the network was trained on."""
-    folder, arguments = checkpoint.absolute().parent, data.get("init_args", {})
-    if isinstance(images := arguments.get("images"), dict):  # those that an encoder encodes
-        arguments = images.get("init_args", {})
+    folder, arguments = checkpoint.absolute().parent, own_arguments(data)
     if folder.name == "checkpoints" and "split" in arguments and (split := folder.parent / "split.csv").is_file():
         arguments["split"] = str(split)
 
