@@ -55,6 +55,15 @@ OVERRIDES = [
         "--trainer.callbacks+=StochasticWeightAveraging --trainer.callbacks.swa_lrs 0.01",
         "cannot have StochasticWeightAveraging: the weights that it averages at the end would be in no checkpoint",
     ),
+    (
+        "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.dirpath kept",
+        "ModelCheckpoint cannot have a dirpath: checkpoints lie in the folder of the run",
+    ),
+    (
+        "--model.scheduler torch.optim.lr_scheduler.OneCycleLR --model.scheduler.max_lr 0.01 "
+        "--model.scheduler.total_steps 9 --model.optimizer.lr 0.1",
+        "model.optimizer.lr cannot change anything: .* give --model.scheduler.max_lr",
+    ),
     ("--trainer.devices two", "devices.* int > 0"),
     ("--trainer.val_check_interval 0", "val_check_interval must be a number of batches, at least 1, or a fraction"),
     ("--trainer.accumulate_grad_batches 0", "accumulate_grad_batches must be at least 1, got 0"),

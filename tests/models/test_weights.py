@@ -175,7 +175,7 @@ def test_weights_of_another_network(own_folder):
 
 def test_without_safetensors(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=re.escape('safetensors is missing: pip install "torchcaps[hub]"')):
+    with pytest.raises(ImportError, match=re.escape('safetensors is missing: pip install "torchcaps[train]"')):
         create_model("capsnet_digits", pretrained=True)
 
 

@@ -305,6 +305,8 @@ def test_features_have_a_learning_rate_of_their_own():
     assert {id(p) for p in head["params"]} == {id(p) for p in classifier.network.classifier.parameters()}
     (group,) = two_parts().configure_optimizers().param_groups
     assert len(group["params"]) == len(list(classifier.network.parameters()))
+    classifier.loss.scale = nn.Parameter(torch.ones(()))
+    assert any(p is classifier.loss.scale for p in classifier.configure_optimizers().param_groups[0]["params"])
     classifier = two_parts(trainable="head", features_lr=1e-5)  # the optimizer gets what is trained
     head, features = classifier.configure_optimizers().param_groups
     assert len(head["params"]) == len(list(classifier.network.classifier.parameters()))

@@ -1,5 +1,6 @@
 """The report on a training: its tables against hand-worked cases, its figures, and temperatures that fit."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ def test_temperature_of_scores_that_are_too_sure():
     assert best_temperature(5 * logits, labels) == pytest.approx(5, rel=0.03)
     assert best_temperature(0.01 * logits, labels) == pytest.approx(0.01, rel=0.03)
     assert calibration_error(5 * logits, labels, 5.0) < 0.01 < calibration_error(5 * logits, labels)
+
+
+def test_temperature_where_all_samples_are_right():
+    """The likeliest class of each of 8 is then 9/10 likely: log 9 = 3 / T."""
+    scores, labels = 3 * torch.eye(2).repeat(4, 1), torch.arange(8) % 2
+    assert best_temperature(scores, labels) == pytest.approx(3 / math.log(9), rel=1e-3)
 
 
 def test_calibration_error_by_hand():

@@ -77,7 +77,7 @@ def _of_torchvision(name: str, pretrained: bool, size: int | None) -> NamedNetwo
     side = size or images.crop_size[0]
     options: dict[str, Any] = {"weights": weights if pretrained else None}
     if not pretrained and name in ("googlenet", "inception_v3"):
-        options |= {"init_weights": True, "transform_input": True}  # as with weights
+        options |= {"init_weights": True, "transform_input": True, "aux_logits": False}  # as with weights
     if not pretrained and name.startswith("vit_"):
         options["image_size"] = side
     return NamedNetwork(models.get_model(name, **options), images.mean, images.std, side)

@@ -136,7 +136,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     from torchcaps.utils.extras import needs
 
-    with needs("hub"):
+    with needs("train"):
         from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -159,7 +159,7 @@ def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, s
     from torchcaps.utils.extras import needs
     from torchcaps.utils.files import write_whole
 
-    with needs("hub"):
+    with needs("train"):
         from safetensors.torch import save
 
     # Copies: the format takes no tensors that share memory, and none whose numbers do not lie in a row.

@@ -79,9 +79,9 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = (), compiled: bo
     others = [row for row in rows if row not in first]
     runs = []
     for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
-        entry = details.get(row, {})
-        changes = (*entry.get("overrides", ()), *overrides)
-        runs.append(Run(row, seed, changes, tuple(entry.get("tested_on", ())), compiled))
+        changes = (*details.get(row, {}).get("overrides", ()), *overrides)
+        tested_on = details.get(row.removesuffix(SMALL), {}).get("tested_on", ())
+        runs.append(Run(row, seed, changes, tuple(tested_on), compiled))
     return runs
 
 

@@ -68,9 +68,15 @@ class Plan:
         return self.folder / f"trial_{number}"
 
     def training(self, values: Mapping[str, Any], **options: Any) -> Training:
-        """Return the training of a trial that has these values, with options of `Training`."""
+        """Return the training of a trial that has these values, with options of `Training`. All trials on data of one's
+        own have the split of the first."""
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
         overrides = [*self.overrides, *(f"--{name}={text}" for name, text in texts.items())]
+        splits = sorted(self.folder.glob("trial_*/version_*/split.csv"))
+        arguments = self.recipe.config["data"].get("init_args", {})
+        of_files = "images" not in arguments and arguments.get("split") is None  # images of an encoder have no split
+        if splits and of_files and not any(token.startswith("--data.split") for token in overrides):
+            overrides.append(f"--data.split={splits[0]}")
         return Training(self.recipe, overrides, allow_code=self.allow_code, **options)
 
 

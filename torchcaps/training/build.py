@@ -3,6 +3,7 @@
 The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reproduce` build their trainings here.
 """
 
+import inspect
 import shutil
 import sys
 from contextlib import suppress
@@ -165,7 +166,7 @@ class Training:
             if self.checkpoint is not None:  # no pretrained weights, which those of the checkpoint replace
                 config.model.network = Namespace(untrained(config.model.network.as_dict()))
             built = self.parser.instantiate(config)
-            self.model: Classifier = built.model
+            self.model: Classifier = built.model.train()  # weights of the package come in evaluation mode
             self.datamodule: LabeledData = built.data
             self.trainer = self._trainer(built.trainer.as_dict())
             self._check_classes()
@@ -194,12 +195,17 @@ class Training:
         model_values.classes = data.classes
         of_library = model_values.network.class_path == "torchcaps.models.library_network"
         rate = model_values.optimizer.get("init_args", {}).get("lr")
-        if of_library and arguments.trainable == "all" and model_values.features_lr is None and isinstance(rate, float):
+        one_cycle = model_values.scheduler and "max_lr" in model_values.scheduler.get("init_args", {})
+        chosen = model_values.features_lr is not None or one_cycle
+        if of_library and arguments.trainable == "all" and not chosen and isinstance(rate, float):
             model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
         if arguments.get("decoder") is True and not model_values.reconstruction_weight:
             arguments["decoder"] = False  # nothing would train it
-        loss = model_values.loss.class_path
-        if loss == "torch.nn.CrossEntropyLoss" and not getattr(network, "gives_logits", True):
+        loss, options = model_values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
+        given = loss.get("init_args", {})
+        plain = all(given.get(name, option.default) == option.default for name, option in options.items())
+        of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
+        if of_logits and not getattr(network, "gives_logits", True):
             model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
         _set(data_values.init_args, data.found())
 
@@ -229,6 +235,14 @@ class Training:
             raise ValueError(
                 "model.scheduler cannot be ReduceLROnPlateau, which needs a metric: choose another schedule"
             )
+        if isinstance(built, dict) and "max_lr" in built["optimizer"].param_groups[0]:
+            rates = {"model.features_lr"} if self.model.features_lr is not None else set()
+            rates |= {".".join(override.path) for override in read_overrides(self.overrides)} & {"model.optimizer.lr"}
+            if rates:
+                raise ValueError(
+                    f"{' and '.join(sorted(rates))} cannot change anything: this model.scheduler sets all learning "
+                    "rates; give --model.scheduler.max_lr"
+                )
 
     def _check_callbacks(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
@@ -239,6 +253,11 @@ class Training:
                 )
             if isinstance(callback, SpreadMargin):
                 callback.margin_of(self.model)
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
+                raise ValueError(
+                    "ModelCheckpoint cannot have a dirpath: checkpoints lie in the folder of the run, where commands "
+                    "and resumed runs find them; leave it out"
+                )
             for kind, why in UNUSABLE.items():
                 if isinstance(callback, kind):
                     raise ValueError(f"trainer.callbacks cannot have {type(callback).__name__}: {why}")
@@ -268,7 +287,8 @@ class Training:
         callbacks = self._callbacks(arguments)
         if not any(isinstance(callback, Checkpoint) for callback in callbacks):
             arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback of its own
-        plugins = [*(arguments["plugins"] or []), WholeCheckpointIO()]
+        given = arguments["plugins"] or []
+        plugins = [*(given if isinstance(given, list) else [given]), WholeCheckpointIO()]
         try:
             return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
@@ -365,7 +385,9 @@ def recipe_parser(logs: bool) -> ArgumentParser:
 
 
 def _check_kind(network: Namespace, data: Namespace) -> None:
-    """Check that a network of texts, or of pictures, has such data."""
+    """Check that a network of ours that reads texts, or pictures, has such data."""
+    if not network.class_path.startswith("torchcaps."):
+        return
     reads_texts = "layers" in network.init_args and "width" in network.init_args
     has_texts = "size" not in data
     if reads_texts != has_texts:

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, Mod
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import folder_of, sync_folder, write_whole
+from torchcaps.utils.files import sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
 from torchcaps.utils.quiet import quiet_process
 from torchcaps.utils.signals import Stopped, StopSignals
@@ -54,38 +54,21 @@ class WholeCheckpointIO(TorchCheckpointIO):
         checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         states = checkpoint.get("callbacks")
         for state in states.values() if isinstance(states, dict) else ():
-            if not isinstance(state, dict):
-                continue
-            _name_those_beside(Path(path).parent, state)
-            if not all(_is_beside(Path(path), other) for other in _paths_in(state)):
-                state.update(best_model_path="", kth_best_model_path="", last_model_path="", best_k_models={})
+            if isinstance(state, dict):
+                _name_those_beside(Path(path).parent, state)
         return checkpoint
 
 
 def _name_those_beside(folder: Path, state: dict[str, Any]) -> None:
     """Replace the paths in the state of a ModelCheckpoint by those of the files of the same names in a folder."""
 
-    def here(path: Any) -> Any:
-        beside = folder / Path(path).name if isinstance(path, str) and path else None
-        return str(beside) if beside is not None and beside.is_file() else path
+    def here(path: Any) -> str:
+        beside = folder / Path(path).name if isinstance(path, str) and path.endswith(".ckpt") else None
+        return str(beside) if beside is not None and beside.is_file() else ""
 
     state.update({name: here(state[name]) for name in PATHS if name in state})
     if isinstance(state.get("best_k_models"), dict):
-        state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
-
-
-def _paths_in(state: dict[str, Any]) -> list[Any]:
-    """Return the paths in the state of a ModelCheckpoint."""
-    best = state.get("best_k_models")
-    paths = [*(state.get(name) for name in PATHS), *(best if isinstance(best, dict) else ())]
-    return [path for path in paths if path not in (None, "")]
-
-
-def _is_beside(path: Path, other: Any) -> bool:
-    """Return whether a path is that of a checkpoint in the same folder, or of a file that is gone."""
-    if not isinstance(other, str) or "://" in other or "::" in other or not other.endswith(".ckpt"):
-        return False
-    return Path(other).resolve().parent == path.resolve().parent and not Path(other).is_dir()
+        state["best_k_models"] = {new: score for path, score in state["best_k_models"].items() if (new := here(path))}
 
 
 class KeepsValues(Callback):
@@ -195,8 +178,10 @@ class LastCheckpoints(Checkpoint):
             for best, new in self._best.items():
                 Path(new).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(best, new)
-            for number, path in enumerate(metrics_of(folder_of(Path(trainer.ckpt_path)))):
-                shutil.copy(path, self.folder.parent / f"metrics.{number:03}.csv")
+            before = Path(trainer.ckpt_path).absolute().parent
+            if before.name == "checkpoints":  # those beside a checkpoint that lies alone may be another run's
+                for number, path in enumerate(metrics_of(before.parent)):
+                    shutil.copy(path, self.folder.parent / f"metrics.{number:03}.csv")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         last = self.folder / "last.ckpt"
@@ -250,8 +235,6 @@ class LastCheckpoints(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         self._stops = self._any(trainer, self.signals.received is not None)
         newest, last, previous = (self.folder / name for name in NAMES)
-        for logger in trainer.loggers:
-            logger.save()  # otherwise a killed run would have a gap in its curves when it is resumed
         trainer.save_checkpoint(newest)
         if trainer.is_global_zero:
             if last.exists():

@@ -177,7 +177,8 @@ class Classifier(LightningModule):
         return {"evidence": self._step("test", batch, batch_idx)[2]}
 
     def configure_optimizers(self) -> Any:
-        trained = nn.ModuleList(module for module in (self.network, self.feedback) if module is not None)
+        parts = (self.network, self.feedback, self.loss)  # a loss may have parameters too
+        trained = nn.ModuleList(module for module in parts if isinstance(module, nn.Module))
         optimizer = self.optimizer(self._groups_of(trained))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must return a torch.optim.Optimizer, got {shown_with_type(optimizer)}")
