@@ -176,7 +176,7 @@ def test_the_recipe_of_the_readme():
         r"```yaml\n(.*?)```", (ROOT / "docs/training.md").read_text(encoding="utf-8"), flags=re.DOTALL
     )
     Path("mine/digits.yaml").write_text(recipe)
-    Path("mine/my_routing.py").write_text(ROUTING)
+    Path("mine/my_routing.py").write_text(ROUTING.replace("MyRouting", "TemperedRouting"))
     Path("mine/network.py").write_text(README_NETWORK)
     assert call("train", "mine/digits.yaml", "--smoke", CODE) == 0
     assert [path.name for path in Path("runs/mine/digits").iterdir()] == ["smoke_0"]
