@@ -32,6 +32,7 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
         "CIFAR-10, ResNet-20, Table 2 of Zhao & Huang",
         {
             "zhao2019-table2-resnet20-average-seed0": ("average, test 9.18 %", AVERAGE, "-"),
+            "zhao2019-table2-resnet20-routing-seed0": ("routing, test 9.23 %", ROUTING, "-"),
         },
     ),
     "zhao2019-table1-cifar10": (
