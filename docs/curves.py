@@ -16,7 +16,8 @@ from torchcaps.training.report import curves_of
 
 DOCS = Path(__file__).parent
 AVERAGE, ROUTING, MAX = COLORS[:3]
-# By figure: its title, and for each run its label, with the error on the test images, color and style.
+# By figure: its title, and for each run its label, with the error on the test images, color and style. "-val" in the
+# name of a figure: errors on images held out, in place of those on the training images.
 FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
     "zhao2019-table1": (
         "Fashion-MNIST, Table 1 of Zhao & Huang",
@@ -43,6 +44,17 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
             "zhao2019-table1-cifar10-max-seed0": ("max, test 29.68 %", MAX, "-"),
         },
     ),
+    "zhao2019-table1-cifar10-val": (
+        "CIFAR-10, Table 1 of Zhao & Huang: with and without mirrored images",
+        {
+            "zhao2019-table1-cifar10-max-val": ("max", MAX, ":"),
+            "zhao2019-table1-cifar10-max-val-flip": ("max, mirrored", MAX, "-"),
+            "zhao2019-table1-cifar10-average-val": ("average", AVERAGE, ":"),
+            "zhao2019-table1-cifar10-average-val-flip": ("average, mirrored", AVERAGE, "-"),
+            "zhao2019-table1-cifar10-routing-val": ("routing", ROUTING, ":"),
+            "zhao2019-table1-cifar10-routing-val-flip": ("routing, mirrored", ROUTING, "-"),
+        },
+    ),
 }
 
 
@@ -59,10 +71,11 @@ def keep(name: str, folder: Path) -> None:
 def draw(figure_name: str, title: str, runs: dict[str, tuple[str, str, str]]) -> None:
     figure = Figure(figsize=(8, 4))
     axis = figure.add_subplot()
+    part, images = ("validation", "held-out") if figure_name.endswith("-val") else ("training", "training")
     for name, (label, color, style) in runs.items():
         errors = pd.read_csv(DOCS / "curves" / f"{name}.csv", index_col="epoch")
-        axis.plot(errors.index, errors["training"], style, color=color, label=label)
-    axis.set(xlabel="epoch", ylabel="training error (%), log scale", yscale="log")
+        axis.plot(errors.index, errors[part], style, color=color, label=label)
+    axis.set(xlabel="epoch", ylabel=f"error on {images} images (%), log scale", yscale="log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("")

@@ -242,7 +242,7 @@ def test_the_same_digits_each_time():
 @pytest.mark.parametrize("poses", [(0, 2, 1, 1, 1, 2), (0, 2, 3, 3, 1, 2)])
 def test_an_empty_batch(poses, gates):
     p = Problem(Geometry(poses, (1, 1, 1, 3, 2, 2), 1), "each", gates=False, device=DEVICE)
-    votes = p.votes("triton").gated(torch.ones(p.samples, 2, dtype=torch.float64) if gates else None)
+    votes = p.votes("triton").gated(p.poses.new_ones(p.samples, 2) if gates else None)
     s = votes.weighted_sum(None)
     s = s + votes.weighted_sum(Dot(s), "children") + votes.moments(Dot(s)).variance
     assert s.shape == (0, 3, 2)
