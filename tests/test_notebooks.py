@@ -93,7 +93,7 @@ def test_outputs_are_whole_and_private(path):
 def test_a_notebook_says_how_to_open_it_and_its_links_lead_somewhere(path):
     first = "".join(cells(path, "markdown")[0]["source"])
     assert f"]({COLAB}{path.name})" in first
-    assert 'pip install "torchcaps[train]"' in first
+    assert 'pip install "torchcaps[train] @ git+https://github.com/torchcaps/torchcaps"' in first
     for target in re.findall(r"\]\(([^)\s]+)\)", text(path)):
         if target.startswith(SITE):
             name = target.removeprefix(SITE).partition("#")[0]

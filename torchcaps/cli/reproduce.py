@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile the trainings: a fifth less time for the ResNets of Zhao & Huang",
+        help="compile the trainings: 10 to 17 %% less time for the ResNets of Zhao & Huang",
     )
     parser.add_argument("--list", action="store_true", help="show published, ours so far, and what is left")
     add_runs(parser)

@@ -90,6 +90,10 @@ class Report(Callback):
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
         temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
+        if len(held_out):
+            among = held_out_scores.topk(pl_module.val_accuracy.top_k, 1).indices
+            accuracy = float((among == held_out[:, None]).any(1).double().mean())
+            self.about["metrics"] = {**self.about.get("metrics", {}), "val/accuracy": accuracy}
         counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))
         self.rows = list(_class_rows(labels, scores.argmax(1), data.names))
         if self.folder is None:
@@ -143,8 +147,6 @@ class Report(Callback):
             "before": calibration_error(scores, labels),
             "after": calibration_error(scores, labels, temperature),
         }
-        accuracy = float((held_out_scores.argmax(1) == held_out).double().mean())
-        self.about["metrics"] = {**self.about.get("metrics", {}), "val/accuracy": accuracy}
         return temperature
 
     def _write_mistakes(self, folder: Path, data: LabeledData, labels: Tensor, probabilities: Tensor) -> None:

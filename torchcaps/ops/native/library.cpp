@@ -120,14 +120,17 @@ struct Instructions {
 Instructions best() {
 #if defined(HAS_AVX512) || defined(HAS_AVX2)
   __builtin_cpu_init();
+  // Virtual machines may mask single extensions of those that the compiler was allowed to use.
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 #endif
 #ifdef HAS_AVX512
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
+  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return {"AVX-512", avx512::run, avx512::routing_pool};
 #endif
 #ifdef HAS_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {"AVX2", avx2::run, avx2::routing_pool};
+  if (has_avx2) return {"AVX2", avx2::run, avx2::routing_pool};
 #endif
   return {"baseline", baseline::run, baseline::routing_pool};
 }
