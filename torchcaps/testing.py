@@ -216,7 +216,11 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
 
     Args:
         layers: number of layers in a stack.
+
+    Raises:
+        ValueError: the routing has no vote weights (`needs_poses`).
     """
+    _check_vote_weights(routing)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         for name, stack, children in _stacks(routing, layers):
@@ -235,6 +239,11 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
                         f"the first coefficients are nearly hard: the largest is {largest:.2g} on average in {where}; "
                         "torchcaps.testing.propose_gain(routing) proposes values for gain and alike"
                     )
+
+
+def _check_vote_weights(routing: Routing) -> None:
+    if routing.needs_poses:
+        raise ValueError(f"{type(routing).__name__} takes the poses as votes: it has no vote weights, gain and alike")
 
 
 def _measured(layer: Any, children: Capsules) -> tuple[Capsules, float, float, float]:
@@ -296,8 +305,7 @@ def propose_gain(
         ValueError: the routing has no vote weights (`needs_poses`), or no row keeps stacks alive; then try others, or
             bound the first votes by `apart`.
     """
-    if routing.needs_poses:
-        raise ValueError(f"{type(routing).__name__} takes the poses as votes: it has no vote weights, gain and alike")
+    _check_vote_weights(routing)
     print("   gain   alike   lengths          spread   largest coefficient")
     rows = []
     pairs = {(routing.gain, routing.alike), *itertools.product(gains, alikes)}

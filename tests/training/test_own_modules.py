@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import call, error_of
+from PIL import Image
 
 import torchcaps
 from torchcaps.models import create_model, registry
@@ -123,6 +124,28 @@ def test_a_network_beside_a_recipe(capfd):
     assert "figure: runs/mine/digits/version_1/figures/credit.png" in capfd.readouterr().out
     assert [path.name for path in Path().iterdir() if path.name != "mine"] == ["runs"]
     assert type(create_model("few_capsules")) is torchcaps.CapsNet
+
+
+def test_a_run_finds_the_modules_of_its_recipe(capfd):
+    Path("mine/network.py").write_text(NETWORK_WITHOUT)
+    recipe = write("mine/digits.yaml", "network.Plain", loss="torch.nn.CrossEntropyLoss")
+    assert call("train", recipe, CODE, *TINY) == 0
+    run, picture, folder = "runs/mine/digits/version_0", "digit.png", "folder"
+    Image.new("L", (8, 8)).save(picture)
+    for arguments in (
+        ["test", run],
+        ["predict", recipe, picture],
+        ["predict", f"{run}/checkpoints/last.ckpt", picture],
+        ["export", run, "--to", "safetensors", "--out", folder],
+    ):
+        sys.path.remove(str(Path("mine").resolve()))  # as in a new process
+        del sys.modules["network"]
+        assert call(*arguments, CODE) == 0
+    sys.path.remove(str(Path("mine").resolve()))
+    del sys.modules["network"]
+    assert "there is no module 'network'" in error_of(capfd, "predict", folder, picture, CODE)
+    Path(folder, "network.py").write_text(NETWORK_WITHOUT)
+    assert call("predict", folder, picture, CODE) == 0
 
 
 def test_a_network_without_arguments(capfd):

@@ -54,7 +54,7 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
     """
     from torchcaps.recipes import Recipe
     from torchcaps.recipes.values import with_source
-    from torchcaps.training.checkpoint_files import KINDS, keep_split, values_of
+    from torchcaps.training.checkpoint_files import KINDS, files_of, keep_split, values_of
     from torchcaps.training.overrides import read_overrides
 
     path = locate(options, given)
@@ -65,7 +65,7 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
         if not any(_names_other_samples(override, values["data"]) for override in options_given):
             keep_split(values["data"], path)
         if is_run(options.recipe):
-            return Run(path, content, Recipe(options.recipe, (), with_source(values, str(path))))
+            return Run(path, content, Recipe(options.recipe, files_of(content), with_source(values, str(path))))
         recipe = load_requested(options)
         for name in [x.path[1] for x in options_given if x.adds and x.path[0] == "trainer" and len(x.path) == 2]:
             values["trainer"] = {**dict(values["trainer"]), name: recipe.config["trainer"].get(name)}

@@ -45,6 +45,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     beside = place.with_name(f"{place.name.removesuffix('.ckpt')}{ENDS[options.to]}")
     out = options.out.expanduser() if options.out else beside
     _check_place(out)
+    if options.to == "safetensors":
+        _check_folder(out)
     with bad_data():
         trained = Trained.load(checkpoint, options.allow_code)
         print(f"checkpoint: {checkpoint}")
@@ -69,6 +71,16 @@ def _check_place(out: Path) -> None:
     folder = found if found.is_dir() else found.parent
     if (found.is_file() and found != out.absolute()) or not os.access(folder, os.W_OK):
         raise BadInput(f"{out} cannot be written: {found} is no folder that you may write to")
+
+
+def _check_folder(out: Path) -> None:
+    """Check that a folder has no files that are not ours and would be written over."""
+    from torchcaps.deploy.trained import FILES
+
+    ours = all((out / name).is_file() for name in FILES)
+    for name in FILES:
+        if not ours and (out / name).exists():
+            raise BadInput(f"{out} has a {name} that an export would write over: give another folder")
 
 
 def _file(options: argparse.Namespace, trained: "Trained", out: Path) -> None:

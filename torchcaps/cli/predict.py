@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
@@ -251,7 +253,13 @@ class _Table:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         file = self.files[self.part - 1]
         if not self._is_whole(file):
-            self._write_part(file, skipped)
+            lock = FileLock(file.with_name(f"{file.name}.lock"))
+            try:
+                with lock.acquire(timeout=0):
+                    self._write_part(file, skipped)
+            except Timeout:
+                raise BadInput(f"another process is writing this part of {self.out}: wait for it") from None
+            Path(lock.lock_file).unlink(missing_ok=True)
         missing = [str(k) for k, other in enumerate(self.files, 1) if not self._is_whole(other)]
         if missing:
             print(f"part {self.part} is whole; {self.out} is written when these are too: {', '.join(missing)}")
@@ -294,10 +302,9 @@ class _Table:
         try:
             with unfinished.open(encoding="utf-8", newline="") as file:
                 first, text = file.readline(), file.read()
-            found = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True))
         except FileNotFoundError:
             return [], []
-        except (OSError, csv.Error, ValueError) as error:
+        except (OSError, ValueError) as error:
             print(f"torchcaps: {unfinished} is damaged ({one_line(error)}): starting anew", file=sys.stderr)
             return [], []
         if first != self.about:
@@ -305,14 +312,17 @@ class _Table:
             return [], []
         rows: list[list[str]] = []
         left_out: list[str] = []
-        for row in found:
-            start = len(rows) + len(left_out)
-            most = len(self.samples) if self.options.skip_bad else start + 1
-            place = next((i for i in range(start, most) if self.samples[i].name == row[0]), None)
-            if place is None or len(row) != len(self.header):
-                break
-            left_out += [sample.name for sample in self.samples[start:place]]
-            rows.append(row)
+        csv.field_size_limit(max(csv.field_size_limit(), 1 + len(text)))
+        lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
+        with suppress(csv.Error):  # the last row may end within a text that has lines
+            for row in lines:
+                start = len(rows) + len(left_out)
+                most = len(self.samples) if self.options.skip_bad else start + 1
+                place = next((i for i in range(start, most) if self.samples[i].name == row[0]), None)
+                if place is None or len(row) != len(self.header):
+                    break
+                left_out += [sample.name for sample in self.samples[start:place]]
+                rows.append(row)
         return rows, left_out
 
     def _join(self, path: Path) -> None:
@@ -325,10 +335,11 @@ class _Table:
 
 
 def _digest(path: Path) -> str:
-    """Return a hash of a checkpoint's file, or of all files of a folder."""
+    """Return a hash of a checkpoint's file, or of the network and the values in a folder."""
+    from torchcaps.deploy.trained import CONFIG, WEIGHTS
+
     content = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            with file.open("rb") as opened:
-                content.update(hashlib.file_digest(opened, "sha256").digest())
+    for file in [path / WEIGHTS, path / CONFIG] if path.is_dir() else [path]:
+        with file.open("rb") as opened:
+            content.update(hashlib.file_digest(opened, "sha256").digest())
     return content.hexdigest()

@@ -63,6 +63,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     except Stopped as stop:
         stop.said += f"; to continue: {_resume_command(options, overrides)}"
         raise
+    except BrokenPipeError:  # torchcaps.cli.main ends without a word
+        raise
     except (OSError, OptunaError) as error:
         raise BadInput(f"{one_line(error)}; to continue: {_resume_command(options, overrides)}") from error
     _print_best(plan, study, paths)

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         training.give_back_folder()
         raise
     except OSError as error:
-        if training.run_folder is None:
+        if training.run_folder is None or isinstance(error, BrokenPipeError):
             raise
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         raise BadInput(f"{reason}; {_resume_command(options, overrides, training.run_folder)}") from error

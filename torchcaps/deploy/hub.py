@@ -148,6 +148,7 @@ def _write(trained: Trained, folder: Path, place: str, license: str) -> None:
     about = {name: value for name, value in trained.about.items() if name != "temperature"}
     config = {"values": trained.values, "temperature": trained.temperature, "about": about}
     text = json.dumps(config, indent=2, ensure_ascii=False)
+    (folder / CONFIG).unlink(missing_ok=True)  # that of an earlier network would not fit these weights
     write_tensors(folder / WEIGHTS, trained.network.state_dict())
     write_text_whole(folder / CARD, card)
     write_text_whole(folder / CONFIG, f"{text}\n")

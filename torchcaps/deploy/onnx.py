@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from torchcaps.deploy.programs import Inputs, Program
+from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 
 with needs("export"):
@@ -41,9 +42,9 @@ def write_onnx(program: ExportedProgram, module: Program, inputs: Inputs, facts:
             )
     except torch.onnx.OnnxExporterError as error:
         missing = sorted(set(re.findall(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))))
-        if not missing:
-            raise
-        raise ValueError(f"ONNX has no operator for {' and '.join(missing)}: export to 'torch' instead") from error
+        cause = error.__cause__ or error
+        reason = f"it has no operator for {' and '.join(missing)}" if missing else one_line(cause)[:200]
+        raise ValueError(f"the network cannot be written as ONNX ({reason}): export to 'torch' instead") from error
     assert exported is not None
     model = exported.model
     for node in model.graph.all_nodes():

@@ -10,13 +10,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
+from torchcaps.explain.predicting import as_prediction
 from torchcaps.models.pretrained import load_state, read_tensors
+from torchcaps.recipes.modules import OwnModules
 from torchcaps.recipes.reading import read_text
 from torchcaps.training.checkpoint_files import (
     EXPECTED,
     facts_of,
+    files_of,
     keep_split,
     network_state,
     read_checkpoint,
@@ -25,7 +27,7 @@ from torchcaps.training.checkpoint_files import (
 from torchcaps.training.errors import innermost
 from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
-from torchcaps.utils.arguments import Positive, checked
+from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
 
 CONFIG, WEIGHTS, CARD = FILES = ("config.json", "model.safetensors", "README.md")  # of a folder
@@ -61,7 +63,8 @@ class Trained:
 
         Args:
             path: the checkpoint or the folder.
-            allow_code: whether the recipe may name classes and functions of any package, which then run.
+            allow_code: whether the recipe may name classes and functions of any package, and of modules beside its
+                files or beside the files of the folder. Their code then runs.
 
         Raises:
             ValueError: it cannot be read, is no such checkpoint or folder, or does not hold the values of its recipe
@@ -70,11 +73,14 @@ class Trained:
         path = Path(path).expanduser()
         if path.is_dir():
             values, state, about = _read_folder(path)
+            files: tuple[Path, ...] = (path / CONFIG,)
         elif path.is_file():
             content = read_checkpoint(path, "state_dict")
             values, state, about = values_of(path, content), network_state(content), facts_of(content)
+            files = files_of(content)
         else:
             raise ValueError(f"there is no file {path}: {EXPECTED}")
+        modules = OwnModules(str(path), files, allow_code)
         try:
             names = Names(allow_code)
             names.check(values["data"], LabeledData)
@@ -86,7 +92,7 @@ class Trained:
         except Exception as error:  # values that anybody wrote, and classes of the user's own
             if isinstance(error, ImportError):
                 raise
-            reason = innermost(error) or type(error).__name__
+            reason = modules.why_not(error.__cause__) or innermost(error) or type(error).__name__
             raise ValueError(f"{path}: its network or its data cannot be built: {reason}") from error
         load_state(network, state, path)
         temperature = about.get("temperature")
@@ -105,24 +111,18 @@ class Trained:
             ValueError: a score is NaN.
         """
         output = self.network(*inputs) if isinstance(inputs, tuple) else self.network(inputs)
-        assert isinstance(output, Prediction)
-        if output.evidence.isnan().any():
+        scores = as_prediction(self.network, output).evidence
+        if scores.isnan().any():
             raise ValueError(
                 "the network's scores are NaN: its weights or its inputs are not finite; take an earlier checkpoint, "
                 "or train again with a lower learning rate"
             )
-        return output.evidence.float()
+        return scores.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the
         temperature T, or 1 if there is none."""
-        return probabilities_of(self.scores(inputs), self.temperature or 1.0)
-
-
-@checked
-def probabilities_of(scores: Tensor, temperature: Positive = 1.0) -> Tensor:
-    """Return softmax(scores / temperature) over the last dimension."""
-    return (scores / temperature).softmax(-1)
+        return (self.scores(inputs) / (self.temperature or 1.0)).softmax(-1)
 
 
 def _is_temperature(value: Any) -> bool:

@@ -1,15 +1,16 @@
 """Python modules in the folder of a user's recipe: how they are imported, and error messages if one cannot be.
 
 With `--allow_code` a recipe may name networks, routings, losses and data of such modules, for example `network.MyNet`
-of `network.py`. `Training` calls this.
+of `network.py`. `Training` and `Trained` call this.
 """
 
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from torchcaps.recipes import FOLDER, Recipe
+from torchcaps.recipes import FOLDER
 from torchcaps.utils.checks import nearest
 
 
@@ -20,14 +21,19 @@ class OwnModules:
     copy `sys.path`, and processes that run the command again come here again.
 
     Args:
-        recipe: recipe whose folders are added, except those of the package.
+        recipe: name of the recipe, for messages.
+        files: its files; the folders of those outside the package are added.
         allowed: whether the recipe may use code of its own. Otherwise no folder is added.
+
+    Attributes:
+        files: whole paths of the user's own files, none if their code is not allowed.
     """
 
-    def __init__(self, recipe: Recipe, allowed: bool):
-        self.recipe = recipe.name
-        own = [file.parent.resolve() for file in recipe.files if not file.resolve().is_relative_to(FOLDER.resolve())]
-        self.folders = list(dict.fromkeys(reversed(own))) if allowed else []
+    def __init__(self, recipe: str, files: Iterable[Path], allowed: bool):
+        self.recipe = recipe
+        own = [file.resolve() for file in files if not file.resolve().is_relative_to(FOLDER.resolve())]
+        self.files = own if allowed else []
+        self.folders = list(dict.fromkeys(file.parent for file in reversed(self.files)))
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
     def why_not(self, error: BaseException | None) -> str | None:

@@ -79,7 +79,7 @@ def _groups(recipe: str, results: Sequence[Result]) -> list[list[Result]]:
 def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
     """Return the cells of results that differ only in their seeds and in the data of the test."""
     values: dict[str, list[float]] = {}
-    for result in group:
+    for result in sorted(group, key=lambda result: result.seed):
         values.setdefault(result.data, []).append(result.value)
     own = [result for result in group if not result.data]
     hours = sum(result.hours for result in own)

@@ -16,6 +16,7 @@ from jsonargparse.typing import PositiveInt
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.values import plain
 from torchcaps.training.build import Training
+from torchcaps.training.checkpoint_files import own_arguments
 from torchcaps.training.errors import refused, where
 from torchcaps.training.monitors import logged_metrics, mode_of, validates
 from torchcaps.training.overrides import read_overrides
@@ -73,10 +74,11 @@ class Plan:
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
         overrides = [*self.overrides, *(f"--{name}={text}" for name, text in texts.items())]
         splits = sorted(self.folder.glob("trial_*/version_*/split.csv"))
-        arguments = self.recipe.config["data"].get("init_args", {})
-        of_files = "images" not in arguments and arguments.get("split") is None  # images of an encoder have no split
-        if splits and of_files and not any(token.startswith("--data.split") for token in overrides):
-            overrides.append(f"--data.split={splits[0]}")
+        data = self.recipe.config.get("data") or {}
+        name = "data.images.split" if isinstance((data.get("init_args") or {}).get("images"), dict) else "data.split"
+        given = own_arguments(data).get("split") is not None or any(x.startswith(f"--{name}") for x in overrides)
+        if splits and not given:
+            overrides.append(f"--{name}={splits[0]}")
         return Training(self.recipe, overrides, allow_code=self.allow_code, **options)
 
 
@@ -122,6 +124,9 @@ def check(plan: Plan) -> int:
     for override in read_overrides(list(plan.overrides)):
         if (name := ".".join(override.path)) in plan.values:
             raise ValueError(f"{name} is searched: leave out --{name}, or take it out of search.values")
+    for name in plan.values:
+        if name.startswith("data.") and name.endswith(("_share", ".split")):
+            raise ValueError(f"search.values has {name}, and all trials have the split of the first: take it out")
     spaces: Any = plan.values.items()
     first = {name: x.choices[0] if isinstance(x, CategoricalDistribution) else x.low for name, x in spaces}
     training = plan.training(first)

@@ -66,8 +66,9 @@ def _write_recipe(plan: Plan, best: FrozenTrial) -> Path:
     """Write a recipe with all values of the best trial. It extends the one that was searched: modules of the user's own
     are looked for beside that one."""
     name = plan.recipe.name
-    extended = os.path.relpath(name, plan.folder) if name.endswith((".yaml", ".yml")) else name
-    recipe = {"extends": extended, **best.user_attrs["recipe"]}
+    if name.endswith((".yaml", ".yml")):
+        name = os.path.relpath(os.path.realpath(name), os.path.realpath(plan.folder))
+    recipe = {"extends": name, **best.user_attrs["recipe"]}
     about = f"# The best of the trials: trial {best.number}, {plan.metric} {best.value:.6g}\n"
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     return write_text_whole(plan.folder / "best.yaml", about + text)

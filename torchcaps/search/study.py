@@ -23,6 +23,7 @@ from torchcaps.data import DataError
 from torchcaps.recipes.values import plain
 from torchcaps.search.plan import Plan, check
 from torchcaps.training.checkpoints import newest_whole
+from torchcaps.training.overrides import read_overrides
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import take_folder
@@ -33,6 +34,8 @@ with needs("search"):
     from optuna.exceptions import OptunaError
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
+
+STARTS = 3  # of a trial that leaves no checkpoint, before it counts as failed
 
 
 def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tuple[Plan, optuna.Study]:
@@ -57,7 +60,8 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
     study = open_study(plan, where or f"sqlite:///{folder.absolute() / 'study.db'}")
     folder.mkdir(parents=True, exist_ok=True)
     values = [plan.recipe.config, {**plain(plan.recipe.search or {}), "trials": None}]
-    now = {"values": json.dumps(values, default=str), "overrides": shlex.join(plan.overrides)}
+    overrides = [f"--{'.'.join(x.path)}{'+' * x.adds}={x.value}" for x in read_overrides(list(plan.overrides))]
+    now = {"values": json.dumps(values, default=str), "overrides": shlex.join(overrides)}
     then = study.user_attrs.get("began with", now)
     if then != now:
         raise ValueError(
@@ -130,14 +134,23 @@ def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | No
     # stopped.
     seed = np.random.SeedSequence([plan.seed, number]).generate_state(1)[0]
     study.sampler = optuna.samplers.TPESampler(seed=int(seed))
-    plan.folder_of(study.ask(dict(plan.values)).number).mkdir()
+    # The folder first: a trial without one would be taken for another machine's, and never end.
+    plan.folder_of(number).mkdir(exist_ok=True)
+    asked = study.ask(dict(plan.values)).number
+    if asked != number:  # another machine has taken that one in this moment
+        plan.folder_of(number).rmdir()
+        plan.folder_of(asked).mkdir(exist_ok=True)
     return _take(plan, study)  # the new one
 
 
 def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
     """Train a trial, and tell the study how it ended."""
     metric, state = None, TrialState.COMPLETE
+    starts = trial.user_attrs.get("starts", 0) + 1
+    trial.set_user_attr("starts", starts)
     try:
+        if starts > STARTS and newest_whole(plan.folder_of(trial.number).glob("version_*/checkpoints"))[0] is None:
+            raise RuntimeError(f"its training began {STARTS} times and ended before a checkpoint, perhaps killed")
         metric = _train(plan, trial, signals)
     except optuna.TrialPruned:
         state = TrialState.PRUNED

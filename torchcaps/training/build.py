@@ -133,7 +133,8 @@ class Training:
 
     def _parsed(self) -> Namespace:
         """Parse the values of the recipe with the overrides."""
-        own_modules, names = OwnModules(self.recipe, self.allow_code), Names(self.allow_code)
+        names = Names(self.allow_code)
+        self.own_modules = OwnModules(self.recipe.name, self.recipe.files, self.allow_code)
         done: list[Override] = []
         try:
             values = self.recipe.config
@@ -145,7 +146,7 @@ class Training:
             return self.parser.parse_object(values)
         except (Refused, ArgumentError, RecursionError) as error:
             path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
-            said = own_modules.why_not(error.__cause__) or said
+            said = self.own_modules.why_not(error.__cause__) or said
             raise ValueError(f"{where(path, self.recipe.name, done)}: {said}") from error
 
     def _build(self) -> None:
@@ -311,7 +312,8 @@ class Training:
         if arguments["enable_progress_bar"] is not False and not any(isinstance(x, ProgressBar) for x in callbacks):
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
         if self.run_folder is not None and arguments["enable_checkpointing"] is not False:
-            callbacks += [LastCheckpoints(self.run_folder / "checkpoints", self.signals), KeepsValues(self.values)]
+            callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
+            callbacks.append(KeepsValues(self.values, self.own_modules.files))
         return callbacks
 
     def what(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchcaps.training.checkpoints import FACTS, VALUES, damage
+from torchcaps.training.checkpoints import FACTS, FILES, VALUES, damage
 
 KINDS: dict[str, type] = {  # parts of a checkpoint
     "state_dict": dict,
@@ -68,12 +68,20 @@ def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def files_of(content: dict[str, Any]) -> tuple[Path, ...]:
+    """Return the user's own files of the recipe of a checkpoint; modules beside them may run if code is allowed."""
+    try:
+        return tuple(Path(name) for name in json.loads(content[FILES]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+
+
 def own_arguments(data: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of data of one's own in the values of a recipe: those of the images that an encoder encodes,
     or of the data itself."""
-    arguments = data.get("init_args", {})
+    arguments = data.get("init_args") or {}
     images = arguments.get("images")
-    return images.get("init_args", {}) if isinstance(images, dict) else arguments
+    return (images.get("init_args") or {}) if isinstance(images, dict) else arguments
 
 
 def keep_split(data: dict[str, Any], checkpoint: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torchcaps.utils.signals import Stopped, StopSignals
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
 NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
 VALUES = "recipe"  # key of a checkpoint for the values of its recipe
+FILES = "files"  # key of a checkpoint for the user's own files of its recipe, if modules beside them may run
 NEWEST = (None, "epoch", "step")  # what a ModelCheckpoint monitors that keeps the newest checkpoints, not the best
 PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # in the state of a ModelCheckpoint
 FACTS = "about"  # key of a checkpoint for the facts that `Report` has found
@@ -76,13 +77,15 @@ class KeepsValues(Callback):
 
     Args:
         values: all values, as they stand in a run's `config.yaml`.
+        files: the user's own files of the recipe, beside which are modules that it names.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], files: Sequence[Path] = ()) -> None:
         self.values = json.dumps(values)  # a text: nested values of a file from elsewhere could be endless
+        self.files = json.dumps([str(file) for file in files])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[VALUES] = self.values
+        checkpoint |= {VALUES: self.values, FILES: self.files}
 
 
 def add_facts(path: Path, facts: dict[str, Any]) -> None:

@@ -91,7 +91,8 @@ class Report(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
         temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
         if len(held_out):
-            among = held_out_scores.topk(pl_module.val_accuracy.top_k, 1).indices
+            metric: Any = pl_module.val_accuracy
+            among = held_out_scores.topk(metric.top_k, 1).indices
             accuracy = float((among == held_out[:, None]).any(1).double().mean())
             self.about["metrics"] = {**self.about.get("metrics", {}), "val/accuracy": accuracy}
         counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))

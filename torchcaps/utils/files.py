@@ -2,6 +2,7 @@
 
 import csv
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,9 @@ from typing import Any, TextIO
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Call `write` on a hidden file beside `path`; rename it to `path` when it is on the disk. Folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")  # a killed process leaves it
+    # A killed process leaves it. Processes on other machines, and in other containers, may have the same number.
+    process = f"{platform.node()}.{os.getpid()}"
+    unfinished = path.with_name(f".{path.stem}.{process}.unfinished{path.suffix}")
     try:
         write(unfinished)
         with unfinished.open("r+b") as file:

@@ -1,8 +1,8 @@
 """Signals that ask a command to stop, such as Ctrl-C. Trainings save and stop after a step; other work stops."""
 
 import math
+import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -79,7 +79,5 @@ class StopSignals:
         if self._patient:
             return  # of several processes one speaks
         name = signal.Signals(number).name
-        with suppress(OSError):  # the terminal may be gone
-            print(
-                f"torchcaps: {name}: stopping after this step; once more to stop at once", file=sys.stderr, flush=True
-            )
+        with suppress(OSError):  # the terminal may be gone; `print` fails if the signal came within another `print`
+            os.write(2, f"torchcaps: {name}: stopping after this step; once more to stop at once\n".encode())
