@@ -2,11 +2,15 @@
 
 import csv
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+from filelock import FileLock
 from PIL import Image
 
-from torchcaps.cli.predict import STANDARD_INPUT, _pictures, _texts
+from torchcaps.cli.errors import BadInput
+from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _pictures, _Table, _texts
 from torchcaps.utils.files import CSVLines
 
 
@@ -31,6 +35,40 @@ def test_texts_end_where_lines_end(tmp_path, monkeypatch):
 def test_texts_of_a_table_are_stripped_as_in_training(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n  a film ,1\n")
     assert [sample.value for sample in _texts(str(tmp_path / "a.csv"), "text")] == ["a film"]
+
+
+def a_table(folder, names, monkeypatch):
+    """The table of a prediction, without a network, of a folder of `save_pretrained` that is the working folder."""
+    monkeypatch.chdir(folder)
+    for name in ("config.json", "model.safetensors"):
+        Path(name).write_text(name)
+    options = SimpleNamespace(out=Path("p.csv"), skip_bad=False, batch_size=2)
+    trained = SimpleNamespace(data=None, names=["a"])
+    return _Table(options, trained, Path(), [Sample(name, name) for name in names], 1, 1)
+
+
+def test_what_is_written_beside_a_network_is_no_part_of_it(tmp_path, monkeypatch):
+    a_table(tmp_path, [], monkeypatch)
+    before = _digest(tmp_path)
+    (tmp_path / ".p.csv.1-of-1.unfinished").touch()
+    assert _digest(tmp_path) == before
+
+
+def test_an_interruption_within_a_text_of_several_lines_costs_this_text_alone(tmp_path, monkeypatch):
+    names = ["a\nb", "c" * 200_000, "d\ne"]
+    table = a_table(tmp_path, names, monkeypatch)
+    rows = [[name, "a", "1", "1"] for name in names]
+    text = io.StringIO(newline="")
+    csv.writer(CSVLines(text)).writerows(rows)
+    unfinished = Path("rows")
+    unfinished.write_text(table.about + text.getvalue()[: -len('e",a,1,1\n')], newline="")
+    assert table._kept(unfinished) == (rows[:2], [])
+
+
+def test_a_part_is_written_by_one_process(tmp_path, monkeypatch):
+    table = a_table(tmp_path, ["a"], monkeypatch)
+    with FileLock(".p.csv.1-of-1.lock"), pytest.raises(BadInput, match=r"^another process is writing this part of p"):
+        table.write(None)
 
 
 def test_every_text_is_read_back_from_the_table():

@@ -10,7 +10,7 @@ from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.reproduce import queue
 from torchcaps.reproduce.plan import plan
 from torchcaps.reproduce.report import BLOCK, table, with_tables
-from torchcaps.reproduce.results import IN_PACKAGE, Result, add_results, in_unit, read_results
+from torchcaps.reproduce.results import IN_PACKAGE, Result, add_results, in_unit, read_results, summary
 
 ROW = "zhao2019/table2/resnet20-average"
 RESULT = Result(
@@ -77,8 +77,8 @@ def test_the_table_of_a_paper():
 
 
 def test_the_table_of_small_versions():
-    runs = [replace(RESULT, recipe=f"{ROW} --small", seed=seed, value=value) for seed, value in ((0, 9.0), (1, 10.0))]
-    longer = replace(runs[0], overrides="--trainer.max_steps 9", precision="bf16-mixed")
+    runs = [replace(RESULT, recipe=f"{ROW} --small", seed=seed, value=value) for seed, value in ((1, 10.0), (0, 9.0))]
+    longer = replace(runs[1], overrides="--trainer.max_steps 9", precision="bf16-mixed")
     text = table("zhao2019/table2", [*runs, longer, RESULT], small=True)
     published = "8.73 % test error (mean of 3 runs)"
     row = f"20 layers, baseline | 269,722 | {published}"
@@ -97,6 +97,14 @@ def test_the_table_of_small_versions():
 def test_the_list_shows_what_the_plan_overrides(tmp_path):
     rows = [line[0] for line in queue.table(tmp_path, plan(["sabour2017/table1/capsnet", ROW]))]
     assert rows == [ROW, "sabour2017/table1/capsnet --trainer.max_epochs=30"]
+
+
+def test_the_list_names_overrides_that_were_not_asked_for():
+    other = replace(RESULT, overrides="--a=1", value=9.0)
+    assert summary([RESULT, other], ROW) == "8.50 % (1 seed)"
+    assert summary([RESULT, other], ROW, "--a=1") == "9.00 % (1 seed)"
+    assert summary([RESULT], ROW, "--a=1") == "8.50 % (1 seed, no overrides)"
+    assert summary([other], ROW) == "9.00 % (1 seed, --a=1)"
 
 
 def test_the_tables_of_the_pages_are_made_from_the_file():

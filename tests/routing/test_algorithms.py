@@ -155,6 +155,8 @@ def test_gains_are_found(capsys):
         assert printed.endswith("proposed: gain = 2, alike = 0.98\n")
     with pytest.raises(ValueError, match="takes the poses as votes"):
         propose_gain(SlotAttention())
+    with pytest.raises(ValueError, match="takes the poses as votes"):
+        assert_stacks_are_alive(SlotAttention())
     routing.gain = 0.1
     with pytest.raises(ValueError, match="no gain and alike keep stacks alive"):
         propose_gain(routing, gains=(), alikes=())

@@ -230,6 +230,30 @@ def test_an_error_of_the_data_ends_a_search_only_if_no_trial_is_complete(monkeyp
     assert trials[2].user_attrs["error"] == "the encoder has 3 layers"
 
 
+def test_a_trial_that_ends_before_its_first_checkpoint_again_and_again_has_failed(monkeypatch):
+    def train(plan, trial, signals):
+        if trial.number == 0:
+            raise OSError("cannot fork")
+        return 0.5
+
+    monkeypatch.setattr("torchcaps.search.study._train", train)
+    for _ in range(studies.STARTS):
+        with pytest.raises(OSError, match="cannot fork"):
+            run(a_plan("a", 2))
+    trials = run(a_plan("a", 2)).trials
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"]
+    assert trials[0].user_attrs["error"].startswith("its training began 3 times and ended before a checkpoint")
+
+
+def test_a_process_that_ends_before_it_asks_for_a_trial_loses_none():
+    plan = a_plan(trials=1)
+    study = open_study(plan)
+    plan.folder_of(0).mkdir()
+    trial, lock = studies._take(plan, study)
+    assert (trial.number, studies._take(plan, study)) == (0, None)
+    lock.release()
+
+
 def test_the_values_follow_from_the_seed_however_often_a_search_was_stopped(monkeypatch):
     monkeypatch.setattr("torchcaps.search.study._train", four_validations)
     whole = [trial.params for trial in run(a_plan("a", 13, seed=5)).trials]
@@ -373,6 +397,7 @@ def test_the_head_is_extended_shown_and_ignored_by_training(capfd):
         ({5: {"low": 1, "high": 2}}, "5"),
         ({"config": {"choices": ["a.yaml", "b.yaml"]}}, "config"),
         ({"data.batch_size": {"choices": ["many", 8]}}, "--data.batch_size=many: expected int, got many"),
+        ({"data.val_share": {"low": 0.1, "high": 0.3}}, "has data.val_share, and all trials have the split of the"),
     ],
 )
 def test_bad_heads(capfd, change, said):

@@ -38,7 +38,7 @@ def table(root: Path, runs: Sequence[Run], again: bool = False) -> list[tuple[st
         of_row = [run for run in left if run.recipe == recipe]
         steps = " ".join(f"{count:,}" for run in of_row if (count := steps_done(run, root)))
         failures = [f"failed: {failure[:160]}" for run in of_row if (failure := _failure(run, root))]
-        published, ours = one_run.load().published, summary(results, recipe)
+        published, ours = one_run.load().published, summary(results, recipe, one_run.keys[0][1])
         seeds = " ".join(str(run.seed) for run in of_row)
         row = " ".join((recipe, *one_run.overrides))
         lines.append((row, published, ours, seeds, steps, failures[0] if failures else ""))

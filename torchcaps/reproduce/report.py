@@ -101,7 +101,12 @@ def with_tables(text: str, results: Sequence[Result]) -> str:
 
 def main(docs: Path) -> None:
     """Add the results of the queue to the package's results.csv, and update the tables."""
-    results = add_results(IN_PACKAGE, read_results(Path(os.environ.get("TORCHCAPS_RUNS", "runs")) / "results.csv"))
+    new = read_results(Path(os.environ.get("TORCHCAPS_RUNS", "runs")) / "results.csv")
+    results = add_results(IN_PACKAGE, new)
+    values = {result.key: result.value for result in results}
+    for result in new:
+        if result.value != values[result.key]:
+            print(f"{result.recipe}, seed {result.seed}: keeps {values[result.key]} %, not {result.value} %")
     for page in sorted(docs.glob("**/*.md")):
         text = page.read_text(encoding="utf-8")
         if BLOCK.search(text):

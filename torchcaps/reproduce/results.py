@@ -102,18 +102,19 @@ def _first_of_each_key(results: Iterable[Result]) -> list[Result]:
     return list(first.values())
 
 
-def summary(results: Iterable[Result], recipe: str) -> str:
-    """Return our number for a row, the mean over its seeds, or "" if there is none. Results without overrides are
-    preferred; otherwise there is one number for each choice of overrides."""
+def summary(results: Iterable[Result], recipe: str, overrides: str = "") -> str:
+    """Return our number for a row, the mean over its seeds, or "" if there is none. Results with the overrides that are
+    asked for are preferred; otherwise there is one number for each choice of overrides, which is named."""
     values: dict[str, list[float]] = {}
     for result in results:
         if (result.recipe, result.data) == (recipe, ""):
             values.setdefault(result.overrides, []).append(result.value)
-    shown = {"": values[""]} if "" in values else values
+    shown = {overrides: values[overrides]} if overrides in values else values
     numbers = []
-    for overrides, of_seeds in shown.items():
+    for given, of_seeds in shown.items():
         seeds = "1 seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
-        numbers.append(f"{mean(of_seeds)} % ({', '.join(filter(None, (seeds, overrides)))})")
+        named = "" if given == overrides else f", {given or 'no overrides'}"
+        numbers.append(f"{mean(of_seeds)} % ({seeds}{named})")
     return "; ".join(numbers)
 
 
