@@ -1,4 +1,4 @@
-"""SVHN's pixels, its label 10, its extra images, and its real files."""
+"""SVHN's pixels, its label 10, and its real files."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from scipy.io import savemat
 
 from torchcaps.data import SVHN, DataError
 
-FILES = ["train_32x32.mat", "test_32x32.mat", "extra_32x32.mat"]
+FILES = ["train_32x32.mat", "test_32x32.mat"]
 
 
 def pixels(count: int, first: int = 0) -> np.ndarray:
@@ -26,7 +26,6 @@ def root(tmp_path: Path) -> str:
     (tmp_path / "svhn").mkdir()
     savemat(tmp_path / "svhn" / FILES[0], {"X": pixels(4), "y": column(1, 10, 5, 9)}, do_compression=True)
     savemat(tmp_path / "svhn" / FILES[1], {"X": pixels(3, first=50), "y": column(10, 2, 1)})
-    savemat(tmp_path / "svhn" / FILES[2], {"X": pixels(2, first=100), "y": column(3, 10)}, do_compression=True)
     return str(tmp_path)
 
 
@@ -42,21 +41,6 @@ def test_pixel_by_pixel(root: str) -> None:
             for row, col, color in ((0, 0, 0), (0, 31, 0), (31, 0, 0), (5, 7, 1), (7, 5, 2), (30, 31, 2)):
                 assert images[image, color, row, col] == source[row, col, color, image]
         assert np.array_equal(images.numpy(), np.moveaxis(np.moveaxis(source, 3, 0), 3, 1))
-
-
-def test_extra_images_follow_those_of_training_if_they_are_wanted(root: str, no_network: list[str]) -> None:
-    plain, more = SVHN(root, check_hashes=False), SVHN(root, check_hashes=False, extra=True)
-    images, labels = more.load(train=True)
-    assert labels.tolist() == [1, 0, 5, 9, 3, 0]
-    assert torch.equal(images[:4], plain.load(train=True)[0])
-    assert np.array_equal(images[4:].numpy(), pixels(2, first=100).transpose(3, 2, 0, 1))
-    assert more.load(train=False)[1].tolist() == [0, 2, 1]
-    Path(root, "svhn", FILES[2]).unlink()
-    plain.prepare_data()
-    plain.load(train=True)
-    assert no_network == []
-    with pytest.raises(DataError, match=r"cannot download extra_32x32\.mat"):
-        more.prepare_data()
 
 
 @pytest.mark.parametrize(

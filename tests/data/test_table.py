@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import sys
 
 import pytest
 
@@ -104,20 +102,6 @@ def test_long_values(tmp_path):
 def test_a_last_line_of_spaces_is_empty(tmp_path, end):
     found = table(tmp_path, "a.csv", f"text,label\n\na,1 \n{end}")
     assert lines(found) == [(3, ("a", "1 "))]
-
-
-def test_a_stream(monkeypatch):
-    assert read_table(io.StringIO("a,b\n1,2\n")).rows == [(2, {"a": "1", "b": "2"})]
-    read, write = os.pipe()
-    with os.fdopen(write, "wb") as file:
-        file.write('{"text": "ü"}\n'.encode())
-    with os.fdopen(read, encoding="ascii") as stream:  # standard input in a system whose encoding is another one
-        monkeypatch.setattr(sys, "stdin", stream)
-        assert read_table(sys.stdin).rows == [(1, {"text": "ü"})]
-    with pytest.raises(DataError, match="^standard input: is empty: expected a line with the names of the columns"):
-        read_table(io.StringIO(""))
-    with pytest.raises(DataError, match="^the body: is empty"):
-        read_table(io.StringIO(" \n"), "the body")
 
 
 @pytest.mark.parametrize(

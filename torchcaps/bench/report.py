@@ -32,16 +32,6 @@ TABLE = (
 
 def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
     """Return what the numbers depend on: software, machine, precision and measured rates."""
-    return {
-        **software_and_machine(device),
-        "dtype": dtype,
-        "matrix_flops_per_second": rates.matrix,
-        "copy_bytes_per_second": rates.copy,
-    }
-
-
-def software_and_machine(device: str) -> dict[str, Any]:
-    """Return the versions, the commit, the device and the threads."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -57,6 +47,9 @@ def software_and_machine(device: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "opt_einsum": torch.backends.opt_einsum.is_available(),  # if so, it may contract the baselines in another order
+        "dtype": dtype,
+        "matrix_flops_per_second": rates.matrix,
+        "copy_bytes_per_second": rates.copy,
     }
 
 

@@ -24,17 +24,8 @@ def bad_data() -> Iterator[None]:
     except (DataError, ValueError, MisconfigurationException) as error:
         raise BadInput(str(error)) from error
     except RuntimeError as error:
-        if raised_in(error, "torch/nn/modules/conv.py", "torch/nn/modules/linear.py"):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        file = Path(frame.f_code.co_filename).as_posix()
+        if file.endswith(("torch/nn/modules/conv.py", "torch/nn/modules/linear.py")):
             raise BadInput(f"the network does not fit the samples: {error}") from error
         raise
-
-
-def raised_in(error: BaseException, *files: str) -> bool:
-    """Return whether the innermost line of Python that raised an error is in one of some files.
-
-    Args:
-        error: error that was caught.
-        files: ends of their paths, with slashes.
-    """
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return Path(frame.f_code.co_filename).as_posix().endswith(files)

@@ -30,9 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{parser.epilog}. Your own data: torchcaps train own/images --data.folder FOLDER, with a folder of pictures "
         "for each class in it; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
     )
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the training steps: the same as --model.compile true"
-    )
     parser.add_argument("--smoke", action="store_true", help="take two steps of two images, as a check")
 
 
@@ -40,8 +37,6 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Train a recipe, then test it. Where a signal or a full disk ends it, say how to continue."""
     from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-    if options.compile:
-        overrides = ["--model.compile=true", *overrides]
     checkpoint = None
     if options.ckpt_path is None and not is_run(options.recipe):
         recipe = load_requested(options)

@@ -25,14 +25,22 @@ from torchcaps.data.pictures import (
     read_all,
     read_header,
 )
-from torchcaps.data.splits import KINDS, SPLIT_COLUMNS, Part, check_names, check_shares, read_split, split_by_class
+from torchcaps.data.splits import (
+    KINDS,
+    OF_STAGE,
+    SPLIT_COLUMNS,
+    Part,
+    check_names,
+    check_shares,
+    read_split,
+    split_by_class,
+)
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.files import write_csv_whole
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
-PARTS: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}  # by stage
 FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
@@ -187,7 +195,7 @@ class ImageFolder(ImageData):
         return samples.names.tolist()
 
     def _set(self, stage: str) -> PictureSet:
-        part: Part = PARTS[stage]
+        part: Part = OF_STAGE[stage]
         labels = {name: label for label, name in enumerate(self.names)}
         for name in self._found_classes:
             if name not in labels:

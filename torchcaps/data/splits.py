@@ -10,6 +10,7 @@ from torchcaps.data.table import read_table
 
 Part = Literal["train", "val", "test"]
 PARTS = ("train", "val", "test")
+OF_STAGE: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
 KINDS: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
 SPLIT_COLUMNS = ("file", "class", "part")  # of a split that was written down
 LEAST = 3  # samples of a class that is split

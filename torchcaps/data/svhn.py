@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from scipy.io import loadmat
@@ -11,7 +10,6 @@ from torch import Tensor
 from torchcaps.data.files import CanonicalFile
 from torchcaps.data.images import ImageData
 from torchcaps.data.published import Published, checked_images, checked_labels
-from torchcaps.utils.arguments import checked
 
 ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
 
@@ -27,12 +25,10 @@ class SVHN(Published, ImageData):
     Unsupervised Feature Learning, NIPS Workshop on Deep Learning and Unsupervised Feature Learning, 2011; the
     cropped digits, "format 2". Class k is the digit k: the files' label 10 stands for 0.
 
-    `train_32x32.mat`, `test_32x32.mat` and `extra_32x32.mat` are read from `<root>/svhn`.
+    `train_32x32.mat` and `test_32x32.mat` are read from `<root>/svhn`; the extra images are not.
 
     Args:
         root: see `Published`.
-        extra: also train on the 531,131 easier images of `extra_32x32.mat`. They take 1.6 GB of memory, and twice that
-            while loading.
         options: see `Published` and `ImageData`.
 
     Raises:
@@ -43,27 +39,16 @@ class SVHN(Published, ImageData):
     shape = (3, 32, 32)
     train_file = _file("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373")
     test_file = _file("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3")
-    extra_file = _file("extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7")
-
-    @checked
-    def __init__(self, root: str | None = None, extra: bool = False, **options: Any) -> None:
-        super().__init__(root, **options)
-        self.extra = extra
 
     def files(self) -> Iterable[CanonicalFile]:
-        return *self._training_files(), self.test_file
+        return self.train_file, self.test_file
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        files = self._training_files() if train else [self.test_file]
-        images, labels = zip(*(self.read_file(file, self._read) for file in files), strict=True)
-        return torch.cat(images), torch.cat(labels)
-
-    def _training_files(self) -> list[CanonicalFile]:
-        return [self.train_file, self.extra_file] if self.extra else [self.train_file]
+        return self.read_file(self.train_file if train else self.test_file, self._read)
 
     def _read(self, path: Path) -> tuple[Tensor, Tensor]:
         content = loadmat(path, variable_names=("X", "y"))
-        images = torch.from_numpy(content["X"].transpose(3, 2, 0, 1))  # from row, column, color, image
+        images = torch.from_numpy(content["X"].transpose(3, 2, 0, 1)).contiguous()  # from row, column, color, image
         digits = torch.from_numpy(content["y"].ravel())
         labels = checked_labels(torch.where(digits == 10, 0, digits), len(images), self.classes)
         return checked_images(images, self.shape), labels

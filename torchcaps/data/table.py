@@ -54,8 +54,8 @@ class Table(NamedTuple):
 
 
 @checked
-def read_table(source: str | Path | io.TextIOBase, name: str | None = None) -> Table:
-    """Read a table from a file or a text stream, such as standard input.
+def read_table(source: str | Path) -> Table:
+    """Read a table from a file.
 
     The text is UTF-8, with or without a byte order mark. How it is read depends on the end of its name:
 
@@ -63,33 +63,26 @@ def read_table(source: str | Path | io.TextIOBase, name: str | None = None) -> T
       and false become text as JSON spells them, null and NaN become "".
     - .tsv, .tab: columns separated by tabs. If every line has one value per column, quotes only count where they
       enclose a whole value, and any other quote is part of the text.
-    - all others, and streams: JSON lines if the first character is {, else columns separated by commas, semicolons or
+    - all others: JSON lines if the first character is {, else columns separated by commas, semicolons or
       tabs, whichever the first line has most of, outside of quotes.
 
     A table that is not JSON begins with a line that names its columns. A value that has separators, quotes or line
     breaks in it is quoted ("...", with quotes doubled). Empty lines are left out.
 
     Args:
-        source: path of the file, or the stream.
-        name: name of a stream in messages; None for "standard input".
+        source: path of the file.
 
     Raises:
         DataError: the source cannot be read, or is not such a table. The one line names the file and the line in it.
     """
-    if isinstance(source, str | Path):
-        path = Path(source).expanduser()
-        name, suffix = str(source), path.suffix.lower()
-        try:
-            raw = path.read_bytes()
-        except FileNotFoundError:
-            raise DataError(f"{name}: there is no such file: give a CSV, TSV or JSON lines file") from None
-        except (OSError, ValueError) as error:  # a ValueError for a name with a NUL
-            raise DataError(f"{name!r}: cannot be read: {getattr(error, 'strerror', error)}") from None
-    else:
-        name, suffix = name or "standard input", ""
-        # Bytes, if there are some: Python would decode them in the encoding of the user's system.
-        content = source.buffer.read() if hasattr(source, "buffer") else source.read()
-        raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    path, name = Path(source).expanduser(), str(source)
+    suffix = path.suffix.lower()
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{name}: there is no such file: give a CSV, TSV or JSON lines file") from None
+    except (OSError, ValueError) as error:  # a ValueError for a name with a NUL
+        raise DataError(f"{name!r}: cannot be read: {getattr(error, 'strerror', error)}") from None
     text = _decoded(raw, name)
     if not text.strip():
         raise DataError(f"{name}: is empty: expected {EXPECTED}")

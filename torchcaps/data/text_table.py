@@ -18,6 +18,7 @@ from torchcaps.data.notes import listed, say
 from torchcaps.data.splits import (
     KINDS,
     LEAST,
+    OF_STAGE,
     SPLIT_COLUMNS,
     Part,
     check_names,
@@ -31,7 +32,6 @@ from torchcaps.utils.arguments import Fraction, checked
 from torchcaps.utils.checks import check_choice, nearest
 from torchcaps.utils.files import write_csv_whole
 
-STAGES: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
 
 
@@ -128,7 +128,7 @@ class TextTable(TextData):
         return {"class_names": self.names}
 
     def prepare_data(self) -> None:
-        for stage in STAGES:
+        for stage in OF_STAGE:
             self.read(stage)  # a wrong label in the test part is said before the training
         self._say_what_was_found()
 
@@ -138,7 +138,7 @@ class TextTable(TextData):
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
         labels = {name: label for label, name in enumerate(self.names)}
-        samples = self.parts[STAGES[stage]]
+        samples = self.parts[OF_STAGE[stage]]
         for sample in samples:
             if sample.label not in labels:
                 raise DataError(
@@ -149,8 +149,8 @@ class TextTable(TextData):
 
     def keys(self, stage: str) -> list[str]:
         """Return the file, the line and the text of each sample of a stage."""
-        check_choice("stage", stage, STAGES)
-        samples = self.parts[STAGES[stage]]
+        check_choice("stage", stage, OF_STAGE)
+        samples = self.parts[OF_STAGE[stage]]
         chosen = [samples[i] for i in self._chosen(len(samples))]
         return [f"{sample.file} line {sample.line}: {sample.text}" for sample in chosen]
 

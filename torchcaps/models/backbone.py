@@ -13,7 +13,7 @@ from torchcaps.models.registry import register_model
 from torchcaps.models.zhao2019 import pooling_resnet
 from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.nn.modes import evaluating
-from torchcaps.nn.surgery import global_pools, replace_module, replace_pooling, up_to
+from torchcaps.nn.surgery import global_pools, replace_pooling, up_to
 from torchcaps.routing import Routing
 from torchcaps.utils.arguments import Count, CountOrZero, NotNegative, checked
 from torchcaps.utils.checks import one_line
@@ -291,7 +291,7 @@ def library_network(
     replace_pooling(network, RoutingPool2d(features, sharpness), pools[-1])
     if name.startswith("torchvision/"):  # a network of timm is built without its last layer
         linears = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)]
-        replace_module(network, linears[-1], nn.Identity())
+        network.set_submodule(linears[-1], nn.Identity())
     if isinstance(pretrained, str):
         load_file(network, pretrained, name)
     with evaluating(network), torch.no_grad():

@@ -66,7 +66,8 @@ def find_weights(name: str, pretrained: str | bool) -> Weights:
         raise ValueError(f"there are no weights of {name!r} for {data!r}{nearest(data, known)}")
     path = FOLDER / f"{name}.{data}{SUFFIX}"
     state, about = read_tensors(path)
-    return Weights(path, json.loads(about["arguments"]), as_float32(state))
+    state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    return Weights(path, json.loads(about["arguments"]), state)
 
 
 def fitting_arguments(weights: Weights, builder: Callable[..., nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,11 +117,6 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], source: object) 
                 f"expected {expected.get(name, 'none')}: give those of this network"
             )
     network.load_state_dict(dict(state))
-
-
-def as_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict whose floating-point numbers are float32."""
-    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

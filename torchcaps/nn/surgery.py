@@ -53,14 +53,8 @@ def replace_pooling(model: nn.Module, pool: RoutingPool2d, name: str | None = No
     pool = pool.train(old.training).to(parameter) if parameter is not None else pool.train(old.training)
     for key, module in modules.items():
         if module is old:
-            replace_module(model, key.removesuffix("._orig_mod"), pool)  # a compiled wrapper would run the old pool
+            model.set_submodule(key.removesuffix("._orig_mod"), pool)  # a compiled wrapper would run the old pool
     return model
-
-
-def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of the one of this name."""
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)
 
 
 def global_pools(model: nn.Module) -> dict[str, nn.Module]:
