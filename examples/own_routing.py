@@ -28,7 +28,7 @@ class MomentumRouting(Routing):
     def agreement(self, average: Tensor) -> Dot:
         return Dot(average)  # the logits are V_ij . average_j
 
-    def step(self, votes: WeightedVotes, average: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, average: Tensor | None, t: int) -> tuple[Capsules, Tensor]:
         parents = squash(votes.weighted_sum())  # sum_i c_ij V_ij, with c the softmax of the logits
         earlier = parents if average is None else average
         return votes.capsules(parents), self.memory * earlier + (1 - self.memory) * parents

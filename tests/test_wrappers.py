@@ -36,7 +36,6 @@ from torchcaps import (
     CapsuleStack,
     DynamicRouting,
     EMRouting,
-    Equilibrium,
     FeedbackAgreement,
     HeinsenRouting,
     InvertedAttentionRouting,
@@ -153,7 +152,6 @@ NETWORKS = {
     "li2018 em": (lambda: create_model("capnet_em", types=2, grid=4), (2, 3, 32, 32)),
 }
 CASES = LAYERS | NETWORKS
-EQUILIBRIUM = stack(Equilibrium(max_iterations=5))
 names = pytest.mark.parametrize("name", CASES)
 layers = pytest.mark.parametrize("name", LAYERS)
 # Untrained EM divides by variances near zero: rounding errors grow too large to compare anything.
@@ -348,10 +346,10 @@ def test_second_derivatives(name):
         assert_close(torch.autograd.grad(again.sum(), leaf)[0], second)
 
 
-@pytest.mark.parametrize("name", [*CASES, "equilibrium"])
+@names
 def test_activation_checkpointing(name):
     """A module that is computed again in the backward pass has the same gradients."""
-    build, shape = (CASES | {"equilibrium": EQUILIBRIUM})[name]
+    build, shape = CASES[name]
     module, x, gradients = build().double().eval(), torch.rand(shape, dtype=torch.float64), []
     leaves = [x.requires_grad_(), *module.parameters()]
     for again in (lambda x: module(x), functools.partial(checkpoint, module, use_reentrant=False)):
@@ -392,24 +390,6 @@ def test_a_backend_that_was_asked_for_is_not_replaced():
     module.backend = "auto"
     with use_backend("tiled"), pytest.raises(ValueError, match="backend='tiled' does not run"):
         torch.vmap(lambda x: module(x.unsqueeze(0)).poses)(x)
-
-
-@deprecated
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_an_equilibrium_says_what_it_cannot():
-    build, shape = EQUILIBRIUM
-    module, x = build(), torch.rand(shape)
-    ways = [
-        lambda: torch.func.grad(lambda x: loss_of(module(x)))(x),
-        lambda: torch.vmap(lambda x: module(x.unsqueeze(0)).poses)(x),
-        lambda: torch.jit.trace(Tensors(module), (x,)),
-        lambda: torch.export.export(Tensors(module), (x,)),
-    ]
-    for way in ways:
-        with pytest.raises(RuntimeError, match="an equilibrium stops when .*: use schedule='sequential'$"):
-            way()
-    with use_backend("reference"), pytest.raises(RuntimeError, match="no second derivatives .* schedule='sequential'"):
-        gradient_of(module, x, create_graph=True)
 
 
 # ---------------------------------------------------------------- ONNX
@@ -615,10 +595,10 @@ def saved(x):
 COPIES = [copy.deepcopy, copy.copy, pickled, saved]
 
 
-@pytest.mark.parametrize("name", [*CASES, "equilibrium"])
+@names
 def test_copies(name):
     """Of a module as built, and after a forward and a backward pass."""
-    build, shape = (CASES | {"equilibrium": EQUILIBRIUM})[name]
+    build, shape = CASES[name]
     module, x = build().eval(), torch.rand(shape)
     for _ in range(2):
         expected = module(x)

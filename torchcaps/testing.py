@@ -27,13 +27,12 @@ from torch.linalg import vector_norm
 from torch.testing import assert_close
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleShared, CapsuleStack
+from torchcaps.nn import CapsuleConv2d, CapsuleLinear, CapsuleShared
 from torchcaps.nn.first_pass import HARD
 from torchcaps.nn.pose import Pose
-from torchcaps.nn.stack import Schedule
 from torchcaps.ops import Backend
 from torchcaps.ops import backends as available
-from torchcaps.routing import Equilibrium, Gradient, Routing
+from torchcaps.routing import Gradient, Routing
 
 BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
 # Children, parents and entries of a pose in the layers that `propose_gain` measures, and what it measures there.
@@ -63,21 +62,18 @@ def assert_attributes_are_true(routing: Routing) -> None:
 
 
 def assert_all_parameters_learn(routing: Routing) -> None:
-    """Assert that all parameters of the routing have gradients: through all iterations, through the last one alone, and
-    at an equilibrium if the routing can reach one."""
-    ways: list[tuple[Gradient, Schedule]] = [("unrolled", "sequential"), ("last", "sequential")]
-    if routing.comes_to_rest and getattr(routing, "start", None) == "learned":
-        ways = ways[:1]  # the routing refuses the others, in which its start learns nothing
-    elif routing.comes_to_rest and routing.iterative:
-        ways.append(("unrolled", Equilibrium(max_iterations=5)))
-    for gradient, schedule in ways:
+    """Assert that all parameters of the routing have gradients: through all iterations, and through the last alone."""
+    ways: list[Gradient] = ["unrolled", "last"]
+    if not routing.keeps_start and getattr(routing, "start", None) == "learned":
+        ways = ["unrolled"]  # the routing refuses the other, in which its start learns nothing
+    for gradient in ways:
         with _numbers():
             layer = _layer(routing)
             layer.routing.gradient = gradient
-            _loss(CapsuleStack(layer, schedule=schedule)(_children())).backward()
+            _loss(layer(_children())).backward()
             for name, parameter in layer.routing.named_parameters():
                 if parameter.grad is None or not parameter.grad.any():
-                    raise AssertionError(f"{name} has no gradient with gradient={gradient!r}, schedule={schedule!r}")
+                    raise AssertionError(f"{name} has no gradient with gradient={gradient!r}")
 
 
 def assert_coefficients_sum_to_one(routing: Routing) -> None:

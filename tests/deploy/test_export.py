@@ -16,9 +16,6 @@ from torchcaps import (
     CapsNet,
     CapsuleLinear,
     Capsules,
-    CapsuleStack,
-    Equilibrium,
-    HeinsenRouting,
     VBRouting,
     create_model,
 )
@@ -234,17 +231,6 @@ class ReadsNumbers(Logits):
         return super().forward(images if images.sum() > 0 else -images)
 
 
-class AtRest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layers = (CapsuleLinear(6, 4, 24, 4, HeinsenRouting(2)), CapsuleLinear(4, 3, 4, 4, HeinsenRouting(2)))
-        self.capsules = CapsuleStack(*layers, schedule=Equilibrium(max_iterations=5))
-
-    def forward(self, images: Tensor) -> Prediction:
-        capsules = self.capsules(Capsules(images.flatten(1).unflatten(1, (6, 24))))
-        return Prediction(activations=capsules.activations, capsules=capsules)
-
-
 @pytest.mark.parametrize(
     ("to", "before"), [pytest.param("onnx", None, marks=pytest.mark.slow), ("torch", b"an older file")]
 )
@@ -263,7 +249,6 @@ def test_a_file_that_computes_something_else_is_not_left(to, before, tmp_path, m
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (AtRest(), "AtRest cannot be exported: an equilibrium stops when .*: use schedule='sequential'$"),
         (ReadsNumbers(), "ReadsNumbers cannot be exported: .*"),
     ],
 )

@@ -8,7 +8,7 @@ from algorithms import Largest
 from networks import Network
 from torch import Tensor, nn
 
-from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleShared, CapsuleStack, Equilibrium, SlotAttention
+from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, CapsuleShared, CapsuleStack, SlotAttention
 from torchcaps.explain import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
 from torchcaps.ops import votes as ops_votes
 from torchcaps.routing import DynamicRouting, EMRouting, InvertedAttentionRouting, VectorNormRouting
@@ -104,7 +104,7 @@ def test_convolutions_against_a_double_loop(scores):
     assert_same(dynamics_of(layer, children), counted(pairs, 20))
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(max_iterations=4)])
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
 def test_layers_of_a_stack(schedule):
     layers = [CapsuleLinear(n, m, 4, 4, InvertedAttentionRouting(2)) for n, m in ((6, 5), (5, 3))]
     stack = CapsuleStack(*layers, schedule=schedule)

@@ -1,9 +1,8 @@
-"""Stacks of capsule layers: three schedules, against the procedure written out and against each other."""
+"""Stacks of capsule layers: two schedules, against the procedure written out and against each other."""
 
 import contextlib
 import copy
 import itertools
-import math
 
 import algorithms
 import pytest
@@ -18,7 +17,6 @@ from torchcaps import (
     CapsuleStack,
     DynamicRouting,
     EMRouting,
-    Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
     PrimaryCapsules,
@@ -27,7 +25,6 @@ from torchcaps import (
     squash,
 )
 from torchcaps.ops import StoredVotes
-from torchcaps.routing.equilibrium import _anderson
 
 # All features of a routing that a schedule must handle.
 ROUTINGS = {
@@ -36,12 +33,6 @@ ROUTINGS = {
     "scores and first state": lambda n: InvertedAttentionRouting(n, activations=True, start="learned"),
     "temperature": lambda n: EMRouting(n, inverse_temperature=1.0),
     "one step": lambda n: SelfRouting(),
-}
-RESTING = {  # routings that can reach a fixed point, with the same step in every iteration
-    "inverted_attention": InvertedAttentionRouting,
-    "em": lambda iterations: EMRouting(iterations, inverse_temperature=0.3, decay=0.0),
-    "heinsen": HeinsenRouting,
-    "heinsen_kmeans": lambda iterations: HeinsenRouting(iterations, model="kmeans"),
 }
 
 
@@ -170,7 +161,7 @@ def test_concurrent_passes_of_every_kind_of_routing(name):
     assert_same(stack.trace(x)[2].parents.coefficients, coefficients.detach())
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(1e-12)], ids=["s", "c", "e"])
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
 @pytest.mark.parametrize("pose", [3, (2, 3)], ids=str)
 def test_sequences_are_grids_of_height_1(pose, schedule):
     routing = InvertedAttentionRouting(2, activations=True)
@@ -197,7 +188,7 @@ def test_sequences_are_grids_of_height_1(pose, schedule):
         assert_same(of_line.changes, of_grid.changes)
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(1e-300, max_iterations=7)])
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
 def test_trace_tells_how_each_layer_routed(schedule):
     stack = three_layers(InvertedAttentionRouting(4), schedule=schedule)
     x = children()
@@ -207,8 +198,7 @@ def test_trace_tells_how_each_layer_routed(schedule):
     assert_same(last.parents.coefficients, stack(x, return_coefficients=True).coefficients)
     assert first.parents.coefficients.shape == (2, 3, 4, 2, 2, 2, 3)
     assert_same(first.parents.coefficients.sum(-1), torch.ones(2, 3, 4, 2, 2, 2))
-    expected = (3,) if isinstance(schedule, str) else (7,)
-    assert [trace.changes.shape for trace in traces] == [expected] * 3
+    assert [trace.changes.shape for trace in traces] == [(3,)] * 3
     assert all((trace.changes > 0).all() for trace in traces)
     assert not last.parents.poses.requires_grad
 
@@ -275,7 +265,7 @@ def test_a_random_start_is_one():
 
 
 def test_empty_batch():
-    for schedule in ("sequential", "concurrent", Equilibrium()):
+    for schedule in ("sequential", "concurrent"):
         stack = three_layers(InvertedAttentionRouting(2), schedule=schedule)
         assert stack(children()[:0]).poses.shape == (0, 4, 2, 2)
         assert len(stack.trace(children()[:0])) == 3
@@ -292,7 +282,7 @@ def test_scores_flow_between_layers():
     assert (stack(capsules).poses - stack(absent).poses).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium()], ids=["s", "c", "e"])
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
 def test_as_many_capsules_in_every_layer_as_there_are_children(schedule):
     """All layers but the last take any number of capsules."""
     layers = [CapsuleLinear(None, parents, 3, 3, HeinsenRouting(2), bias=True) for parents in (None, None, 4)]
@@ -310,7 +300,6 @@ def test_watchers_see_every_iteration():
     for schedule, expected in (
         ("sequential", [0, 1, 2, 0, 1, 2]),
         ("concurrent", [0, 0, 1, 1, 2]),
-        (Equilibrium(), [math.inf] * 2),  # at the fixed point alone
     ):
         stack = two_layers(InvertedAttentionRouting(3), schedule=schedule)
         x, seen = torch.randn(2, 2, 3, 3, 2, 2), []
@@ -327,147 +316,12 @@ def test_watchers_see_every_iteration():
         stack(x)
 
 
-# Equilibrium
-
-
-def contraction(size=6, samples=3):
-    matrix = torch.linalg.qr(torch.randn(samples, size, size)).Q * torch.linspace(0.1, 0.9, size)
-    offset = torch.randn(samples, size)
-    solution = torch.linalg.solve(torch.eye(size) - matrix, offset)
-    return lambda z: (matrix @ z.unsqueeze(2)).squeeze(2) + offset, solution
-
-
-@pytest.mark.parametrize("history", [0, 1, 5])
-def test_fixed_point_of_a_linear_map(history):
-    function, solution = contraction()
-    found, residuals = Equilibrium(1e-10, 500, history).solve(function, torch.zeros_like(solution))
-    assert_same(found, solution, atol=1e-8)
-    assert residuals[-1] <= 1e-10 < residuals[-2]
-    assert_same(residuals[0], torch.tensor(1.0))  # from zero, everything changes
-
-
-def test_anderson_solves_a_linear_map_in_as_many_steps_as_dimensions():
-    function, solution = contraction(size=5)
-    start = torch.zeros_like(solution)
-    _, plain = Equilibrium(1e-9, 500, 0).solve(function, start)
-    _, anderson = Equilibrium(1e-9, 500, 5).solve(function, start)
-    assert len(anderson) <= 8
-    assert len(plain) > 4 * len(anderson)
-
-
-def test_anderson_forgets_what_was_before_a_restart():
-    """After the same past, a restarted sample uses only its newest difference."""
-    function, _ = contraction(size=4, samples=1)
-    points = [torch.randn(1, 4)]
-    for _ in range(3):
-        points.append(function(points[-1]) + 0.3 * torch.randn(1, 4))
-    values = [function(z) for z in points]
-    both = [torch.cat([x, x]) for x in points], [torch.cat([x, x]) for x in values]
-    whole, fresh = _anderson(*both, torch.tensor([4.0, 2.0])).split(1)
-    assert_same(whole, _anderson(points, values, torch.tensor([4.0])))
-    assert_same(fresh, _anderson(points[-2:], values[-2:], torch.tensor([2.0])))
-    assert (whole - fresh).abs().max() > 1e-3
-
-
-def test_what_is_not_finite_harms_no_other_sample():
-    passes = []
-
-    def function(z):
-        passes.append(z)
-        value = 0.5 * z + 1
-        return torch.where(torch.tensor([[len(passes) == 2], [False]]), torch.inf, value)
-
-    found, residuals = Equilibrium(1e-8, 60, 0).solve(function, torch.zeros(2, 1))
-    assert_same(found, torch.full((2, 1), 2.0), atol=1e-7)
-    assert residuals[1].isinf()
-    assert residuals[-1] <= 1e-8
-
-
-def test_a_gradient_that_grows_without_end_stays_what_it_was():
-    grad = torch.ones(1, 1)
-    found, residuals = Equilibrium(1e-4, 50, 0).solve(lambda g: grad + 1.2 * g, grad, grad.norm(dim=1))
-    assert_same(found, torch.full((1, 1), 2.2))
-    assert_same(residuals[0], torch.tensor(1.2))
-
-
-def test_the_best_point_is_kept_where_nothing_converges():
-    found, residuals = Equilibrium(1e-6, 5, 0).solve(lambda z: -2 * z + 3, torch.full((1, 1), 2.0))
-    # 2, -1, 5, -7, 17, -31: relative changes 3/1, 6/5, 12/7, 24/17, 48/31
-    assert_same(residuals, torch.tensor([3, 6 / 5, 12 / 7, 24 / 17, 48 / 31]))
-    assert_same(found, torch.full((1, 1), 5.0))
-
-
 def two_layers(routing, **kw) -> CapsuleStack:
     conv = CapsuleConv2d(2, 2, (2, 2), (2, 2), kernel_size=2, routing=routing)
     stack = CapsuleStack(conv, CapsuleLinear(8, 3, (2, 2), (2, 2), routing=routing), **kw)
     for parameter in stack.parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.3)
     return stack
-
-
-@pytest.mark.parametrize(
-    ("name", "history", "schedule"),
-    [
-        *itertools.product(["inverted_attention"], [0, 5], ["sequential", "concurrent"]),
-        # Mixtures of Gaussians have several fixed points; the iterations decide which one is found.
-        *itertools.product(["em", "heinsen", "heinsen_kmeans"], [0], ["sequential"]),
-    ],
-)
-def test_equilibrium_is_what_long_routing_tends_to(name, history, schedule):
-    torch.manual_seed(name == "em")  # with 0 two of its fixed points are so close that the iterations are slow
-    stack = two_layers(RESTING[name](1), schedule=Equilibrium(1e-13, 300, history))
-    x = torch.randn(2, 2, 3, 3, 2, 2)
-    ours = values_and_gradients(stack, x)
-    assert all(trace.changes[-1] <= 1e-13 for trace in stack.trace(x))
-    unrolled = two_layers(RESTING[name](100), schedule=schedule)
-    unrolled.load_state_dict(stack.state_dict())
-    assert all(trace.changes[-1] < 1e-11 for trace in unrolled.trace(x))
-    assert_same(ours, values_and_gradients(unrolled, x), atol=1e-8)
-
-
-def test_equilibrium_without_gradients_and_in_reference():
-    x = children()
-    stack = three_layers(InvertedAttentionRouting(), schedule=Equilibrium(1e-12))
-    expected = stack(x).poses.detach()
-    with torch.no_grad():
-        assert_same(stack(x).poses, expected)
-    for layer in stack.layers:
-        layer.backend = "reference"
-    assert_same(stack(x).poses, expected)
-
-
-def test_an_equilibrium_is_that_of_the_last_iteration():
-    ends = [EMRouting(1, inverse_temperature=0.3, decay=decay) for decay in (0.5, 0.0)]
-    stacks = [two_layers(routing, schedule=Equilibrium(1e-12, 200)) for routing in ends]
-    stacks[1].load_state_dict(stacks[0].state_dict())
-    x = torch.randn(2, 2, 3, 3, 2, 2)
-    assert_same(values_and_gradients(stacks[0], x), values_and_gradients(stacks[1], x))
-
-
-def test_convergence_is_reported():
-    stack = two_layers(InvertedAttentionRouting(), schedule=Equilibrium(1e-9, 200))
-    stack(torch.randn(2, 2, 3, 3, 2, 2)).poses.square().sum().backward()
-    for found in stack.convergence:
-        assert found.forward[-1] <= 1e-9 < found.forward[0]
-        assert found.backward[-1] <= 1e-9 < found.backward[0]
-
-
-def test_the_gradient_is_measured_against_where_it_starts(monkeypatch):
-    calls = []
-    solve = Equilibrium.solve
-
-    def watched(self, function, start, scale=None):
-        calls.append((start, scale))
-        return solve(self, function, start, scale)
-
-    monkeypatch.setattr(Equilibrium, "solve", watched)
-    stack = two_layers(InvertedAttentionRouting(), schedule=Equilibrium())
-    stack(torch.randn(2, 2, 3, 3, 2, 2)).poses.sum().backward()
-    forward, backward = calls[:2], calls[2:]
-    assert [scale for _, scale in forward] == [None, None]
-    for grad, scale in backward:
-        assert_same(scale, grad.norm(dim=1))
-    assert len(backward) == 2
 
 
 # Bad input
@@ -483,14 +337,3 @@ def test_bad_stacks():
     last = InvertedAttentionRouting(2, gradient="last")
     with pytest.raises(ValueError, match="gradient='last' would cut off"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule="concurrent")
-    with pytest.raises(ValueError, match="DynamicRouting.* cannot be brought to a fixed point"):
-        CapsuleStack(CapsuleLinear(4, 3, 2, 2, DynamicRouting(3)), schedule=Equilibrium())
-    with pytest.raises(ValueError, match="needs gradient='unrolled', got 'last'"):
-        CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule=Equilibrium())
-    with pytest.raises(ValueError, match="EMRouting.*linear.* cannot be brought to a fixed point"):
-        CapsuleStack(CapsuleLinear(4, 3, 2, 2, EMRouting(schedule="linear")), schedule=Equilibrium())
-    with pytest.raises(ValueError, match="SelfRouting has no iterations"):
-        CapsuleStack(CapsuleLinear(4, 3, 2, 2, SelfRouting()), schedule=Equilibrium())
-    learned = InvertedAttentionRouting(start="learned")
-    with pytest.raises(ValueError, match="start='learned' learns nothing at an equilibrium"):
-        CapsuleStack(CapsuleLinear(4, 3, 2, 2, learned), schedule=Equilibrium())

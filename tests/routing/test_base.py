@@ -18,7 +18,6 @@ from torchcaps import (
     DynamicRouting,
     EfficientRouting,
     EMRouting,
-    Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
     RandomRouting,
@@ -46,7 +45,7 @@ class ScaledAttention(Routing):
     def agreement(self, p: Tensor) -> Dot:
         return Dot(p * (-self.log_temperature).exp().unsqueeze(-1))
 
-    def step(self, votes: WeightedVotes, p: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, p: Tensor | None, t: int) -> tuple[Capsules, Tensor]:
         p = votes.weighted_sum()
         return votes.capsules(p), p
 
@@ -61,7 +60,7 @@ class WithParts(Routing):
         self.factor, self.shift = nn.Parameter(torch.ones(shape.parents, 1)), nn.Buffer(torch.randn(shape.parents, 1))
         self.mix = nn.Linear(shape.features, shape.features)
 
-    def step(self, votes: WeightedVotes, dot: Dot | None, t: float) -> tuple[Capsules, Dot]:
+    def step(self, votes: WeightedVotes, dot: Dot | None, t: int) -> tuple[Capsules, Dot]:
         p = self.mix(votes.weighted_sum() * self.factor + self.shift).tanh()
         return votes.capsules(p), Dot(0.1 * p)
 
@@ -196,23 +195,6 @@ def test_buffers_and_modules_on_another_device_and_in_another_precision(make):
     assert layer(torch.randn(4, 6, 4, dtype=torch.float64)).poses.isfinite().all()
 
 
-def test_an_equilibrium_of_a_routing_with_modules():
-    """Its implicit gradient is that of many unrolled iterations, also where others replace the parameters."""
-    layer = CapsuleLinear(4, 3, 3, 3, WithParts(200), dtype=torch.float64)
-    x = torch.randn(2, 4, 3, dtype=torch.float64)
-    parameters = {name: value.detach() / 2 for name, value in layer.named_parameters()}
-    results = []
-    for schedule in ("sequential", Equilibrium(1e-13, max_iterations=200)):
-        stack, given = CapsuleStack(layer, schedule=schedule), {k: v.clone() for k, v in parameters.items()}
-        leaves = [value.requires_grad_() for value in given.values()]
-        named = {f"layers.0.{name}": value for name, value in given.items()}
-        out = torch.func.functional_call(stack, named, (x,)).poses
-        results.append([out, *torch.autograd.grad(out.pow(3).sum(), leaves)])
-    for found, expected in zip(results[1], results[0], strict=True):
-        assert_close(found, expected, rtol=1e-8, atol=1e-10)
-        assert found.any()
-
-
 class Wrong(Routing):
     """A routing whose `build` sets the given values."""
 
@@ -243,9 +225,8 @@ class Stateless(DynamicRouting):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.comes_to_rest = True
 
-    def step(self, votes: WeightedVotes, state: None, t: float) -> tuple[Capsules, None]:
+    def step(self, votes: WeightedVotes, state: None, t: int) -> tuple[Capsules, None]:
         return votes.capsules(votes.weighted_sum()), None
 
 
@@ -253,10 +234,6 @@ def test_a_routing_without_a_state():
     votes = torch.randn(2, 6, 3, 5)
     assert_close(Stateless()(votes).poses, votes.sum(1) / 3)
     assert "Stateless()" in repr(Stateless())
-    layer, x = CapsuleLinear(6, 3, 4, 5, Stateless()), torch.randn(2, 6, 4)
-    stack = CapsuleStack(layer, schedule=Equilibrium())
-    assert_close(stack(x).poses, layer(x).poses)
-    assert stack.convergence[0].forward.tolist() == [0]
 
 
 def test_an_argument_may_be_stored_as_something_else():
@@ -306,7 +283,7 @@ class OfAnyState(Routing):
         mean, score = (state[..., :-1], state[..., -1]) if isinstance(state, Tensor) else state
         return Gaussian(mean, torch.ones_like(mean), score)
 
-    def step(self, votes: WeightedVotes, state: Any, t: float) -> tuple[Capsules, Any]:
+    def step(self, votes: WeightedVotes, state: Any, t: int) -> tuple[Capsules, Any]:
         mass, mean, *_ = votes.moments()
         after = {
             "tensor": lambda: torch.cat([mean, mass.unsqueeze(-1)], -1),
@@ -317,7 +294,7 @@ class OfAnyState(Routing):
         return votes.capsules(mean, mass), after[self.state]()
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "concurrent", Equilibrium(1e-12, 300)], ids=str)
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
 def test_states_of_any_kind(schedule):
     layers = [CapsuleLinear(n, 3, 4, 4, OfAnyState("tensor", 100)).double() for n in (6, 3)]
     x, results = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True), []
@@ -337,20 +314,6 @@ def test_without_a_state_all_iterations_are_uniform():
     assert_close(out.coefficients, torch.full((2, 6, 3), 1 / 3))
     with layer.routing.uniform():
         assert_close(layer(x).poses, out.poses)
-
-
-def test_an_equilibrium_of_a_state_that_all_samples_share():
-    class SharedOffset(ScaledAttention):
-        agreement = Routing.agreement
-
-        def step(self, votes: WeightedVotes, dot: Dot | None, t: float) -> tuple[Capsules, Dot]:
-            p = votes.weighted_sum()
-            return votes.capsules(p), Dot(p, torch.ones(6, 3))
-
-    layer = CapsuleLinear(6, 3, 4, 5, SharedOffset())
-    assert layer(torch.randn(2, 6, 4)).poses.shape == (2, 3, 5)
-    with pytest.raises(ValueError, match=r"2 samples, but the state of SharedOffset .*\(6, 3\).*`agreement`"):
-        CapsuleStack(layer, schedule=Equilibrium())(torch.randn(2, 6, 4))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from torchcaps import (
     Capsules,
     CapsuleStack,
     DynamicRouting,
-    Equilibrium,
     InvertedAttentionRouting,
     VBRouting,
     create_model,
@@ -91,9 +90,7 @@ def stack_of(schedule, routings) -> CapsuleStack:
 
 def assert_padding_is_nothing_to(stack: CapsuleStack, **tolerance) -> None:
     def run(poses: Tensor, scores: Tensor) -> Capsules:
-        out = stack(Capsules(poses, scores))
-        assert all(found.forward[-1] <= 1e-12 for found in stack.convergence)
-        return out
+        return stack(Capsules(poses, scores))
 
     nobody = torch.full((2, PADDED), -math.inf, dtype=torch.float64)
     children = [randn(2, CHILDREN, 2, 2), randn(2, CHILDREN)]
@@ -104,14 +101,6 @@ def assert_padding_is_nothing_to(stack: CapsuleStack, **tolerance) -> None:
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not isinstance(make(name), VBRouting)])
 def test_concurrent_stacks(name):
     assert_padding_is_nothing_to(stack_of("concurrent", [make(name), make(name)]), **EXACT)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, x in ALGORITHMS.items() if x.stable and make(name).comes_to_rest and make(name).iterative]
-)
-def test_equilibria(name):
-    stack = stack_of(Equilibrium(1e-12, max_iterations=300), [make(name), make(name)])
-    assert_padding_is_nothing_to(stack, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make_one", [DynamicRouting, InvertedAttentionRouting])

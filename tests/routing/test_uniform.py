@@ -18,14 +18,13 @@ from torchcaps import (
     Capsules,
     CapsuleStack,
     DynamicRouting,
-    Equilibrium,
     HeinsenRouting,
     InvertedAttentionRouting,
     RoutingPool2d,
     VectorNormRouting,
 )
 from torchcaps.ops import WeightedVotes
-from torchcaps.routing import Iteration, Routing
+from torchcaps.routing import Routing
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def children_of(layer: CapsuleLinear, batch: int = 2) -> Capsules:
     return Capsules(torch.randn(batch, layer.in_capsules, *layer.in_pose), scores)
 
 
-def uniform_step(layer: CapsuleLinear | CapsuleConv2d, children: Capsules | Tensor, t: float) -> Capsules:
+def uniform_step(layer: CapsuleLinear | CapsuleConv2d, children: Capsules | Tensor, t: int) -> Capsules:
     """Return the parents of the algorithm's own step without an agreement."""
     votes = WeightedVotes(layer.votes(children), None, layer.routing.softmax, layer.routing.leaky)
     return layer.routing.step(votes, None, t)[0]
@@ -101,21 +100,6 @@ def test_stacks(routing, schedule):
     same(found, expected)
     same(trace[1].parents, expected)
     assert_close(trace[1].changes, torch.zeros(routing.iterations - 1))
-
-
-@pytest.mark.parametrize("name", ["inverted_attention", "em", "heinsen"])
-def test_an_equilibrium_takes_one_step(name):
-    layer = layer_of(make(name))
-    stack, children, seen = CapsuleStack(layer, schedule=Equilibrium()), children_of(layer), list[Iteration]()
-    before = stack(children)
-    with layer.routing.uniform(), layer.routing.watched(seen.append):
-        found = stack(children, return_coefficients=True)
-        assert stack.trace(children)[0].changes.tolist() == [0]
-    assert [(x.votes.agreement, x.t) for x in seen] == [(None, math.inf)] * 2
-    expected = uniform_step(layer, children, math.inf)
-    same(found._replace(coefficients=None), expected)
-    assert_close(found.coefficients, torch.full_like(found.coefficients, 1 / 3))
-    same(stack(children), before)
 
 
 @pytest.mark.parametrize("window", [{}, {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)

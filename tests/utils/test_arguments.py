@@ -52,7 +52,7 @@ from torchcaps.utils.arguments import (
 
 PUBLIC = calls.public_callables(calls.MODULES + calls.EXTRAS)
 # Building blocks of new algorithms, called in every iteration by code of this library.
-BLOCKS = {"WeightedVotes", "presence", "check_equilibrium", "Convergence", "register_model"}
+BLOCKS = {"WeightedVotes", "presence", "register_model"}
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLIC) - BLOCKS))

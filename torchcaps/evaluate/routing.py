@@ -75,7 +75,7 @@ def changed_coefficients(layers: list[Any], change: Change) -> Iterator[None]:
             routing: Any = layer.routing
             advance = routing.advance
 
-            def changed(votes: Votes, state: Any, t: float, advance: Any = advance) -> Any:
+            def changed(votes: Votes, state: Any, t: int, advance: Any = advance) -> Any:
                 return advance(ChangedVotes(votes, change), state, t)
 
             routing.advance = changed

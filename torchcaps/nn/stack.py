@@ -12,11 +12,10 @@ from torchcaps.nn.first_pass import look_at
 from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer, gatherable
 from torchcaps.ops import Votes
-from torchcaps.routing import Convergence, Equilibrium, Iteration, check_equilibrium
-from torchcaps.routing.equilibrium import largest
+from torchcaps.routing import Iteration
 from torchcaps.utils.arguments import checked
 
-Schedule = Literal["sequential", "concurrent"] | Equilibrium
+Schedule = Literal["sequential", "concurrent"]
 
 
 class Trace(NamedTuple):
@@ -25,7 +24,7 @@ class Trace(NamedTuple):
     Fields:
         parents: parents with their coefficients.
         changes: relative changes of the parents' poses from each iteration to the next, `(iterations - 1,)`: the
-            largest `|p_t - p_{t-1}| / |p_t|` of a sample. At an equilibrium the residuals, `(iterations,)`.
+            largest `|p_t - p_{t-1}| / |p_t|` of a sample.
     """
 
     parents: Capsules
@@ -42,18 +41,11 @@ class CapsuleStack(nn.Module):
             - "sequential": each layer finishes its routing before the next one starts.
             - "concurrent": one iteration layer by layer, then all layers at once, each from the state of its neighbors
               one iteration before (Tsai et al. 2020, Procedure 2). All routings must have the same number of
-              iterations. Passes of lower layers that come too late to reach the last layer are left out.
-            - an :class:`torchcaps.Equilibrium`: each layer routes to a fixed point, with implicit gradients. With more
-              and more iterations both schedules above tend to a fixed point, if they converge.
-
-            The last two call the votes and the routing of a layer separately, so hooks on a layer's `forward` run with
-            "sequential" only.
+              iterations. Passes of lower layers that come too late to reach the last layer are left out. It calls the
+              votes and the routing of a layer separately, so hooks on a layer's `forward` do not run.
 
     Shape:
         - Input: children in the form that the first layer takes; output: parents of the last layer.
-
-    Attributes:
-        convergence: convergence of each layer in the last call at an equilibrium.
     """
 
     @checked
@@ -63,16 +55,12 @@ class CapsuleStack(nn.Module):
             raise ValueError("a stack needs at least one capsule layer")
         self.layers: Any = nn.ModuleList(layers)
         self.schedule = schedule
-        self.convergence: tuple[Convergence, ...] = ()
         self._check()
 
     def _check(self) -> None:
         """Check the schedule. Called again by `forward`, because users may change the schedule and the routings."""
         routings = [layer.routing for layer in self.layers]
-        if isinstance(self.schedule, Equilibrium):
-            for routing in routings:
-                check_equilibrium(routing)
-        elif self.schedule == "concurrent":
+        if self.schedule == "concurrent":
             steps = {routing.steps for routing in routings}
             if len(steps) > 1:
                 raise ValueError(f"concurrent layers need the same number of iterations, got {sorted(steps)}")
@@ -88,7 +76,7 @@ class CapsuleStack(nn.Module):
                     "gradient='unrolled'"
                 )
         elif self.schedule != "sequential":
-            raise ValueError(f"schedule must be 'sequential', 'concurrent' or an Equilibrium, got {self.schedule!r}")
+            raise ValueError(f"schedule must be 'sequential' or 'concurrent', got {self.schedule!r}")
 
     @checked
     def forward(self, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
@@ -109,7 +97,7 @@ class CapsuleStack(nn.Module):
             for layer in lower:
                 parents = layer(parents)
             return last(parents, return_coefficients=return_coefficients)
-        *_, routed = self._concurrent(parents) if self.schedule == "concurrent" else self._equilibrium(parents)
+        routed = self._concurrent(parents)[-1]
         return routed.last.with_coefficients() if return_coefficients else routed.last.parents
 
     @torch.no_grad()
@@ -117,12 +105,8 @@ class CapsuleStack(nn.Module):
         """Return the parents, coefficients and changes of each layer, without gradients."""
         self._check()
         children = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
-        if self.schedule == "sequential":
-            routed = self._sequential(children)
-        elif self.schedule == "concurrent":
-            routed = self._concurrent(children, trace=True)
-        else:
-            routed = self._equilibrium(children)
+        sequential = self.schedule == "sequential"
+        routed = self._sequential(children) if sequential else self._concurrent(children, trace=True)
         return [Trace(x.last.with_coefficients(), x.changes) for x in routed]
 
     def _sequential(self, children: Capsules) -> list["_Routed"]:
@@ -136,19 +120,6 @@ class CapsuleStack(nn.Module):
                 poses.append(last.parents.poses)
             children = last.parents
             routed.append(_Routed(votes, last, _changes(poses)))
-        return routed
-
-    def _equilibrium(self, children: Capsules) -> list["_Routed"]:
-        assert isinstance(self.schedule, Equilibrium)
-        routed: list[_Routed] = []
-        convergence: list[Convergence] = []
-        for layer in self.layers:
-            votes = _votes(layer, children)
-            last, found = self.schedule.route(layer.routing, votes)
-            children = last.parents
-            routed.append(_Routed(votes, last, found.forward))
-            convergence.append(found)
-        self.convergence = tuple(convergence)
         return routed
 
     def _concurrent(self, children: Capsules, trace: bool = False) -> list["_Routed"]:
@@ -202,4 +173,4 @@ def _changes(poses: list[Tensor]) -> Tensor:
         (after - before).flatten(1).norm(dim=1) / after.flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
         for before, after in itertools.pairwise(poses)
     ]
-    return torch.stack([largest(c) for c in changes]) if changes else torch.empty(0)
+    return torch.stack([c.max() if len(c) else c.sum() for c in changes]) if changes else torch.empty(0)

@@ -3,7 +3,6 @@
     base.py          the loop, and what an algorithm defines
     parameters.py    a layer's copy of an algorithm, and values given in place of learned ones
     shape.py         the shape of a layer, and its first vote weights
-    equilibrium.py   iterations up to a fixed point
     pool.py          routing between the positions of a map, for `RoutingPool2d`
     gaussian.py, squash.py   formulas that several algorithms have
 
@@ -15,7 +14,6 @@ from torchcaps.routing.controls import RandomRouting, UniformRouting
 from torchcaps.routing.dynamic import DynamicRouting
 from torchcaps.routing.efficient import EfficientRouting, exponential_squash
 from torchcaps.routing.em import EMRouting
-from torchcaps.routing.equilibrium import Convergence, Equilibrium, check_equilibrium
 from torchcaps.routing.heinsen import HeinsenRouting
 from torchcaps.routing.heinsen_vector import HeinsenVectorRouting
 from torchcaps.routing.inverted_attention import InvertedAttentionRouting
@@ -27,11 +25,9 @@ from torchcaps.routing.variational_bayes import VBRouting
 from torchcaps.routing.vector_norm import VectorNormRouting
 
 __all__ = [
-    "Convergence",
     "DynamicRouting",
     "EMRouting",
     "EfficientRouting",
-    "Equilibrium",
     "Gradient",
     "HeinsenRouting",
     "HeinsenVectorRouting",
@@ -47,7 +43,6 @@ __all__ = [
     "UniformRouting",
     "VBRouting",
     "VectorNormRouting",
-    "check_equilibrium",
     "exponential_squash",
     "list_routings",
     "squash",

@@ -23,14 +23,12 @@ Start = Literal["zero", "random", "learned"]
 
 
 class Iteration(NamedTuple):
-    """One routing iteration as a watcher sees it: the votes with its coefficients, and the parents that followed.
-
-    `t` counts from 0; at an equilibrium it is infinite.
-    """
+    """One routing iteration as a watcher sees it: the votes with its coefficients, and the parents that followed. `t`
+    counts from 0."""
 
     votes: WeightedVotes
     parents: Capsules
-    t: float
+    t: int
 
     def with_coefficients(self) -> Capsules:
         """Return the parents with the coefficients that they follow from."""
@@ -65,8 +63,6 @@ class Routing(RoutingParameters, ABC):
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
-        comes_to_rest: whether the iterations can reach a fixed point. They cannot where each state adds to the previous
-            one.
         iterative: whether the algorithm iterates; otherwise `step` runs once.
         needs_poses: whether the votes must be the poses of the children, as in :class:`torchcaps.CapsuleShared`.
         transforms: whether the parents may have other poses than the votes.
@@ -82,7 +78,6 @@ class Routing(RoutingParameters, ABC):
     apart: float = math.inf
     gives_scores: bool = False
     measures_presence: bool = True
-    comes_to_rest: bool = True
     iterative: bool = True
     needs_poses: bool = False
     transforms: bool = False
@@ -99,13 +94,13 @@ class Routing(RoutingParameters, ABC):
     # ------------------------------------------------------------ defined by an algorithm
 
     @abstractmethod
-    def step(self, votes: WeightedVotes, state: Any, t: float) -> tuple[Capsules, Any]:
+    def step(self, votes: WeightedVotes, state: Any, t: int) -> tuple[Capsules, Any]:
         """Run one iteration: return the parents that follow from the weighted votes, and the next state.
 
         Args:
             votes: the votes with the coefficients that follow from the state.
             state: what the previous step or `first_state` returned.
-            t: iteration, counted from 0; infinite at an equilibrium.
+            t: iteration, counted from 0.
         """
 
     def build(self, shape: LayerShape) -> None:
@@ -141,7 +136,7 @@ class Routing(RoutingParameters, ABC):
 
     # ------------------------------------------------------------ iterations
 
-    def advance(self, votes: Votes, state: Any, t: float) -> tuple[Iteration, Any]:
+    def advance(self, votes: Votes, state: Any, t: int) -> tuple[Iteration, Any]:
         """Run one iteration: return it and the next state. Every schedule iterates by this method."""
         name = type(self).__name__
         agreement = None if state is None or self.is_uniform else self.agreement(state)

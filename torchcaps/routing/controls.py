@@ -45,7 +45,7 @@ class UniformRouting(Routing):
     def measures_presence(self) -> bool:  # type: ignore[override]
         return self.activation is not None
 
-    def step(self, votes: WeightedVotes, logits: Dot | None, t: float) -> tuple[Capsules, Dot | None]:
+    def step(self, votes: WeightedVotes, logits: Dot | None, t: int) -> tuple[Capsules, Dot | None]:
         return votes.capsules(apply("activation", self.activation, votes.weighted_sum())), logits
 
 

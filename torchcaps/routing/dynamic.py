@@ -50,7 +50,7 @@ class DynamicRouting(Routing):
         Sabour et al. 2017, Procedure 1, equations 1 to 3.
     """
 
-    comes_to_rest = False
+    keeps_start = True
 
     @checked
     def __init__(
@@ -101,7 +101,7 @@ class DynamicRouting(Routing):
         groups = votes.children if self.shape is None else self.shape.groups
         return Dot(zeros, torch.randn(groups, votes.parents, device=zeros.device, dtype=zeros.dtype))
 
-    def step(self, votes: WeightedVotes, b: Dot | None, t: float) -> tuple[Capsules, Dot]:
+    def step(self, votes: WeightedVotes, b: Dot | None, t: int) -> tuple[Capsules, Dot]:
         s = votes.weighted_sum()  # lines 4, 5
         v = squash(s + self.bias if self.learn_bias else s)  # line 6
         return votes.capsules(v), Dot.add(b, v)  # line 7: b_ij = V_ij . (sum of the parents so far)

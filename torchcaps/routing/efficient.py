@@ -61,7 +61,7 @@ class EfficientRouting(Routing):
     def agreement(self, total: Tensor) -> Dot:
         return Dot(total * total.shape[-1] ** -0.5)
 
-    def step(self, votes: WeightedVotes, total: Tensor, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, total: Tensor, t: int) -> tuple[Capsules, Tensor]:
         s = votes.weighted_sum() + votes.constant_sum(self.coefficient_bias)
         return votes.capsules(exponential_squash(s)), total
 

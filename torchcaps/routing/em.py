@@ -77,17 +77,13 @@ class EMRouting(Routing):
         self.inverse_temperature, self.decay, self.eps = inverse_temperature, decay, eps
         self.schedule, self.cost_range = schedule, cost_range
 
-    @property
-    def comes_to_rest(self) -> bool:  # type: ignore[override]
-        return self.schedule == "saturating"
-
     def build(self, shape: LayerShape) -> None:
         self.beta_a, self.beta_u = (nn.Parameter(torch.zeros(shape.parents)) for _ in range(2))
 
     def agreement(self, fit: Fit) -> Gaussian:
         return fit.agreement()  # E-step
 
-    def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
+    def step(self, votes: WeightedVotes, fit: Fit | None, t: int) -> tuple[Capsules, Fit]:
         m = votes.moments()  # M-step, lines 2 to 4
         variance = m.variance.clamp_min(self.eps)
         log_sigma = 0.5 * variance.log()

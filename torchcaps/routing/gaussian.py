@@ -9,8 +9,7 @@ from torchcaps.ops import Gaussian
 
 
 class Fit(NamedTuple):
-    """A Gaussian for each parent, and the logit of its activation. Each may be any real number, so that an
-    equilibrium can extrapolate them."""
+    """A Gaussian for each parent, and the logit of its activation."""
 
     mean: Tensor
     log_sigma: Tensor

@@ -74,7 +74,7 @@ class HeinsenRouting(Routing):
             return Gaussian(fit.mean, torch.full_like(fit.mean, 2), F.logsigmoid(fit.score))
         return fit.agreement()
 
-    def step(self, votes: WeightedVotes, fit: Fit | None, t: float) -> tuple[Capsules, Fit]:
+    def step(self, votes: WeightedVotes, fit: Fit | None, t: int) -> tuple[Capsules, Fit]:
         # Lines 13 and 16 together: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
         betas = at_least_float32(self.beta_use) + at_least_float32(self.beta_ignore)
         m = votes.moments(betas, self.eps)  # lines 12, 17, 18

@@ -82,7 +82,7 @@ class HeinsenVectorRouting(Routing):
         rows = self.similarity_weight, self.similarity_bias
         return SigmoidDot(p.to(o.dtype), *(at_least_float32(x).expand(-1, o.shape[1]) for x in rows))
 
-    def step(self, votes: WeightedVotes, o: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, o: Tensor | None, t: int) -> tuple[Capsules, Tensor]:
         scale = votes.count().clamp_min(1e-6).rsqrt()  # 1 / sqrt(n)
         active = Activation(self.activation_weight, self.activation_bias, scale)  # f without the gates
         betas = self.beta_use, self.beta_ignore

@@ -91,7 +91,7 @@ class InvertedAttentionRouting(Routing):
     def agreement(self, p: Tensor) -> Dot:
         return Dot(p * p.shape[-1] ** -0.5)  # line 3
 
-    def step(self, votes: WeightedVotes, p: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, p: Tensor | None, t: int) -> tuple[Capsules, Tensor]:
         score = None
         if self.activations:
             m = votes.moments()

@@ -22,7 +22,10 @@ class RoutingParameters(nn.Module):
     Attributes:
         shape: shape of the layer that this routing belongs to, or None.
         given_values: tensors in place of learned parameters, see `with_values`.
+        keeps_start: whether the last state contains the first one, as a sum of logits does.
     """
+
+    keeps_start: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +44,8 @@ class RoutingParameters(nn.Module):
             raise ValueError(f"{type(self).__name__} has no iterations, got {value}")
         if name in ("start", "gradient", "iterations"):
             options = vars(self) | {name: value}
-            # A routing that comes to rest forgets its start; one whose logits add up does not.
             learned_and_last = (options.get("start"), options.get("gradient")) == ("learned", "last")
-            if learned_and_last and options["iterations"] > 1 and self.comes_to_rest:
+            if learned_and_last and options["iterations"] > 1 and not self.keeps_start:
                 raise ValueError(
                     "start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'"
                 )

@@ -53,7 +53,7 @@ class SelfRouting(Routing):
     def first_state(self, votes: Votes) -> PoseLogits:
         return PoseLogits(self.route_weight, self.route_bias)
 
-    def step(self, votes: WeightedVotes, logits: PoseLogits, t: float) -> tuple[Capsules, PoseLogits]:
+    def step(self, votes: WeightedVotes, logits: PoseLogits, t: int) -> tuple[Capsules, PoseLogits]:
         m = votes.moments()
         share = m.mass / nonzero(m.mass.sum(-1, keepdim=True))
         # The logit of a share is log(share) - log(1 - share). At most one share is above one half; for this one the sum

@@ -3,8 +3,8 @@
 Locatello et al.: Object-Centric Learning with Slot Attention (2020), Algorithm 1.
 
 The parents are called slots. Keys and values are not computed: the query is multiplied by the key matrix, and the
-weighted mean of the children by the value matrix. At an equilibrium this is Chang, Griffiths, Levine: Object
-Representations as Fixed Points (2022).
+weighted mean of the children by the value matrix. With gradient="last" this is Chang, Griffiths, Levine: Object
+Representations as Fixed Points (2022), with the first term of their series.
 """
 
 from typing import Literal
@@ -39,8 +39,8 @@ class SlotAttention(Routing):
         start: first slots: "random" (normal, drawn anew at every call, with a mean and a logarithm of the deviation
             that are learned, the same for all slots) or "learned" (each slot its own, the same for all samples).
         eps: epsilon.
-        gradient: see :class:`torchcaps.Routing`. With "last", and at an equilibrium, mean and deviation of a random
-            start get no gradient; start="learned" is refused there.
+        gradient: see :class:`torchcaps.Routing`. With "last", mean and deviation of a random start get no
+            gradient; start="learned" is refused there.
 
     Reference:
         Locatello et al. 2020, Algorithm 1.
@@ -87,7 +87,7 @@ class SlotAttention(Routing):
             query = self.query(self.norm_slots(slots.to(self.query.weight.dtype))) @ self.key.weight
             return Dot((query * query.shape[-1] ** -0.5).to(slots.dtype))
 
-    def step(self, votes: WeightedVotes, slots: Tensor, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, slots: Tensor, t: int) -> tuple[Capsules, Tensor]:
         eps = slots.new_full((1, 1), self.eps)
         total, mass = votes.net_sum((Beta(1 + eps), Beta(-eps)))  # sum_i a_i (c_ij + eps) x_i
         dtype = self.value.weight.dtype

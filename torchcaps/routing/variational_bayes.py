@@ -42,7 +42,7 @@ class VBRouting(Routing):
     authors' code, the batch normalization BN has one mean and one variance for each parent, over all samples and
     positions (and all entries of a pose), an epsilon of 1e-5, and nothing learned. Because it subtracts the mean,
     adding the paper's :math:`\beta_a` and :math:`\beta_u` would change nothing: they are left out.
-    The running values follow the last iteration alone, so neither a concurrent stack nor an equilibrium can use it.
+    The running values follow the last iteration alone, so a concurrent stack cannot use it.
 
     Args:
         iterations: number of iterations, at least 1; with 1 the coefficients are uniform.
@@ -55,7 +55,6 @@ class VBRouting(Routing):
     gain = 0.125  # batch norm sets the lengths
     apart = 0.1  # votes that spread more than the prior's 1 make hard coefficients
     gives_scores = True
-    comes_to_rest = False
 
     @checked
     def __init__(self, iterations: Count = 3, gradient: Gradient = "unrolled", init: Init = "paper"):
@@ -69,7 +68,7 @@ class VBRouting(Routing):
         fans = shape.groups * shape.rows * shape.in_features + shape.window * shape.parents * shape.features
         nn.init.uniform_(weight, -((6 / fans) ** 0.5), (6 / fans) ** 0.5)
 
-    def step(self, votes: WeightedVotes, logits: Gaussian | None, t: float) -> tuple[Capsules, Gaussian]:
+    def step(self, votes: WeightedVotes, logits: Gaussian | None, t: int) -> tuple[Capsules, Gaussian]:
         r, mean, variance, _ = votes.moments()
         d = mean.shape[-1]
         alpha, kappa, nu = 1 + r, 1 + r, d + 1 + r

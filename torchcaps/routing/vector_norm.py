@@ -47,7 +47,6 @@ class VectorNormRouting(Routing):
 
     softmax: Softmax = "children"
     averages = True
-    comes_to_rest = False
 
     @checked
     def __init__(
@@ -80,7 +79,7 @@ class VectorNormRouting(Routing):
     def agreement(self, total: Tensor) -> UnitDot:
         return UnitDot(total * self._lambda())  # line 7
 
-    def step(self, votes: WeightedVotes, total: Tensor | None, t: float) -> tuple[Capsules, Tensor]:
+    def step(self, votes: WeightedVotes, total: Tensor | None, t: int) -> tuple[Capsules, Tensor]:
         s = votes.weighted_sum()  # line 5 (and 10)
         v = normalize(s)  # line 6
         total = v if total is None else total + v  # line 8: b_ij = V_ij / |V_ij| . (sum of the parents so far)
