@@ -20,19 +20,12 @@ from torchcaps import (
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
-    Prediction,
     RoutingPool2d,
     create_model,
 )
-from torchcaps.explain.controls import accuracy, similarity, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import is_right, similarity, uniform_coefficients, with_new_weights
 from torchcaps.explain.dead import DeadCapsules, dead_capsules
-
-
-class Scores(nn.Module):
-    """A network whose inputs are scores."""
-
-    def forward(self, x: Tensor, *more: Tensor) -> Prediction:
-        return Prediction(x)
+from torchcaps.explain.predicting import predict
 
 
 def around(layer: nn.Module, children: Capsules | Tensor) -> Network:
@@ -61,52 +54,30 @@ def assert_same_state(before: list[Any], network: nn.Module) -> None:
         assert a.equal(b) if isinstance(a, Tensor) else a == b
 
 
-# Accuracy
+# Which answers are right
 
 
-def test_accuracy_counts():
+def test_one_label_must_have_the_highest_score():
     scores = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1], [0.2, 0.3, 0.5]])
-    found = accuracy(Scores(), [(scores, torch.tensor([1, 0, 0])), (scores[:1], torch.tensor([1]), "more")])
-    assert found == (3, 4)
-    assert found.share == 0.75
+    assert is_right(scores, torch.tensor([1, 0, 0])).tolist() == [True, True, False]
 
 
 def test_several_labels_must_have_the_highest_scores():
     scores = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1], [0.5, 0.5, 0.1]])
     labels = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 1, 0], [1, 0, 0]])
-    assert accuracy(Scores(), [(scores, labels)]) == (2, 4)
+    assert is_right(scores, labels).tolist() == [True, False, True, False]
 
 
 def test_nothing_is_right_by_chance():
     nothing = torch.zeros(2, 3)
-    assert accuracy(Scores(), [(nothing, torch.tensor([0, 1]))]) == (0, 2)
-    assert accuracy(Scores(), [(nothing / 0, torch.tensor([0, 1]))]) == (0, 2)
-    assert accuracy(Scores(), [(torch.rand(2, 3), torch.zeros(2, 3))]) == (0, 2)
+    assert not is_right(nothing, torch.tensor([0, 1])).any()
+    assert not is_right(nothing / 0, torch.tensor([0, 1])).any()
+    assert not is_right(torch.rand(2, 3), torch.zeros(2, 3)).any()
 
 
-def test_inputs_of_several_tensors_and_precisions():
-    network = create_model("heinsen_sst", layers=2, width=4, parts=3).eval()
-    for layer in network.capsules.layers:  # betas of zero give all classes the same score
-        nn.init.normal_(layer.routing.beta_use)
-    embeddings, mask = torch.randn(6, 5, 2, 4, dtype=torch.float16), torch.ones(6, 5)
-    labels = network(embeddings.float(), mask).scores.argmax(1)
-    labels[0] = (labels[0] + 1) % 5
-    assert accuracy(network, [((embeddings, mask), labels)]) == (5, 6)
-
-
-def test_bad_batches():
-    scores = torch.rand(3, 2)
-    with pytest.raises(ValueError, match="no input: give at least one"):
-        accuracy(Scores(), [])
-    with pytest.raises(TypeError, match="tuples of inputs and labels, got"):
-        accuracy(Scores(), [scores])
-    with pytest.raises(TypeError, match="tensor or several in a tuple, got"):
-        accuracy(Scores(), [("a", torch.zeros(1))])
+def test_labels_of_another_shape():
     with pytest.raises(ValueError, match=r"\(batch,\) = \(3,\) or \(batch, classes\) = \(3, 2\), got"):
-        accuracy(Scores(), [(scores, torch.zeros(2))])
-    with pytest.raises(TypeError, match=r"Identity must return a Prediction, class capsules or scores"):
-        accuracy(nn.Identity(), [(scores[0], torch.zeros(2))])
-    assert accuracy(nn.Identity(), [(scores, scores.argmax(1))]) == (3, 3)  # plain scores
+        is_right(torch.rand(3, 2), torch.zeros(2))
 
 
 # Uniform coefficients
@@ -277,7 +248,7 @@ def test_nothing_is_left_behind():
         with pytest.raises(RuntimeError, match="stop"):
             dead_capsules(network, [torch.arange(3)])
         with pytest.raises(RuntimeError, match="stop"), uniform_coefficients(network):
-            accuracy(network, [(torch.arange(3), torch.zeros(3))])
+            predict(network, torch.arange(3))
         assert_same_state(before, network)
     assert network.training
     assert not stack.training

@@ -5,35 +5,17 @@ al., Sanity Checks for Saliency Maps (2018).
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from torchcaps.explain.predicting import inputs_of, predict
 from torchcaps.ops import at_least_float32
 from torchcaps.routing import Routing
-from torchcaps.utils.arguments import FloatTensor, checked, is_row, shown, shown_with_type
-
-
-class Accuracy(NamedTuple):
-    """Number of inputs on which a network is right, and number of all.
-
-    Fields:
-        right: number of right predictions.
-        tested: number of inputs.
-    """
-
-    right: int
-    tested: int
-
-    @property
-    def share(self) -> float:
-        """Share of the inputs on which the network is right."""
-        return self.right / self.tested
+from torchcaps.utils.arguments import FloatTensor, checked, shown
 
 
 @checked
@@ -80,32 +62,6 @@ def uniform_coefficients(network: nn.Module) -> Iterator[None]:
         for routing in routings:
             stack.enter_context(routing.uniform())
         yield
-
-
-@checked
-def accuracy(network: nn.Module, batches: Iterable[Any]) -> Accuracy:
-    """Count on how many inputs a network is right.
-
-    Args:
-        network: network as for :func:`torchcaps.explain.predicting.predict`; it is run in evaluation mode and left as
-            it was.
-        batches: tuples that begin with inputs and labels, as from a `DataLoader`. Inputs are a tensor, or the arguments
-            of the network in a tuple. Labels are those of :func:`is_right`.
-
-    Raises:
-        TypeError: a batch is something else.
-        ValueError: there is no input, or labels have another shape.
-    """
-    right = tested = 0
-    for batch in batches:
-        if not is_row(batch) or len(batch) < 2 or not isinstance(batch[1], Tensor):
-            raise TypeError(f"batches must be tuples of inputs and labels, got {shown_with_type(batch)}")
-        labels: Tensor = batch[1]
-        hits = is_right(predict(network, inputs_of(batch)).evidence.cpu(), labels.cpu())
-        right, tested = right + int(hits.sum()), tested + len(hits)
-    if not tested:
-        raise ValueError("batches have no input: give at least one")
-    return Accuracy(right, tested)
 
 
 @checked

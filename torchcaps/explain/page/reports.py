@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data.order import evenly_chosen
-from torchcaps.explain.controls import Accuracy, accuracy, is_right, similarity, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import is_right, similarity, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
@@ -79,7 +79,7 @@ def report(
     for label, load in states or [("", lambda: None)]:
         load()
         say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
-        scores = torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
+        scores = _scores(network, samples)
         if not scores.isfinite().all():
             raise ValueError(
                 f"{label or 'network'}: the scores are not finite, because the weights or the inputs are not: take an "
@@ -89,7 +89,7 @@ def report(
         samples = replace(samples, names=[*samples.names, *names])
         fewer = len(states) > 1 and samples.labels is not None
         kept = kept or _chosen(samples, scores)[: 4 if fewer else None]
-        found = None if samples.labels is None else Accuracy(int(is_right(scores, samples.labels).sum()), len(samples))
+        found = None if samples.labels is None else _share_right(scores, samples.labels)
         snapshots.append(_snapshot(network, samples, label, found, kept, temperature, shuffled, say))
     confusion = None
     if samples.labels is not None and samples.labels.dim() == 1:
@@ -136,11 +136,19 @@ def _chosen(samples: Samples, scores: Tensor) -> list[int]:
     return right + [index for index in wrong if index not in right][:WRONG]
 
 
+def _scores(network: nn.Module, samples: Samples) -> Tensor:
+    return torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
+
+
+def _share_right(scores: Tensor, labels: Tensor) -> float:
+    return float(is_right(scores, labels).double().mean())
+
+
 def _snapshot(
     network: nn.Module,
     samples: Samples,
     label: str,
-    found: Accuracy | None,
+    found: float | None,
     chosen: list[int],
     temperature: float | None,
     shuffled: nn.Module | None,
@@ -160,8 +168,8 @@ def _snapshot(
         controls = list(_controls(network, samples, few, found, seen, shuffled))
     return {
         "label": label,
-        "accuracy": None if found is None else found.share,
-        "tested": 0 if found is None else found.tested,
+        "accuracy": found,
+        "tested": 0 if found is None else len(samples),
         "sharpening": sharp,
         "examples": examples,
         "overlaps": _overlaps(network, samples),
@@ -215,17 +223,17 @@ def _controls(
     network: nn.Module,
     samples: Samples,
     few: list[tuple[Any, Tensor]],
-    found: Accuracy | None,
+    found: float | None,
     seen: dict[str, Places],
     shuffled: nn.Module | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the controls: numbers and pictures with random weights, shuffled labels or uniform routing."""
-    if routing_layers(network) and found is not None:
+    if routing_layers(network) and found is not None and samples.labels is not None:
         with uniform_coefficients(network):
-            uniform = accuracy(network, samples.batches())
+            uniform = _share_right(_scores(network, samples), samples.labels)
         yield {
             "name": "Uniform coefficients",
-            "value": f"{uniform.share:.2%} right on {uniform.tested} samples; {found.share:.2%} with routing",
+            "value": f"{uniform:.2%} right on {len(samples)} samples; {found:.2%} with routing",
             "meaning": "The same weights, but routing does not choose: all coefficients are equal. The smaller the "
             "difference, the less the answers depend on the coefficients.",
         }
