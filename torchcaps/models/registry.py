@@ -27,14 +27,14 @@ def register_model(builder: Builder) -> Builder:
         TypeError: if the builder is no function.
         ValueError: if another function is registered under this name; the message says where it is.
     """
-    if not callable(builder) or not hasattr(builder, "__name__"):
+    if not inspect.isfunction(builder):
         raise TypeError(
             f"register_model takes a function that builds a model, got {shown_with_type(builder)}: write one by def, "
             "whose name is that of the model"
         )
     name = builder.__name__
     other = _builders.get(name)
-    if other is not None and not _same(builder, other):
+    if other is not None and _names(builder) != _names(other):
         raise ValueError(
             f"the model {name!r} of {_source(builder)} has the name of a registered model of {_source(other)}: give it "
             "another name"
@@ -44,22 +44,14 @@ def register_model(builder: Builder) -> Builder:
     return builder
 
 
-def _same(builder: Callable[..., nn.Module], other: Callable[..., nn.Module]) -> bool:
-    """Return whether two builders come from the same file, or from cells of one interactive session."""
-    if builder.__qualname__ != other.__qualname__:
-        return False
-    return _file(builder) == _file(other) or builder.__module__ == other.__module__ == "__main__"
+def _names(builder: Callable[..., nn.Module]) -> tuple[str, str]:
+    """Return what a function keeps when its module is reloaded, or its notebook cell runs again."""
+    return builder.__module__, builder.__qualname__
 
 
-def _file(builder: Callable[..., nn.Module]) -> str:
-    code = getattr(inspect.unwrap(builder), "__code__", None)
-    return code.co_filename if code else builder.__module__
-
-
-def _source(builder: Callable[..., nn.Module]) -> str:
-    """Return the file of a builder and, for a function, its line."""
-    code = getattr(inspect.unwrap(builder), "__code__", None)
-    return f"{_file(builder)}, line {code.co_firstlineno}" if code else _file(builder)
+def _source(builder: Any) -> str:
+    code = inspect.unwrap(builder).__code__
+    return f"{code.co_filename}, line {code.co_firstlineno}"
 
 
 @checked
