@@ -77,6 +77,11 @@ def test_to(shape, given, dims):
         assert moved.pose_dims == given
     assert_close(capsules.to(torch.float64).poses, capsules.poses.double(), rtol=0, atol=0)
     assert Capsules(capsules.poses).to(torch.float64)[1:] == (None,) * 4
+    absent = torch.full(capsules.poses.shape[:2], -torch.inf) if capsules.scores.dim() == 2 else None
+    if absent is not None:
+        assert_close(Capsules(capsules.poses, absent == 0).to(torch.float64).scores, absent.double())
+        with pytest.raises(TypeError, match=r"mask\.bool\(\)"):
+            Capsules(capsules.poses, absent.isfinite().long()).to(torch.float64)
 
 
 def test_four_dimensions_alone_say_nothing():

@@ -56,8 +56,8 @@ class Capsules(NamedTuple):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return the capsules on another device or in another precision. Takes the arguments of `torch.Tensor.to`."""
-        whole = self  # a mask stays one
-        if self.scores is not None and self.scores.dtype == torch.bool:
+        whole = self
+        if self.scores is not None and not self.scores.is_floating_point():  # a mask, whose 0 and 1 are no logits
             whole = self._replace(scores=as_logits(self.scores.to(self.poses.device), self.poses))
         fields: Any = (x.to(*args, **kwargs) if isinstance(x, Tensor) else x for x in whole)
         return type(self)(*fields)

@@ -81,12 +81,13 @@ def test_places_that_cannot_be_written(trained, capfd):
     assert "file/a.onnx cannot be written: " in error_of(capfd, *arguments, "file/a.onnx")
     assert "--out folder.onnx is a folder: give the path of a file" in error_of(capfd, *arguments, "folder.onnx")
     assert "file is a file" in error_of(capfd, *arguments, "file", "--to", "safetensors")
-    Path("README.md").write_text("mine")
-    assert ". has a README.md that an export would write over" in error_of(
-        capfd, *arguments, ".", "--to", "safetensors"
-    )
-    assert Path("README.md").read_text() == "mine"
-    assert sorted(path.name for path in Path().iterdir()) == ["README.md", "file", "folder.onnx"]
+    Path("another").mkdir()
+    for name in ("README.md", "model.safetensors", "config.json"):  # as in every folder of the Hub
+        Path("another", name).write_text("{}")
+    said = error_of(capfd, *arguments, "another", "--to", "safetensors")
+    assert "another has a config.json that an export would write over" in said
+    assert Path("another/README.md").read_text() == "{}"
+    assert sorted(path.name for path in Path().iterdir()) == ["another", "file", "folder.onnx"]
 
 
 def test_a_decoder_that_is_not_there(trained, capfd):

@@ -52,16 +52,6 @@ def children() -> torch.Tensor:
     return torch.randn(2, 2, 4, 5, 2, 3)
 
 
-def values_and_gradients(stack, x):
-    x = x.clone().requires_grad_()
-    parents = stack(x)
-    results = [parents.poses] + ([] if parents.scores is None else [parents.scores])
-    used = [p for p in stack.parameters() if p.requires_grad]
-    weights = torch.linspace(0.5, 1.5, results[0].numel()).view(results[0].shape)
-    loss = (results[0] * weights).sum() + sum(r.square().sum() for r in results[1:])
-    return results, torch.autograd.grad(loss, [x, *used], allow_unused=True, materialize_grads=True)
-
-
 def assert_same(ours, theirs, rtol=0.0, atol=1e-10):
     torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 

@@ -11,6 +11,8 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +28,7 @@ import optuna
 
 from torchcaps.search import study as studies
 from torchcaps.search.plan import Plan, read_plan
-from torchcaps.search.results import best_of
+from torchcaps.search.results import _write_recipe, best_of
 from torchcaps.search.study import Reports
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -127,7 +129,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_was_not(searched, monkeypatc
     (command,) = re.findall(r"stopped by SIGINT; to continue: torchcaps (.*)", capfd.readouterr().err)
     assert command == "search mine.yaml --resume --trials 3 --trainer.min_epochs 1"
     assert [row["state"] for row in table()] == ["complete"]
-    assert call(*shlex.split(command)) == 0
+    assert call(*shlex.split(command.replace("epochs 1", "epochs=1"))) == 0  # the same, spelled in another way
     assert table() == table(searched / FOLDER)
     assert not (FOLDER / "trial_1" / "version_1" / "metrics.csv").exists()  # it was not trained again
 
@@ -242,7 +244,7 @@ def test_a_trial_that_ends_before_its_first_checkpoint_again_and_again_has_faile
             run(a_plan("a", 2))
     trials = run(a_plan("a", 2)).trials
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"]
-    assert trials[0].user_attrs["error"].startswith("its training began 3 times and ended before a checkpoint")
+    assert trials[0].user_attrs["error"] == "its training began 3 times and ended before a checkpoint: cannot fork"
 
 
 def test_a_process_that_ends_before_it_asks_for_a_trial_loses_none():
@@ -262,6 +264,30 @@ def test_the_values_follow_from_the_seed_however_often_a_search_was_stopped(monk
     assert [trial.params for trial in study.trials] == whole
     assert run(a_plan("c", 13, seed=6)).trials[0].params != whole[0]
     assert len({params[LR] for params in whole}) == 13
+
+
+def test_encoded_images_of_ones_own_have_one_split(monkeypatch):
+    Path("mine.yaml").write_text(
+        "extends: heinsen2022/images/cifar10 --small\n"
+        "search: {metric: val/accuracy, values: {data.batch_size: {low: 8, high: 16}}}\n"
+        "data: {init_args: {images: {class_path: torchcaps.data.ImageFolder, init_args: {folder: pictures}}}}\n"
+    )
+    plan = a_plan()
+    split = plan.folder_of(0) / "version_0" / "split.csv"
+    split.parent.mkdir(parents=True)
+    split.touch()
+    seen = []
+    monkeypatch.setattr("torchcaps.search.plan.Training", lambda recipe, overrides, **_: seen.append(overrides))
+    plan.training({})
+    assert seen == [[f"--data.images.split={split}"]]
+
+
+def test_the_best_recipe_of_a_linked_folder_extends_what_was_searched():
+    Path("elsewhere/deep").mkdir(parents=True)
+    Path("runs").symlink_to("elsewhere/deep")
+    best: Any = SimpleNamespace(number=0, value=0.5, user_attrs={"recipe": {}})
+    path = _write_recipe(a_plan("runs"), best)
+    assert load_recipe(str(path)).config["data"]["init_args"]["val_size"] == 100
 
 
 def test_a_trial_that_never_validates_has_failed():

@@ -257,7 +257,7 @@ def test_no_run_is_outside_the_folder_of_all_runs(capfd):
     [
         (
             "gone.sub.Net",
-            ": model.network: there is no module 'gone': correct the name, put gone.py beside mine/digits",
+            ": model.network: there is no module 'gone': correct the name, put gone.py into {mine}, or install it",
         ),
         ("network.Lin", "model.network: there is no 'Lin' in {mine}/network.py; did you mean Line"),
         ("network.unannotated", "Import path network.unannotated does not correspond to a subclass of Module"),

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,18 @@ def test_a_sample_that_an_idle_process_repeats_is_left_out(monkeypatch):
     labels, scores = report._of_all("test", model)
     assert labels.tolist() == [0, 1, 2, 0, 1]
     assert scores.shape == (5, 10)
+
+
+def test_held_out_accuracy_counts_the_top_k():
+    network = create_model("pooling_cnn", in_channels=1, channels=2, features=2)
+    model = Classifier(network, nn.CrossEntropyLoss(), 10, top_k=2)
+    report, scores = Report(), torch.eye(10)[:4] + 0.5 * torch.eye(10)[1:5]
+    for stage in ("validate", "test"):
+        report._batches[stage] = []
+        report._add(stage, torch.tensor([0, 2, 4, 4]), scores)  # the highest, the second, neither, the second
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=Digits())
+    report.on_test_end(trainer, model)
+    assert report.about["metrics"]["val/accuracy"] == 0.75
 
 
 def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):

@@ -1,6 +1,7 @@
 """Write a trained network for other programs: as an ONNX file, a PyTorch program or safetensors."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,9 +76,12 @@ def _check_place(out: Path) -> None:
 
 def _check_folder(out: Path) -> None:
     """Check that a folder has no files that are not ours and would be written over."""
-    from torchcaps.deploy.trained import FILES
+    from torchcaps.deploy.trained import CONFIG, FILES
 
-    ours = all((out / name).is_file() for name in FILES)
+    try:
+        ours = "values" in json.loads((out / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        ours = False
     for name in FILES:
         if not ours and (out / name).exists():
             raise BadInput(f"{out} has a {name} that an export would write over: give another folder")

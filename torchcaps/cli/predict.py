@@ -256,10 +256,11 @@ class _Table:
             lock = FileLock(file.with_name(f"{file.name}.lock"))
             try:
                 with lock.acquire(timeout=0):
-                    self._write_part(file, skipped)
+                    if not self._is_whole(file):  # another process may have written it in this moment
+                        self._write_part(file, skipped)
+                    Path(lock.lock_file).unlink(missing_ok=True)
             except Timeout:
                 raise BadInput(f"another process is writing this part of {self.out}: wait for it") from None
-            Path(lock.lock_file).unlink(missing_ok=True)
         missing = [str(k) for k, other in enumerate(self.files, 1) if not self._is_whole(other)]
         if missing:
             print(f"part {self.part} is whole; {self.out} is written when these are too: {', '.join(missing)}")

@@ -66,7 +66,8 @@ def from_pretrained(
         revision: branch, tag or commit of the repository; None for `main`.
         token: token for private repositories; None for the one that `hf auth login` has stored.
         cache_dir: folder for downloaded files; None for that of `huggingface_hub`.
-        allow_code: whether its recipe may name classes and functions of any package, which then run.
+        allow_code: whether its recipe may name classes and functions of any package, and of modules in a folder of
+            yours. Their code then runs.
 
     Raises:
         ValueError: there is no such folder or repository, or it does not hold a network of this library.
@@ -148,10 +149,9 @@ def _write(trained: Trained, folder: Path, place: str, license: str) -> None:
     about = {name: value for name, value in trained.about.items() if name != "temperature"}
     config = {"values": trained.values, "temperature": trained.temperature, "about": about}
     text = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / CONFIG).unlink(missing_ok=True)  # that of an earlier network would not fit these weights
     write_tensors(folder / WEIGHTS, trained.network.state_dict())
+    write_text_whole(folder / CONFIG, f"{text}\n")  # at once: that of an earlier network does not fit these weights
     write_text_whole(folder / CARD, card)
-    write_text_whole(folder / CONFIG, f"{text}\n")
 
 
 def _trained(source: Trained | str | os.PathLike[str]) -> Trained:

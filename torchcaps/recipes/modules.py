@@ -31,8 +31,9 @@ class OwnModules:
 
     def __init__(self, recipe: str, files: Iterable[Path], allowed: bool):
         self.recipe = recipe
-        own = [file.resolve() for file in files if not file.resolve().is_relative_to(FOLDER.resolve())]
-        self.files = own if allowed else []
+        # Where a file is a link, its folder is that of the link.
+        whole = [file.parent.resolve() / file.name for file in files]
+        self.files = [file for file in whole if allowed and not file.is_relative_to(FOLDER.resolve())]
         self.folders = list(dict.fromkeys(file.parent for file in reversed(self.files)))
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 
@@ -55,8 +56,8 @@ class OwnModules:
             hint = known if known.startswith("; did") else ": correct the name"
             return f"there is no {name!r} in {_file(module) or module.__name__}{hint}"
         if isinstance(error, ModuleNotFoundError):
-            beside = f"beside {self.recipe}" if self.folders else "beside a recipe of your own"
-            advice = "" if top in sys.modules else f", put {top}.py {beside}, or install it"
+            place = f"into {self.folders[0]}" if self.folders else "beside a recipe of your own"
+            advice = "" if top in sys.modules else f", put {top}.py {place}, or install it"
             return f"there is no module {name!r}: correct the name{advice}"
         return None
 

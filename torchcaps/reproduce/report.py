@@ -106,7 +106,8 @@ def main(docs: Path) -> None:
     values = {result.key: result.value for result in results}
     for result in new:
         if result.value != values[result.key]:
-            print(f"{result.recipe}, seed {result.seed}: keeps {values[result.key]} %, not {result.value} %")
+            row = " ".join(filter(None, (result.recipe, result.overrides, result.data)))
+            print(f"{row}, seed {result.seed}: keeps {values[result.key]} %, not {result.value} %")
     for page in sorted(docs.glob("**/*.md")):
         text = page.read_text(encoding="utf-8")
         if BLOCK.search(text):

@@ -63,6 +63,8 @@ class Routing(RoutingParameters, ABC):
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
+        keeps_start: whether the last state contains the first one, as a sum of logits does; then the first state learns
+            with gradient="last", too.
         iterative: whether the algorithm iterates; otherwise `step` runs once.
         needs_poses: whether the votes must be the poses of the children, as in :class:`torchcaps.CapsuleShared`.
         transforms: whether the parents may have other poses than the votes.
@@ -78,6 +80,7 @@ class Routing(RoutingParameters, ABC):
     apart: float = math.inf
     gives_scores: bool = False
     measures_presence: bool = True
+    keeps_start: bool = False
     iterative: bool = True
     needs_poses: bool = False
     transforms: bool = False

@@ -22,10 +22,7 @@ class RoutingParameters(nn.Module):
     Attributes:
         shape: shape of the layer that this routing belongs to, or None.
         given_values: tensors in place of learned parameters, see `with_values`.
-        keeps_start: whether the last state contains the first one, as a sum of logits does.
     """
-
-    keeps_start: bool = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from torchcaps.training.overrides import read_overrides
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import take_folder
-from torchcaps.utils.signals import StopSignals
+from torchcaps.utils.signals import Stopped, StopSignals
 
 with needs("search"):
     import optuna
@@ -135,10 +135,14 @@ def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | No
     seed = np.random.SeedSequence([plan.seed, number]).generate_state(1)[0]
     study.sampler = optuna.samplers.TPESampler(seed=int(seed))
     # The folder first: a trial without one would be taken for another machine's, and never end.
-    plan.folder_of(number).mkdir(exist_ok=True)
+    folder = plan.folder_of(number)
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True)
     asked = study.ask(dict(plan.values)).number
     if asked != number:  # another machine has taken that one in this moment
-        plan.folder_of(number).rmdir()
+        with suppress(OSError):
+            if is_new:
+                folder.rmdir()
         plan.folder_of(asked).mkdir(exist_ok=True)
     return _take(plan, study)  # the new one
 
@@ -150,15 +154,21 @@ def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
     trial.set_user_attr("starts", starts)
     try:
         if starts > STARTS and newest_whole(plan.folder_of(trial.number).glob("version_*/checkpoints"))[0] is None:
-            raise RuntimeError(f"its training began {STARTS} times and ended before a checkpoint, perhaps killed")
+            reason = trial.user_attrs.get("ended", "perhaps killed")
+            raise RuntimeError(f"its training began {STARTS} times and ended before a checkpoint: {reason}")
         metric = _train(plan, trial, signals)
+    except Stopped:
+        trial.set_user_attr("starts", starts - 1)
+        raise
     except optuna.TrialPruned:
         state = TrialState.PRUNED
-    except (OSError, OptunaError):
+    except (OSError, OptunaError) as error:
+        trial.set_user_attr("ended", one_line(error))
         raise
     except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
         others = trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if isinstance(error, DataError | ImportError) and not others:
+            trial.set_user_attr("ended", one_line(error))
             raise  # not from its values, probably: all trials would fail from it
         trial.set_user_attr("error", one_line(error) or type(error).__name__)
         state = TrialState.FAIL
