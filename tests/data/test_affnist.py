@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loaded import chi_square, collect, loaded
+from loaded import chi_square, loaded
 from scipy.io import savemat
 from torch import Tensor
 from torch.nn.functional import pad
@@ -86,20 +86,6 @@ def test_validation_images_are_the_digits_held_out_at_their_places() -> None:
         assert torch.equal(data.val_set.images[k, 0, down : down + 28, right : right + 28], plain.val_set.images[k, 0])
     assert torch.equal(data.train_set.images, pad(plain.train_set.images, (6, 6, 6, 6)))
     assert torch.equal(data.train_set.labels, plain.train_set.labels)
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_runs_batches_and_workers_do_not_matter() -> None:
-    first = loaded(Affine, val_size=50)
-    for arguments in ({"batch_size": 7}, {"batch_size": 64, "num_workers": 2}):
-        torch.manual_seed(1)
-        data = loaded(Affine, val_size=50, **arguments)
-        for _ in range(2):  # every validation may make a new loader
-            for stage, loader in (("validate", data.val_dataloader()), ("test", data.test_dataloader())):
-                images, labels = collect(loader)
-                every, labels_of_every = first.part(stage).__getitems__(list(range(len(labels))))
-                assert torch.equal(images, every)
-                assert torch.equal(labels, labels_of_every)
 
 
 def test_training_images_are_anywhere() -> None:

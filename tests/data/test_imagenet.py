@@ -402,12 +402,6 @@ def test_an_error_in_a_worker_is_the_same_line(root: Path) -> None:
 # As a data module
 
 
-def test_bad_arguments() -> None:
-    for arguments, message in (({"size": 5}, r"resize .* 4\b"), ({"margin": -0.1}, r"margin .* -0\.1\b")):
-        with pytest.raises(ValueError, match=message):
-            small(None, **arguments)
-
-
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_workers_and_batches_do_not_matter(images_of_noise: Path) -> None:
     expected, labels = read(small(images_of_noise, resize=6))

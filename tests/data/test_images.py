@@ -29,20 +29,6 @@ class Toy(ImageData):
         return images, torch.arange(count) % 3
 
 
-def shifts(before: Tensor, after: Tensor, most: int) -> list[tuple[int, int]]:
-    """Shift (down, right) of each image. Fails unless it is an exact shift filled with zeros."""
-    height, width = before.shape[-2:]
-    padded = pad(before, (most,) * 4)
-    found: list[tuple[int, int] | None] = [None] * len(before)
-    for down in range(-most, most + 1):
-        for right in range(-most, most + 1):
-            moved = padded[..., most - down :, most - right :][..., :height, :width]
-            for i in (moved == after).flatten(1).all(1).nonzero().flatten().tolist():
-                found[i] = (down, right)
-    assert None not in found, "an image is not an exact shift of its input"
-    return [shift for shift in found if shift is not None]
-
-
 def test_a_batch_is_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Toy(batch_size=16)
     data.setup("test")
@@ -123,19 +109,6 @@ def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
     for _ in range(2):  # a failed setup leaves nothing that a second one takes for complete
         with pytest.raises(DataError, match=f"0 or from 3 to 87 .*got {val_size}"):
             data.setup("fit")
-
-
-def test_shift_is_exact_uniform_and_independent() -> None:
-    images = torch.rand(5000, 2, 6, 7) + 0.1
-    shifted = Toy(shift=2).augment(images)
-    assert shifted.shape == images.shape
-    assert shifted.dtype == images.dtype
-    counts = Counter(shifts(images, shifted, most=2))
-    # Each of the 25 pairs is expected 200 times with a deviation of 14. Equal counts mean that all shifts occur, and
-    # that the shifts down and right, and those of different images, are independent.
-    assert len(counts) == 25
-    assert min(counts.values()) > 200 - 5 * 14
-    assert max(counts.values()) < 200 + 5 * 14
 
 
 def test_shift_and_flip_are_independent() -> None:

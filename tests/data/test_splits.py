@@ -1,6 +1,5 @@
 """Splits of own data: shares of every class, small classes, and independence of the order."""
 
-import random
 from collections import Counter
 
 import pytest
@@ -35,12 +34,3 @@ def test_no_share_is_no_part():
     keys, classes = samples({"a": 10})
     assert Counter(split_by_class(keys, classes, {"val": 0.0, "test": 0.2})) == {"train": 8, "test": 2}
     assert set(split_by_class(keys, classes, {})) == {"train"}
-
-
-def test_the_order_of_the_samples_does_not_matter():
-    keys, classes = samples({"a": 30, "b": 17})
-    parts = dict(zip(keys, split_by_class(keys, classes, {"val": 0.2, "test": 0.2}), strict=True))
-    mixed = list(zip(keys, classes, strict=True))
-    random.Random(0).shuffle(mixed)
-    again = split_by_class([key for key, _ in mixed], [name for _, name in mixed], {"val": 0.2, "test": 0.2})
-    assert dict(zip([key for key, _ in mixed], again, strict=True)) == parts

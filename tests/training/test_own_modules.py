@@ -130,6 +130,7 @@ def test_a_run_finds_the_modules_of_its_recipe(capfd):
     Path("mine/network.py").write_text(NETWORK_WITHOUT)
     recipe = write("mine/digits.yaml", "network.Plain", loss="torch.nn.CrossEntropyLoss")
     assert call("train", recipe, CODE, *TINY) == 0
+    assert "trains Plain: 650 parameters" in capfd.readouterr().out
     run, picture, folder = "runs/mine/digits/version_0", "digit.png", "folder"
     Image.new("L", (8, 8)).save(picture)
     for arguments in (
@@ -146,14 +147,6 @@ def test_a_run_finds_the_modules_of_its_recipe(capfd):
     assert "there is no module 'network'" in error_of(capfd, "predict", folder, picture, CODE)
     Path(folder, "network.py").write_text(NETWORK_WITHOUT)
     assert call("predict", folder, picture, CODE) == 0
-
-
-def test_a_network_without_arguments(capfd):
-    Path("mine/network.py").write_text(NETWORK_WITHOUT)
-    recipe = write("mine/digits.yaml", "network.Plain", loss="torch.nn.CrossEntropyLoss")
-    assert call("train", recipe, CODE, *TINY) == 0
-    assert "trains Plain: 650 parameters" in capfd.readouterr().out
-    assert call("test", recipe, CODE, "--ckpt_path", "last") == 0
 
 
 def test_data_and_loss_beside_a_recipe():

@@ -202,7 +202,7 @@ def encoder_of(case: list[str]) -> None:
         make_encoder(Path("bert"))
 
 
-@pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
+@pytest.mark.parametrize("case", [*QUICK, *(slow(case) for case in CASES if case.endswith("workers"))])
 def test_a_run_of_many_pieces(case, monkeypatch, seen):
     """The training is stopped by a signal twice and killed once before it is resumed to its end."""
     options = CASES[case]
@@ -226,7 +226,6 @@ def test_a_run_of_many_pieces(case, monkeypatch, seen):
     [
         *((case, by, seconds) for case in CASES for by, seconds in (("SIGTERM", 120), ("SIGKILL", 0))),
         *((case, "SIGKILL", 120) for case in ("in memory", *QUICK)),
-        ("in memory", "a full disk", 0),
     ],
 )
 def test_interrupted_at_every_step(case, by, seconds, monkeypatch, seen):
@@ -237,7 +236,7 @@ def test_interrupted_at_every_step(case, by, seconds, monkeypatch, seen):
         runs = f"interrupted-{step}"
         interrupted(monkeypatch, runs, options, step, by, seconds)
         saved = list(Path(runs).rglob("last.ckpt"))
-        assert saved or by in ("SIGKILL", "a full disk")
+        assert saved or by == "SIGKILL"
         assert saved or seconds or step == 0
         seen.clear()
         assert train(runs, *options, *(["--ckpt_path", "last"] if saved else [])) == 0
