@@ -31,6 +31,7 @@ with needs("train"):
 
 FOLDER = Path(__file__).parent
 VALUES = ("seed_everything", "model", "data", "trainer")
+MOST_FILES = 20  # that extend each other: each may be read twice, as small and not
 HEAD = ("title", "published", "dataset", "bfloat16")
 TABLE = ("paper", "table", "dataset", "bfloat16", "base", "small", "rows")
 
@@ -175,6 +176,8 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
     """Load a file that is a recipe by itself, or extends another one."""
     if path.resolve() in extending:
         raise ValueError(f"{path} extends itself, by way of {extending[-1]}")
+    if len(extending) > MOST_FILES:
+        raise ValueError(f"{path} is one of more than {MOST_FILES} files that extend each other")
     content = _read(path)
     if "rows" in content:
         raise ValueError(f"{path} is a table: only those of the package can be named by <paper>/<table>/<row>")
