@@ -152,7 +152,7 @@ class Training:
     def _build(self) -> None:
         """Build the trainer, the model and the data."""
         try:
-            read = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            read = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
             Names(self.allow_code).check(read)  # again, as the parser has read them
             for part in (self.config.data, self.config.model.network):
                 if "init_args" not in part:
@@ -162,7 +162,7 @@ class Training:
                 data.max_texts = 8  # otherwise all texts would be embedded before the first step
             if self.checkpoint is None:  # otherwise the values are those of a run, which was fitted
                 self._fit_to_data()
-            self.values: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+            self.values: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
             config = self.config.clone()
             if self.checkpoint is not None:  # no pretrained weights, which those of the checkpoint replace
                 config.model.network = Namespace(untrained(config.model.network.as_dict()))
@@ -367,7 +367,7 @@ class Training:
         if rank:  # a placeholder: the first process takes the folder, and broadcasts it when all are connected
             return folder / f"{kind}_of_the_first_process"
         taken = take_folder(folder, kind)
-        write_text_whole(taken / "config.yaml", self.parser.dump(self.config, skip_none=False))
+        write_text_whole(taken / "config.yaml", self.parser.dump(self.config, skip_unset=False))
         return taken
 
 
