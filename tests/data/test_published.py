@@ -70,8 +70,6 @@ def archives(root: Path, tmp_path_factory) -> Path:
 
 
 def made(kind: type[Published], root: Path | None = None, **options: Any) -> Published:
-    if kind is SVHN:
-        options["extra"] = True
     if issubclass(kind, MultiMNIST):
         options |= {"epoch_size": 50, "test_size": 30}
     return kind(str(root) if root else None, **options)

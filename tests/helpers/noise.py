@@ -44,7 +44,7 @@ def write_all(root: Path, samples: int = 16) -> None:
             batch = {b"data": images, key: [k % classes for k in range(count)]}
             (root / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
     (root / "svhn").mkdir()
-    for name in ("train", "test", "extra"):
+    for name in ("train", "test"):
         images = torch.randint(256, (32, 32, 3, samples), generator=generator).byte().numpy()
         labels = (torch.arange(samples) % 10 + 1).byte().numpy()[:, None]
         savemat(root / "svhn" / f"{name}_32x32.mat", {"X": images, "y": labels})
