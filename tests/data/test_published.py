@@ -159,7 +159,7 @@ def test_the_published_hashes_and_addresses_stay():
     assert hashlib.sha256(repr(files).encode()).hexdigest() == HASH_OF_HASHES
 
 
-HASH_OF_HASHES = "8c0753d7e1a50ec74a4c008920c425a1419955000db3d4760dc2331d4f29dc6d"
+HASH_OF_HASHES = "f3a77bdc401c53f6abd32d0ef47cde4237474ec51e67a3254685df6d1f264f2e"
 
 
 # Hashes
