@@ -162,14 +162,13 @@ def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
         raise
     except optuna.TrialPruned:
         state = TrialState.PRUNED
-    except (OSError, OptunaError) as error:
-        trial.set_user_attr("ended", one_line(error))
-        raise
     except Exception as error:  # a trial may fail in any way: out of memory, or values that do not fit each other
-        others = trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if isinstance(error, DataError | ImportError) and not others:
+        for_all = isinstance(error, OSError | OptunaError)
+        if isinstance(error, DataError | ImportError):  # not from its values, probably, if no trial is complete
+            for_all = not trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if for_all:  # all trials would fail from it
             trial.set_user_attr("ended", one_line(error))
-            raise  # not from its values, probably: all trials would fail from it
+            raise
         trial.set_user_attr("error", one_line(error) or type(error).__name__)
         state = TrialState.FAIL
     if torch.cuda.is_available():
