@@ -5,14 +5,16 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from torchcaps.bench import MEASURED, NETWORKS, Rates, Request, baselines, measure, measurement
 from torchcaps.bench.layers import LAYERS
-from torchcaps.bench.resources import in_fresh_process, time_side_by_side
+from torchcaps.bench.resources import graphed, in_fresh_process, time_side_by_side
 from torchcaps.bench.ways import by_samples, prepare
 from torchcaps.cli import main
 from torchcaps.routing import Routing
@@ -144,6 +146,19 @@ def test_ways_take_turns():
     taken = time_side_by_side(runs, 2)
     assert order == list("abcabc")
     assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in taken.values())
+
+
+def test_a_graph_keeps_the_tensors_it_reads(monkeypatch):
+    """A CUDA graph has the addresses of a network's parameters, but does not hold them."""
+    for name in ("Stream", "stream", "synchronize", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    module = torch.nn.Linear(1, 1)
+    alive = weakref.ref(module)
+    replay = graphed(lambda module=module: module)
+    del module
+    assert alive() is not None
+    del replay
+    assert alive() is None
 
 
 def test_memory_of_known_allocations():

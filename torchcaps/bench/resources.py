@@ -62,15 +62,20 @@ def _seconds(run: Callable[[], object], device: str) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def graphed(run: Callable[[], object]) -> Callable[[], None]:
+def graphed(run: Callable[[], object]) -> Callable[[], object]:
     """Capture a run in a CUDA graph, and return the replay: the device's work without the host's."""
+
+    def replay() -> object:
+        graph.replay()
+        return run  # with the tensors whose addresses the graph has
+
     with torch.cuda.stream(torch.cuda.Stream()):
         run()  # what a first run sets up is not captured
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+    return replay
 
 
 def peak_allocated(run: Callable[[], object], device: str = "cpu") -> int:
