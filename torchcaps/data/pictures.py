@@ -208,36 +208,26 @@ def read_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> tu
 
 
 @dataclass(frozen=True, eq=False)
-class FileSet(LabeledSet):
-    """Labeled images that are read from their files when a batch needs them. A subclass implements `read`.
+class PictureSet(LabeledSet):
+    """Labeled pictures that are read from their files when a batch needs them, see `read_picture`.
 
     Args:
         folder: folder with the files.
         names: paths of the files in it, an array (n,).
         labels: labels (n,) int64.
+        shape: channels, height and width of an image.
+        fit: how a picture gets this shape.
     """
 
     folder: Path
     names: np.ndarray
     labels: Tensor
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        return torch.stack([self.read(self.names[index]) for index in indices]), self.labels[indices]
-
-    def read(self, name: str) -> Tensor:
-        """Return one image, uint8 (c, h, w)."""
-        raise NotImplementedError
-
-    def subset(self, indices: np.ndarray) -> Self:
-        return replace(self, names=self.names[indices], labels=self.labels[indices])
-
-
-@dataclass(frozen=True, eq=False)
-class PictureSet(FileSet):
-    """Labeled pictures of a shape, see `read_picture`."""
-
     shape: tuple[int, int, int]
     fit: Fit
 
-    def read(self, name: str) -> Tensor:
-        return read_picture(self.folder / name, self.shape, self.fit)
+    def __getitems__(self, indices: list[int]) -> Batch:
+        images = [read_picture(self.folder / self.names[index], self.shape, self.fit) for index in indices]
+        return torch.stack(images), self.labels[indices]
+
+    def subset(self, indices: np.ndarray) -> Self:
+        return replace(self, names=self.names[indices], labels=self.labels[indices])
