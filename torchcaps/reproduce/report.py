@@ -91,7 +91,17 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
         "hours": "" if isnan(hours) else f"{hours:.0f}" if hours >= 100 else f"{hours:.2g}",
     }
     cells |= {f"on {data.rpartition('.')[2]}": f"{mean(values[data])} %" for data in values if data}
-    return cells | {column: ", ".join(dict.fromkeys(getattr(run, column) for run in own)) for column in ABOUT}
+    return cells | {column: _by_seed({run.seed: getattr(run, column) for run in own}) for column in ABOUT}
+
+
+def _by_seed(values: dict[int, str]) -> str:
+    """Return what all seeds have in common, or the value of each."""
+    seeds: dict[str, list[str]] = {}
+    for seed, value in values.items():
+        seeds.setdefault(value, []).append(str(seed))
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return "; ".join(f"{value} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for value, of in seeds.items())
 
 
 def with_tables(text: str, results: Sequence[Result]) -> str:
