@@ -22,14 +22,14 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
     "zhao2019-table1": (
         "Fashion-MNIST, Table 1 of Zhao & Huang",
         {
-            "zhao2019-table1-fashion-mnist-average-glorot-seed0": ("average, seed 0, test 7.50 %", AVERAGE, "-"),
-            "zhao2019-table1-fashion-mnist-average-glorot-seed1": ("average, seed 1, test 7.53 %", AVERAGE, "--"),
-            "zhao2019-table1-fashion-mnist-routing-glorot-seed0": ("routing, seed 0, test 7.82 %", ROUTING, "-"),
-            "zhao2019-table1-fashion-mnist-routing-glorot-seed1": ("routing, seed 1, test 7.59 %", ROUTING, "--"),
-            "zhao2019-table1-fashion-mnist-max-glorot-seed0": ("max, seed 0, test 8.34 %", MAX, "-"),
-            "zhao2019-table1-fashion-mnist-max-glorot-seed1": ("max, seed 1, test 8.96 %", MAX, "--"),
-            "zhao2019-table1-fashion-mnist-average-seed0": ("average, PyTorch's weights, 7.97 %", AVERAGE, ":"),
-            "zhao2019-table1-fashion-mnist-routing-seed0": ("routing, PyTorch's weights, 8.23 %", ROUTING, ":"),
+            "zhao2019-table1-fashion-mnist-average-seed0": ("average, seed 0, test 7.50 %", AVERAGE, "-"),
+            "zhao2019-table1-fashion-mnist-average-seed1": ("average, seed 1, test 7.53 %", AVERAGE, "--"),
+            "zhao2019-table1-fashion-mnist-routing-seed0": ("routing, seed 0, test 7.82 %", ROUTING, "-"),
+            "zhao2019-table1-fashion-mnist-routing-seed1": ("routing, seed 1, test 7.59 %", ROUTING, "--"),
+            "zhao2019-table1-fashion-mnist-max-seed0": ("max, seed 0, test 8.34 %", MAX, "-"),
+            "zhao2019-table1-fashion-mnist-max-seed1": ("max, seed 1, test 8.96 %", MAX, "--"),
+            "zhao2019-table1-fashion-mnist-average-pytorch-seed0": ("average, PyTorch's weights, 7.97 %", AVERAGE, ":"),
+            "zhao2019-table1-fashion-mnist-routing-pytorch-seed0": ("routing, PyTorch's weights, 8.23 %", ROUTING, ":"),
         },
     ),
     "zhao2019-table2": (
@@ -42,12 +42,12 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
     "zhao2019-table1-cifar10": (
         "CIFAR-10, Table 1 of Zhao & Huang",
         {
-            "zhao2019-table1-cifar10-average-mirrored-seed0": ("average, mirrored, test 19.27 %", AVERAGE, "-"),
-            "zhao2019-table1-cifar10-routing-mirrored-seed0": ("routing, mirrored, test 19.89 %", ROUTING, "-"),
-            "zhao2019-table1-cifar10-max-mirrored-seed0": ("max, mirrored, test 24.32 %", MAX, "-"),
-            "zhao2019-table1-cifar10-average-seed0": ("average, crops alone, 22.64 %", AVERAGE, ":"),
-            "zhao2019-table1-cifar10-routing-seed0": ("routing, crops alone, 22.95 %", ROUTING, ":"),
-            "zhao2019-table1-cifar10-max-seed0": ("max, crops alone, 29.68 %", MAX, ":"),
+            "zhao2019-table1-cifar10-average-seed0": ("average, mirrored, test 19.27 %", AVERAGE, "-"),
+            "zhao2019-table1-cifar10-routing-seed0": ("routing, mirrored, test 19.89 %", ROUTING, "-"),
+            "zhao2019-table1-cifar10-max-seed0": ("max, mirrored, test 24.32 %", MAX, "-"),
+            "zhao2019-table1-cifar10-average-crops-alone-seed0": ("average, crops alone, 22.64 %", AVERAGE, ":"),
+            "zhao2019-table1-cifar10-routing-crops-alone-seed0": ("routing, crops alone, 22.95 %", ROUTING, ":"),
+            "zhao2019-table1-cifar10-max-crops-alone-seed0": ("max, crops alone, 29.68 %", MAX, ":"),
         },
     ),
     "zhao2019-table1-cifar10-val": (

@@ -92,6 +92,8 @@ def test_the_table_of_small_versions():
     assert "commit abc; 2026-11-21; a processor, 1 thread.\nThe order of the samples changed" in old
     elsewhere = table("zhao2019/table2", [RESULT, replace(RESULT, overrides="--a=1", hardware="another")])
     assert "| by seed | hardware | hours |" in elsewhere
+    compiled = replace(RESULT, command=f"{RESULT.command} --model.compile=true")
+    assert " --model.compile=true` | " in table("zhao2019/table2", [compiled])
     seeds = [replace(RESULT, seed=seed, hardware=f"machine {seed > 0}") for seed in range(3)]
     assert "machine False (seed 0); machine True (seeds 1, 2)" in table("zhao2019/table2", seeds)
 

@@ -83,8 +83,9 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
         values.setdefault(result.data, []).append(result.value)
     own = [result for result in group if not result.data]
     hours = sum(result.hours for result in own)
+    compiled = "--model.compile=true" if any("--model.compile=true" in result.command for result in own) else ""
     cells = {
-        "recipe": f"`{' '.join(filter(None, (name, group[0].overrides)))}`",
+        "recipe": f"`{' '.join(filter(None, (name, group[0].overrides, compiled)))}`",
         "parameters": f"{group[0].parameters:,}",
         "ours": f"{mean(values[''])} %",
         "by seed": ", ".join(f"{value:.2f}" for value in values[""]),
