@@ -104,4 +104,4 @@ def write_photographs(folder: Path) -> None:
                 )
                 pixels = torch.randint(256, (*size, 3), generator=generator).byte().numpy()
                 Image.fromarray(pixels).save(folder / part / f"n{label:08}" / f"{part}_{label}_{image}.JPEG")
-    (folder / "h-imagenet.txt").write_text("# four of ten\nn00000007\nn00000002\nn00000004\nn00000009\n")
+    (folder / "four.txt").write_text("# four of ten\nn00000007\nn00000002\nn00000004\nn00000009\n")

@@ -52,7 +52,8 @@ def narrower(name: str, small: bool, root: Path) -> list[str]:
     if paper != "li2018" or "-cnn" in name or "resnet" in name:
         return []
     capsnets = row.startswith(("table1", "table5"))
-    return ["--model.network.types=4"] if capsnets else ["--model.network.capsules=4"]
+    classes = [f"--data.class_list={root / 'imagenet' / 'four.txt'}"] if "h-imagenet" in row else []
+    return ["--model.network.types=4"] if capsnets else ["--model.network.capsules=4", *classes]
 
 
 # The fast tests take two steps of these recipes. Together they have every kind of data, loss, routing, optimizer,
