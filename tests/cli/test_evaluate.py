@@ -53,7 +53,7 @@ def test_a_training_on_few_images(trained, capfd):
     ("arguments", "said"),
     [
         (["quickstart", "--protocols", "afine"], "--protocols: there is no 'afine': choose some of affine, overlap"),
-        (["quickstart", "--images", "0"], "--images must be at least 1, got 0"),
+        (["quickstart", "--images", "0"], "argument --images: expected an integer of at least 1, got 0"),
         (["quickstart", "--seed", "-1"], "--seed must be from 0 to 4294967295, got -1"),
         (["nowhere"], "no recipe 'nowhere'"),
         (["quickstart", "runs/mine", "--ckpt_path", "mine.ckpt"], "--ckpt_path FILE is for one run"),

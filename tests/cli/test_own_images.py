@@ -251,7 +251,7 @@ def test_bad_calls(own, capfd):
         return error_of(capfd, "predict", "own/images", "--runs", str(own / "runs"), *arguments)
 
     assert "there is no file gone.png" in error("gone.png")
-    assert "--batch_size must be at least 1, got 0" in error("--batch_size", "0", str(own))
+    assert "argument --batch_size: expected an integer of at least 1, got 0" in error("--batch_size", "0", str(own))
     assert "--out . is a folder" in error("--out", ".", str(own))
     assert "--part must be K/N with K from 1 to N, such as 3/8, got 4/3" in error("--part", "4/3", str(own))
     assert "give --out, and no -" in error("--part", "1/3", str(own))

@@ -444,7 +444,7 @@ def test_bad_heads(capfd, change, said):
     ("arguments", "said"),
     [
         (["quickstart"], "quickstart has no head `search`: write a recipe that extends it and add search: {metric: "),
-        (["mine.yaml", "--trials", "0"], "--trials must be at least 1, got 0"),
+        (["mine.yaml", "--trials", "0"], "argument --trials: expected an integer of at least 1, got 0"),
         (["mine.yaml", "--resume"], "no search under runs/mine: leave out --resume to begin one"),
         (["mine.yaml", "--resume", "--storage", "study.log"], "--storage: not allowed with argument --resume"),
         (["mine.yaml", "--storage", "mine.yaml"], "the storage cannot be opened: give a journal file of Optuna's or"),

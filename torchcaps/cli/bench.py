@@ -5,7 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from torchcaps.cli.errors import BadInput
+from torchcaps.cli.errors import BadInput, positive_int
 from torchcaps.cli.table import print_table
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.extras import needs
@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--way", nargs="+", metavar="NAME", help="ways to compute them (default: all); the baseline is always measured"
     )
-    parser.add_argument("--batch", type=_count, metavar="N", help="batch size (default: the paper's)")
+    parser.add_argument("--batch", type=positive_int, metavar="N", help="batch size (default: the paper's)")
     parser.add_argument(
         "--children",
         nargs="+",
-        type=_count,
+        type=positive_int,
         default=[1],
         metavar="F",
         help="factors of the paper's number of children, e.g. 1 10 100 (default: 1)",
@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iterations",
         nargs="+",
-        type=_count,
+        type=positive_int,
         default=[None],
         metavar="T",
         help="iterations of the routing, e.g. 1 2 3 (default: the paper's)",
     )
     parser.add_argument(
-        "--rounds", type=_count, default=5, metavar="N", help="rounds to take medians of (default: %(default)s)"
+        "--rounds", type=positive_int, default=5, metavar="N", help="rounds to take medians of (default: %(default)s)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument(
@@ -48,12 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--smoke", action="store_true", help="measure tiny layers and networks, as a check")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for bench.json, which has all numbers")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
-    return int(text)
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Bad input: a line on stderr that says what was wrong, what was expected and what to do."""
 
+import argparse
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,13 @@ from pathlib import Path
 
 class BadInput(Exception):
     """The user's input cannot be used; the message is for the user."""
+
+
+def positive_int(text: str) -> int:
+    """Return the number of an option that takes 1 or more, a `type` of argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+    return int(text)
 
 
 @contextmanager

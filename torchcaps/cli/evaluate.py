@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.checkpoints import build_run, find_run
-from torchcaps.cli.errors import BadInput, bad_data
+from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
 from torchcaps.cli.table import print_table
 from torchcaps.utils.files import folder_of, take_folder, write_text_whole
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--images",
-        type=int,
+        type=positive_int,
         default=2000,
         metavar="N",
         help="number of test images at most, at random (default: %(default)s). routing, parts and attack take 1,000 of "
@@ -50,8 +50,6 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Evaluate each run, write its results, and print and draw all side by side."""
     from torchcaps.evaluate import PROTOCOLS
 
-    if options.images < 1:
-        raise BadInput(f"--images must be at least 1, got {options.images}")
     if not 0 <= options.seed < 2**32:
         raise BadInput(f"--seed must be from 0 to {2**32 - 1}, got {options.seed}")
     for name in options.protocols or ():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from filelock import FileLock, Timeout
 
 from torchcaps.cli.checkpoints import locate
-from torchcaps.cli.errors import BadInput, bad_data
+from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import CSVLines, write_whole
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
     parser.add_argument("--column", help="column of tables (default: `file`, or the column of texts in the training)")
-    parser.add_argument("--batch_size", type=int, default=64, metavar="N", help="samples in a batch (default: 64)")
+    parser.add_argument(
+        "--batch_size", type=positive_int, default=64, metavar="N", help="samples in a batch (default: 64)"
+    )
     parser.add_argument("--skip_bad", action="store_true", help="leave out pictures that cannot be read")
     parser.add_argument(
         "--part",
@@ -69,8 +71,6 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
     from torchcaps.deploy import Trained
 
-    if options.batch_size < 1:
-        raise BadInput(f"--batch_size must be at least 1, got {options.batch_size}")
     if options.out and options.out.is_dir():
         raise BadInput(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)

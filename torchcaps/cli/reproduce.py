@@ -4,7 +4,7 @@ import argparse
 from datetime import datetime
 from pathlib import Path
 
-from torchcaps.cli.errors import BadInput
+from torchcaps.cli.errors import BadInput, positive_int
 from torchcaps.cli.recipe_commands import add_runs
 from torchcaps.cli.table import print_table
 from torchcaps.utils.signals import Stopped
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hours", type=float, metavar="H", help="stop after this many hours (default: when all is done)"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a run (default: as many as PyTorch takes)")
+    parser.add_argument(
+        "--threads", type=positive_int, metavar="N", help="threads of a run (default: as many as PyTorch takes)"
+    )
     parser.add_argument(
         "--check_hashes",
         choices=("true", "false"),
@@ -60,9 +62,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         if not names:
             raise BadInput("--small needs the names of papers, tables or recipes")
         names = [f"{name} --small" for name in names]
-    threads = torch.get_num_threads() if options.threads is None else options.threads
-    if threads < 1:
-        raise BadInput(f"--threads must be at least 1, got {threads}")
+    threads = options.threads or torch.get_num_threads()
     if options.hours is not None and not 0 < options.hours <= 500:
         raise BadInput(f"--hours must be more than 0 and at most 500, got {options.hours}: leave it out for no limit")
 

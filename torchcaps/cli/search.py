@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.errors import BadInput, bad_data
+from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_recipe, load_requested, network_overrides, runs_of
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
@@ -23,7 +23,9 @@ HEAD = "search: {metric: val/accuracy, values: {model.optimizer.lr: {low: 0.0001
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps search`."""
     add_recipe(parser)
-    parser.add_argument("--trials", type=int, metavar="N", help="number of trainings (default: that of the recipe)")
+    parser.add_argument(
+        "--trials", type=positive_int, metavar="N", help="number of trainings (default: that of the recipe)"
+    )
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--resume", action="store_true", help="go on with the newest search, with the same overrides")
     ways.add_argument(
@@ -39,8 +41,6 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     recipe = load_requested(options)
     if recipe.search is None:
         raise BadInput(f"{options.recipe} has no head `search`: write a recipe that extends it and add {HEAD}")
-    if options.trials is not None and options.trials < 1:
-        raise BadInput(f"--trials must be at least 1, got {options.trials}")
     with needs("search"):
         from optuna.exceptions import OptunaError
     from torchcaps.search.plan import read_plan

@@ -77,7 +77,6 @@ def run(subject: Subject) -> Outcome:
 
 PROTOCOL = Protocol(
     "Does it recognize images from new viewpoints?",
-    "Sabour et al. 2017, section 5.2",
     ("CapsNet 79 % and a CNN 66 % on affNIST, both trained on MNIST on 40x40 pixels to 99.2 % (Sabour et al. 2017)",),
     run,
 )

@@ -123,7 +123,6 @@ def run(subject: Subject) -> Outcome:
 
 PROTOCOL = Protocol(
     "Does it resist attacks, and does its reconstruction give them away?",
-    "Frosst et al. 2018",
     (
         "a CapsNet, on MNIST or CIFAR-10: at 5 % false alarms about 70 % of attacks are detected (github.com/"
         "KellerJordan/CapsNet-Adversarial, which does not say on which; gradient ascent until the class changes)",

@@ -237,7 +237,6 @@ def run(subject: Subject) -> Outcome:
 
 PROTOCOL = Protocol(
     "Does it recognize corrupted images?",
-    "Mu and Gilmer 2019",
     (),
     run,
 )

@@ -56,7 +56,6 @@ def run(subject: Subject) -> Outcome:
 
 PROTOCOL = Protocol(
     "Does it find two overlapping objects?",
-    "Sabour et al. 2017, section 6",
     ("CapsNet 94.8 % and a CNN 91.9 % on MultiMNIST, both trained on it (Sabour et al. 2017)",),
     run,
 )

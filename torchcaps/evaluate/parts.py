@@ -99,7 +99,6 @@ def run(subject: Subject) -> Outcome:
 
 PROTOCOL = Protocol(
     "Do its capsules form a tree of parts that depends on the image?",
-    "Mitterreiter et al. 2023, sections 4 and 5",
     ("In deep CapsNets most capsules are dead, and coefficients hardly depend on the image (Mitterreiter et al.)",),
     run,
     most=1000,

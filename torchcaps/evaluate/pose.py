@@ -108,7 +108,6 @@ def run(subject: Subject) -> Outcome:
 
 PROTOCOL = Protocol(
     "Do its poses say how an object was transformed?",
-    "Konstantinou et al. 2025, section 4",
     ("R2 of 0.78 for the rotation of rendered 3D objects, from capsules trained without labels (EquiCaps 2025)",),
     run,
     most=4000,

@@ -186,7 +186,6 @@ def agreement(network: nn.Module, batches: list[Any]) -> dict[str, list[float]]:
 
 PROTOCOL = Protocol(
     "Does it depend on its coefficients, and they on the image?",
-    "Paik et al. 2019",
     ("Uniform and random coefficients train as well as several routing algorithms (Paik et al. 2019)",),
     run,
     most=1000,

@@ -55,7 +55,6 @@ class Protocol(NamedTuple):
 
     Fields:
         question: what it asks, in one sentence.
-        source: the paper.
         published: numbers of papers to hold beside, each as a sentence.
         run: the measurement. It raises `DoesNotApply` with the reason.
         most: the number of images that it takes at most, the first of the subject, whose order is random; None for all.
@@ -63,7 +62,6 @@ class Protocol(NamedTuple):
     """
 
     question: str
-    source: str
     published: Sequence[str]
     run: Callable[["Subject"], Outcome]
     most: int | None = None

@@ -71,7 +71,6 @@ def _mean(hits: Tensor, at: Tensor, familiar: Tensor) -> float:
 
 PROTOCOL = Protocol(
     "Does it recognize toys from viewpoints that it was not trained on?",
-    "Hinton et al. 2018, section 5.1",
     (
         "smallNORB, new azimuths: capsules 86.5 %, a CNN 80.0 %, both at 96.3 % on familiar ones (Hinton et al. 2018)",
         "smallNORB, new elevations: capsules 87.7 %, a CNN 82.2 %, both at 95.7 % on familiar ones (the same)",
