@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -148,11 +147,9 @@ def panels_figure(
     return figure
 
 
-def color_bar(figure: Figure, shown: Any, axes: Any, label: str, **options: Any) -> Colorbar:
+def color_bar(figure: Figure, shown: Any, axes: Any, label: str, **options: Any) -> None:
     """Draw the scale of maps beside their axes, an array or a list of `Axes`."""
-    bar = figure.colorbar(shown, ax=axes, **{"shrink": 0.9, "pad": 0.02, **options})
-    bar.set_label(label)
-    return bar
+    figure.colorbar(shown, ax=axes, label=label, **{"shrink": 0.9, "pad": 0.02, **options})
 
 
 def hide_ticks(axis: Axes) -> None:

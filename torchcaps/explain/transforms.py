@@ -1,7 +1,5 @@
 """Images that turn, grow, shear and move, and what the class capsule of an image does then."""
 
-import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,7 +8,6 @@ from torch import Tensor, nn
 
 from torchcaps.explain.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.ops import at_least_float32
-from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 Kind = Literal["turned", "grown", "moved"]
 Padding = Literal["zeros", "border"]
@@ -33,33 +30,6 @@ class PosePaths(NamedTuple):
     poses: Tensor
     scores: Tensor
     reconstructions: Tensor | None
-
-
-@checked
-def transformed(images: FloatTensor, kind: Kind, value: float, padding: Padding = "zeros") -> Tensor:
-    r"""Turn, grow or move images about their center, with bilinear interpolation; see :func:`affine`.
-
-    Args:
-        images: `(batch, channels, height, width)`.
-        kind: "turned", "grown" or "moved".
-        value: degrees, counterclockwise; or the factor, above 0; or pixels to the right, which need not be whole.
-        padding: what lies outside of the image: "zeros" for images on a dark background, "border" to repeat the edge.
-
-    Shape:
-        - Output: that of the images.
-
-    Raises:
-        ValueError: the images have another shape, or the value is not finite, or a factor is not above 0.
-    """
-    if images.dim() != 4:
-        raise ValueError(f"expected images of shape (batch, channels, height, width), got {shown(images)}")
-    if not math.isfinite(value) or (kind == "grown" and value <= 0):
-        raise ValueError(f"value must be finite{', and a factor above 0' * (kind == 'grown')}, got {value}")
-    if kind == "turned":
-        return affine(images, rotation=value, padding=padding)
-    if kind == "grown":
-        return affine(images, scale=value, padding=padding)
-    return affine(images, shift=(value / images.shape[3], 0.0), padding=padding)
 
 
 def affine(
@@ -85,7 +55,7 @@ def affine(
         scale: factor g; one for all, or across and down for each, `(n, 2)`.
         shear: s: a point moves to the right by this part of how far it lies below the center; one for all, or `(n,)`.
         shift: m, right and down, as parts of the width and the height; one for all, or `(n, 2)`.
-        padding: see :func:`transformed`.
+        padding: what lies outside of an image: "zeros" for images on a dark background, "border" to repeat the edge.
     """
     count = len(images)
     angle = torch.as_tensor(rotation, dtype=torch.float64).deg2rad().expand(count)
@@ -112,14 +82,8 @@ def on_black(images: Tensor) -> bool:
 
 
 @torch.no_grad()
-@checked
 def pose_paths(
-    network: nn.Module,
-    image: FloatTensor,
-    class_: CountOrZero,
-    kind: Kind,
-    values: FloatTensor | Sequence[float],
-    padding: Padding = "zeros",
+    network: nn.Module, image: Tensor, class_: int, kind: Kind, values: Tensor, padding: Padding = "zeros"
 ) -> PosePaths:
     """Follow the capsule of one class while an image turns, grows or moves.
 
@@ -128,24 +92,23 @@ def pose_paths(
             was.
         image: image as the network takes it, `(channels, height, width)`.
         class_: class whose capsule to follow.
-        kind, padding: see :func:`transformed`.
-        values: values of :func:`transformed`, one or more.
+        kind: "turned", "grown" or "moved".
+        values: by how much, `(values,)`: degrees, counterclockwise; or factors; or pixels to the right.
+        padding: see :func:`affine`.
 
     Raises:
         TypeError: the network gives no class capsules.
-        ValueError: there is no such class or no value, or :func:`transformed` cannot use one.
     """
-    if image.dim() != 3:
-        raise ValueError(f"expected an image of shape (channels, height, width), got {shown(image)}")
-    values = torch.as_tensor(values, dtype=torch.float32)
-    if values.dim() != 1 or not len(values):
-        raise ValueError(f"values must have the shape (values,), with at least one, got {shown(values)}")
     image = image.to(next(network.parameters(), image))
-    inputs = torch.cat([transformed(image.unsqueeze(0), kind, value, padding) for value in values.tolist()])
+    images, none = image.expand(len(values), *image.shape), torch.zeros(len(values))
+    if kind == "turned":
+        inputs = affine(images, rotation=values, padding=padding)
+    elif kind == "grown":
+        inputs = affine(images, scale=values[:, None], padding=padding)
+    else:
+        inputs = affine(images, shift=torch.stack([values / image.shape[2], none], 1), padding=padding)
     prediction = predict(network, inputs)
     poses = class_poses(network, prediction)
-    if class_ >= poses.shape[1]:
-        raise ValueError(f"class_ must be from 0 to {poses.shape[1] - 1}, one of the class capsules, got {class_}")
     drawn = None
     if has_decoder(network):
         assert prediction.capsules is not None

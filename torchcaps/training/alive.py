@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from torchcaps.capsules import Capsules, Prediction
@@ -64,7 +64,7 @@ class BeginsAlive(Callback):
     def _look_at_scores(self, network: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Prediction) and output.scores is not None and isinstance(output.capsules, Capsules):
             scores, activations = output.scores.detach(), output.capsules.activations.detach()
-            if torch.equal(scores, activations) and _are_in_unit_range(scores):
+            if torch.equal(scores, activations) and ((scores >= 0) & (scores <= 1)).all():
                 least = math.log(1 + (scores.shape[1] - 1) / math.e)
                 self._warn(
                     f"the cross-entropy of activations, which are from 0 to 1, cannot fall below {least:.2f} with "
@@ -79,7 +79,3 @@ class BeginsAlive(Callback):
     def _warn(self, message: str) -> None:
         self.warned = True
         warnings.warn(message, stacklevel=2)
-
-
-def _are_in_unit_range(scores: Tensor) -> bool:
-    return bool((scores >= 0).all() and (scores <= 1).all())
