@@ -72,7 +72,7 @@ def test_images_and_labels_in_order(root: Path) -> None:
 
 def test_what_counts_as_an_image(root: Path) -> None:
     folder = root / "imagenet" / "val" / "n02"
-    for name in ("a.JPEG", "b.jpg", "C.JpG", "d.png", "e.jpeg"):
+    for name in ("a.JPEG", "b.jpg", "C.JpG", "d.png", "e.gif"):
         save(folder / name, color(1, 2, 3), format="PNG")
     for name in ("f.txt", "g.svg", "png", "._a.JPEG", ".hidden.png"):
         (folder / name).write_text("no image")
@@ -192,10 +192,10 @@ def test_held_out_images_are_those_of_train(root: Path) -> None:
 # Pixels
 
 
-def only(root: Path, image: Image.Image, name: str = "n01_0.PNG", resize: int = 4, **options: Any) -> Tensor:
-    """Read one image: (3, resize, resize)."""
-    save(root / "imagenet" / "val" / "n01" / name, image, **options)
-    return read(small(root, size=2, resize=resize))[0][0]
+def only(root: Path, image: Image.Image) -> Tensor:
+    """Read one image: (3, 4, 4)."""
+    save(root / "imagenet" / "val" / "n01" / "n01_0.PNG", image)
+    return read(small(root, size=2))[0][0]
 
 
 def ramp(width: int, height: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Reading picture files: colors, sizes, orientation, transparency, and files that are no pictures."""
 
-import io
 import struct
 from pathlib import Path
 
@@ -77,6 +76,26 @@ def test_transparent_parts_are_white(tmp_path):
     assert read_picture(tmp_path / "clear.png", (1, 2, 2)).tolist() == [[[0, 255], [255, 255]]]
 
 
+@pytest.mark.parametrize(
+    ("mode", "value", "found", "options"),
+    [
+        ("L", 77, [77, 77, 77], {"format": "JPEG"}),
+        ("1", 1, [255, 255, 255], {}),
+        ("LA", (77, 255), [77, 77, 77], {}),
+        ("P", 3, [1, 2, 3], {}),
+        ("P", 3, [255, 255, 255], {"transparency": bytes([255, 255, 255, 0])}),
+        ("CMYK", (255, 0, 0, 0), [0, 255, 255], {"format": "JPEG", "quality": 100}),
+    ],
+)
+def test_other_modes(tmp_path, mode, value, found, options):
+    picture = Image.new(mode, (6, 6), value)
+    if mode == "P":
+        picture.putpalette([9] * 9 + [1, 2, 3])
+    picture.save(tmp_path / "a.png", **options)
+    image = read_picture(tmp_path / "a.png", (3, 6, 6)).int()
+    assert (image - torch.tensor(found)[:, None, None]).abs().max() <= 1
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_photographs_are_turned_upright(tmp_path, flag, suffix):
     lying = Image.open(flag).resize((60, 40), Image.Resampling.NEAREST)
@@ -144,11 +163,16 @@ def test_a_large_photograph_is_read_at_a_fraction_of_its_size(tmp_path):
 
 
 def test_files_that_are_no_pictures(tmp_path, flag):
-    noise = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(noise, "JPEG")
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    for suffix in ("png", "jpg"):
+        noise.save(tmp_path / f"whole.{suffix}")
+    whole = {suffix: (tmp_path / f"whole.{suffix}").read_bytes() for suffix in ("png", "jpg")}
     cases = {
-        "cut.png": flag.read_bytes()[:50],
-        "cut.jpg": noise.getvalue()[:1500],
+        **{
+            f"{part}-cut.{suffix}": content[: len(content) * part // 20]
+            for suffix, content in whole.items()
+            for part in range(19)
+        },
         "text.png": b"no picture",
         "empty.png": b"",
     }
@@ -162,6 +186,12 @@ def test_files_that_are_no_pictures(tmp_path, flag):
         read_picture(tmp_path, (1, 8, 8))
     with pytest.raises(DataError, match="pictures have 1 or 3 channels, and the network takes images of 2"):
         read_picture(flag, (2, 8, 8))
+
+
+def test_a_small_file_of_a_huge_picture(flag, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # Pillow refuses twice as many; the flag has 24
+    with pytest.raises(DataError, match=r"flag.png is not a picture that can be read \(Image size"):
+        read_picture(flag, (3, 8, 8))
 
 
 def test_a_tiff_of_twelve_bits(tmp_path):

@@ -56,7 +56,7 @@ class Corners(nn.Module):
     """A network with a capsule for each of two classes: the upper row and the left column of an image."""
 
     def forward(self, images):
-        poses = torch.stack([images[:, 0, 0], images[:, 0, :, 0]], 1)
+        poses = torch.stack([images[:, 0, 0, :4], images[:, 0, :, 0]], 1)
         return Prediction(poses.sum(2), Capsules(poses))
 
 
@@ -68,6 +68,21 @@ def test_paths_of_a_network_without_a_decoder():
     assert_close(found.inputs[0], image)
     assert_close(found.poses, torch.stack([image[0, :, 0], torch.zeros(4)]))
     assert_close(found.scores, torch.stack([found.inputs[:, 0, 0].sum(1), found.inputs[:, 0, :, 0].sum(1)], 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("turned", lambda value: {"rotation": value}),
+        ("grown", lambda value: {"scale": value}),
+        ("moved", lambda value: {"shift": (value / 6, 0.0)}),
+    ],
+)
+def test_each_value_changes_the_image_as_affine_does(kind, change):
+    image = torch.rand(1, 4, 6)
+    found = pose_paths(Corners(), image, 0, kind, torch.tensor([0.5, 1.5]))
+    for changed, value in zip(found.inputs, (0.5, 1.5), strict=True):
+        assert_close(changed, affine(image[None], **change(value))[0])
 
 
 def test_paths_of_a_network_with_a_decoder():

@@ -93,7 +93,9 @@ def test_the_table_of_small_versions():
     elsewhere = table("zhao2019/table2", [RESULT, replace(RESULT, overrides="--a=1", hardware="another")])
     assert "| by seed | hardware | hours |" in elsewhere
     compiled = replace(RESULT, command=f"{RESULT.command} --model.compile=true")
-    assert " --model.compile=true` | " in table("zhao2019/table2", [compiled])
+    text = table("zhao2019/table2", [compiled])
+    assert " --model.compile=true` | " in text
+    assert "SEED`, with the options in the first column; " in text
     seeds = [replace(RESULT, seed=seed, hardware=f"machine {seed > 0}") for seed in range(3)]
     assert "machine False (seed 0); machine True (seeds 1, 2)" in table("zhao2019/table2", seeds)
 

@@ -43,7 +43,7 @@ def table(part: str, results: Sequence[Result], small: bool = False) -> str:
         columns = ["recipe", "row", "parameters", "published", "ours", "by seed", *others, *ABOUT, "hours"]
         named = {"published": f"published{', full size' * small}", "ours": f"ours, {of_part[0].unit}"}
         text += _markdown([column for column in columns if column not in common], rows, named)
-        options = ", with the options in the first column" if any(result.overrides for result in of_part) else ""
+        options = ", with the options in the first column" if any(map(_options, of_part)) else ""
         command = f"torchcaps train RECIPE{SMALL * small} --seed_everything SEED"
         if (precision := common.get("precision", "32-true")) != "32-true":
             command += f" --trainer.precision {precision}"
@@ -68,24 +68,29 @@ def _markdown(columns: Sequence[str], rows: Sequence[dict[str, str]], named: dic
 
 
 def _groups(recipe: str, results: Sequence[Result]) -> list[list[Result]]:
-    """Return groups of the results of a recipe that differ only in their seeds and in the data of the test."""
+    """Return groups of the results of a recipe that differ only in their seeds and in the data of the test, by seed."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         if result.recipe == recipe:
-            groups.setdefault(result.overrides, []).append(result)
-    return list(groups.values())
+            groups.setdefault(_options(result), []).append(result)
+    return [sorted(group, key=lambda result: result.seed) for group in groups.values()]
+
+
+def _options(result: Result) -> str:
+    """Return the options of a result's command that change what the recipe computes."""
+    compiled = "--model.compile=true" if "--model.compile=true" in result.command else ""
+    return " ".join(filter(None, (result.overrides, compiled)))
 
 
 def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
     """Return the cells of results that differ only in their seeds and in the data of the test."""
     values: dict[str, list[float]] = {}
-    for result in sorted(group, key=lambda result: result.seed):
+    for result in group:
         values.setdefault(result.data, []).append(result.value)
     own = [result for result in group if not result.data]
     hours = sum(result.hours for result in own)
-    compiled = "--model.compile=true" if any("--model.compile=true" in result.command for result in own) else ""
     cells = {
-        "recipe": f"`{' '.join(filter(None, (name, group[0].overrides, compiled)))}`",
+        "recipe": f"`{' '.join(filter(None, (name, _options(group[0]))))}`",
         "parameters": f"{group[0].parameters:,}",
         "ours": f"{mean(values[''])} %",
         "by seed": ", ".join(f"{value:.2f}" for value in values[""]),
