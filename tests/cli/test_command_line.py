@@ -15,7 +15,7 @@ import torchcaps
 from torchcaps.cli import COMMANDS, main
 from torchcaps.utils.quiet import quiet_lightning
 
-SABOUR = ("apsnet", "apsnet-1-iteration", "apsnet-1-iteration-no-decoder", "apsnet-no-decoder", "nn")
+SABOUR = ("apsnet", "apsnet-1-iteration", "apsnet-1-iteration-no-decoder", "apsnet-no-decoder", "apsnet-short", "nn")
 
 
 def python(code: str, **environment: str) -> str:

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 ROW = "zhao2019/table1/fashion-mnist-max"  # 100 steps on sixteen images
 
-NO_HASHES = ["--data.check_hashes=false"]  # images of noise have others
-
 DONE = Result(ROW, "", "", 1, 7.5, "test error", 9, "", "", "", "", "", "", 1.0)
 
 QUEUE = """
@@ -74,7 +72,7 @@ def test_a_queue_killed_again_and_again_ends_in_the_same_weights(tmp_path, image
     assert start(whole, images_of_noise).wait() == 0
     draw = random.Random(0)
     kills = 0
-    while missing(killed / "runs", plan([ROW], NO_HASHES)):
+    while missing(killed / "runs", plan([ROW], check_hashes=False)):
         queue = start(killed, images_of_noise)
         assert queue.stdout.readline().split()[2].startswith(ROW)  # wait until the first row has started
         how = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -110,8 +108,10 @@ def test_two_queues_share_the_rows(tmp_path, images_of_noise):
     results = read_results(tmp_path / "runs" / "results.csv")
     assert sorted(result.seed for result in results) == [0, 1, 2]
     first = results[0]
-    assert first.command == f"torchcaps train {ROW} --seed_everything={first.seed} {NO_HASHES[0]} --trainer.devices=1"
-    assert first.overrides == NO_HASHES[0]
+    assert (
+        first.command == f"torchcaps train {ROW} --seed_everything={first.seed} {first.overrides} --trainer.devices=1"
+    )
+    assert first.overrides == "--data.check_hashes=false"
     assert first.precision == "32-true"
     assert "1 thread, torch" in first.hardware
     assert first.hours > 0
@@ -144,20 +144,12 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
 
 
-def test_a_run_keeps_the_overrides_of_its_checkpoints(tmp_path):
-    """Its result is filed under them, although others are wanted now. Without a checkpoint, it begins with others."""
-    run = missing(tmp_path, plan([ROW]))[0]
-    begun = replace(run, overrides=("--trainer.max_epochs=7",))
-    checkpoint = run.folder(tmp_path) / "version_0" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    (run.folder(tmp_path) / "begun.json").write_text(json.dumps(begun.overrides))
-    longer = ["--trainer.max_epochs=9"]
-    assert missing(tmp_path, plan([ROW], longer))[0] == replace(run, overrides=tuple(longer))
-    checkpoint.touch()
-    assert missing(tmp_path, plan([ROW], longer))[0] == begun
-    assert missing(tmp_path, plan([ROW], NO_HASHES))[0].overrides == tuple(NO_HASHES)  # it has a folder of its own
-    add_results(tmp_path / "results.csv", [replace(DONE, seed=0, overrides="--trainer.max_epochs=7")])
-    assert [run.seed for run in missing(tmp_path, plan([ROW]))] == [1, 2]
+def test_runs_with_files_of_other_hashes_are_kept_apart(tmp_path):
+    run, other = plan([ROW])[0], plan([ROW], check_hashes=False)[0]
+    assert other.folder(tmp_path) != run.folder(tmp_path)
+    add_results(tmp_path / "results.csv", [replace(DONE, seed=0, overrides="--data.check_hashes=false")])
+    assert [left.seed for left in missing(tmp_path, plan([ROW]))] == [0, 1, 2]
+    assert [left.seed for left in missing(tmp_path, plan([ROW], check_hashes=False))] == [1, 2]
 
 
 def test_again_trains_rows_whose_results_come_with_the_package(tmp_path, monkeypatch, capfd):

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     import torch
 
     from torchcaps.reproduce import queue
-    from torchcaps.reproduce.plan import NO_HASHES, plan
+    from torchcaps.reproduce.plan import plan
 
     root, names = Path(options.runs), options.rows
     if options.small:
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
 
     try:
-        runs = plan(names, [NO_HASHES] if options.check_hashes == "false" else (), options.compile)
+        runs = plan(names, options.check_hashes == "true", options.compile)
         if options.list:
             print_table(queue.HEADER, queue.table(root, runs, options.again))
         else:

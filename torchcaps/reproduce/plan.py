@@ -14,7 +14,6 @@ with needs("train"):
     import yaml
 
 SEEDS = (0, 1, 2)
-NO_HASHES = "--data.check_hashes=false"
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,15 @@ class Run:
     Args:
         recipe: name of the row's recipe; with ` --small` behind it, its small version.
         seed: seed of the run.
-        overrides: command-line arguments that change the recipe, such as a shorter training.
         tested_on: classes of further data that the trained network is tested on.
+        check_hashes: whether the files of the data must have their published hashes.
         compiled: whether `torch.compile` compiles the training, which changes its values by rounding alone.
     """
 
     recipe: str
     seed: int
-    overrides: tuple[str, ...] = ()
     tested_on: tuple[str, ...] = ()
+    check_hashes: bool = True
     compiled: bool = False
 
     def __str__(self) -> str:
@@ -40,12 +39,17 @@ class Run:
 
     def folder(self, root: Path) -> Path:
         """Return the folder of the run's logs and checkpoints, in the folder of all runs."""
-        apart = "-no-hashes" if NO_HASHES in self.overrides else ""
+        apart = "" if self.check_hashes else "-no-hashes"
         return root / f"seed-{self.seed}" / (self.recipe.replace(SMALL, "-small") + apart)
 
     def load(self) -> Recipe:
         """Return the recipe; ` --small` behind its name means the small version."""
         return load_recipe(self.recipe.removesuffix(SMALL), self.recipe.endswith(SMALL))
+
+    @property
+    def overrides(self) -> list[str]:
+        """Command-line arguments that its results are filed with."""
+        return [] if self.check_hashes else ["--data.check_hashes=false"]
 
     @property
     def keys(self) -> list[Key]:
@@ -61,15 +65,14 @@ class Run:
         return [f"--seed_everything={self.seed}", *self.overrides, one, *precision, *compiled]
 
 
-def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = (), compiled: bool = False) -> list[Run]:
+def plan(wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool = False) -> list[Run]:
     """Return all runs in their order: those of plan.yaml first, then the others.
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
             behind a name, the small versions. Of a table that compares, and has no published number, all rows. A name
             that is unknown is a ValueError.
-        overrides: command-line arguments of all runs, after those of plan.yaml.
-        compiled: whether all runs are compiled.
+        check_hashes, compiled: see `Run`.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
     every = _rows()
@@ -79,9 +82,8 @@ def plan(wanted: Sequence[str] = (), overrides: Sequence[str] = (), compiled: bo
     others = [row for row in rows if row not in first]
     runs = []
     for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
-        changes = (*details.get(row, {}).get("overrides", ()), *overrides)
         tested_on = details.get(row.removesuffix(SMALL), {}).get("tested_on", ())
-        runs.append(Run(row, seed, changes, tuple(tested_on), compiled))
+        runs.append(Run(row, seed, tuple(tested_on), check_hashes, compiled))
     return runs
 
 

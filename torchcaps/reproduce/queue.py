@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import known_results, summary
-from torchcaps.reproduce.work import as_begun, steps_done, work
+from torchcaps.reproduce.work import steps_done, work
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "")
 
@@ -25,8 +25,7 @@ def missing(root: Path, runs: Sequence[Run], again: bool = False) -> list[Run]:
     """Return those of the runs that have no result yet, in their order. Those that failed last time come last. With
     `again`, results that come with the package do not count."""
     done = {result.key for result in known_results(root, packaged=not again)}
-    wanted = [run for run in runs if not done.issuperset(run.keys)]
-    left = [run for run in (as_begun(run, root) for run in wanted) if not done.issuperset(run.keys)]
+    left = [run for run in runs if not done.issuperset(run.keys)]
     return sorted(left, key=lambda run: _failure(run, root) != "")
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import parent_process
 from pathlib import Path
@@ -27,8 +26,6 @@ from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
-
-BEGUN = "begun.json"  # the overrides of the checkpoints in the folder of a run
 
 
 def work(run: Run, root: Path) -> None:
@@ -73,7 +70,6 @@ def _stop_without_parent() -> None:
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
     folder, recipe = run.folder(root), run.load()
-    write_text_whole(folder / BEGUN, json.dumps(run.overrides))
     checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
     if problem:
         print(f"{problem}: resuming from {checkpoint or 'the beginning'}", file=sys.stderr)
@@ -100,14 +96,6 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
         other.model.load_state_dict(training.model.state_dict())
         results.append(_test(run, data, training, other, parts))
     add_results(root / "results.csv", results)
-
-
-def as_begun(run: Run, root: Path) -> Run:
-    """Return the run with the overrides of its checkpoints, which it keeps although others are wanted now."""
-    folder = run.folder(root)
-    if not any(folder.glob("version_*/checkpoints/*.ckpt")):
-        return run
-    return replace(run, overrides=tuple(json.loads((folder / BEGUN).read_text(encoding="utf-8"))))
 
 
 def _parts(folder: Path) -> list[dict[str, Any]]:
