@@ -332,6 +332,21 @@ def test_bad_input(arguments, message, capfd, monkeypatch):
     assert re.match(f"torchcaps: .*{message}", line)
 
 
+@pytest.mark.usefixtures("_no_subprocess")
+def test_rows_are_kept_when_a_later_layer_fails(tmp_path, monkeypatch, capfd):
+    def failing(request, *arguments):
+        if request.layer == "heinsen":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return measure(request, *arguments)
+
+    monkeypatch.setattr("torchcaps.bench.measure", failing)
+    options = ["--layer", "digit-capsules", "heinsen", "--way", "tiled", "--rounds", "1", "--out", str(tmp_path)]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        main(["bench", "--smoke", "--device", "cpu", *options])
+    assert "digit-capsules" in capfd.readouterr().out
+    assert {row["layer"] for row in json.loads((tmp_path / "bench.json").read_text())["rows"]} == {"digit-capsules"}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda(capfd):
     assert main(["bench", "--device", "cuda"]) == 2

@@ -68,17 +68,20 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         _progress(f"backend {name}: {'there' if why_not is None else why_not}")
     _progress("rates of a matrix product and of a copy")
     rates = measure_rates(device, getattr(torch, options.dtype))
+    head = {**environment(device, options.dtype, rates), "smoke": options.smoke, "graphs": options.graphs}
     rows = []
     counts = sorted(set(options.iterations))
-    for layer, factor, iterations in itertools.product(layers, sorted(set(options.children)), counts):
-        request = Request(
-            layer, factor, options.batch, iterations, options.smoke, device, options.dtype, options.graphs
-        )
-        rows += measure(request, ways, options.rounds, rates, _progress)
-    print_table(TABLE, table_rows(rows, device == "cuda"))
-    if options.out:
-        head = {**environment(device, options.dtype, rates), "smoke": options.smoke, "graphs": options.graphs}
-        print(f"numbers: {write_json(options.out / 'bench.json', head, rows)}")
+    try:
+        for layer, factor, iterations in itertools.product(layers, sorted(set(options.children)), counts):
+            request = Request(
+                layer, factor, options.batch, iterations, options.smoke, device, options.dtype, options.graphs
+            )
+            rows += measure(request, ways, options.rounds, rates, _progress)
+    finally:  # what was measured before a device failed or somebody stopped is not lost
+        if rows:
+            print_table(TABLE, table_rows(rows, device == "cuda"))
+            if options.out:
+                print(f"numbers: {write_json(options.out / 'bench.json', head, rows)}")
 
 
 def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
