@@ -112,20 +112,6 @@ def by_hand(image: int) -> tuple[float, float, float, float]:
     return math.radians(20 * rotation), 0.2 * shear, 1 + 0.2 * vertical, 1 + 0.2 * horizontal
 
 
-def test_maps_are_scale_then_shear_then_rotation() -> None:
-    maps = affine_mnist.affine_maps(200)
-    assert maps.shape == (200, 2, 2)
-    assert maps.dtype == torch.float64
-    for k in range(200):
-        angle, shear, vertical, horizontal = by_hand(k)
-        for x, y in ((1.0, 0.0), (0.0, 1.0), (2.0, -3.0)):
-            wide, high = horizontal * x, vertical * y
-            wide += shear * high
-            turned = (math.cos(angle) * wide - math.sin(angle) * high, math.sin(angle) * wide + math.cos(angle) * high)
-            assert (maps[k] @ torch.tensor([x, y], dtype=torch.float64)).tolist() == pytest.approx(turned, abs=1e-12)
-    assert torch.equal(affine_mnist.affine_maps(50), maps[:50])
-
-
 # The transformed images
 
 

@@ -1,13 +1,12 @@
 """MultiMNIST: its random numbers, its images against plain loops, and the independence of its streams."""
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from loaded import chi_square, collect, loaded
+from loaded import collect, loaded
 from recorder import Recorder, small_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -72,21 +71,6 @@ def test_any_output_at_once() -> None:
     assert splitmix64(7, torch.tensor(far)).item() & MASK == by_hand(7, far)
 
 
-def test_outputs_are_uniform_and_independent() -> None:
-    values = splitmix64(0, torch.arange(2**16))
-    bits = (values[:, None] >> torch.arange(64)) & 1
-    ones = (bits.sum(0) - 2**15) / 128  # in standard deviations
-    assert ones.abs().max() < 4
-    for below in (9, 10, 16):
-        assert abs(chi_square(((values >> 11 & 2**53 - 1) % below).bincount().tolist())) < 4
-    # Neighbors, and outputs of the same number under neighboring seeds: correlation 0 with a deviation of 1/256.
-    numbers = values.double()
-    for other in (numbers.roll(1), numbers.roll(8), splitmix64(1, torch.arange(2**16)).double()):
-        assert abs(torch.corrcoef(torch.stack([numbers, other]))[0, 1]) < 4 / 256
-    pairs = (values[::2] >> 60 & 15) * 16 + (values[1::2] >> 60 & 15)
-    assert abs(chi_square(pairs.bincount(minlength=256).tolist())) < 4
-
-
 # The images
 
 
@@ -127,58 +111,6 @@ def test_images_against_plain_loops(kind: type[MultiMNIST], single: float, stage
         assert labels[i].tolist() == label
         sizes.add(sum(label))
     assert sizes == ({1, 2} if single else {2})
-
-
-def corners(count: int, single: float = 0.0, sizes: tuple[int, int] = (1, 1)) -> tuple[Tensor, Tensor, Tensor]:
-    """Images of digits of one pixel, class 0 top left and class 1 bottom right, and the shifts of both, -4 to 4."""
-    digits = torch.zeros(sum(sizes), 1, 28, 28, dtype=torch.uint8)
-    digits[: sizes[0], 0, 0, 0] = 100
-    digits[sizes[0] :, 0, 27, 27] = 200
-    labels = torch.tensor([0] * sizes[0] + [1] * sizes[1])
-    made = Overlays(ImageSet(digits, labels), seed=1, length=1, single=single, device=CPU)
-    images, labels = made.__getitems__(list(range(count)))
-    first, second = (images == 100 / 255).nonzero(), (images == 200 / 255).nonzero()
-    assert torch.equal(first[:, 0], labels[:, 0].nonzero().flatten())
-    assert torch.equal(second[:, 0], labels[:, 1].nonzero().flatten())
-    return labels, first[:, 2:] - 4, second[:, 2:] - 31
-
-
-def test_a_sixth_has_one_digit() -> None:
-    assert (corners(1000)[0].sum(1) == 2).all()
-    labels = corners(4_000, single=1 / 6)[0].sum(1)
-    assert labels.unique().tolist() == [1, 2]
-    share = (labels == 1).double().mean()
-    assert abs(share - 1 / 6) < 4 * (1 / 6 * 5 / 6 / 4_000) ** 0.5
-    # The first digit is drawn from the digits, not from the classes.
-    single = corners(2_000, single=1.0, sizes=(3, 1))[0]
-    assert (single.sum(1) == 1).all()
-    assert abs(single[:, 0].mean() - 3 / 4) < 4 * (3 / 16 / 2_000) ** 0.5
-
-
-def test_second_digit_is_uniform_over_the_other_classes() -> None:
-    # Seven digits with different gray levels at the center of the frame, which no other pixel reaches.
-    classes = torch.tensor([4, 2, 2, 7, 4, 2, 9])
-    digits = torch.zeros(7, 1, 28, 28, dtype=torch.uint8)
-    for i in range(7):
-        digits[i, 0, 4 * i, 27 * (i % 2)] = 30 + i
-    made = Overlays(ImageSet(digits, classes), seed=2, length=1, single=0.0, device=CPU)
-    images, labels = made.__getitems__(list(range(4_000)))
-    levels = (images * 255).round().int().flatten(1)
-    found: Counter[tuple[int, ...]] = Counter()
-    shown = torch.stack([(levels == 30 + i).any(1) for i in range(7)], 1)
-    for present, label in zip(shown, labels, strict=True):
-        seen = present.nonzero().flatten().tolist()
-        if len(seen) == 2:  # otherwise one pixel covers the other
-            assert label.nonzero().flatten().tolist() == sorted(int(classes[i]) for i in seen)
-            found[tuple(seen)] += 1
-    allowed = {(i, j) for j in range(7) for i in range(j) if classes[i] != classes[j]}
-    assert set(found) == allowed
-    # P(i, j) = (1 / 7) (1 / others of i + 1 / others of j)
-    others = [int((classes != kind).sum()) for kind in classes]
-    for i, j in allowed:
-        probability = (1 / others[i] + 1 / others[j]) / 7
-        count = sum(found.values()) * probability
-        assert abs(found[i, j] - count) < 5 * count**0.5
 
 
 def test_one_class_only() -> None:

@@ -33,7 +33,6 @@ from torchcaps.evaluate.pose import features_of, r2
 from torchcaps.evaluate.routing import agreement, changed_coefficients, changes
 from torchcaps.evaluate.runs import subject_of
 from torchcaps.explain.controls import uniform_coefficients
-from torchcaps.explain.transforms import affine
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
 
@@ -63,22 +62,6 @@ class Routed(nn.Module):
 
 
 # Affine
-
-
-def test_affine_transformations_are_those_of_whole_pixels() -> None:
-    images = random_images(2, 1, 9, 9)
-    assert torch.allclose(affine(images), images, atol=1e-6)
-    assert torch.allclose(affine(images, rotation=90.0), images.rot90(1, (2, 3)), atol=1e-6)  # counterclockwise
-    moved = affine(images, shift=(2 / 9, 1 / 9))
-    assert torch.allclose(moved[:, :, 1:, 2:], images[:, :, :-1, :-2], atol=1e-5)
-    assert torch.allclose(moved[:, :, 0], torch.zeros(2, 1, 9), atol=1e-5)
-    slanted = affine(images, shear=1.0)
-    assert torch.allclose(slanted[:, :, 6, 2:], images[:, :, 6, :-2], atol=1e-5)  # two rows below the center: 2 pixels
-    point = torch.zeros(1, 1, 9, 9)
-    point[..., 4, 6] = 1
-    assert affine(point, scale=torch.tensor([[1.5, 1.0]]))[0, 0, 4, 7] > 0.6  # two pixels from the center become three
-    each = affine(images, rotation=torch.tensor([0.0, 90.0]))
-    assert torch.allclose(each, torch.stack([images[0], images[1].rot90(1, (1, 2))]), atol=1e-6)
 
 
 class Lookup(nn.Module):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from networks import Network
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -23,7 +22,7 @@ from torchcaps import (
     RoutingPool2d,
     create_model,
 )
-from torchcaps.explain.controls import is_right, similarity, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import is_right, uniform_coefficients, with_new_weights
 from torchcaps.explain.dead import DeadCapsules, dead_capsules
 from torchcaps.explain.predicting import predict
 
@@ -252,22 +251,3 @@ def test_nothing_is_left_behind():
         assert_same_state(before, network)
     assert network.training
     assert not stack.training
-
-
-# Similarity of maps
-
-
-def test_ranks_by_hand():
-    maps = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]).repeat(3, 1, 1)
-    others = torch.tensor([[[1.0, 10.0], [11.0, 1e6]], [[4.0, 3.0], [2.0, 1.0]], [[2.0, 1.0], [3.0, 4.0]]])
-    # One exchange of neighbors: 1 - 6 * 2 / (4 * 15).
-    assert_close(similarity(maps, others), torch.tensor([1.0, -1.0, 0.8]))
-
-
-def test_ranks_with_ties_against_scipy():
-    maps, others = torch.randint(0, 6, (2, 5, 7, 9)).float()
-    expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(maps, others, strict=True)]
-    assert_close(similarity(maps, others), torch.tensor(expected).float())
-    assert similarity(torch.ones(1, 3, 3), torch.rand(1, 3, 3)).isnan().all()  # a map without ranks
-    with pytest.raises(ValueError, match=r"expected two tensors of maps \(n, height, width\), got"):
-        similarity(torch.rand(2, 3, 3), torch.rand(3, 3, 3))

@@ -8,7 +8,7 @@ from torch import nn
 
 from torchcaps import RoutingPool2d, create_model
 from torchcaps.data import MNIST
-from torchcaps.explain import entropies, heatmaps, heatmaps_figure, write_figures
+from torchcaps.explain import heatmaps, heatmaps_figure, write_figures
 from torchcaps.explain.page import picture_samples, samples_of
 
 
@@ -54,20 +54,6 @@ def test_shares_of_windows(kernel, stride, padding):
                 found[:, :, y, z] += coefficients[:, :, row, column, down, right]
                 average[y, z] += 1 / len(places)
     torch.testing.assert_close(maps, found / average)
-
-
-def test_entropies():
-    x = torch.rand(2, 4, 3, 3)
-    even = entropies(nn.Sequential(RoutingPool2d(2, 0.0)), x)
-    torch.testing.assert_close(even, torch.full((2, 2), 9.0).log())
-    assert (entropies(nn.Sequential(RoutingPool2d(2, 1e7)), x) < 1e-3).all()
-    pool = RoutingPool2d(2, 5.0, kernel_size=2, stride=1, padding=1)
-    found = entropies(nn.Sequential(pool), x)
-    _, c = pool(x, return_coefficients=True)
-    assert found.shape == (2, 2, 4, 4)
-    assert found[0, 0, 0, 0] == 0  # one position in this corner
-    expected = -(c[1, 1, 2, 1] * c[1, 1, 2, 1].log()).sum()
-    torch.testing.assert_close(found[1, 1, 2, 1], expected)
 
 
 def test_compiled_networks_and_what_is_left_behind():

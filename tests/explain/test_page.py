@@ -31,7 +31,8 @@ def test_the_page_is_one_file_without_addresses(images, digits_report):
     assert "default-src 'none'" in page  # the browser itself forbids all loading
     assert [found.name for found in images.parent.iterdir()] == ["index.html"]
     (wanted,) = digits_report["snapshots"][1]["sharpening"]
-    assert content(page)["snapshots"][1]["sharpening"][0]["largest"] == pytest.approx(wanted["largest"].tolist(), 1e-4)
+    found = content(page)["snapshots"][1]["sharpening"][0]["effective"]
+    assert found == pytest.approx(wanted["effective"].tolist(), 1e-4)
 
 
 def test_no_text_ends_the_script_or_the_title(text_report, tmp_path):

@@ -17,10 +17,8 @@ def test_coefficients_start_uniform_and_are_those_of_the_layer() -> None:
     (found,) = sharpening(network, [images[:2], images[2:]]).values()
     assert (found.over, found.size) == ("parents", 10)
     assert found.effective[0] == pytest.approx(10)
-    assert found.largest[0] == pytest.approx(0.1)
     network.eval()
     last = network(images, return_coefficients=True).capsules.coefficients.detach()
-    assert found.largest[2] == pytest.approx(float(last.amax(-1).mean()), rel=1e-5)
     entropy = -(last * last.log()).sum(-1)
     assert found.effective[2] == pytest.approx(float(entropy.exp().mean()), rel=1e-5)
     assert found.effective[2] < found.effective[1] < found.effective[0]
@@ -33,7 +31,6 @@ def test_padding_and_children() -> None:
     (found,) = sharpening(gated, [(torch.randn(1, 4, 3), scores)]).values()
     assert (found.over, found.size) == ("children", 4)
     assert found.effective[0] == pytest.approx(3)
-    assert found.largest[0] == pytest.approx(1 / 3)
 
 
 def test_a_pool_is_spread_over_its_positions() -> None:
@@ -42,7 +39,6 @@ def test_a_pool_is_spread_over_its_positions() -> None:
     assert (found.over, found.size) == ("children", 64)
     assert found.effective[0] == pytest.approx(64)
     assert found.effective[1] < 60
-    assert math.isclose(float(found.largest[0]), 1 / 64, rel_tol=1e-6)
 
 
 def test_the_entropy_of_an_average_over_windows_of_unequal_sizes_is_even() -> None:

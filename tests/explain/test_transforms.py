@@ -52,6 +52,17 @@ def test_whole_pixels(padding):
     assert_close(affine(image.half(), shift=(2.0 / 6, 0.0), padding=padding), moved.half(), atol=1e-3, rtol=0)
 
 
+def test_shear_scales_of_both_axes_and_angles_of_each_image():
+    images = torch.rand(2, 1, 9, 9)
+    slanted = affine(images, shear=1.0)
+    assert_close(slanted[:, :, 6, 2:], images[:, :, 6, :-2], atol=1e-5, rtol=0)  # two rows below the center: 2 pixels
+    point = torch.zeros(1, 1, 9, 9)
+    point[..., 4, 6] = 1
+    assert affine(point, scale=torch.tensor([[1.5, 1.0]]))[0, 0, 4, 7] > 0.6  # two pixels from the center become three
+    each = affine(images, rotation=torch.tensor([0.0, 90.0]))
+    assert_close(each, torch.stack([images[0], images[1].rot90(1, (1, 2))]), atol=1e-5, rtol=0)
+
+
 class Corners(nn.Module):
     """A network with a capsule for each of two classes: the upper row and the left column of an image."""
 

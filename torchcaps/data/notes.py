@@ -22,6 +22,6 @@ def progress_bar() -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def listed(names: list[str], most: int = 5) -> str:
-    """Return names with commas, only the first of many."""
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+def listed(names: list[str]) -> str:
+    """Return names with commas, only the first five of many."""
+    return ", ".join(names[:5]) + (f", ... ({len(names)})" if len(names) > 5 else "")

@@ -1,8 +1,6 @@
 """Writing a network as a file for other programs, and checking the file by running it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,17 +20,6 @@ FACTS = "facts.json"  # name of the facts in a PyTorch program
 SIZES = (1, 2, 5)  # of the batches on which a file is checked
 TOLERANCE = 1e-4  # largest difference between a file and its network, relative to the largest number of the output
 
-# Runs in a process of its own, in which torchcaps cannot be imported.
-ALONE = """
-import sys
-sys.modules["torchcaps"] = None
-import torch
-program, inputs, outputs = sys.argv[1:]
-run = torch.export.load(program).module()
-results = [run(*batch) for batch in torch.load(inputs, weights_only=True)]
-torch.save([(out,) if isinstance(out, torch.Tensor) else tuple(out) for out in results], outputs)
-"""
-
 
 @checked
 def export(
@@ -47,8 +34,7 @@ def export(
 
     - "onnx": an ONNX file, in which the weights are too, unless they have 2 GB or more; those are beside it, in a file
       that ends in `.data`. It is run by onnxruntime.
-    - "torch": a program of `torch.export`, with PyTorch's own operators alone. It is run in a process in which
-      torchcaps cannot be imported.
+    - "torch": a program of `torch.export`, with PyTorch's own operators alone.
 
     The file has inputs `images`, or `embeddings` and `mask`, and outputs `scores` and, with the decoder,
     `reconstruction`, that of the likeliest class. Heights, widths and channels are those of the example; texts may have
@@ -117,16 +103,7 @@ def _write_torch(program: ExportedProgram, module: Program, inputs: Inputs, fact
 
 
 def _run_torch(path: Path, batches: list[Inputs]) -> list[Inputs]:
-    """Run a program in a process of its own that has torch alone."""
-    inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
-    torch.save(batches, inputs)
-    command = [sys.executable, "-P", "-c", ALONE, str(path), str(inputs), str(outputs)]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=path.parent)
-    if process.returncode:
-        reason = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
-        raise ValueError(f"the exported program does not run with torch alone: {reason}")
-    results: list[Inputs] = torch.load(outputs, weights_only=True)
-    return results
+    return outputs_of(torch.export.load(path).module(), batches)
 
 
 def _difference(module: Program, expected: list[Inputs], results: list[Inputs]) -> float:

@@ -113,14 +113,14 @@ def stripe(x: Tensor, generator: torch.Generator) -> Tensor:
 def fog(x: Tensor, generator: torch.Generator) -> Tensor:
     """A plasma of three times the full brightness is added."""
     most = x.amax((1, 2, 3), keepdim=True)
-    haze = plasma(len(x), generator, decay=1.4)[:, None, : x.shape[2], : x.shape[3]]
+    haze = plasma(len(x), generator)[:, None, : x.shape[2], : x.shape[3]]
     return (x + 3 * haze) * most / (most + 3)
 
 
-def plasma(count: int, generator: torch.Generator, decay: float, size: int = 256) -> Tensor:
-    """Return maps in [0, 1] by the diamond-square algorithm on a torus, `(count, size, size)`."""
-    maps = torch.zeros(count, size, size)
-    step, wobble = size, 100.0
+def plasma(count: int, generator: torch.Generator) -> Tensor:
+    """Return maps in [0, 1] by the diamond-square algorithm on a torus, `(count, 256, 256)`."""
+    maps = torch.zeros(count, 256, 256)
+    step, wobble = 256, 100.0
 
     def around(total: Tensor) -> Tensor:
         return total / 4 + wobble**2 * (2 * torch.rand(total.shape, generator=generator) - 1)
@@ -133,7 +133,7 @@ def plasma(count: int, generator: torch.Generator, decay: float, size: int = 256
         centers = maps[:, half::step, half::step]
         maps[:, ::step, half::step] = around(centers + centers.roll(1, 1) + corners + corners.roll(-1, 2))
         maps[:, half::step, ::step] = around(centers + centers.roll(1, 2) + corners + corners.roll(-1, 1))
-        step, wobble = half, wobble / decay
+        step, wobble = half, wobble / 1.4
     maps -= maps.amin((1, 2), keepdim=True)
     return maps / maps.amax((1, 2), keepdim=True)
 

@@ -11,7 +11,7 @@ with needs("train"):
     from torchcaps.explain.credit import Credit, LayerCredit, Strand, credit, parse_tree
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.figures import write_figures, write_pose_figures
-    from torchcaps.explain.heatmaps import entropies, heatmaps, heatmaps_figure
+    from torchcaps.explain.heatmaps import heatmaps, heatmaps_figure
     from torchcaps.explain.pixels import Places, credit_figure, heat, places
     from torchcaps.explain.poses import (
         PoseTrajectories,
@@ -22,7 +22,6 @@ with needs("train"):
         relative_changes_figure,
     )
     from torchcaps.explain.recording import Run, record, routing_layers, watching
-    from torchcaps.explain.scaling import mds
     from torchcaps.explain.shares import Shares
     from torchcaps.explain.sharpening import Sharpening, sharpening
 
@@ -40,11 +39,9 @@ __all__ = [
     "capsule_layers",
     "credit",
     "credit_figure",
-    "entropies",
     "heat",
     "heatmaps",
     "heatmaps_figure",
-    "mds",
     "parse_tree",
     "perturb",
     "perturbations_figure",

@@ -10,12 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from torchcaps.ops import at_least_float32
 from torchcaps.routing import Routing
-from torchcaps.utils.arguments import FloatTensor, checked, shown
+from torchcaps.utils.arguments import checked, shown
 
 
 @checked
@@ -90,24 +88,3 @@ def with_new_weights(network: nn.Module, seed: int = 0) -> nn.Module:
                 kind = type(module).__name__
                 raise ValueError(f"{name or 'the network'}, a {kind}, has no reset_parameters to draw its weights anew")
     return drawn
-
-
-@checked
-def similarity(maps: FloatTensor, others: FloatTensor) -> Tensor:
-    """Compute Spearman's rank correlation between maps, pair by pair: 1 if both rank all places alike, about 0 if they
-    have nothing in common, -1 if they rank them in opposite orders.
-
-    Equal values share the mean of their ranks. It is nan where a map is the same everywhere, because it ranks nothing.
-
-    Shape:
-        - Input: `(n, height, width)` each.
-        - Output: `(n,)`.
-    """
-    if maps.dim() != 3 or maps.shape != others.shape:
-        raise ValueError(f"expected two tensors of maps (n, height, width), got {shown(maps)} and {shown(others)}")
-    ranks = [
-        torch.from_numpy(rankdata(at_least_float32(x.detach()).flatten(1).cpu().numpy(), axis=1))
-        for x in (maps, others)
-    ]
-    first, second = (x - (x.shape[1] + 1) / 2 for x in ranks)
-    return torch.cosine_similarity(first, second, dim=1, eps=0).to(maps)

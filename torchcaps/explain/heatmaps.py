@@ -1,4 +1,4 @@
-"""Where a routing pool looks: its coefficients over the image, and how even they are (Zhao & Huang 2019, Table 3)."""
+"""Where a routing pool looks: its coefficients over the image (Zhao & Huang 2019, Table 3)."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from torchcaps.explain.axes import Row, panels_figure
-from torchcaps.explain.recording import Run, record
+from torchcaps.explain.recording import record
 from torchcaps.explain.shares import shares_of
 from torchcaps.nn import RoutingPool2d
 from torchcaps.utils.arguments import FloatTensor, checked
 
 
+@torch.no_grad()
 @checked
 def heatmaps(model: nn.Module, images: FloatTensor, name: str | None = None) -> Tensor:
     """Compute how much each place of each image counts in a network's routing pool, relative to average pooling.
@@ -36,32 +37,6 @@ def heatmaps(model: nn.Module, images: FloatTensor, name: str | None = None) -> 
     Reference:
         Zhao & Huang 2019, section 4.2 and Table 3.
     """
-    run, coefficients = _coefficients(model, images, name)
-    shares = shares_of(run)
-    own = shares._replace(table=coefficients.reshape(shares.table.shape))
-    whole = coefficients.new_ones(len(images), 1, *own.parents)
-    maps = own.down(whole) / own.evenly().down(whole).clamp_min(1e-12)
-    return F.interpolate(maps.squeeze(1), size=images.shape[-2:], mode="bilinear", align_corners=False)
-
-
-@checked
-def entropies(model: nn.Module, images: FloatTensor, name: str | None = None) -> Tensor:
-    r"""Compute how evenly a network's routing pool takes its positions: :math:`-\sum_i c_i \log c_i`, in nats.
-
-    The entropy is 0 if one position takes all, and the logarithm of their number for an average. Arguments are those
-    of :func:`heatmaps`.
-
-    Returns:
-        `(batch, groups)`; for a pool with windows `(batch, groups, rows, columns)`.
-    """
-    run, coefficients = _coefficients(model, images, name)
-    places = () if run.layer.kernel_size is None else run.parents.shape[2:]
-    return torch.special.entr(coefficients).sum(1).reshape(len(images), -1, *places)
-
-
-@torch.no_grad()
-def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[Run, Tensor]:
-    """Return what a pool did with these images, and its coefficients `(groups and windows, positions, 1)`."""
     pools = {key: module for key, module in model.named_modules() if isinstance(module, RoutingPool2d)}
     if not pools:
         raise ValueError(f"{type(model).__name__} has no RoutingPool2d: put one there with replace_pooling")
@@ -72,7 +47,12 @@ def _coefficients(model: nn.Module, images: Tensor, name: str | None) -> tuple[R
     run = next((run for run in runs if run.layer is pool), None)
     if run is None or run.last is None:
         raise ValueError(f"{type(model).__name__} did not run its RoutingPool2d on these images")
-    return run, run.last.votes.coefficients()
+    coefficients = run.last.votes.coefficients()
+    shares = shares_of(run)
+    own = shares._replace(table=coefficients.reshape(shares.table.shape))
+    whole = coefficients.new_ones(len(images), 1, *own.parents)
+    maps = own.down(whole) / own.evenly().down(whole).clamp_min(1e-12)
+    return F.interpolate(maps.squeeze(1), size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
 @checked

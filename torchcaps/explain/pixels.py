@@ -125,7 +125,7 @@ def _side(grid: Tensor, noise: Tensor, axis: int) -> tuple[float, float, float]:
 
 
 @checked
-def heat(network: nn.Module, images: FloatTensor, seen: dict[str, Places] | None = None) -> dict[str, Tensor]:
+def heat(network: nn.Module, images: FloatTensor) -> dict[str, Tensor]:
     """Compute where in images each class takes its input from, for every capsule layer whose children are on a grid.
 
     A map is the :func:`torchcaps.explain.credit` of the layer's children, summed over their types, as a multiple of the
@@ -136,7 +136,6 @@ def heat(network: nn.Module, images: FloatTensor, seen: dict[str, Places] | None
     Args:
         network: classifier of images; it is run in evaluation mode and left as it was.
         images: `(batch, channels, height, width)`, as the network takes them.
-        seen: result of :func:`places`, if it is there already.
 
     Returns:
         Maps `(batch, classes, height, width)` by the layers' names, from the layer next to the image on.
@@ -144,9 +143,8 @@ def heat(network: nn.Module, images: FloatTensor, seen: dict[str, Places] | None
     Raises:
         ValueError: the network runs no capsule layer.
     """
-    found = credit(network, images)
-    seen = places(network, (images.shape[1], images.shape[2], images.shape[3])) if seen is None else seen
-    return heat_of(found, seen, (images.shape[2], images.shape[3]))
+    channels, height, width = images.shape[1:]
+    return heat_of(credit(network, images), places(network, (channels, height, width)), (height, width))
 
 
 @checked

@@ -11,6 +11,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from sklearn.decomposition import PCA
+from sklearn.manifold import smacof
+from sklearn.metrics import pairwise_distances
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
@@ -18,7 +21,6 @@ from torch.utils.data import DataLoader, Subset
 from torchcaps.data import StereoData
 from torchcaps.explain.axes import COLORS, DASHES, MARKERS, ORDERED, color_bar, hide_ticks, in_style
 from torchcaps.explain.predicting import class_poses, predict
-from torchcaps.explain.scaling import mds
 from torchcaps.utils.arguments import FloatTensor, checked, shown
 
 Angle = Literal["elevation", "azimuth"]
@@ -274,7 +276,7 @@ def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[s
 
 def _draw(axis: Axes, poses: Tensor, colors: np.ndarray) -> None:
     """Draw poses `(steps, vectors, features)` of a toy in the plane, a path for each vector, each step in its color."""
-    placed = mds(poses.flatten(0, 1)).view(*poses.shape[:2], 2).numpy()
+    placed = in_the_plane(poses.flatten(0, 1)).reshape(*poses.shape[:2], 2)
     for vector in range(placed.shape[1]):
         x, y = placed[:, vector].T
         marker = MARKERS[vector % len(MARKERS)]
@@ -283,6 +285,25 @@ def _draw(axis: Axes, poses: Tensor, colors: np.ndarray) -> None:
         axis.plot(x[:1], y[:1], "o", markersize=8, markerfacecolor="none", markeredgecolor="black", markeredgewidth=0.8)
     axis.set_aspect("equal", adjustable="datalim")
     hide_ticks(axis)
+
+
+def in_the_plane(poses: Tensor) -> np.ndarray[Any, Any]:
+    """Place poses `(n, features)` in the plane, so that the distances between them stay as near as possible to what
+    they are. The start is the two principal components, so the same poses always give the same picture."""
+    centered = (poses - poses.mean(0)).numpy()
+    scale = float(np.linalg.norm(centered))
+    if not scale:
+        return np.zeros((len(poses), 2))
+    centered = np.pad(centered / scale, ((0, 0), (0, max(0, 2 - poses.shape[1]))))
+    placed, _ = smacof(
+        pairwise_distances(centered),
+        init=PCA(2).fit_transform(centered),
+        n_init=1,
+        max_iter=300,
+        eps=1e-9,
+        normalized_stress=False,
+    )
+    return scale * placed
 
 
 def _ticks(trajectories: PoseTrajectories) -> list[int]:

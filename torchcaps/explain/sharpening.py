@@ -17,7 +17,6 @@ class Sharpening(NamedTuple):
     """How a layer's coefficients change over its iterations.
 
     Fields:
-        largest: mean of the largest coefficient, `(iterations,)`.
         effective: number of capsules that the coefficients are spread over, the mean of :math:`exp(H)` with the entropy
             H in nats, `(iterations,)`; 1 if one takes all.
         entropy: mean of H, `(iterations,)`.
@@ -27,7 +26,6 @@ class Sharpening(NamedTuple):
         size: number of capsules on this axis.
     """
 
-    largest: Tensor
     effective: Tensor
     entropy: Tensor
     uniform: float
@@ -62,20 +60,19 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
         if votes.softmax == "children":
             coefficients = coefficients.transpose(1, 2)
         counts[name] = coefficients.shape[-1]
-        largest = coefficients.amax(-1)
         entropy = torch.special.entr(coefficients).sum(-1)
         spread = entropy.exp()
-        kept = torch.ones_like(largest, dtype=torch.bool)
+        kept = torch.ones_like(entropy, dtype=torch.bool)
         if votes.gates is not None and votes.softmax == "parents":
             kept = votes.gates > 0
         even = _even(votes, entropy)
-        columns = largest[kept], spread[kept], entropy[kept], even.exp()[kept], even[kept]
+        columns = spread[kept], entropy[kept], even.exp()[kept], even[kept]
         found = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
         index = 0 if iteration.t == 0 else place.get(name, 0)  # a network may run a layer several times
         place[name] = index + 1
         so_far = sums.setdefault(name, [])
         if index == len(so_far):
-            so_far.append(torch.zeros(6, dtype=torch.float64))
+            so_far.append(torch.zeros(5, dtype=torch.float64))
         so_far[index] += found
 
     with watching(network, see):
@@ -85,9 +82,9 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
     result = {}
     for name, rows in sums.items():
         numbers, *sums_of = torch.stack(rows, 1)
-        largest, spread, entropy, uniform, even = (total / numbers.clamp_min(1) for total in sums_of)
+        spread, entropy, uniform, even = (total / numbers.clamp_min(1) for total in sums_of)
         over = layers[name].routing.softmax
-        result[name] = Sharpening(largest, spread, entropy, float(uniform[0]), float(even[0]), over, counts[name])
+        result[name] = Sharpening(spread, entropy, float(uniform[0]), float(even[0]), over, counts[name])
     return result
 
 

@@ -1,16 +1,19 @@
 """The content of a page: what a network does with test samples, at one or several checkpoints."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
+from scipy.stats import ConstantInputWarning, spearmanr
 from torch import Tensor, nn
 
 from torchcaps.data.order import evenly_chosen
-from torchcaps.explain.controls import is_right, similarity, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import is_right, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
@@ -275,7 +278,7 @@ def _compared(
     # On the grid of the capsules: what is interpolated between them is alike in all maps.
     grids = [next(x for x in by.layers if x.name == layer) for by in found]
     ratios = [(x.shares.sum(2) / x.even.sum(2).clamp_min(1e-12))[which] for x in grids]
-    alike, between = (_mean(similarity(ratios[0], x)) for x in (ratios[1], ratios[0].roll(1, 0)))
+    alike, between = (_agreement(ratios[0], x) for x in (ratios[1], ratios[0].roll(1, 0)))
     peak = float(torch.stack([own[:DRAWN], others[:DRAWN]]).max())
     pictures = []
     for k in range(min(DRAWN, len(images))):
@@ -295,9 +298,14 @@ def _compared(
     }
 
 
-def _mean(values: Tensor) -> str:
-    values = values[values.isfinite()]
-    return f"{float(values.mean()):+.2f}" if len(values) else "nothing that can be compared"
+def _agreement(maps: Tensor, others: Tensor) -> str:
+    """Return the mean rank correlation (Spearman) of maps, pair by pair, without maps that are the same everywhere."""
+    pairs = zip(*(x.flatten(1).double().cpu().numpy() for x in (maps, others)), strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        values = [float(spearmanr(x, y).statistic) for x, y in pairs]
+    known = [value for value in values if not math.isnan(value)]
+    return f"{fmean(known):+.2f}" if known else "nothing that can be compared"
 
 
 def _overlaps(network: nn.Module, samples: Samples) -> list[dict[str, Any]]:
