@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from vision import MEAN, SIZE, STD, make_vision_model
 
-from torchcaps import CapsuleHead, EMRouting, add_capsules, create_model
+from torchcaps import CapsuleHead, EMRouting, RoutingPool2d, add_capsules, create_model
 from torchcaps.models import library_network
+from torchcaps.models.libraries import NamedNetwork
 
 EXAMPLE = torch.rand(2, 1, 12, 12)
 
@@ -368,6 +369,24 @@ def test_a_routing_pool_needs_a_pool(vit):
         library_network(f"transformers/{vit}", head="pool", types=3)
     with pytest.raises(ValueError, match="sharpness is not for head='capsules'"):
         library_network(f"transformers/{vit}", sharpness=1.0)
+
+
+def test_a_routing_pool_in_networks_of_torchvision(monkeypatch):
+    """With a last linear layer, as in a ResNet, and without one, as in a SqueezeNet."""
+    pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    networks = {
+        "torchvision/resnet": nn.Sequential(nn.Conv2d(3, 32, 3), *pool, nn.Linear(32, 10)),
+        "torchvision/squeezenet": nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 10, 1), *pool),
+    }
+    of_library = lambda name, *_: NamedNetwork(networks[name], MEAN, STD, 8)  # noqa: E731
+    monkeypatch.setattr("torchcaps.models.backbone.named_network", of_library)
+    model = library_network("torchvision/resnet", 3, head="pool", pretrained=False)
+    assert model(torch.rand(2, 3, 8, 8)).scores.shape == (2, 3)
+    assert [type(module) for module in networks["torchvision/resnet"]][1:] == [RoutingPool2d, nn.Flatten, nn.Identity]
+    with pytest.raises(
+        ValueError, match=r"squeezenet has no nn.Linear at its end that could be replaced: use head='ca"
+    ):
+        library_network("torchvision/squeezenet", 3, head="pool", pretrained=False)
 
 
 def test_a_resnet_of_this_library():

@@ -63,6 +63,18 @@ def test_stored_votes_are_routed_as_in_a_layer(name):
     assert ROUTINGS[name].with_values(**learned)(votes).coefficients is None
 
 
+@names
+def test_values_may_be_less_precise_than_the_votes(name):
+    """Those of float32 for votes of float64, with and without scores."""
+    _, learned = layer_of(name, 5)
+    single = {key: value.float() for key, value in learned.items()}
+    votes, scores = randn(2, 5, 3, 2, 2), randn(2, 5, seed=1)
+    for given in (scores, None):
+        expected, found = (route(ROUTINGS[name], votes, given, **values).poses for values in (learned, single))
+        assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert found.dtype == torch.float64
+
+
 @pytest.mark.parametrize(
     ("routing", "name", "shape"),
     [

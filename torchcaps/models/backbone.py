@@ -288,10 +288,12 @@ def library_network(
     network, pools = named.network, list(global_pools(named.network))
     if not pools or name.startswith("transformers/"):
         raise ValueError(f"{name} has no nn.AdaptiveAvgPool2d to size 1 that could be replaced: use head='capsules'")
-    replace_pooling(network, RoutingPool2d(features, sharpness), pools[-1])
     if name.startswith("torchvision/"):  # a network of timm is built without its last layer
         linears = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)]
+        if not linears:
+            raise ValueError(f"{name} has no nn.Linear at its end that could be replaced: use head='capsules'")
         network.set_submodule(linears[-1], nn.Identity())
+    replace_pooling(network, RoutingPool2d(features, sharpness), pools[-1])
     if isinstance(pretrained, str):
         load_file(network, pretrained, name)
     with evaluating(network), torch.no_grad():

@@ -89,4 +89,4 @@ def _cost_of_all(beta_ignore: Tensor, votes: WeightedVotes) -> Tensor:
     each = votes.children // beta_ignore.shape[0]
     if votes.gates is None:
         return each * at_least_float32(beta_ignore).sum(0, keepdim=True)
-    return contract("bg,gj->bj", votes.gates.unflatten(1, (-1, each)).sum(2), at_least_float32(beta_ignore))
+    return contract("bg,gj->bj", votes.gates.unflatten(1, (-1, each)).sum(2), beta_ignore.to(votes.gates.dtype))
