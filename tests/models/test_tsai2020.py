@@ -14,6 +14,7 @@ from torchcaps import (
     PrimaryCapsules,
     create_model,
 )
+from torchcaps.explain import record
 from torchcaps.models import CapsuleClassifier, inverted_attention_multimnist, narrow_cifar10
 from torchcaps.models.cnn import Standardize
 
@@ -48,8 +49,8 @@ def test_models_train(name, arguments, image, classes):
 
 def test_the_papers_maps():
     model = create_model("inverted_attention_cifar10")
-    traces = model.capsules.trace(model.primary_capsules(torch.rand(1, 3, 32, 32)))
-    assert [tuple(t.parents.poses.shape[1:]) for t in traces] == [(32, 7, 7, 4, 4), (32, 5, 5, 4, 4), (10, 4, 4)]
+    _, runs = record(model, torch.rand(1, 3, 32, 32))
+    assert [tuple(run.parents.shape[1:]) for run in runs] == [(32, 7, 7, 4, 4), (32, 5, 5, 4, 4), (10, 4, 4)]
     with torch.device("meta"):
         model = create_model("em_cifar", backbone="resnet")
     assert model.primary_capsules(torch.rand(1, 3, 32, 32, device="meta")).poses.shape == (1, 32, 16, 16, 4, 4)

@@ -1,7 +1,6 @@
 """Stacks of capsule layers: two schedules, against the procedure written out and against each other."""
 
 import contextlib
-import copy
 import itertools
 
 import algorithms
@@ -108,9 +107,6 @@ def test_concurrent_is_procedure_2(iterations):
     x = children()
     expected = procedure_2(stack, x, iterations)
     assert_same(stack(x).poses, expected[-1])
-    traced = stack.trace(x)  # a trace leaves no pass out
-    for trace, poses in zip(traced, expected, strict=True):
-        assert_same(trace.parents.poses, poses.detach())
     wanted = torch.autograd.grad(expected[-1].square().sum(), stack.layers[0].weight)
     assert_same(torch.autograd.grad(stack(x).poses.square().sum(), stack.layers[0].weight), wanted)
     if iterations > 1:
@@ -148,7 +144,6 @@ def test_concurrent_passes_of_every_kind_of_routing(name):
     assert_same(ours.poses, parents[2].poses)
     if ours.scores is not None:
         assert_same(ours.scores, parents[2].scores)
-    assert_same(stack.trace(x)[2].parents.coefficients, coefficients.detach())
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
@@ -172,46 +167,6 @@ def test_sequences_are_grids_of_height_1(pose, schedule):
     found, expected = line(Capsules(x, scores)), grid(Capsules(x.unsqueeze(2), scores.unsqueeze(2)))
     assert found.poses.shape == (2, 4, *line.layers[2].out_pose)
     assert_same(found, expected)
-    traces = [stack.trace(x.reshape(2, 2, *size, *x.shape[3:])) for stack, size in ((line, (5,)), (grid, (1, 5)))]
-    for of_line, of_grid in zip(*traces, strict=True):
-        assert_same(of_line.parents.coefficients.flatten(), of_grid.parents.coefficients.flatten())
-        assert_same(of_line.changes, of_grid.changes)
-
-
-@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
-def test_trace_tells_how_each_layer_routed(schedule):
-    stack = three_layers(InvertedAttentionRouting(4), schedule=schedule)
-    x = children()
-    traces = stack.trace(x)
-    first, _, last = traces
-    assert_same(last.parents.poses, stack(x).poses)
-    assert_same(last.parents.coefficients, stack(x, return_coefficients=True).coefficients)
-    assert first.parents.coefficients.shape == (2, 3, 4, 2, 2, 2, 3)
-    assert_same(first.parents.coefficients.sum(-1), torch.ones(2, 3, 4, 2, 2, 2))
-    assert [trace.changes.shape for trace in traces] == [(3,)] * 3
-    assert all((trace.changes > 0).all() for trace in traces)
-    assert not last.parents.poses.requires_grad
-
-
-@pytest.mark.parametrize("name", ROUTINGS)
-def test_a_sequential_trace_is_what_forward_does(name):
-    stack, x = three_layers(ROUTINGS[name](2)), children()
-    first, _, last = stack.trace(x)
-    assert_same(first.parents, stack.layers[0](x, return_coefficients=True).detach())
-    assert_same(last.parents, stack(x, return_coefficients=True).detach())
-
-
-def test_changes_are_those_of_the_poses():
-    stack = CapsuleStack(CapsuleLinear(4, 3, 2, 2, InvertedAttentionRouting(3)))
-    nn.init.normal_(stack.layers[0].weight)
-    x = torch.randn(5, 4, 2)
-    votes = stack.layers[0].votes(x)
-    routing = copy.deepcopy(stack.layers[0].routing)
-    poses = []
-    for routing.iterations in (1, 2, 3):
-        poses.append(routing(votes).poses.flatten(1))
-    expected = [((b - a).norm(dim=1) / b.norm(dim=1)).max() for a, b in itertools.pairwise(poses)]
-    assert_same(stack.trace(x)[0].changes, torch.stack(expected).detach())
 
 
 def test_sequential_calls_its_layers():
@@ -234,7 +189,7 @@ def test_a_schedule_may_be_changed_and_is_checked():
         stack(x)
     stack.schedule = "concurent"
     with pytest.raises(ValueError, match="got 'concurent'"):
-        stack.trace(x)
+        stack(x)
 
 
 def test_a_random_start_is_one():
@@ -258,7 +213,6 @@ def test_empty_batch():
     for schedule in ("sequential", "concurrent"):
         stack = three_layers(InvertedAttentionRouting(2), schedule=schedule)
         assert stack(children()[:0]).poses.shape == (0, 4, 2, 2)
-        assert len(stack.trace(children()[:0])) == 3
 
 
 def test_scores_flow_between_layers():
@@ -282,8 +236,6 @@ def test_as_many_capsules_in_every_layer_as_there_are_children(schedule):
         assert out.poses.shape == (2, 4, 3)
         out.poses.square().sum().backward()
         assert all(p.grad.isfinite().all() for p in stack.parameters())
-        counts = [trace.parents.poses.shape[1] for trace in stack.trace(torch.randn(2, number, 3))]
-        assert counts == [number, number, 4]
 
 
 def test_watchers_see_every_iteration():

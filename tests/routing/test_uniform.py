@@ -95,11 +95,9 @@ def test_stacks(routing, schedule):
     stack = CapsuleStack(layer_of(routing), layer_of(routing, 3, 2), schedule=schedule)
     children = children_of(stack.layers[0])
     with stack.layers[0].routing.uniform(), stack.layers[1].routing.uniform():
-        found, trace = stack(children, return_coefficients=True), stack.trace(children)
+        found = stack(children, return_coefficients=True)
         expected = stack.layers[1](stack.layers[0](children), return_coefficients=True)
     same(found, expected)
-    same(trace[1].parents, expected)
-    assert_close(trace[1].changes, torch.zeros(routing.iterations - 1))
 
 
 @pytest.mark.parametrize("window", [{}, {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)

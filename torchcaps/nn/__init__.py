@@ -12,7 +12,7 @@ from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
 from torchcaps.nn.pooling import RoutingPool2d
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.shared import CapsuleShared
-from torchcaps.nn.stack import CapsuleStack, Trace
+from torchcaps.nn.stack import CapsuleStack
 from torchcaps.nn.surgery import replace_pooling
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "PrimaryCapsules",
     "RoutingPool2d",
     "SpreadLoss",
-    "Trace",
     "margin_loss",
     "replace_pooling",
     "spread_loss",

@@ -1,10 +1,8 @@
 """Stacks of capsule layers, and schedules for the order in which the layers route."""
 
-import itertools
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
@@ -16,19 +14,6 @@ from torchcaps.routing import Iteration
 from torchcaps.utils.arguments import checked
 
 Schedule = Literal["sequential", "concurrent"]
-
-
-class Trace(NamedTuple):
-    """Result of one layer of a stack, and how much its iterations changed it.
-
-    Fields:
-        parents: parents with their coefficients.
-        changes: relative changes of the parents' poses from each iteration to the next, `(iterations - 1,)`: the
-            largest `|p_t - p_{t-1}| / |p_t|` of a sample.
-    """
-
-    parents: Capsules
-    changes: Tensor
 
 
 class CapsuleStack(nn.Module):
@@ -97,58 +82,31 @@ class CapsuleStack(nn.Module):
             for layer in lower:
                 parents = layer(parents)
             return last(parents, return_coefficients=return_coefficients)
-        routed = self._concurrent(parents)[-1]
-        return routed.last.with_coefficients() if return_coefficients else routed.last.parents
+        last = self._concurrent(parents)
+        return last.with_coefficients() if return_coefficients else last.parents
 
-    @torch.no_grad()
-    def trace(self, capsules: Capsules | Tensor) -> list[Trace]:
-        """Return the parents, coefficients and changes of each layer, without gradients."""
-        self._check()
-        children = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
-        sequential = self.schedule == "sequential"
-        routed = self._sequential(children) if sequential else self._concurrent(children, trace=True)
-        return [Trace(x.last.with_coefficients(), x.changes) for x in routed]
-
-    def _sequential(self, children: Capsules) -> list["_Routed"]:
-        """Run the sequential schedule and keep every layer's last iteration."""
-        routed: list[_Routed] = []
-        for layer in self.layers:
-            votes, poses = _votes(layer, children), []
-            state = layer.routing.first_state(votes)
-            for t in range(layer.routing.steps):
-                last, state = layer.routing.advance(votes, state, t)
-                poses.append(last.parents.poses)
-            children = last.parents
-            routed.append(_Routed(votes, last, _changes(poses)))
-        return routed
-
-    def _concurrent(self, children: Capsules, trace: bool = False) -> list["_Routed"]:
+    def _concurrent(self, children: Capsules) -> Iteration:
         layers = list(self.layers)
         iterations = layers[0].routing.steps
         routed: list[_Routed] = []
         states: list[Any] = []  # those after the previous pass
-        poses: list[list[Tensor]] = []
         for layer in layers:  # Procedure 2, lines 5, 6
             votes = _votes(layer, children)
             last, state = layer.routing.advance(votes, layer.routing.first_state(votes), 0)
             children = last.parents
             routed.append(_Routed(votes, last))
             states.append(state)
-            poses.append([children.poses])
         for t in range(1, iterations):  # lines 7 to 9
             before = list(routed)
             for k, layer in enumerate(layers):
                 above = len(layers) - 1 - k
-                if t >= iterations - above and not trace:
+                if t >= iterations - above:
                     continue  # too late to reach the last layer
                 # At t = 1 the votes of the first pass still hold: the parents of the layer below are the same.
                 votes = before[k].votes if t == 1 or k == 0 else _votes(layer, before[k - 1].last.parents)
                 last, states[k] = layer.routing.advance(votes, states[k], t)
                 routed[k] = _Routed(votes, last)
-                poses[k].append(last.parents.poses)
-        if trace:
-            routed = [x._replace(changes=_changes(p)) for x, p in zip(routed, poses, strict=True)]
-        return routed
+        return routed[-1].last
 
     def extra_repr(self) -> str:
         return f"schedule={self.schedule!r}"
@@ -159,18 +117,8 @@ class _Routed(NamedTuple):
 
     votes: Votes
     last: Iteration
-    changes: Tensor = torch.empty(0)
 
 
 def _votes(layer: CapsuleLayer, children: Capsules) -> Votes:
     """Return the prepared votes on which the layer's routing iterates."""
     return layer.routing.prepare(layer.votes(children))
-
-
-def _changes(poses: list[Tensor]) -> Tensor:
-    """Return the largest relative change of a sample from each iteration to the next."""
-    changes = [
-        (after - before).flatten(1).norm(dim=1) / after.flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
-        for before, after in itertools.pairwise(poses)
-    ]
-    return torch.stack([c.max() if len(c) else c.sum() for c in changes]) if changes else torch.empty(0)
