@@ -255,17 +255,8 @@ def test_a_recipe_that_extends_a_row(table):
     assert recipe.published == ""  # because it is not the paper's training
     assert ("  max_epochs: 7", "mine.yaml") in lines(recipe.values)
     assert network(load_recipe("mine.yaml", small=True))["init_args"] == {"depth": 3, "width": 8}
-    Path("mine.yaml").write_text("extends: paper2020/table1/wide --small\nsmall: {trainer: {max_epochs: 5}}\n")
+    Path("mine.yaml").write_text("extends: paper2020/table1/wide --small\n")
     assert load_recipe("mine.yaml").config == load_recipe("paper2020/table1/wide", small=True).config
-    assert load_recipe("mine.yaml", small=True).config["trainer"] == {"max_epochs": 5}
-
-
-def test_a_small_version_of_ones_own(table):
-    """What the file extends need not have one."""
-    Path("general.yaml").write_text("model: {classes: 3}\ntrainer: {max_epochs: 9}\n")
-    Path("mine.yaml").write_text("extends: general.yaml\nsmall: {trainer: {max_epochs: 2}}\n")
-    assert load_recipe("mine.yaml").config["trainer"] == {"max_epochs": 9}
-    assert load_recipe("mine.yaml", small=True).config == {"model": {"classes": 3}, "trainer": {"max_epochs": 2}}
 
 
 def test_a_recipe_is_read_anew_and_no_copy_is_shared(table, monkeypatch):

@@ -127,10 +127,6 @@ def is_recipe(name: str) -> bool:
     return _is_path(name) or name in list_recipes()
 
 
-class _NoSmallVersion(ValueError):
-    """There is no version of a recipe for two CPU cores."""
-
-
 class _NoRecipe(ValueError):
     """There is no recipe of this name."""
 
@@ -184,7 +180,7 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
     source = path.name if _is_path(name) else name
     values, head = with_source(_changes(content), source), {}
     files: tuple[Path, ...] = (path,)
-    extended, changes = content.get("extends"), content.get("small")
+    extended = content.get("extends")
     if extended is not None:
         text = extended if isinstance(extended, str) else ""
         general, flag = text.removesuffix(" --small"), text.endswith(" --small")
@@ -192,18 +188,12 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
             raise ValueError(f"{path}: extends must be RECIPE or RECIPE --small, got {extended!r}")
         try:
             recipe = _load(general, small or flag, path.parent, (*extending, path.resolve()))
-        except _NoSmallVersion:
-            if flag or changes is None:
-                raise
-            recipe = _load(general, False, path.parent, (*extending, path.resolve()))
         except _NoRecipe as error:
             raise ValueError(f"{path} extends {general}: {error}") from error
         values, files = merge(recipe.values, values), (*recipe.files, path)
         head = {key: getattr(recipe, key) for key in ("paper", "table", "unit", "search", *HEAD) if key != "published"}
-    elif small and changes is None:
-        raise _NoSmallVersion(f"{name} has no small version: leave out --small")
-    if small and changes is not None:
-        values = merge(values, with_source(changes, f"{source}, small"))
+    elif small:
+        raise ValueError(f"{name} has no small version: leave out --small")
     head |= {key: value for key, value in content.items() if key in HEAD}
     if "search" in content:
         head["search"] = with_source(content["search"], source)
@@ -244,7 +234,7 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: expected keys such as model, data and trainer")
-    known = TABLE if "rows" in content else (*HEAD, "extends", "small", "search", *VALUES)
+    known = TABLE if "rows" in content else (*HEAD, "extends", "search", *VALUES)
     for key in content:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}, expected {', '.join(known)}")
