@@ -141,7 +141,7 @@ def test_files(capfd, content, said):
 
 def test_many_files_that_extend_each_other_and_a_file_of_zeros(capfd):
     for number in range(40):
-        Path(f"p{number}.yaml").write_text(f"extends: q{number}.yaml\nsmall: {{}}\n")
+        Path(f"p{number}.yaml").write_text(f"extends: q{number}.yaml\n")
         Path(f"q{number}.yaml").write_text(f"extends: p{number + 1}.yaml --small\n")
     assert "is one of more than 20 files that extend each other" in bad(capfd, "recipes", "p0.yaml")
     os.truncate(os.open("zeros.yaml", os.O_CREAT | os.O_WRONLY), 2**40)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loaded import chi_square, loaded
+from loaded import loaded
 from scipy.io import savemat
 from torch import Tensor
 from torch.nn.functional import pad
@@ -88,6 +88,12 @@ def test_validation_images_are_the_digits_held_out_at_their_places() -> None:
     assert torch.equal(data.train_set.labels, plain.train_set.labels)
 
 
+def chi_square(counts: list[int]) -> float:
+    """Deviations of counts from those of equal probabilities, in standard deviations."""
+    expected, freedom = sum(counts) / len(counts), len(counts) - 1
+    return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / (2 * freedom) ** 0.5
+
+
 def test_training_images_are_anywhere() -> None:
     data = loaded(Expanded)
     digits = Noise().load(train=True)[0].float() / 255
@@ -103,16 +109,13 @@ def test_training_images_are_anywhere() -> None:
     assert found[:200] != found[200:400]  # a new place every time
 
 
-# The affine maps
+# The transformed images
 
 
 def by_hand(image: int) -> tuple[float, float, float, float]:
     """Angle in radians, shear, vertical and horizontal scale of an image, computed as documented."""
     rotation, shear, vertical, horizontal = (drawn(5, image, draw) / 2**52 - 1 for draw in range(4))
     return math.radians(20 * rotation), 0.2 * shear, 1 + 0.2 * vertical, 1 + 0.2 * horizontal
-
-
-# The transformed images
 
 
 def slowly(digit: np.ndarray, image: int, size: int) -> np.ndarray:

@@ -155,7 +155,6 @@ def test_texts_of_any_length(tmp_path):
 
 @pytest.mark.slow
 def test_a_program_has_facts_and_no_path(tmp_path):
-    """`export` has run it in a process without torchcaps."""
     network, images = small_network().eval(), torch.rand(7, 1, 12, 12)
     assert export(network, IMAGES, tmp_path / "small.pt2", "torch", facts=FACTS) < 1e-6
     assert [x.name for x in tmp_path.iterdir()] == ["small.pt2"]
@@ -314,6 +313,22 @@ def test_wrong_arguments(tmp_path):
     model, (embeddings, mask) = make("mean_pooled_sst")
     with pytest.raises(ValueError, match="at least two tokens"):
         export(model, (embeddings[:, :1], mask[:, :1]), tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_operators_of_others_are_refused(tmp_path):
+    @torch.library.custom_op("torchcaps_test_export::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return 2 * x
+
+    twice.register_fake(torch.empty_like)
+
+    class Twice(Logits):
+        def forward(self, images: Tensor) -> Prediction:
+            return Prediction(twice(super().forward(images).scores))
+
+    with pytest.raises(ValueError, match=r"PyTorch itself has no operator torchcaps_test_export.twice.default"):
+        export(Twice(), IMAGES, tmp_path / "a.pt2", "torch")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from torchcaps import CapsuleLinear, DynamicRouting, HeinsenRouting, create_mode
 from torchcaps.data import Digits
 from torchcaps.explain import credit, heat, parse_tree
 from torchcaps.explain.page import Samples, report, write_page
+from torchcaps.explain.page.reports import _agreement
 
 pytest_plugins = ["pages"]
 
@@ -71,6 +72,16 @@ def test_numbers_are_those_of_the_network(digits, found) -> None:
     assert len(example["sliders"]["pose"]) == example["sliders"]["sprite"]["rows"] == 16
     turned = example["transformed"][0]
     assert turned["scores"][turned["values"] == 0][0].tolist() == pytest.approx(scores[index].tolist(), abs=1e-4)
+
+
+def test_the_agreement_of_maps_is_a_mean_of_rank_correlations() -> None:
+    maps = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    # Two exchanges of neighbors: 1 - 6 * 4 / (4 * 15).
+    for others, expected in ((3 * maps**2, "+1.00"), (-maps, "-1.00"), (maps.flip(2), "+0.60")):
+        assert _agreement(maps, others) == expected
+    even = torch.ones(1, 2, 2)  # it ranks nothing
+    assert _agreement(torch.cat([maps, even]), torch.cat([-maps, maps])) == "-1.00"
+    assert _agreement(even, maps) == "nothing that can be compared"
 
 
 def test_controls(found) -> None:

@@ -21,6 +21,7 @@ def test_coefficients_start_uniform_and_are_those_of_the_layer() -> None:
     last = network(images, return_coefficients=True).capsules.coefficients.detach()
     entropy = -(last * last.log()).sum(-1)
     assert found.effective[2] == pytest.approx(float(entropy.exp().mean()), rel=1e-5)
+    assert found.entropy[2] == pytest.approx(float(entropy.mean()), rel=1e-5)
     assert found.effective[2] < found.effective[1] < found.effective[0]
 
 

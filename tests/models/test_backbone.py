@@ -378,8 +378,9 @@ def test_a_routing_pool_in_networks_of_torchvision(monkeypatch):
         "torchvision/resnet": nn.Sequential(nn.Conv2d(3, 32, 3), *pool, nn.Linear(32, 10)),
         "torchvision/squeezenet": nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 10, 1), *pool),
     }
-    of_library = lambda name, *_: NamedNetwork(networks[name], MEAN, STD, 8)  # noqa: E731
-    monkeypatch.setattr("torchcaps.models.backbone.named_network", of_library)
+    monkeypatch.setattr(
+        "torchcaps.models.backbone.named_network", lambda name, *_: NamedNetwork(networks[name], MEAN, STD, 8)
+    )
     model = library_network("torchvision/resnet", 3, head="pool", pretrained=False)
     assert model(torch.rand(2, 3, 8, 8)).scores.shape == (2, 3)
     assert [type(module) for module in networks["torchvision/resnet"]][1:] == [RoutingPool2d, nn.Flatten, nn.Identity]

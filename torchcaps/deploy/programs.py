@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from torchcaps.capsules import Prediction
 from torchcaps.explain.predicting import has_decoder
@@ -113,7 +115,9 @@ def program_of(module: Program, inputs: Inputs) -> ExportedProgram:
             program = torch.export.export(module, example, dynamic_shapes=module.sizes)
     except Exception as error:  # torch.export raises errors of many types, and so do networks of the user's own
         raise ValueError(f"{name} cannot be exported: {_reason(error)}") from error
-    foreign = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("torchcaps.")}
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, GraphModule)]
+    operators = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, OpOverload)}
+    foreign = {str(operator) for operator in operators if operator.namespace not in ("aten", "prim", "prims")}
     if foreign:
         raise ValueError(f"{name} cannot be exported: PyTorch itself has no operator {', '.join(sorted(foreign))}")
     for node in program.graph.nodes:

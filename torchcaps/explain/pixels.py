@@ -143,8 +143,9 @@ def heat(network: nn.Module, images: FloatTensor) -> dict[str, Tensor]:
     Raises:
         ValueError: the network runs no capsule layer.
     """
+    found = credit(network, images)
     channels, height, width = images.shape[1:]
-    return heat_of(credit(network, images), places(network, (channels, height, width)), (height, width))
+    return heat_of(found, places(network, (channels, height, width)), (height, width))
 
 
 @checked

@@ -236,9 +236,10 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
 def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[str] = ()) -> Figure:
     """Draw the pose vectors of one toy of each category in the plane, as in the paper's Figure 4.
 
-    A panel is an :func:`mds` of the pose vectors of all images of a toy, the first of its category. Each pose vector is
-    a path from image to image with a marker of its own, and a ring around its first point. The paper joins the pose
-    vectors of one image instead, and these polygons hide how each vector moves.
+    A panel has the pose vectors of all images of a toy, the first of its category, so that the distances between them
+    change as little as possible (multidimensional scaling). Each pose vector is a path from image to image with a
+    marker of its own, and a ring around its first point. The paper joins the pose vectors of one image instead, and
+    these polygons hide how each vector moves.
 
     Args:
         rows: results of :func:`pose_trajectories`, one for each row of panels.

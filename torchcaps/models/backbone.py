@@ -273,7 +273,8 @@ def library_network(
 
     Raises:
         ImportError: the library is not installed.
-        ValueError: see :func:`add_capsules`; or the network has no average pool that could be replaced.
+        ValueError: see :func:`add_capsules`; or the network has no average pool, or no last linear layer, that could be
+            replaced.
     """
     unused = {"features": features != 16, "sharpness": sharpness != 5.0}
     if head == "pool":

@@ -31,7 +31,7 @@ with needs("train"):
 
 FOLDER = Path(__file__).parent
 VALUES = ("seed_everything", "model", "data", "trainer")
-MOST_FILES = 20  # that extend each other: each may be read twice, as small and not
+MOST_FILES = 20  # that extend each other
 HEAD = ("title", "published", "dataset", "bfloat16")
 TABLE = ("paper", "table", "dataset", "bfloat16", "base", "small", "rows")
 
