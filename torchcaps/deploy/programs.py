@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
@@ -20,6 +19,7 @@ from torchcaps.utils.arguments import HALF, shown_with_type
 
 Inputs = tuple[Tensor, ...]
 BATCH, TOKENS = Dim("batch"), Dim("tokens")
+PYTORCH = ("aten", "higher_order", "prim", "prims")  # namespaces of PyTorch's own operators
 
 
 class Program(nn.Module):
@@ -116,8 +116,8 @@ def program_of(module: Program, inputs: Inputs) -> ExportedProgram:
     except Exception as error:  # torch.export raises errors of many types, and so do networks of the user's own
         raise ValueError(f"{name} cannot be exported: {_reason(error)}") from error
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, GraphModule)]
-    operators = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, OpOverload)}
-    foreign = {str(operator) for operator in operators if operator.namespace not in ("aten", "prim", "prims")}
+    operators = {node.target for graph in graphs for node in graph.nodes if hasattr(node.target, "namespace")}
+    foreign = {str(operator) for operator in operators if operator.namespace not in PYTORCH}
     if foreign:
         raise ValueError(f"{name} cannot be exported: PyTorch itself has no operator {', '.join(sorted(foreign))}")
     for node in program.graph.nodes:
