@@ -22,6 +22,10 @@ TESTED = {f"{x.recipe.replace('/', '-')}-seed{x.seed}": f"{x.value:.2f} %" for x
 # By figure: its title, and for each run its label, color and style. "-val" in the name of a figure: errors on images
 # held out, in place of those on the training images.
 FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
+    "sabour2017-table1": (
+        "MNIST, CapsNet of Sabour et al. under one cycle of 22 epochs",
+        {"sabour2017-table1-capsnet-short-seed0": ("seed 0", ROUTING, "-")},
+    ),
     "zhao2019-table1": (
         "Fashion-MNIST, Table 1 of Zhao & Huang",
         {
