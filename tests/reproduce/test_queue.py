@@ -59,7 +59,7 @@ def start(root: Path, data: Path, *arguments: str) -> subprocess.Popen:
 
 
 def weights(root: Path, seed: int) -> dict[str, torch.Tensor]:
-    found = (root / "runs" / f"seed-{seed}" / ROW).glob("version_*/checkpoints/last.ckpt")
+    found = (root / "runs" / f"seed-{seed}" / f"{ROW}-no-hashes").glob("version_*/checkpoints/last.ckpt")
     state = torch.load(max(found, key=lambda path: path.stat().st_mtime_ns), weights_only=True)
     assert state["global_step"] == 100
     return state["state_dict"]
@@ -108,11 +108,10 @@ def test_two_queues_share_the_rows(tmp_path, images_of_noise):
     results = read_results(tmp_path / "runs" / "results.csv")
     assert sorted(result.seed for result in results) == [0, 1, 2]
     first = results[0]
-    assert (
-        first.command == f"torchcaps train {ROW} --seed_everything={first.seed} {first.overrides} --trainer.devices=1"
-    )
     assert first.overrides == "--data.check_hashes=false"
-    assert first.precision == "32-true"
+    given = f"--seed_everything={first.seed} {first.overrides} --trainer.devices=1 --trainer.precision=bf16-mixed"
+    assert first.command == f"torchcaps train {ROW} {given}"
+    assert first.precision == "bf16-mixed"
     assert "1 thread, torch" in first.hardware
     assert first.hours > 0
     assert not list((tmp_path / "runs").rglob("failed.txt"))
