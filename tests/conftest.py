@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 import pytest
 from noise import accept_hashes, write_all, write_idx_files
+from parts import measured, parts_of, read_part, write_measured
 
 
 def _patch_the_language_once() -> None:
@@ -47,7 +48,51 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     _patch_the_language_once()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=read_part, help="such as 3/10: this part of the chosen tests, all equally long")
+    parser.addoption("--write-seconds", action="store_true", help="write the CPU seconds of tests into their table")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-seconds"):
+        config.pluginmanager.register(Seconds(), "seconds")
+
+
+class Seconds:
+    """Writes into the table of parts how many seconds each test took of the processors, child processes included."""
+
+    def __init__(self) -> None:
+        self.start, self.taken = 0.0, dict[str, float]()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self.start = sum(os.times()[:4])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> None:
+        if call.when == "teardown":
+            item.user_properties.append(("seconds", sum(os.times()[:4]) - self.start))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.taken[report.nodeid] = dict(report.user_properties)["seconds"]
+
+    def pytest_sessionfinish(self) -> None:
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            write_measured(self.taken)
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _skip_what_is_newer(items)
+    if config.getoption("--part"):
+        part, count = config.getoption("--part")
+        parts = parts_of([item.nodeid for item in items], count, measured())
+        config.hook.pytest_deselected(items=[item for item, its in zip(items, parts, strict=True) if its != part])
+        items[:] = [item for item, its in zip(items, parts, strict=True) if its == part]
+
+
+def _skip_what_is_newer(items: list[pytest.Item]) -> None:
     """Skip what is promised for newer versions of PyTorch only, see docs/backends.md."""
     if torch.__version__ < torch.torch_version.TorchVersion("2.7"):
         skip = pytest.mark.skip(reason="PyTorch 2.6 cannot compile or export the layers")
