@@ -1,19 +1,14 @@
 # `make demo` trains a network with routing and two without, `make test` runs all checks. Both create .venv with the
-# pinned packages if needed.
+# pinned packages if needed, the demo without those for development.
 PYTHON ?= python3
 BIN := .venv/bin
 KERNELS := $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
+LIBRARY := torchcaps/ops/native/kernels.so
 
 .PHONY: demo test test-notebooks test-slow test-newest test-oldest test-sanitized docs results clean
 
-# The same network with routing, with uniform coefficients and with an average in the place of its capsules.
-CLUTTER := compare/clutter
-demo: .venv/.done
-	$(BIN)/torchcaps train $(CLUTTER)/variational-bayes
-	$(BIN)/torchcaps train $(CLUTTER)/uniform
-	$(BIN)/torchcaps train $(CLUTTER)/average
-	$(BIN)/torchcaps evaluate $(CLUTTER)/variational-bayes $(CLUTTER)/uniform $(CLUTTER)/average --protocols affine overlap
-	$(BIN)/torchcaps explain $(CLUTTER)/variational-bayes
+demo: .venv/.train
+	$(BIN)/python examples/demo.py
 
 test: .venv/.done
 	$(BIN)/ruff check .
@@ -25,9 +20,10 @@ test: .venv/.done
 test-notebooks: .venv/.done
 	$(BIN)/pytest -m notebooks -n 2 --dist worksteal
 
-# Tests that take many minutes, such as whole trainings and compilation with the default backend.
+# Tests that take many minutes, such as whole trainings and compilation with the default backend. PART=3/10 runs a tenth
+# of them, which takes a tenth of the time; `pytest -m slow --write-seconds` measures it.
 test-slow: .venv/.done
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 2 --dist worksteal $(if $(PART),--part $(PART))
 
 # The core on the newest versions of PyTorch and the libraries, with networks of torchvision, timm and transformers, and
 # on the oldest PyTorch that pyproject.toml allows.
@@ -37,13 +33,6 @@ test-newest: .venv-newest/.done
 
 test-oldest: .venv-oldest/.done
 	.venv-oldest/bin/pytest -n 2 --dist worksteal $(CORE)
-
-.venv-newest/.done: EXTRA := --upgrade --upgrade-strategy eager torchvision timm
-.venv-oldest/.done: EXTRA := "torch==2.6.*"
-.venv-newest/.done .venv-oldest/.done: pyproject.toml setup.py $(KERNELS)
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --editable ".[dev]" $(EXTRA)
-	touch $@
 
 # Tests of the reductions with C++ kernels compiled for the address and undefined-behavior sanitizers.
 SANITIZED := build/sanitized
@@ -62,10 +51,20 @@ docs: .venv/.done
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 
-.venv/.done: pyproject.toml constraints.txt setup.py $(KERNELS)
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+# pip downloads while the C++ kernels compile. Python compiles the modules that it imports, which are few of all.
+.venv/.train: WHAT := --constraint constraints.txt --editable ".[train]"
+.venv/.done: WHAT := --constraint constraints.txt --editable ".[dev]"
+.venv-newest/.done: WHAT := --editable ".[dev]" --upgrade --upgrade-strategy eager torchvision timm
+.venv-oldest/.done: WHAT := --editable ".[dev]" "torch==2.6.*"
+.venv/.train .venv/.done .venv-newest/.done .venv-oldest/.done: pyproject.toml constraints.txt setup.py $(KERNELS)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --constraint constraints.txt setuptools
+	$(MAKE) --no-print-directory $(LIBRARY) BIN=$(@D)/bin & \
+		TORCHCAPS_NATIVE=built $(@D)/bin/pip install --quiet --no-compile $(WHAT) && wait $$!
 	touch $@
+
+$(LIBRARY): setup.py $(KERNELS)
+	$(BIN)/python setup.py --quiet build_ext --inplace
 
 clean:
 	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

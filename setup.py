@@ -1,7 +1,7 @@
 """Build of the native kernels: one library for all versions of Python and PyTorch, with several instruction sets.
 
 The kernels are optional. If there is no compiler, or it fails, the package is installed without them, and
-`torchcaps.ops.backends()` says why.
+`torchcaps.ops.backends()` says why. The Makefile builds them beside the installation, and asks here for none.
 """
 
 import os
@@ -114,7 +114,9 @@ def readme() -> str:
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
-    ext_modules=[
+    ext_modules=[]
+    if os.environ.get("TORCHCAPS_NATIVE") == "built"
+    else [
         Extension(
             "torchcaps.ops.native.kernels",
             [str(FOLDER / "kernels.cpp"), str(FOLDER / "library.cpp")],

@@ -1,6 +1,7 @@
 """The examples run as they are, only for fewer epochs, and what they train learns."""
 
 import importlib.util
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +9,9 @@ import pooch
 import pytest
 import torch
 from encoders import make_encoder
+
+from torchcaps.cli import parser
+from torchcaps.recipes import load_recipe
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -20,6 +24,15 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_demo_calls_commands_and_rows_that_exist():
+    demo = example("demo")
+    assert all(load_recipe(row).title for row in demo.ROWS)
+    for command in demo.COMMANDS:
+        options, unknown = parser().parse_known_args(shlex.split(command))
+        assert options.run
+        assert not unknown
 
 
 def test_own_network():
