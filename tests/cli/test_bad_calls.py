@@ -145,7 +145,7 @@ def test_many_files_that_extend_each_other_and_a_file_of_zeros(capfd):
         Path(f"q{number}.yaml").write_text(f"extends: p{number + 1}.yaml --small\n")
     assert "is one of more than 20 files that extend each other" in bad(capfd, "recipes", "p0.yaml")
     os.truncate(os.open("zeros.yaml", os.O_CREAT | os.O_WRONLY), 2**40)
-    assert "it is longer than 1,000,000 characters" in bad(capfd, "recipes", "zeros.yaml")
+    assert "zeros.yaml cannot be read: it is larger than 4,000,000 bytes" in bad(capfd, "recipes", "zeros.yaml")
 
 
 # Whole commands, with a part of the message. `{run}` is a whole checkpoint of the quickstart, `{runs}` its runs.

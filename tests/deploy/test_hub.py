@@ -229,8 +229,8 @@ def test_code_of_ones_own_runs_only_where_it_is_allowed(folder, tmp_path, monkey
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", b"{", "config.json is damaged"),
-        ("config.json", b"[" * 100_000, "config.json is damaged"),
+        ("config.json", b"{", "config.json cannot be read as JSON"),
+        ("config.json", b"[" * 100_000, "config.json cannot be read as JSON"),
         ("config.json", None, "has no config.json"),
         ("model.safetensors", b"", "model.safetensors is damaged"),
         ("model.safetensors", None, "has no model.safetensors"),

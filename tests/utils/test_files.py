@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,46 @@ def test_processes_take_different_folders(tmp_path):
         process.stdin.flush()
     taken = [name for process in processes for name in process.communicate(timeout=60)[0].split()]
     assert sorted(taken) == sorted(f"version_{number}" for number in range(150))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read as JSON: Expecting value"),
+        (b"\xff\xfe", "is not a text in UTF-8 (byte 0): convert it"),
+        (b"[" * 100_000, "cannot be read as JSON: its values are nested too deeply"),
+        (b'{"a":' * 60 + b"1" + b"}" * 60, "cannot be read as JSON: its values are nested too deeply"),
+        (b"[1]", "cannot be used: expected an object in JSON, got [1]"),
+        (b" " * 5_000_000, "cannot be read: it is larger than 4,000,000 bytes"),
+        (b"1" * 5000, "cannot be read as JSON: Exceeds the limit"),
+    ],
+    ids=("empty", "bytes", "brackets", "deep", "array", "large", "digits"),
+)
+def test_a_small_file_that_anybody_wrote(tmp_path, content, message):
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} {message}')}[^\n]*$"):
+        files.read_json(path, dict)
+    path.write_text('\ufeff{"a": [1, {"b": null}]}', encoding="utf-8")  # some editors begin with this mark
+    assert files.read_json(path, dict) == {"a": [1, {"b": None}]}
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in {
+        "fifo": "it is not a regular file",
+        "loop": os.strerror(errno.ELOOP),
+        "none": os.strerror(errno.ENOENT),
+        ".": os.strerror(errno.EISDIR),
+        "nul\0": "embedded null byte",
+        "a" * 5000: os.strerror(errno.ENAMETOOLONG),
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(f"cannot be read: {reason}")):
+            files.read_json(tmp_path / name, dict)
+
+
+@pytest.mark.parametrize("text", [None, 3, b"{}", "[" * 100_000, "NaN"])
+def test_a_text_in_json_that_a_checkpoint_has(text):
+    with pytest.raises(ValueError, match="^last.ckpt: its values cannot be "):
+        files.parse_json(text, "last.ckpt: its values", dict)

@@ -1,7 +1,6 @@
 """A trained network with all that is needed to use it, read from a checkpoint or from a folder of `save_pretrained`."""
 
 import copy
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from torchcaps.data import LabeledData
 from torchcaps.explain.predicting import as_prediction
 from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.recipes.modules import OwnModules
-from torchcaps.recipes.reading import read_text
 from torchcaps.training.checkpoint_files import (
     EXPECTED,
     facts_of,
@@ -28,7 +26,7 @@ from torchcaps.training.errors import innermost
 from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import read_json
 
 CONFIG, WEIGHTS, CARD = FILES = ("config.json", "model.safetensors", "README.md")  # of a folder
 A_FOLDER = "expected a folder that `save_pretrained` wrote"
@@ -136,11 +134,11 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: {A_FOLDER}")
     try:
-        config = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {one_line(error)}): {A_FOLDER}") from error
+        config = read_json(path, dict)
+    except ValueError as error:
+        raise ValueError(f"{error}: {A_FOLDER}") from None
     state, _ = read_tensors(folder / WEIGHTS)
-    if not isinstance(config, dict) or not isinstance(config.get("values"), dict):
+    if not isinstance(config.get("values"), dict):
         raise ValueError(f"{path} does not hold the values of a recipe: {A_FOLDER}")
     about, temperature = config.get("about", {}), config.get("temperature")
     if not isinstance(about, dict):

@@ -4,7 +4,6 @@ Their recipes are `pretrained/<data>`; `docs/weights.py` of the repository makes
 """
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.utils.arguments import as_python, shown
 from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.files import parse_json, write_whole
 
 FOLDER = Path(__file__).parent / "weights"
 SUFFIX = ".safetensors"
@@ -67,7 +67,7 @@ def find_weights(name: str, pretrained: str | bool) -> Weights:
     path = FOLDER / f"{name}.{data}{SUFFIX}"
     state, about = read_tensors(path)
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
-    return Weights(path, json.loads(about["arguments"]), state)
+    return Weights(path, parse_json(about["arguments"], str(path), dict), state)
 
 
 def fitting_arguments(weights: Weights, builder: Callable[..., nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,6 @@ def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, s
         ImportError: safetensors is not installed.
     """
     from torchcaps.utils.extras import needs
-    from torchcaps.utils.files import write_whole
 
     with needs("train"):
         from safetensors.torch import save

@@ -22,11 +22,12 @@ from typing import Any
 
 from torchcaps.utils.checks import nearest, one_line
 from torchcaps.utils.extras import needs
+from torchcaps.utils.files import read_text
 
 with needs("train"):
     import yaml
 
-    from torchcaps.recipes.reading import read_text, read_yaml
+    from torchcaps.recipes.reading import read_yaml
     from torchcaps.recipes.values import Tree, merge, plain, with_source
 
 FOLDER = Path(__file__).parent
@@ -226,10 +227,9 @@ def _read(path: Path) -> dict[str, Any]:
 @cache
 def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
     """Read a file, named `path` in messages. It is read again when its time or its size has changed."""
+    text = read_text(path)
     try:
-        content = read_yaml(read_text(file))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
+        content = read_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
     if not isinstance(content, dict):

@@ -1,11 +1,12 @@
-"""Reading texts and YAML that anybody may have written, in bounded time and memory."""
+"""Reading YAML that anybody may have written, in bounded time and memory."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-MOST_CHARACTERS, DEEPEST = 1_000_000, 50
+from torchcaps.utils.files import DEEPEST
+
+MOST_CHARACTERS = 1_000_000
 LONGEST = 100  # characters of a value that is no text, such as a number: longer ones take long to compute
 
 RESOLVER = yaml.resolver.Resolver()
@@ -53,13 +54,6 @@ def read_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except (LookupError, AttributeError, ArithmeticError, TypeError) as error:  # PyYAML's, for odd numbers and dates
         raise ValueError(f"a value cannot be read ({type(error).__name__}: {error})") from None
-
-
-def read_text(path: Path) -> str:
-    """Return a text file in UTF-8 that anybody may have written. A ValueError says that it is too long."""
-    if path.stat().st_size > 4 * MOST_CHARACTERS:  # before it is in memory
-        raise ValueError(f"it is longer than {MOST_CHARACTERS:,} characters")
-    return path.read_text(encoding="utf-8")
 
 
 def _is_merge_key(event: yaml.Event) -> bool:

@@ -1,12 +1,13 @@
 """Reading checkpoints that may come from anywhere: whole, safe to read, with the values of their recipe."""
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchcaps.training.checkpoints import FACTS, FILES, VALUES, damage
+from torchcaps.utils.files import parse_json
 
 KINDS: dict[str, type] = {  # parts of a checkpoint
     "state_dict": dict,
@@ -61,19 +62,16 @@ def network_state(content: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of the training of a checkpoint, see `torchcaps.training.Report`; {} if nothing is."""
-    try:
-        facts = json.loads(content[FACTS])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    with suppress(ValueError):
+        return parse_json(content.get(FACTS), FACTS, dict)
+    return {}
 
 
 def files_of(content: dict[str, Any]) -> tuple[Path, ...]:
     """Return the user's own files of the recipe of a checkpoint; modules beside them may run if code is allowed."""
-    try:
-        return tuple(Path(name) for name in json.loads(content[FILES]))
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return ()
+    with suppress(ValueError):
+        return tuple(Path(name) for name in parse_json(content.get(FILES), FILES, list) if isinstance(name, str))
+    return ()
 
 
 def own_arguments(data: dict[str, Any]) -> dict[str, Any]:
@@ -95,9 +93,6 @@ def keep_split(data: dict[str, Any], checkpoint: Path) -> None:
 def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return the values with which a checkpoint was trained."""
     try:
-        values = json.loads(content[VALUES])
-        if not isinstance(values, dict):
-            raise TypeError(f"they are a {type(values).__name__}")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} does not hold the values of a recipe ({type(error).__name__}): {EXPECTED}") from error
-    return values
+        return parse_json(content.get(VALUES), f"its {VALUES}", dict)
+    except ValueError as error:
+        raise ValueError(f"{path} does not hold the values of a recipe ({error}): {EXPECTED}") from None

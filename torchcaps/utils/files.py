@@ -1,13 +1,89 @@
-"""Files that are written completely or not at all, and numbered folders. Checkpoints, weights and results use these."""
+"""Small files that anybody may have written, files that are written completely or not at all, and numbered folders."""
 
 import csv
+import json
 import os
 import platform
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+from torchcaps.utils.checks import one_line
+
+MOST_BYTES = 4_000_000  # of a small file
+DEEPEST = 50  # levels of values in each other
+Kind = TypeVar("Kind")
+KINDS: dict[type, str] = {dict: "an object", list: "an array", str: "a text"}  # in JSON's words
+
+
+def read_bytes(path: Path, most: int | None = MOST_BYTES) -> bytes:
+    """Return the content of a file that anybody may have written, of at most so many bytes.
+
+    Raises:
+        ValueError: it is missing, larger, not a regular file (such as a FIFO, for whose writer this does not wait), or
+            cannot be read. The one line begins with its name.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is not a regular file")
+            content = file.read(-1 if most is None else most + 1)
+    except (OSError, ValueError) as error:  # a ValueError also for a name with a NUL
+        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or one_line(error)}") from None
+    if most is not None and len(content) > most:
+        raise ValueError(f"{path} cannot be read: it is larger than {most:,} bytes")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Return a small text file in UTF-8; the errors are those of `read_bytes`, and for other bytes a ValueError."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8 (byte {error.start}): convert it") from None
+
+
+def read_json(path: Path, kind: type[Kind]) -> Kind:
+    """Return the value in a small JSON file that anybody may have written; see `read_text` and `parse_json`."""
+    return parse_json(read_text(path), str(path), kind)
+
+
+def parse_json(text: object, name: str, kind: type[Kind]) -> Kind:
+    """Return the value of a text in JSON that anybody may have written.
+
+    Args:
+        text: the text. Anything else is an error, too: a checkpoint may have it in a text's place.
+        name: where the text comes from, for the message.
+        kind: type of the value, such as dict.
+
+    Raises:
+        ValueError: it is not such a text, or its values are nested too deeply. The one line begins with the name.
+    """
+    try:
+        if not isinstance(text, str):
+            raise ValueError(f"expected a text, got a {type(text).__name__}")
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it is longer than {MOST_BYTES:,} characters")
+        value = json.loads(text)
+        _check_depth(value)
+    except (ValueError, RecursionError) as error:
+        reason = "its values are nested too deeply" if isinstance(error, RecursionError) else one_line(error)
+        raise ValueError(f"{name} cannot be read as JSON: {reason}") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} cannot be used: expected {KINDS[kind]} in JSON, got {json.dumps(value)[:60]}")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for values in inner for x in values]
+    if level:
+        raise RecursionError
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
