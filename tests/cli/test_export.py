@@ -86,6 +86,9 @@ def test_places_that_cannot_be_written(trained, capfd):
         Path("another", name).write_text("{}")
     said = error_of(capfd, *arguments, "another", "--to", "safetensors")
     assert "another has a config.json that an export would write over" in said
+    for content in ("[" * 100_000, '["values"]', '{"values": 3}'):
+        Path("another/config.json").write_text(content)
+        assert error_of(capfd, *arguments, "another", "--to", "safetensors") == said
     assert Path("another/README.md").read_text() == "{}"
     assert sorted(path.name for path in Path().iterdir()) == ["another", "file", "folder.onnx"]
 

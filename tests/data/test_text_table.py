@@ -95,7 +95,7 @@ def test_it_is_built_without_its_files():
     data = TextTable("none.csv", class_names=["a", "b"], encoder="none")
     assert (data.classes, data.names, data.found()) == (2, ["a", "b"], {"class_names": ["a", "b"]})
     for use in (data.prepare_data, data.setup, data.facts):
-        with pytest.raises(DataError, match="none.csv: there is no such file"):
+        with pytest.raises(DataError, match="none.csv cannot be read: No such file or directory"):
             use()
     for use in (TextTable().prepare_data, TextTable().setup, TextTable().facts, TextTable().found):
         with pytest.raises(DataError, match="^data.file is missing: give --data.file FILE, a table"):

@@ -143,6 +143,25 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
 
 
+def test_files_of_others_in_the_folder_of_a_run(tmp_path, capfd):
+    folder = tmp_path / "seed-0" / ROW
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "failed.txt")  # nobody writes to it
+    command = ["reproduce", ROW, "--list", "--runs", str(tmp_path), "--threads", "1"]
+    assert main(command) == 0
+    last = folder / "version_0" / "checkpoints" / "last.ckpt"
+    last.parent.mkdir(parents=True)
+    for content in ([1], {"global_step": "many"}, {"global_step": Path()}, {}):
+        torch.save(content, last)
+        assert main(command) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith(f"torchcaps: {last} is not a checkpoint ")
+    last.unlink()
+    os.mkfifo(tmp_path / "results.csv")
+    assert main(command) == 2
+    assert "results.csv cannot be read: it is not a regular file" in capfd.readouterr().err
+
+
 def test_runs_with_files_of_other_hashes_are_kept_apart(tmp_path):
     run, other = plan([ROW])[0], plan([ROW], check_hashes=False)[0]
     assert other.folder(tmp_path) != run.folder(tmp_path)

@@ -56,6 +56,10 @@ def test_curves_take_whole_epochs(tmp_path: Path):
         "accuracy": {"training": ([1, 2], [0.5, 0.75])},
     }
     assert curves_of(tmp_path / "none") == {}
+    for damaged in (b"epoch,val/loss\nx,1\n", b"epoch,val/loss\n1,0.\0\n", b"\xff"):
+        (tmp_path / "metrics.csv").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"metrics\.csv is (damaged \(|not a text)"):
+            curves_of(tmp_path)
 
 
 def test_curves_of_a_resumed_run_begin_with_those_before(tmp_path: Path):

@@ -102,7 +102,7 @@ def test_processes_take_different_folders(tmp_path):
     ("content", "message"),
     [
         (b"", "cannot be read as JSON: Expecting value"),
-        (b"\xff\xfe", "is not a text in UTF-8 (byte 0): convert it"),
+        (b"\xff\xfe", "is not a text in UTF-8 (byte 0)"),
         (b"[" * 100_000, "cannot be read as JSON: its values are nested too deeply"),
         (b'{"a":' * 60 + b"1" + b"}" * 60, "cannot be read as JSON: its values are nested too deeply"),
         (b"[1]", "cannot be used: expected an object in JSON, got [1]"),

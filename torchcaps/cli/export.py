@@ -1,7 +1,6 @@
 """Write a trained network for other programs: as an ONNX file, a PyTorch program or safetensors."""
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
+from torchcaps.utils.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,8 +79,8 @@ def _check_folder(out: Path) -> None:
     from torchcaps.deploy.trained import CONFIG, FILES
 
     try:
-        ours = "values" in json.loads((out / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        ours = isinstance(read_json(out / CONFIG, dict).get("values"), dict)
+    except ValueError:
         ours = False
     for name in FILES:
         if not ours and (out / name).exists():

@@ -11,6 +11,7 @@ from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
 from torchcaps.data.pictures import SUFFIXES, PictureSet
 from torchcaps.utils.arguments import Count, CountOrZero, checked
+from torchcaps.utils.files import read_text
 
 
 def read_class_list(path: Path) -> list[str]:
@@ -20,9 +21,9 @@ def read_class_list(path: Path) -> list[str]:
         DataError: the file cannot be read, has no name, or has a name twice.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}: expected a text file in UTF-8, one class per line") from None
+        lines = read_text(path).splitlines()
+    except ValueError as error:
+        raise DataError(f"{error}: expected a text file in UTF-8, one class per line") from None
     names = [name for line in lines if (name := line.partition("#")[0].strip())]
     if not names:
         raise DataError(f"{path}: has no classes: expected one name per line")

@@ -13,6 +13,7 @@ import pandas as pd
 from torchcaps.data.files import DataError
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.files import read_bytes
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TAB_SUFFIXES = (".tsv", ".tab")
@@ -78,11 +79,9 @@ def read_table(source: str | Path) -> Table:
     path, name = Path(source).expanduser(), str(source)
     suffix = path.suffix.lower()
     try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{name}: there is no such file: give a CSV, TSV or JSON lines file") from None
-    except (OSError, ValueError) as error:  # a ValueError for a name with a NUL
-        raise DataError(f"{name!r}: cannot be read: {getattr(error, 'strerror', error)}") from None
+        raw = read_bytes(path, most=None)
+    except ValueError as error:
+        raise DataError(f"{error}: give a CSV, TSV or JSON lines file") from None
     text = _decoded(raw, name)
     if not text.strip():
         raise DataError(f"{name}: is empty: expected {EXPECTED}")

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import known_results, summary
 from torchcaps.reproduce.work import steps_done, work
+from torchcaps.utils.files import read_text
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "")
 
@@ -102,10 +103,9 @@ def _take(root: Path, runs: Sequence[Run], tried: set[Run], again: bool = False)
 
 def _failure(run: Run, root: Path) -> str:
     """Return the error of a run that failed last time, or an empty text."""
-    try:
-        return (run.folder(root) / "failed.txt").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+    with suppress(ValueError):
+        return read_text(run.folder(root) / "failed.txt")
+    return ""
 
 
 def _start(run: Run, root: Path, threads: int) -> BaseProcess:

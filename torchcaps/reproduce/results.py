@@ -1,6 +1,7 @@
 """results.csv, our numbers: `torchcaps recipes` and the pages of the papers show them next to the published ones."""
 
 import csv
+import io
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -9,7 +10,7 @@ from typing import Any
 
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
-from torchcaps.utils.files import write_csv_whole
+from torchcaps.utils.files import read_text, write_csv_whole
 
 with needs("train"):
     from filelock import FileLock
@@ -71,14 +72,13 @@ def read_results(path: Path) -> list[Result]:
     if not path.exists():
         return []
     types: dict[str, Any] = {field.name: field.type for field in fields(Result)}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        try:
-            if rows.fieldnames != list(types):
-                raise ValueError(f"expected the columns {', '.join(types)}")
-            return [Result(**{name: types[name](value) for name, value in row.items()}) for row in rows]
-        except (csv.Error, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a file of results: line {rows.line_num}: {one_line(error)}") from None
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
+        if rows.fieldnames != list(types):
+            raise ValueError(f"expected the columns {', '.join(types)}")
+        return [Result(**{name: types[name](value) for name, value in row.items()}) for row in rows]
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a file of results: line {rows.line_num}: {one_line(error)}") from None
 
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:

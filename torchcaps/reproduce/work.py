@@ -20,9 +20,10 @@ from filelock import FileLock
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
 from torchcaps.training.build import Training
+from torchcaps.training.checkpoint_files import read_checkpoint
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.files import read_json, write_text_whole
 from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
@@ -55,9 +56,7 @@ def work(run: Run, root: Path) -> None:
 def steps_done(run: Run, root: Path) -> int:
     """Return the number of steps that the newest checkpoint of a run has taken."""
     checkpoint, _ = newest_whole(run.folder(root).glob("version_*/checkpoints"))
-    if checkpoint is None:
-        return 0
-    return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+    return 0 if checkpoint is None else read_checkpoint(checkpoint, "global_step")["global_step"]
 
 
 def _stop_without_parent() -> None:
@@ -103,7 +102,7 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
     parts = []
     for path in folder.glob("version_*/part.json"):
         written = max(file.stat().st_mtime for file in path.parent.rglob("*"))
-        parts.append({"ended": written, **json.loads(path.read_text(encoding="utf-8"))})
+        parts.append({"ended": written, **read_json(path, dict)})
     return sorted(parts, key=lambda part: part["began"])
 
 

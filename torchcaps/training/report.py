@@ -1,6 +1,7 @@
 """A report on a training: what each class came to, curves, confusions, mistakes, calibrated probabilities."""
 
 import csv
+import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,8 @@ from torchcaps.explain.axes import write
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import best_temperature, calibration_error
 from torchcaps.training.checkpoints import metrics_of
-from torchcaps.utils.files import write_csv_whole, write_text_whole
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.files import read_text, write_csv_whole, write_text_whole
 
 MISTAKES = 24  # in the figure
 CURVES = {"loss": ("train/loss_epoch", "val/loss"), "accuracy": ("train/accuracy", "val/accuracy")}
@@ -178,14 +180,15 @@ def curves_of(folder: Path) -> dict[str, dict[str, tuple[list[float], list[float
     """Return the curves of a run, from its first epoch although it was resumed, for `curves_figure`."""
     points: dict[str, dict[int, float]] = {}  # values by epoch, of each name
     for path in metrics_of(folder):
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("epoch")]  # a learning rate has none
-        if not rows:
-            continue
-        first = min(int(row["epoch"]) for row in rows)
-        for name in set().union(*CURVES.values()):
-            before = {epoch: value for epoch, value in points.get(name, {}).items() if epoch <= first}
-            points[name] = before | {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
+        table = csv.DictReader(io.StringIO(read_text(path, most=None), newline=""))
+        try:
+            rows = [row for row in table if row.get("epoch")]  # a learning rate has none
+            first = min((int(row["epoch"]) for row in rows), default=0)
+            for name in set().union(*CURVES.values()) if rows else ():
+                before = {epoch: value for epoch, value in points.get(name, {}).items() if epoch <= first}
+                points[name] = before | {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
+        except (csv.Error, ValueError) as error:
+            raise ValueError(f"{path} is damaged ({one_line(error)}): remove it, with its curves") from None
     curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for quantity, names in CURVES.items():
         for part, name in zip(("training", "validation"), names, strict=True):

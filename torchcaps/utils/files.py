@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import one_line, printable
 
 MOST_BYTES = 4_000_000  # of a small file
 DEEPEST = 50  # levels of values in each other
@@ -32,18 +32,19 @@ def read_bytes(path: Path, most: int | None = MOST_BYTES) -> bytes:
                 raise ValueError("it is not a regular file")
             content = file.read(-1 if most is None else most + 1)
     except (OSError, ValueError) as error:  # a ValueError also for a name with a NUL
-        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or one_line(error)}") from None
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise ValueError(f"{printable(str(path))} cannot be read: {reason}") from None
     if most is not None and len(content) > most:
         raise ValueError(f"{path} cannot be read: it is larger than {most:,} bytes")
     return content
 
 
-def read_text(path: Path) -> str:
-    """Return a small text file in UTF-8; the errors are those of `read_bytes`, and for other bytes a ValueError."""
+def read_text(path: Path, most: int | None = MOST_BYTES) -> str:
+    """Return a text file in UTF-8; the errors are those of `read_bytes`, and for other bytes a ValueError."""
     try:
-        return read_bytes(path).decode("utf-8-sig")
+        return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text in UTF-8 (byte {error.start}): convert it") from None
+        raise ValueError(f"{path} is not a text in UTF-8 (byte {error.start})") from None
 
 
 def read_json(path: Path, kind: type[Kind]) -> Kind:
