@@ -1,6 +1,9 @@
 """`torchcaps evaluate`: runs side by side, the file in each run, and bad input."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,33 @@ def test_two_checkpoints_of_one_run(trained, capfd):
         found = json.loads((last.parent.parent / f"evaluate-{path.stem}.json").read_text())["affine"]
         assert found["checkpoint"] == str(path)
         assert found["overrides"] == ["--data.batch_size=9"]
+
+
+def test_a_file_that_is_no_file_of_results_is_left_as_it_is(trained, capfd):
+    path = checkpoint(trained).parent.parent / "evaluate.json"
+    for content in ("", '{"affine": {"images": 4', "[1]", "[" * 100_000):
+        path.write_text(content)
+        line = error_of(capfd, "evaluate", str(path.parent), "--protocols", "affine", *QUIET)
+        assert line.startswith(f"torchcaps: {path} cannot be ")
+        assert line.endswith(": move the file away")
+        assert path.read_text() == content
+    path.unlink()
+    os.mkfifo(path)  # nobody writes to it
+    assert "it is not a regular file" in error_of(capfd, "evaluate", str(path.parent), "--protocols", "affine", *QUIET)
+    path.unlink()
+
+
+def test_results_of_several_processes_are_all_kept(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from torchcaps.cli.evaluate import _merge
+for number in range(20):
+    _merge(Path("evaluate.json"), {f"{sys.argv[1]} {number}": {"images": number}})
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert len(json.loads(Path("evaluate.json").read_text())) == 60
 
 
 def test_a_training_on_few_images(trained, capfd):

@@ -137,7 +137,7 @@ def test_nothing_is_imported_that_an_override_names(capfd, overrides, said):
 def test_names_of_files_and_columns_are_no_names_of_code(capfd):
     """`beside.csv` would be found as a module if it were one."""
     said = error_of(capfd, "train", "own/texts", "--data.file=beside.csv", "--data.label=os.path", "--data.text=a.b")
-    assert "beside.csv: there is no such file" in said
+    assert "beside.csv cannot be read: No such file or directory" in said
     assert "beside" not in sys.modules
 
 

@@ -10,7 +10,7 @@ from torchcaps.cli.checkpoints import build_run, find_run
 from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
 from torchcaps.cli.table import print_table
-from torchcaps.utils.files import folder_of, take_folder, write_text_whole
+from torchcaps.utils.files import folder_of, locked, read_json, take_folder, write_text_whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,13 +60,16 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     named = {name: argparse.Namespace(**{**vars(options), "recipe": name}) for name in options.recipe}
     runs = {name: find_run(own, overrides, options.ckpt_path) for name, own in named.items()}  # all, before any work
     folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}
-    results: dict[str, dict[str, Any]] = {}
-    for name, found in runs.items():
+    files: dict[str, Path] = {}
+    for name, run in runs.items():
         beside = [x.checkpoint.resolve() for other, x in runs.items() if folders[other].samefile(folders[name])]
         several = len(set(beside)) > 1
-        path = folders[name] / (f"evaluate-{found.checkpoint.stem}.json" if several else FILE)
-        results[name] = _evaluated(named[name], overrides, found, path)
-        print(f"results: {path}", flush=True)
+        files[name] = folders[name] / (f"evaluate-{run.checkpoint.stem}.json" if several else FILE)
+        _read(files[name])
+    results: dict[str, dict[str, Any]] = {}
+    for name, run in runs.items():
+        results[name] = _evaluated(named[name], overrides, run, files[name])
+        print(f"results: {files[name]}", flush=True)
     pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
     for protocol in next(iter(results.values())):
         _print(protocol, results)
@@ -107,12 +110,16 @@ def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run", 
 
 def _merge(path: Path, results: dict[str, Any]) -> None:
     """Write results beside those of other protocols that the file already has."""
+    with locked(path):
+        write_text_whole(path, json.dumps({**_read(path), **results}, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the results that a file already has."""
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        before = {}
-    merged = {**before, **results} if isinstance(before, dict) else results
-    write_text_whole(path, json.dumps(merged, indent=1) + "\n")
+        return read_json(path, dict) if path.exists() else {}
+    except ValueError as error:
+        raise BadInput(f"{error}: move the file away") from None
 
 
 def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.extras import needs
-from torchcaps.utils.files import read_text, write_csv_whole
-
-with needs("train"):
-    from filelock import FileLock
+from torchcaps.utils.files import locked, read_text, write_csv_whole
 
 SMALL = " --small"  # after a recipe's name: its small version
 Key = tuple[str, str, str, int]  # recipe, overrides, data and seed of a result
@@ -83,8 +79,7 @@ def read_results(path: Path) -> list[Result]:
 
 def add_results(path: Path, new: Iterable[Result]) -> list[Result]:
     """Add results to a file, except those whose key it has already. Return all results of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
+    with locked(path):
         results = _first_of_each_key([*read_results(path), *new])
         write_csv_whole(path, [field.name for field in fields(Result)], map(astuple, results))
     return results

@@ -87,9 +87,29 @@ def _check_depth(value: Any) -> None:
         raise RecursionError
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        file = next((place for place in (folder, *folder.parents) if os.path.isfile(place)), None)
+        reason = f"{file} is a file" if file else error.strerror
+        raise OSError(f"cannot make the folder {folder}: {reason}: give another folder") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Within this context, no other process within it for the same path changes the file. The lock lies beside it."""
+    from filelock import FileLock
+
+    make_folder(path.parent)
+    with FileLock(path.with_suffix(".lock")):
+        yield
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Call `write` on a hidden file beside `path`; rename it to `path` when it is on the disk. Folders are created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # A killed process leaves it. Processes on other machines, and in other containers, may have the same number.
     process = f"{platform.node()}.{os.getpid()}"
     unfinished = path.with_name(f".{path.stem}.{process}.unfinished{path.suffix}")
@@ -140,7 +160,7 @@ def whole_files(path: Path) -> Iterator[Path]:
     """Give the path of the same name in a hidden folder beside `path`. When the context ends without an error, the file
     there, and those whose names begin with its name, are moved to their place; otherwise nothing is left."""
     path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
         yield Path(folder) / path.name
         files = [file for file in Path(folder).iterdir() if file.name.startswith(path.name)]
@@ -164,7 +184,7 @@ def sync_folder(folder: Path) -> None:
 
 def take_folder(parent: Path, kind: str) -> Path:
     """Create `parent/kind_N` with the next free number N. Several processes at once get different folders."""
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     taken = [path.name.removeprefix(f"{kind}_") for path in parent.glob(f"{kind}_*")]
     number = max((int(name) for name in taken if name.isdigit()), default=-1) + 1
     while True:
