@@ -2,6 +2,7 @@
 batches and its options."""
 
 import hashlib
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -176,6 +177,15 @@ def test_a_file_and_its_hash(tmp_path):
             DataError, match=f"^{path}: has md5 {given}, and the published file has {'0' * 32}: {advice}"
         ):
             CanonicalFile("f", "a", "0" * 32, urls).check(path)
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    (tmp_path / "f").mkdir()
+    os.mkfifo(tmp_path / "f" / "a")  # nobody writes to it
+    (tmp_path / "f" / "b").mkdir()
+    for name in "ab":
+        with pytest.raises(DataError, match=f"^{tmp_path}/f/{name}: is not a regular file: replace the file$"):
+            CanonicalFile("f", name, "0" * 32).find(str(tmp_path))
 
 
 @every_set

@@ -50,7 +50,7 @@ class AffNIST(ExpandedMNIST):
 
     def _find(self) -> Path:
         folder = own_folder(self.root, "affnist")
-        if folder and (folder / "test.mat.zip").exists():
+        if folder and (folder / "test.mat.zip").is_file():
             return folder / "test.mat.zip"
         here = f"{folder}" if folder else "DIR/affnist and set TORCHCAPS_DATA=DIR"
         raise DataError(f"no test set of affNIST: put {ADDRESS} at {here}")

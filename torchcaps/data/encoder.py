@@ -232,7 +232,7 @@ def identity(name: str, revision: str | None) -> str:
             raise ValueError(f"revision is for models on the Hub, and {name} is a folder: leave it out")
         content = hashlib.sha256()
         for path in sorted(folder.iterdir()):
-            if path.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"):
+            if path.suffix in (".json", ".txt", ".model", ".safetensors", ".bin") and path.is_file():
                 with path.open("rb") as file:
                     content.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
         return content.hexdigest()

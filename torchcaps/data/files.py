@@ -86,7 +86,11 @@ class CanonicalFile:
     def find(self, root: str | None) -> Path:
         """Return the path of the local file or of the downloaded one. Raise DataError if there is neither."""
         place = self.place(root)
-        return place if place is not None and place.exists() else self._download(place)
+        if place is None or not place.exists():
+            return self._download(place)
+        if not place.is_file():  # reading a FIFO would wait for its writer
+            raise DataError(f"{place}: is not a regular file: {self.advice}")
+        return place
 
     def check(self, path: Path) -> None:
         """Raise DataError if the file at `path` does not have the published hash."""

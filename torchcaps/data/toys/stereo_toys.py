@@ -92,10 +92,10 @@ class StereoToys(StereoData):
         if grid != (list(ELEVATIONS), list(AZIMUTHS), list(LIGHTINGS)):
             name += "".join(f"-{axis}{'.'.join(map(str, chosen))}" for axis, chosen in zip("eal", grid, strict=True))
         own = own_folder(self.root, "stereo-toys")
-        if own and (own / f"{name}.npy").exists():
+        if own and (own / f"{name}.npy").is_file():
             return own / f"{name}.npy"
         path = pooch.os_cache("torchcaps") / "stereo-toys" / f"{name}.npy"
-        if not path.exists():
+        if not path.is_file():
             check_may_make(path)
             self._render(train, path)
         return path
