@@ -214,12 +214,35 @@ def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
         assert predict(own, new, "--out", "p.csv", "--part", part) == 0
     assert "part 1 is whole; p.csv is written when these are too: 2" in capfd.readouterr().out
     assert Path("p.csv").read_text() == "a table of another day"
+    first, third = (Path(f".p.csv.{part}-of-3") for part in (1, 3))
+    rows = third.read_text().splitlines(keepends=True)
+    row = rows[1].split(",")
+    for damaged in (
+        "".join(rows[: len(rows) // 2]),
+        "".join(rows[:-1]),
+        "".join([*rows, rows[1]]),
+        "".join([rows[0], ",".join([*row[:1], "another", *row[2:]]), *rows[2:]]),
+        first.read_text(),
+    ):
+        third.write_text(damaged)
+        assert predict(own, new, "--out", "p.csv", "--part", "1/3") == 0
+        assert "part 1 is whole; p.csv is written when these are too: 2, 3" in capfd.readouterr().out
+    assert predict(own, new, "--out", "p.csv", "--part", "3/3") == 0
+    assert ".p.csv.3-of-3 is damaged, or of another checkpoint or samples: starting anew" in capfd.readouterr().err
+    assert third.read_text().splitlines()[0] == rows[0].strip()
     monkeypatch.setenv("RANK", "1")  # as torchrun would start the second of three processes
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert predict(own, new, "--out", "p.csv") == 0
     assert "predictions: p.csv" in capfd.readouterr().out
     columns = [[row.split(",")[:2] for row in Path(name).read_text().splitlines()] for name in ("whole.csv", "p.csv")]
     assert columns[0] == columns[1]
+    monkeypatch.delenv("RANK")
+    files = sorted(str(path) for path in (own / "new").rglob("*.png"))[:2]
+    for part in (10**20, 2, 3):
+        assert predict(own, *files, "--out", "p.csv", "--part", f"{part}/{10**20}") == 0
+        assert ("no sample is left for part" in capfd.readouterr().err) == (part > 2)
+    assert predict(own, *files, "--out", "p.csv", "--part", f"1/{10**20}") == 0
+    assert len(Path("p.csv").read_text().splitlines()) == 3
     assert sorted(path.name for path in Path().iterdir()) == ["p.csv", "whole.csv"]
 
 

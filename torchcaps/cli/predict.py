@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -20,7 +20,7 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import CSVLines, write_whole
+from torchcaps.utils.files import CSVLines, make_folder, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +83,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         if not samples:
             raise BadInput(f"there is nothing to predict in {' '.join(options.paths)}")
         calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
+        parts = min(parts, len(samples))
+        if part > parts:
+            print(f"torchcaps: no sample is left for part {part}: {_count(samples, 'sample')}", file=sys.stderr)
+            return
         share = f", part {part} of {parts}" * (parts > 1)
         print(f"torchcaps: {_count(samples, 'sample')}{share}, {path}, {calibrated}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
@@ -227,7 +231,8 @@ class _Table:
     """The table of `--out`, of one or several parts.
 
     The rows of a part are in a hidden file beside the table, below a line that says of what they are: they are kept if
-    the command is interrupted. When all parts are whole, they are joined.
+    the command is interrupted. When the part is whole, this line also has a hash of the rows. When all parts are whole,
+    they are joined.
     """
 
     def __init__(
@@ -243,20 +248,23 @@ class _Table:
         self.samples = samples[len(samples) * (part - 1) // parts : len(samples) * part // parts]
         self.header = _header(trained)
         names = hashlib.sha256("\0".join(sample.name for sample in samples).encode("utf-8", "surrogatepass"))
-        about = {"checkpoint": _digest(checkpoint), "header": self.header, "samples": names.hexdigest()}
-        self.about = f"{json.dumps(about)}\n"
+        self.facts = {"checkpoint": _digest(checkpoint), "header": self.header, "samples": names.hexdigest()}
+        self.about = f"{json.dumps(self.facts)}\n"
         self.out: Path = options.out or Path()
         self.files = [self.out.with_name(f".{self.out.name}.{k}-of-{parts}") for k in range(1, parts + 1)]
 
     def write(self, skipped: list[str] | None) -> None:
         """Write this part, unless it is there, and then the table if no part is missing."""
-        self.out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.out.parent)
         file = self.files[self.part - 1]
         if not self._is_whole(file):
             lock = FileLock(file.with_name(f"{file.name}.lock"))
             try:
                 with lock.acquire(timeout=0):
                     if not self._is_whole(file):  # another process may have written it in this moment
+                        if file.exists():
+                            reason = "damaged, or of another checkpoint or samples"
+                            print(f"torchcaps: {file} is {reason}: starting anew", file=sys.stderr)
                         self._write_part(file, skipped)
                     Path(lock.lock_file).unlink(missing_ok=True)
             except Timeout:
@@ -272,9 +280,16 @@ class _Table:
         print(f"predictions: {self.out}")
 
     def _is_whole(self, file: Path) -> bool:
-        with suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
-            return lines.readline() == self.about
+        """Return whether a part is there, with the rows that were written."""
+        with suppress(OSError), file.open("rb") as part:
+            return part.readline() == self._first_line(file, part)
         return False
+
+    def _first_line(self, file: Path, rows: BinaryIO) -> bytes:
+        """Return the first line of a whole part, which has the rows that follow."""
+        number = 1 + self.files.index(file)
+        facts = {**self.facts, "part": number, "rows": hashlib.file_digest(rows, "sha256").hexdigest()}
+        return f"{json.dumps(facts)}\n".encode()
 
     def _write_part(self, file: Path, skipped: list[str] | None) -> None:
         unfinished = file.with_name(f"{file.name}.unfinished")
@@ -293,9 +308,16 @@ class _Table:
                 writer.writerow(row)
                 if count % self.options.batch_size == 0:
                     opened.flush()
-            opened.flush()
-            os.fsync(opened.fileno())
-        unfinished.replace(file)
+
+        def copy(path: Path) -> None:
+            with unfinished.open("rb") as whole, path.open("wb") as part:
+                start = len(whole.readline())
+                part.write(self._first_line(file, whole))
+                whole.seek(start)
+                shutil.copyfileobj(whole, part)
+
+        write_whole(file, copy)
+        unfinished.unlink()
 
     def _kept(self, unfinished: Path) -> tuple[list[list[str]], list[str]]:
         """Return the whole rows that an interrupted command has left for the first samples of this part, and the names
