@@ -219,7 +219,8 @@ def test_no_room(folders, tmp_path, monkeypatch):
         encoder(folders["bert"], tmp_path).embed(TEXTS)
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        DataError, match="Not a directory: free disk space, make the folder writable, or choose another"
+        DataError,
+        match="file is a file, and must be a folder: free disk space, make the folder writable, or choose another",
     ):
         Encoder(str(folders["bert"]), cache=tmp_path / "file").embed(TEXTS)
 

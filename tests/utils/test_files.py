@@ -36,11 +36,45 @@ def test_what_fails_leaves_what_was(tmp_path):
     for earlier in ([], ["earlier"]):
         if earlier:
             path.write_text("earlier")
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"^cannot write {path}: No space left on device$"):
             write_whole(path, full)
-        with pytest.raises(OSError, match="No space left"), whole_files(path) as unfinished:
+        with (
+            pytest.raises(OSError, match=f"^cannot write {path}: No space left on device$"),
+            whole_files(path) as unfinished,
+        ):
             full(unfinished)
         assert [file.read_text() for file in tmp_path.iterdir()] == earlier
+
+
+def test_the_error_of_a_write_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, disk = Path("file.txt"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def of_torch(unfinished: Path) -> None:
+        try:
+            raise disk
+        except OSError:
+            raise RuntimeError("[enforce fail at inline_container.cc:672]")  # noqa: B904
+
+    with pytest.raises(OSError, match=r"^cannot write file.txt: No space left on device$"):
+        write_whole(path, of_torch)
+    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory: '/gone/for/ever'$"):
+        write_whole(path, lambda unfinished: Path("/gone/for/ever").read_text())  # it names its own file
+    with pytest.raises(RuntimeError, match="^out of memory$"):
+        write_whole(path, lambda unfinished: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    path.mkdir()
+    with pytest.raises(IsADirectoryError, match=r"^cannot write file.txt: Is a directory$"):
+        files.write_text_whole(path, "text")
+    assert list(Path().rglob("*")) == [path]
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "deeper" / "still"):
+        with pytest.raises(OSError, match=f"^cannot make the folder {folder}: {tmp_path}/file is a file, and must be"):
+            take_folder(folder, "version")
+    with pytest.raises(OSError, match="^cannot make the folder .*: File name too long$"):
+        files.make_folder(tmp_path / ("a" * 5000))
 
 
 def test_what_a_killed_process_left_is_written_over(tmp_path):

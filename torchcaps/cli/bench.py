@@ -9,6 +9,7 @@ from torchcaps.cli.errors import BadInput, positive_int
 from torchcaps.cli.table import print_table
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.extras import needs
+from torchcaps.utils.files import make_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
     device, layers, ways = _choices(options)
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
+        make_folder(options.out)
     for name, why_not in backends().items():
         _progress(f"backend {name}: {'there' if why_not is None else why_not}")
     _progress("rates of a matrix product and of a copy")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from torchcaps.data.files import DataError
@@ -124,7 +124,7 @@ class EmbeddingStore:
             "states": states.contiguous(),
         }
         path = self.folder / f"{hashlib.sha256(keys).hexdigest()[:32]}.safetensors"
-        write_whole(path, lambda unfinished: save_file(content, unfinished))
+        write_whole(path, lambda unfinished: unfinished.write_bytes(save(content)))
         self.read()
 
     def of(self, texts: Sequence[str]) -> Embeddings:

@@ -14,7 +14,6 @@ import pooch
 import torch
 from filelock import FileLock, Timeout
 from lightning import Trainer
-from safetensors import SafetensorError
 
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
@@ -23,6 +22,7 @@ from torchcaps.models.libraries import refuse_kernels
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
+from torchcaps.utils.files import make_folder
 
 TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
 SECONDS = 10  # to wait for an answer of the Hub
@@ -96,10 +96,9 @@ class Encoder:
                     store.read()  # another run may have added them
                     if new := _new(texts, store):
                         self._compute(new, store)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or one_line(error)
+        except OSError as error:
             advice = "free disk space, make the folder writable, or choose another"
-            raise DataError(f"{self.folder}: {reason}: {advice}") from None
+            raise DataError(f"{one_line(error)}: {advice}") from None
         return store.of(texts)
 
     def _compute_parts(self, texts: Sequence[str], store: EmbeddingStore, trainer: Trainer) -> None:
@@ -123,7 +122,7 @@ class Encoder:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Wait until no other run computes embeddings, and remove what a killed one has left unfinished."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         lock = FileLock(self.folder / "run.lock")
         try:
             lock.acquire(timeout=0)

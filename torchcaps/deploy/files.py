@@ -1,5 +1,6 @@
 """Writing a network as a file for other programs, and checking the file by running it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -99,7 +100,9 @@ def _batch(inputs: Inputs, size: int, halved: bool) -> Inputs:
 
 
 def _write_torch(program: ExportedProgram, module: Program, inputs: Inputs, facts: dict[str, Any], path: Path) -> None:
-    torch.export.save(program, path, extra_files={FACTS: json.dumps(facts, ensure_ascii=False, default=str)})
+    content = io.BytesIO()  # on a full disk, torch would end the process
+    torch.export.save(program, content, extra_files={FACTS: json.dumps(facts, ensure_ascii=False, default=str)})
+    path.write_bytes(content.getbuffer())
 
 
 def _run_torch(path: Path, batches: list[Inputs]) -> list[Inputs]:

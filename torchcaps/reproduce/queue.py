@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import known_results, summary
 from torchcaps.reproduce.work import steps_done, work
-from torchcaps.utils.files import read_text
+from torchcaps.utils.files import make_folder, read_text
 
 HEADER = ("row", "published", "ours", "seeds left", "steps", "")
 
@@ -91,7 +91,7 @@ def _take(root: Path, runs: Sequence[Run], tried: set[Run], again: bool = False)
     for run in missing(root, runs, again):
         if run in tried:
             continue
-        run.folder(root).mkdir(parents=True, exist_ok=True)
+        make_folder(run.folder(root))
         lock = FileLock(run.folder(root) / "queue.lock")
         with suppress(Timeout):
             lock.acquire(timeout=0)

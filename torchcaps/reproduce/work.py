@@ -23,7 +23,7 @@ from torchcaps.training.build import Training
 from torchcaps.training.checkpoint_files import read_checkpoint
 from torchcaps.training.checkpoints import newest_whole
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import read_json, write_text_whole
+from torchcaps.utils.files import make_folder, read_json, write_text_whole
 from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
@@ -35,7 +35,7 @@ def work(run: Run, root: Path) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches only the queue, which then asks this process to stop
     folder = run.folder(root)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -26,7 +26,7 @@ from torchcaps.training.checkpoints import newest_whole
 from torchcaps.training.overrides import read_overrides
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
-from torchcaps.utils.files import take_folder
+from torchcaps.utils.files import make_folder, take_folder
 from torchcaps.utils.signals import Stopped, StopSignals
 
 with needs("search"):
@@ -58,7 +58,7 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
     elif where is None:
         folder = take_folder(runs, "search")
     study = open_study(plan, where or f"sqlite:///{folder.absolute() / 'study.db'}")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     values = [plan.recipe.config, {**plain(plan.recipe.search or {}), "trials": None}]
     overrides = [f"--{'.'.join(x.path)}{'+' * x.adds}={x.value}" for x in read_overrides(list(plan.overrides))]
     now = {"values": json.dumps(values, default=str), "overrides": shlex.join(overrides)}

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, Mod
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import sync_folder, write_whole
+from torchcaps.utils.files import make_folder, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
 from torchcaps.utils.quiet import quiet_process
 from torchcaps.utils.signals import Stopped, StopSignals
@@ -38,13 +38,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         def write(unfinished: Path) -> None:
-            try:
-                with unfinished.open("wb") as file:
-                    torch.save(checkpoint, file)
-            except (OSError, RuntimeError) as error:  # torch may raise a RuntimeError for a full disk
-                cause = error.__context__ if isinstance(error.__context__, OSError) else error
-                reason = getattr(cause, "strerror", None) or one_line(cause)
-                raise OSError(f"cannot write {path}: {reason}") from None
+            with unfinished.open("wb") as file:
+                torch.save(checkpoint, file)
 
         write_whole(Path(path), write)
 
@@ -179,7 +174,7 @@ class LastCheckpoints(Checkpoint):
                 print("the run has stopped early: nothing is left to train")
         if trainer.is_global_zero:
             for best, new in self._best.items():
-                Path(new).parent.mkdir(parents=True, exist_ok=True)
+                make_folder(Path(new).parent)
                 shutil.copy(best, new)
             before = Path(trainer.ckpt_path).absolute().parent
             if before.name == "checkpoints":  # those beside a checkpoint that lies alone may be another run's

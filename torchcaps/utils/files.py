@@ -93,8 +93,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         file = next((place for place in (folder, *folder.parents) if os.path.isfile(place)), None)
-        reason = f"{file} is a file" if file else error.strerror
-        raise OSError(f"cannot make the folder {folder}: {reason}: give another folder") from None
+        reason = f"{file} is a file, and must be a folder" if file else error.strerror
+        raise type(error)(f"cannot make the folder {folder}: {reason}") from None
 
 
 @contextmanager
@@ -107,6 +107,20 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within this context, an error of a write is one line that names `path`: that of a full disk names no file."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch raises a RuntimeError after it
+        if not isinstance(cause, OSError):
+            raise
+        if isinstance(cause.filename, str) and path.absolute().parent not in Path(cause.filename).absolute().parents:
+            raise  # it is about another file
+        raise type(cause)(f"cannot write {path}: {cause.strerror or one_line(cause)}") from None
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Call `write` on a hidden file beside `path`; rename it to `path` when it is on the disk. Folders are created."""
     make_folder(path.parent)
@@ -114,10 +128,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     process = f"{platform.node()}.{os.getpid()}"
     unfinished = path.with_name(f".{path.stem}.{process}.unfinished{path.suffix}")
     try:
-        write(unfinished)
-        with unfinished.open("r+b") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        with writing(path):
+            write(unfinished)
+            with unfinished.open("r+b") as file:
+                os.fsync(file.fileno())
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -159,9 +174,8 @@ def write_csv_whole(path: Path, header: Sequence[str], rows: Iterable[Sequence[A
 def whole_files(path: Path) -> Iterator[Path]:
     """Give the path of the same name in a hidden folder beside `path`. When the context ends without an error, the file
     there, and those whose names begin with its name, are moved to their place; otherwise nothing is left."""
-    path = path.absolute()
     make_folder(path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
+    with writing(path), tempfile.TemporaryDirectory(dir=path.parent.absolute(), prefix=f".{path.stem}.") as folder:
         yield Path(folder) / path.name
         files = [file for file in Path(folder).iterdir() if file.name.startswith(path.name)]
         for file in sorted(files, reverse=True):  # the file itself is the last one

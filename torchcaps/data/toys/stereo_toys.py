@@ -117,5 +117,4 @@ class StereoToys(StereoData):
         try:
             write_whole(path, write)
         except OSError as error:
-            advice = "free disk space or make the folder writable"
-            raise DataError(f"{path}: cannot be written: {error.strerror}: {advice}") from None
+            raise DataError(f"{error}: free disk space or make the folder writable") from None
