@@ -62,10 +62,13 @@ def test_the_error_of_a_write_names_the_file(tmp_path, monkeypatch):
         write_whole(path, lambda unfinished: Path("/gone/for/ever").read_text())  # it names its own file
     with pytest.raises(RuntimeError, match="^out of memory$"):
         write_whole(path, lambda unfinished: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    path.mkdir()
-    with pytest.raises(IsADirectoryError, match=r"^cannot write file.txt: Is a directory$"):
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=r"^cannot write file.txt: it is not a regular file$"):
         files.write_text_whole(path, "text")
-    assert list(Path().rglob("*")) == [path]
+    with pytest.raises(OSError, match=r"^cannot write file.txt: it is not a regular file$"), whole_files(path):
+        pass
+    assert [*Path().rglob("*")] == [path]
+    assert path.is_fifo()
 
 
 def test_a_file_in_the_place_of_a_folder(tmp_path):

@@ -20,7 +20,7 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import CSVLines, make_folder, write_whole
+from torchcaps.utils.files import CSVLines, make_folder, write_whole, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -299,7 +299,7 @@ class _Table:
             skipped += [f"{name}, before the interruption" for name in left_out]
         if done:
             print(f"torchcaps: going on after {done} samples of {unfinished}", file=sys.stderr)
-        with unfinished.open("w", encoding="utf-8", newline="") as opened:
+        with writing(unfinished), unfinished.open("w", encoding="utf-8", newline="") as opened:
             opened.write(self.about)
             writer = csv.writer(CSVLines(opened))
             writer.writerows(rows)

@@ -110,6 +110,8 @@ def locked(path: Path) -> Iterator[None]:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Within this context, an error of a write is one line that names `path`: that of a full disk names no file."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a new file would replace /dev/null
+        raise OSError(f"cannot write {path}: it is not a regular file")
     try:
         yield
     except (OSError, RuntimeError) as error:
