@@ -207,6 +207,17 @@ def named(state: dict[str, Any], **loss: Any) -> None:
     state["recipe"] = json.dumps(values)
 
 
+def changed(state: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change all weights."""
+    state["state_dict"] = {name: change(value) for name, value in state["state_dict"].items()}
+
+
+def optimizer(state: dict[str, Any], change: Callable[[torch.Tensor], Any]) -> None:
+    """Change what the optimizer knows of the first parameter."""
+    kept = state["optimizer_states"][0]["state"][0]
+    kept["exp_avg"] = change(kept["exp_avg"])
+
+
 CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("read safely", lambda state: state.update(more=Payload())),
     ("read safely", lambda state: state["state_dict"].update(more=Payload())),
@@ -217,15 +228,35 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("does not hold the values of a recipe", lambda state: state.pop("recipe")),
     ("does not hold the values of a recipe", lambda state: state.update(recipe="[" * 100_000)),
     ("does not hold the values of a recipe", lambda state: state.update(recipe='{"a": ' * 600 + "1" + "}" * 600)),
+    ("has numbers of type torch.int8 there, expected torch.float32", lambda state: changed(state, torch.Tensor.char)),
+    *[("has values that are NaN", lambda state: changed(state, lambda x: x * torch.nan))] * 3,  # of each command
+    ("its epoch is not what `torchcaps train` writes", lambda state: state.update(epoch=10**30)),
+    ("its global_step is not what `torchcaps train` writes", lambda state: state.update(global_step=-1)),
     ("subprocess.getoutput needs --allow_code", lambda state: named(state, class_path="subprocess.getoutput")),
 ]
 OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [
     lambda state: processed(state, 8),
     lambda state: processed(state, "x"),
+    lambda state: processed(state, "1"),
+    lambda state: processed(state, -1),
+    lambda state: processed(state, True),
+    lambda state: processed(state, 10**30),
+    lambda state: processed(state, float("inf")),
+    lambda state: state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"].update(ready=10**30),
+    lambda state: state["loops"]["fit_loop"]["epoch_loop.batch_progress"].update(is_last_batch="x"),
     lambda state: state.pop("loops"),
     lambda state: state.update(loops={"fit_loop": 5}),
     lambda state: state.pop("optimizer_states"),
     lambda state: state.update(optimizer_states=[5]),
+    lambda state: state.update(optimizer_states=[]),
+    lambda state: state.update(optimizer_states=state["optimizer_states"] * 2),
+    lambda state: state.update(lr_schedulers=[]),
+    lambda state: optimizer(state, torch.Tensor.char),
+    lambda state: optimizer(state, torch.Tensor.to_sparse),
+    lambda state: optimizer(state, lambda x: x * torch.nan),
+    lambda state: optimizer(state, lambda x: x[:3]),  # an error of the first step
+    lambda state: state.update(Digits={"seed": "x"}),
+    lambda state: state.update(Digits={"seed": 0, "batch_size": 0}),
     lambda state: state.update(callbacks=5),
     lambda state: state["optimizer_states"][0]["param_groups"][0].update(params=[0]),
     lambda state: state.pop("pytorch-lightning_version"),

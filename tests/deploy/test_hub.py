@@ -101,10 +101,10 @@ def test_a_temperature_can_be_fitted_on_scores(folder):
 
 
 def test_scores_that_are_nan_are_no_probabilities(folder):
-    state = load_file(folder / "model.safetensors")
-    save_file({**state, "conv.weight": state["conv.weight"] * torch.nan}, folder / "model.safetensors")
+    trained = from_pretrained(folder)
+    trained.network.conv.weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="the network's scores are NaN: its weights or its inputs are not finite"):
-        from_pretrained(folder).probabilities(IMAGES)
+        trained.probabilities(IMAGES)
 
 
 # A hub
@@ -195,7 +195,10 @@ def named(path: str):
         (named("mine.Network"), "mine.Network needs --allow_code"),
         (lambda config: config["values"].pop("data"), "its network or its data cannot be built"),
         (lambda config: config.pop("values"), "does not hold the values of a recipe"),
-        (lambda config: config.update(temperature=0), "temperature must be a number above 0, got '0'"),
+        *(
+            (lambda config, value=value: config.update(temperature=value), "temperature must be a number from 0.001 to")
+            for value in (0, 1e-300, 1e-5, 1e300, 10**400, float("nan"), True, "1", [1])
+        ),
         (lambda config: config.update(about=[1]), "about must hold facts by name"),
         (
             lambda config: config["values"]["model"]["network"]["init_args"].update(decoder=False),
@@ -257,7 +260,20 @@ def test_weights_of_another_shape(folder):
     refused("has the weights of another network: .*conv.weight", folder)
 
 
-@pytest.mark.parametrize("name", ["nothing", "./no/folder", "/no/folder", "a/b/c", ""])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: (x * 100).to(torch.int8), "conv.weight has numbers of type torch.int8 there"),
+        (lambda x: x * torch.nan, "conv.weight has values that are NaN"),
+    ],
+)
+def test_weights_that_are_no_numbers_of_a_network(folder, change, said):
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "conv.weight": change(state["conv.weight"])}, folder / "model.safetensors")
+    refused(said, folder)
+
+
+@pytest.mark.parametrize("name", ["nothing", "./no/folder", "/no/folder", "a/b/c", "", "a" * 5000])
 def test_what_is_no_folder_and_no_repository(name):
     refused("there is no folder|has no config.json", name)
 

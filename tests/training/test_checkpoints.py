@@ -291,8 +291,10 @@ def test_the_newest_of_several_runs_comes_first(tmp_path):
         os.utime(path, (seconds, seconds))
     for name in ("epoch=1.ckpt", ".next.unfinished.ckpt"):
         (folders[0] / name).touch()
-    folders[2].mkdir(parents=True)
-    (folders[2] / "last.ckpt").touch()
+    for name in ("version_of_mine", "version_²", "version_٩٩", "version_99_", f"version_{'9' * 99}"):
+        folders.append(tmp_path / name / "checkpoints")
+        folders[-1].mkdir(parents=True)
+        (folders[-1] / "last.ckpt").touch()
     assert newest_first(folders) == [folders[run] / f"{name}.ckpt" for run, name in found]
 
 

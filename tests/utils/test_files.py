@@ -102,7 +102,17 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_folders_are_numbered(tmp_path):
     taken = [take_folder(tmp_path / "runs", kind).name for kind in ("version", "version", "smoke", "version")]
     assert taken == ["version_0", "version_1", "smoke_0", "version_2"]
-    for name in ("version_3", "version_12", "version_of_the_first_process", "version_", "versions_40"):
+    for name in (
+        "version_3",
+        "version_12",
+        "version_²",
+        "version_٩٩",
+        "version_9_9",
+        f"version_{'9' * 99}",
+        "version_of_the_first_process",
+        "version_",
+        "versions_40",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / "version_13").touch()
     assert take_folder(tmp_path, "version").name == "version_14"  # it counts on from the highest

@@ -29,8 +29,8 @@ from torchcaps.cli import (
     train,
 )
 from torchcaps.cli.errors import BadInput
-from torchcaps.utils.checks import one_line
-from torchcaps.utils.processes import rank, reports
+from torchcaps.utils.checks import one_line, whole_number
+from torchcaps.utils.processes import LAUNCHERS, rank, reports
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import Stopped, StopSignals
 
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its status: 0, 2 after a line about bad input, 128 plus the signal that stopped it."""
     try:
         options, overrides = parser().parse_known_args(arguments)
+        check_launcher()
         with StopSignals() as options.signals, quiet_lightning() if options.takes_overrides else nullcontext():
             check_overrides(options, overrides)
             options.run(options, overrides)
@@ -72,6 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"torchcaps: {stop.said}", file=sys.stderr)
         return stop.status
     return 0
+
+
+def check_launcher() -> None:
+    """Check that the variables of launchers are numbers. Where one is not, no import of Lightning succeeds."""
+    for name in LAUNCHERS:
+        if name in os.environ and whole_number(os.environ[name]) is None:
+            raise BadInput(
+                f"the environment variable {name} must be a whole number, got {os.environ[name]!r}: unset it; torchrun "
+                "and srun set it themselves"
+            )
 
 
 def check_overrides(options: argparse.Namespace, overrides: list[str]) -> None:

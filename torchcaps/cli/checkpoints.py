@@ -130,9 +130,11 @@ def can_be_resumed(path: Path | None) -> Iterator[None]:
         yield
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        restoring = any(frame.f_code.co_filename.endswith("checkpoint_connector.py") for frame in frames)
+        files = [Path(frame.f_code.co_filename).as_posix() for frame in frames]
+        restoring = any(file.endswith("checkpoint_connector.py") for file in files)
+        restoring |= "/torch/optim/" in files[-1] and not isinstance(error, ValueError)  # in the first step
         ours = isinstance(error, ValueError) and frames[-1].f_globals.get("__name__", "").startswith("torchcaps.")
-        if path is None or not restoring or ours:
+        if path is None or not restoring or ours or type(error).__name__ == "OutOfMemoryError":
             raise
         raise BadInput(
             f"{path} has no state that this training can be resumed from ({type(error).__name__}: {one_line(error)}): "
@@ -154,12 +156,14 @@ def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> N
     """Check that the training does not end before the checkpoint."""
     from torchcaps.training.checkpoint_files import EXPECTED
 
-    loops, step = content["loops"], content["global_step"]
-    most, steps = training.trainer.max_epochs, training.trainer.max_steps
+    step, trainer = content["global_step"], training.trainer
+    most, steps = trainer.max_epochs, trainer.max_steps
     try:
-        finished = int(loops["fit_loop"]["epoch_progress"]["current"]["processed"])
-    except (KeyError, TypeError, ValueError):
-        raise BadInput(f"{path} does not say how far its training was: {EXPECTED}") from None
+        loop = content["loops"]["fit_loop"]
+        finished = loop["epoch_progress"]["current"]["processed"]
+        _check_alike(loop, trainer.fit_loop.state_dict())
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{path} does not say how far its training was ({one_line(error)}): {EXPECTED}") from None
     if most is not None and 0 <= most < finished:
         raise BadInput(
             f"{path} has finished {finished} epochs, and this training ends after {most}: give --trainer.max_epochs "
@@ -170,6 +174,21 @@ def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> N
             f"{path} has taken {step} steps, and this training ends after {steps}: give --trainer.max_steps {step} or "
             "more"
         )
+
+
+def _check_alike(given: Any, fresh: Any, name: str = "fit_loop") -> None:
+    """Raise a TypeError if the state of a loop, which anybody may have written, has no counts where that of a loop that
+    has not begun has some. Names that only one of them has are those of another version."""
+    from torchcaps.training.checkpoint_files import is_count
+    from torchcaps.utils.arguments import shown_with_type
+
+    if isinstance(fresh, dict) and isinstance(given, dict):
+        for key in fresh.keys() & given.keys():
+            _check_alike(given[key], fresh[key], key)
+    elif type(given) is not type(fresh) or (
+        isinstance(fresh, int) and not isinstance(fresh, bool) and not is_count(given)
+    ):
+        raise TypeError(f"{name} is {shown_with_type(given)}")
 
 
 def _compare_values(run: Run, training: "Training", part: str, overrides: list[str]) -> None:

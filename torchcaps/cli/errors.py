@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torchcaps.utils.checks import whole_number
+
 
 class BadInput(Exception):
     """The user's input cannot be used; the message is for the user."""
@@ -13,9 +15,10 @@ class BadInput(Exception):
 
 def positive_int(text: str) -> int:
     """Return the number of an option that takes 1 or more, a `type` of argparse."""
-    if not text.isdecimal() or int(text) < 1:
+    number = whole_number(text)
+    if not number:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
-    return int(text)
+    return number
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def _report(
     options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]]
 ) -> dict[str, Any]:
     from torchcaps.explain.page import report
-    from torchcaps.training.checkpoint_files import facts_of
+    from torchcaps.training.checkpoint_files import facts_of, temperature_of
     from torchcaps.training.report import curves_of
 
     network, path = training.model.network, checkpoints[-1][1]
@@ -139,7 +139,7 @@ def _report(
         options.recipe,
         facts,
         [(label, partial(_load, training, path)) for label, path in checkpoints],
-        about.get("temperature") if len(checkpoints) == 1 else None,  # it is that of one network
+        temperature_of(about, path) if len(checkpoints) == 1 else None,  # it is that of one network
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import one_line, whole_number
 from torchcaps.utils.files import CSVLines, make_folder, write_whole, writing
 
 if TYPE_CHECKING:
@@ -103,14 +102,14 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _part(options: argparse.Namespace) -> tuple[int, int]:
     """Return which part of how many this process predicts, counted from 1."""
-    rank, processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")  # of torchrun
-    by_torchrun = f"{int(rank) + 1}/{processes}" if rank.isdigit() and processes.isdigit() else "1/1"
-    numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", options.part or by_torchrun)
-    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
-        raise BadInput(f"--part must be K/N with K from 1 to N, such as 3/8, got {options.part}")
-    if int(numbers[2]) > 1 and (options.out is None or STANDARD_INPUT in options.paths):
+    rank, processes = (whole_number(os.environ.get(name, "")) for name in ("RANK", "WORLD_SIZE"))  # of torchrun
+    given = options.part or ("1/1" if rank is None or processes is None else f"{rank + 1}/{processes}")
+    part, parts = (whole_number(text) or 0 for text in given.partition("/")[::2])
+    if not 1 <= part <= parts:
+        raise BadInput(f"--part must be K/N with K from 1 to N, such as 3/8, got {given}")
+    if parts > 1 and (options.out is None or STANDARD_INPUT in options.paths):
         raise BadInput("several parts need a file that they write together, and files to read: give --out, and no -")
-    return int(numbers[1]), int(numbers[2])
+    return part, parts
 
 
 def _count(things: Sequence[object], name: str) -> str:

@@ -1,5 +1,6 @@
 """Images as the hidden states of a frozen encoder."""
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class ImageEncoder:
             from transformers import AutoModel
             from transformers.image_processing_base import ImageProcessingMixin
         self.name = str(Path(name).expanduser())
-        is_folder, commit = Path(self.name).is_dir(), ""
+        is_folder, commit = os.path.isdir(self.name), ""
         if not is_folder:
             self.name = name
         if not is_folder or revision is not None:  # which `identity` refuses for a folder

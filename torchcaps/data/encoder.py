@@ -67,12 +67,12 @@ class Encoder:
     ) -> None:
         with needs("text"):
             import transformers  # noqa: F401  # fail now, not after the data is read
-        if Path(name).expanduser().is_dir():
+        if os.path.isdir(Path(name).expanduser()):
             name = str(Path(name).expanduser())
         self.name, self.revision = name, identity(name, revision)
         self.truncate = truncate
         place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
-        slug = re.sub(r"[^\w.-]+", "-", Path(self.name).name if Path(self.name).is_dir() else self.name)
+        slug = re.sub(r"[^\w.-]+", "-", Path(self.name).name if os.path.isdir(self.name) else self.name)
         self.folder = place / f"{slug}-{hashlib.sha256(self.revision.encode()).hexdigest()[:16]}"
 
     def embed(self, texts: Sequence[str], trainer: Trainer | None = None) -> Embeddings:
@@ -226,7 +226,7 @@ def _new(texts: Iterable[str], store: EmbeddingStore) -> list[str]:
 def identity(name: str, revision: str | None) -> str:
     """Return what identifies a model: its name and commit, or a hash of the files in its folder."""
     folder = Path(name)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         if revision is not None:
             raise ValueError(f"revision is for models on the Hub, and {name} is a folder: leave it out")
         content = hashlib.sha256()
@@ -281,7 +281,7 @@ def download_options(name: str, commit: str) -> dict[str, Any]:
     from transformers import PretrainedConfig
 
     options: dict[str, Any] = {"trust_remote_code": False}  # not even asked for: a recipe may name the folder
-    if not Path(name).is_dir():
+    if not os.path.isdir(name):
         options |= {"revision": commit, "local_files_only": not is_reachable(name, commit)}
     refuse_kernels(PretrainedConfig.get_config_dict(name, **options)[0])
     return options
@@ -310,7 +310,7 @@ def check_sizes(name: str, trainer: Trainer | None, sizes: Callable[[], tuple[in
 
 def _no_model(name: str, error: Exception) -> DataError:
     reason = f"{type(error).__name__}: {one_line(error)[:160]}"
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return DataError(
             f"{name} is not a folder from which transformers can load a model and its tokenizer ({reason})"
         )

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
-from torchcaps.utils.arguments import Count, CountOrZero, checked
+from torchcaps.utils.arguments import Count, CountOrZero, checked, shown
 from torchcaps.utils.checks import check_choice
 
 STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes to `setup`
@@ -223,6 +223,10 @@ class LabeledData(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "seed" in state_dict:
+            for name, least in (("seed", 0), ("batch_size", 1)):
+                value = state_dict.get(name, least)
+                if type(value) is not int or not least <= value < 2**63:
+                    raise TypeError(f"{name} of the data must be an int of at least {least}, got {shown(value)}")
             self._seed, self._seeded = state_dict["seed"], self.trainer
 
     def _loaded(self, stage: str) -> LabeledSet:

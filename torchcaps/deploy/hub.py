@@ -43,7 +43,7 @@ def save_pretrained(
         ImportError: huggingface_hub is not installed.
     """
     trained, folder = _trained(trained), Path(folder).expanduser()
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise ValueError(f"{folder} is a file: give the path of a folder")
     _write(trained, folder, place=str(folder), license=license)
     return folder
@@ -74,11 +74,11 @@ def from_pretrained(
         ImportError: huggingface_hub, which a repository needs, is not installed.
     """
     name, folder = os.fspath(name), Path(name).expanduser()
-    if folder.is_file():
+    if os.path.isfile(folder):
         raise ValueError(f"{folder} is a file: {A_FOLDER}; `Trained.load` reads a checkpoint")
-    if folder.is_dir() and revision is not None:
+    if os.path.isdir(folder) and revision is not None:
         raise ValueError(f"{folder} is a folder, which has no revisions: leave out revision={revision!r}")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
             raise ValueError(f"there is no folder {name}: {A_FOLDER}, or the name of a repository, `user/name`")
         with needs("hub"):

@@ -1,7 +1,7 @@
 """A trained network with all that is needed to use it, read from a checkpoint or from a folder of `save_pretrained`."""
 
 import copy
-import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from torchcaps.training.checkpoint_files import (
     keep_split,
     network_state,
     read_checkpoint,
+    temperature_of,
     values_of,
 )
 from torchcaps.training.errors import innermost
@@ -69,10 +70,10 @@ class Trained:
                 and a network that fits them.
         """
         path = Path(path).expanduser()
-        if path.is_dir():
+        if os.path.isdir(path):  # False for any text, where `path.is_dir` refuses long ones
             values, state, about = _read_folder(path)
             files: tuple[Path, ...] = (path / CONFIG,)
-        elif path.is_file():
+        elif os.path.isfile(path):
             content = read_checkpoint(path, "state_dict")
             values, state, about = values_of(path, content), network_state(content), facts_of(content)
             files = files_of(content)
@@ -93,8 +94,7 @@ class Trained:
             reason = modules.why_not(error.__cause__) or innermost(error) or type(error).__name__
             raise ValueError(f"{path}: its network or its data cannot be built: {reason}") from error
         load_state(network, state, path)
-        temperature = about.get("temperature")
-        return cls(network.eval(), data, values, temperature if _is_temperature(temperature) else None, about)
+        return cls(network.eval(), data, values, temperature_of(about, path), about)
 
     @property
     def names(self) -> list[str]:
@@ -123,10 +123,6 @@ class Trained:
         return (self.scores(inputs) / (self.temperature or 1.0)).softmax(-1)
 
 
-def _is_temperature(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
-
-
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
     """Return the values, the network's state and the facts in a folder of `save_pretrained`."""
     path = folder / CONFIG
@@ -140,9 +136,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[
     state, _ = read_tensors(folder / WEIGHTS)
     if not isinstance(config.get("values"), dict):
         raise ValueError(f"{path} does not hold the values of a recipe: {A_FOLDER}")
-    about, temperature = config.get("about", {}), config.get("temperature")
+    about = config.get("about", {})
     if not isinstance(about, dict):
         raise ValueError(f"{path}: about must hold facts by name, got {str(about)[:60]!r}: {A_FOLDER}")
-    if temperature is not None and not _is_temperature(temperature):
-        raise ValueError(f"{path}: temperature must be a number above 0, got {str(temperature)[:60]!r}: {A_FOLDER}")
-    return config["values"], state, {**about, "temperature": temperature and float(temperature)}
+    return config["values"], state, {**about, "temperature": config.get("temperature")}

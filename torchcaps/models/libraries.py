@@ -1,6 +1,7 @@
 """Networks of torchvision, timm and transformers by their names, with the images that each was made for."""
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,7 +97,7 @@ def _of_timm(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
 
 def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
     transformers: Any = importlib.import_module("transformers")
-    folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    folder = str(Path(name).expanduser()) if os.path.isdir(Path(name).expanduser()) else name
     values, _ = transformers.PretrainedConfig.get_config_dict(folder)
     refuse_kernels(values)
     images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
@@ -136,7 +137,7 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
         ValueError: there is no such file, or it does not have the weights of this network.
     """
     file = Path(path).expanduser()
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ValueError(f"pretrained: there is no file {path}: give true, false or a file of weights of {name}")
     try:
         safe = file.suffix == ".safetensors"

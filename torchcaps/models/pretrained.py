@@ -4,6 +4,7 @@ Their recipes are `pretrained/<data>`; `docs/weights.py` of the repository makes
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from torchcaps.utils.files import parse_json, write_whole
 
 FOLDER = Path(__file__).parent / "weights"
 SUFFIX = ".safetensors"
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # types that may stand for each other
 
 
 class Weights(NamedTuple):
@@ -97,8 +99,24 @@ def _same(value: Any, other: Any) -> bool:
     return bool(plain == other) if isinstance(plain, bool | int | float | str) else plain is other
 
 
+def check_dense(state: Mapping[str, Tensor], source: object) -> None:
+    """Check that each tensor of a file is dense and has its values: no sparse or nested one, and none of `meta`.
+
+    Raises:
+        ValueError: one does not.
+    """
+    for name, value in state.items():
+        if value.layout is not torch.strided or value.is_nested or value.is_meta:
+            raise ValueError(
+                f"{source}: {name} is sparse, nested or without values there, expected a dense tensor: give the "
+                "weights as they were trained"
+            )
+
+
 def load_state(network: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
-    """Load a state dict whose names and shapes must be exactly those of the network.
+    """Load a state dict whose names, shapes and types must be those of the network, and whose values must be finite.
+
+    One floating type may stand for another. Values may be infinite where those of the network are, as in a mask.
 
     Args:
         network: the network. If the state does not fit, it stays as it was.
@@ -106,15 +124,29 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], source: object) 
         source: where the state comes from, for the message.
 
     Raises:
-        ValueError: the state is that of another network.
+        ValueError: the state is that of another network, or is no state that a training has left.
     """
-    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in state.items()}
-    for name in {**expected, **found}:
-        if expected.get(name) != found.get(name):
+    check_dense(state, source)
+    known = network.state_dict()
+    for name in {**known, **state}:
+        there, here = (tuple(values[name].shape) if name in values else "none" for values in (state, known))
+        if there != here:
             raise ValueError(
-                f"{source} has the weights of another network: {name} has shape {found.get(name, 'none')} there, "
-                f"expected {expected.get(name, 'none')}: give those of this network"
+                f"{source} has the weights of another network: {name} has shape {there} there, expected {here}: give "
+                "those of this network"
+            )
+    for name, value in state.items():
+        expected = known[name]
+        if value.dtype != expected.dtype and not {value.dtype, expected.dtype} <= FLOATS:
+            raise ValueError(
+                f"{source}: {name} has numbers of type {value.dtype} there, expected {expected.dtype}: give the "
+                "weights as they were trained, not quantized or converted"
+            )
+        loaded = value.to(expected.dtype)
+        if not loaded.isfinite().all() and not (loaded.isfinite() | (loaded == expected.cpu())).all():
+            raise ValueError(
+                f"{source}: {name} has values that are NaN, or infinite as {expected.dtype}, as in a training that "
+                "has diverged: take an earlier checkpoint, or train again with a lower learning rate"
             )
     network.load_state_dict(dict(state))
 
@@ -135,7 +167,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with needs("train"):
         from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"no file {path}")
     try:
         with safe_open(path, framework="pt") as file:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.pretrained import load_state
+from torchcaps.models.pretrained import check_dense, load_state
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -26,7 +26,7 @@ def read_state_dict(path: str | os.PathLike[str], home: str, advice: str) -> dic
         ValueError: if the file cannot be read safely, or is not a state dict.
     """
     file = Path(path).expanduser()
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise FileNotFoundError(f"no file {path}: the weights are at {home}")
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
@@ -36,6 +36,10 @@ def read_state_dict(path: str | os.PathLike[str], home: str, advice: str) -> dic
         isinstance(name, str) and isinstance(x, Tensor) for name, x in state.items()
     ):
         raise ValueError(f"{path} is not a state dict of names and tensors: {advice}")
+    check_dense(state, path)
+    for name, x in state.items():  # its shapes may say how large the network is: they must have as many numbers
+        if not x.numel() or x.untyped_storage().nbytes() < x.numel() * x.element_size():
+            raise ValueError(f"{path} has no numbers of its own for each place of {name}: {advice}")
     return state
 
 

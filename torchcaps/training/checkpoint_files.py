@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from torchcaps.training.calibration import HIGHEST, LOWEST
 from torchcaps.training.checkpoints import FACTS, FILES, VALUES, damage
+from torchcaps.utils.arguments import shown
 from torchcaps.utils.files import parse_json
 
 KINDS: dict[str, type] = {  # parts of a checkpoint
@@ -47,11 +49,17 @@ def read_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
     for key, value in parts.items():
         tensors = value.items() if key == "state_dict" and isinstance(value, dict) else ()
         named = all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors)
-        if not isinstance(value, KINDS[key]) or not named:
+        counted = KINDS[key] is not int or is_count(value)
+        if not isinstance(value, KINDS[key]) or not named or not counted:
             raise ValueError(
                 f"{path} is not a checkpoint of a training: its {key} is not what `torchcaps train` writes"
             )
     return content
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a number of epochs, steps or samples, as a training counts them."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def network_state(content: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -65,6 +73,22 @@ def facts_of(content: dict[str, Any]) -> dict[str, Any]:
     with suppress(ValueError):
         return parse_json(content.get(FACTS), FACTS, dict)
     return {}
+
+
+def temperature_of(facts: dict[str, Any], source: Path) -> float | None:
+    """Return the temperature among the facts of a training; None if it has none.
+
+    Raises:
+        ValueError: it is none that `best_temperature` returns; scores divided by it may not be finite.
+    """
+    value = facts.get("temperature")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LOWEST <= value <= HIGHEST:
+        raise ValueError(
+            f"{source}: temperature must be a number from {LOWEST:g} to {HIGHEST:g}, got {shown(value)}: {EXPECTED}"
+        )
+    return float(value)
 
 
 def files_of(content: dict[str, Any]) -> tuple[Path, ...]:

@@ -18,7 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import one_line, whole_number
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
 from torchcaps.utils.quiet import quiet_process
@@ -108,6 +108,7 @@ class LastCheckpoints(Checkpoint):
         self.folder, self.signals = folder, signals
         self._time, self._step = 0.0, -1  # of the newest checkpoint
         self._stops = False
+        self._states: dict[str, Any] = {}  # of optimizers and schedulers in the checkpoint that is resumed
         self._best: dict[str, str] = {}  # best checkpoints of the run that is resumed, and where their copies go
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,6 +128,7 @@ class LastCheckpoints(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Let an epoch go on after the same samples if the batches of all processes together have another size now, and
         take over the best checkpoint of each callback. The patience of early stopping is that of this training."""
+        self._states = {name: checkpoint[name] for name in ("optimizer_states", "lr_schedulers")}
         self._take_over_best(trainer, checkpoint)
         for callback in trainer.early_stopping_callbacks:
             if state := checkpoint["callbacks"].get(callback.state_key):
@@ -168,6 +170,9 @@ class LastCheckpoints(Checkpoint):
         # Not when the training starts: one that has ended does not.
         if trainer.ckpt_path is None:
             return
+        if self._states:  # sharded weights are loaded later
+            _check_states(trainer, **self._states)
+            self._states = {}
         if any(map(_has_stopped, trainer.early_stopping_callbacks)):
             trainer.should_stop = True  # Lightning would train another epoch
             if trainer.is_global_zero:
@@ -247,6 +252,36 @@ class LastCheckpoints(Checkpoint):
             raise Stopped(self.signals.received or signal.SIGTERM)  # SIGTERM if only another process got a signal
 
 
+def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any) -> None:
+    """Check the states in a checkpoint, which Lightning gives to the optimizers and schedulers that there are."""
+    source = f"{trainer.ckpt_path} has no state that this training can be resumed from"
+    for what, states, built in (
+        ("optimizers", optimizer_states, trainer.optimizers),
+        ("schedulers", lr_schedulers, trainer.lr_scheduler_configs),
+    ):
+        if len(states) != len(built):
+            raise ValueError(
+                f"{source}: it has the states of {len(states)} {what}, expected {len(built)}: take the checkpoint as "
+                "it was written"
+            )
+    for optimizer, state in zip(trainer.optimizers, optimizer_states, strict=True):
+        integers = not type(optimizer).__module__.startswith("torch.optim")  # as optimizers with 8 bits have
+        values = state.get("state") if isinstance(state, dict) else None
+        for kept in values.values() if isinstance(values, dict) else ():
+            for name, value in kept.items() if isinstance(kept, dict) else ():
+                if isinstance(value, torch.Tensor) and not _is_usable(value, integers):
+                    raise ValueError(
+                        f"{source}: {name} of the optimizer is no dense tensor of finite floating-point numbers: take "
+                        "an earlier checkpoint"
+                    )
+
+
+def _is_usable(value: torch.Tensor, integers: bool) -> bool:
+    if value.layout is not torch.strided or value.is_nested or value.is_meta:
+        return False
+    return (integers or value.is_floating_point() or value.is_complex()) and bool(value.isfinite().all())
+
+
 def _has_stopped(callback: EarlyStopping) -> bool:
     """Return whether a callback, in the state of a checkpoint, had stopped the training and would stop it now."""
     if callback.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
@@ -261,9 +296,9 @@ def metrics_of(folder: Path) -> list[Path]:
 
 def newest_first(folders: Iterable[Path]) -> list[Path]:
     """Return the checkpoints in folders `version_N/checkpoints`, whole or not, those of the highest N first."""
-    numbered = {folder: folder.parent.name.removeprefix("version_") for folder in folders}
-    ordered = sorted((f for f in numbered if numbered[f].isdigit()), key=lambda f: int(numbered[f]), reverse=True)
-    return [folder / name for folder in ordered for name in NAMES if (folder / name).is_file()]
+    numbered = [(whole_number(folder.parent.name.removeprefix("version_")), folder) for folder in folders]
+    ordered = sorted(((number, folder) for number, folder in numbered if number is not None), reverse=True)
+    return [folder / name for _, folder in ordered for name in NAMES if (folder / name).is_file()]
 
 
 def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:

@@ -1,6 +1,7 @@
 """Checks of arguments and parts of error messages that all modules share."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -27,6 +28,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if close:
         return f"; did you mean {', '.join(close)}?"
     return f"; there are {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text is, written in digits from 0 to 9, at most 18; None if it is no such text.
+
+    `int` also takes spaces, underscores, signs and digits of other scripts, and refuses some texts that
+    `str.isdigit` takes, such as "²", and numbers of more than 4300 digits.
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from torchcaps.utils.checks import one_line, printable
+from torchcaps.utils.checks import one_line, printable, whole_number
 
 MOST_BYTES = 4_000_000  # of a small file
 DEEPEST = 50  # levels of values in each other
@@ -202,7 +202,7 @@ def take_folder(parent: Path, kind: str) -> Path:
     """Create `parent/kind_N` with the next free number N. Several processes at once get different folders."""
     make_folder(parent)
     taken = [path.name.removeprefix(f"{kind}_") for path in parent.glob(f"{kind}_*")]
-    number = max((int(name) for name in taken if name.isdigit()), default=-1) + 1
+    number = max((number for number in map(whole_number, taken) if number is not None), default=-1) + 1
     while True:
         folder = parent / f"{kind}_{number}"
         try:

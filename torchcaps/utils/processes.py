@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.utils.checks import whole_number
 from torchcaps.utils.signals import Stopped
 
 if TYPE_CHECKING:
     from lightning import Trainer
 
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")  # variables that torchrun, SLURM and Lightning set
+LAUNCHERS = (*RANKS, "JSM_NAMESPACE_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK")  # variables that hold numbers
 FOR_USERS = ("DataError", "ValueError", "FloatingPointError")  # errors whose message is for the user
 PATIENCE = 3.0  # seconds in which the first process reports an error that all have
 
 
 def rank() -> int:
     """Return the index of this process among those that train together, 0 if it is alone."""
-    return next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
+    given = (whole_number(os.environ.get(name, "")) for name in RANKS)
+    return next((number for number in given if number is not None), 0)
 
 
 def reports(error: BaseException) -> bool:
