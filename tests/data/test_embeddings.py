@@ -13,6 +13,7 @@ import transformers
 from encoders import make_encoder
 from filelock import FileLock
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 from torchcaps.data import DataError, Encoder, embeddings
 
@@ -165,6 +166,48 @@ def test_damage_is_an_error(folders, tmp_path):
                 kept.embed(texts)
     path.unlink()
     assert kept.embed(TEXTS).tokens.tolist() == [6, 3, 8, 6]
+
+
+OTHER_FILES = {
+    "int8": lambda kept: kept.update(states=kept["states"].to(torch.int8)),
+    "float32": lambda kept: kept.update(states=kept["states"].float()),
+    "a count of 2 ** 62": lambda kept: kept["tokens"].fill_(2**62),  # the sum is 2 ** 64, or 0
+    "a negative count": lambda kept: kept["tokens"].add_(torch.tensor([-9, 9, 0, 0])),
+    "counts of another type": lambda kept: kept.update(tokens=kept["tokens"].double()),
+    "counts in two columns": lambda kept: kept.update(tokens=kept["tokens"].view(2, 2)),
+    "keys of another type": lambda kept: kept.update(keys=kept["keys"].view(torch.int64)),
+    "short keys": lambda kept: kept.update(keys=kept["keys"][:, :8].contiguous()),
+    "no width": lambda kept: kept.update(states=kept["states"][:, :, :0].contiguous()),
+    "no layers": lambda kept: kept.update(states=kept["states"][:, 0].contiguous()),
+    "another width": lambda kept: kept.update(states=kept["states"][:, :, :2].contiguous()),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_FILES)
+def test_files_of_something_else(what, tmp_path):
+    store = embeddings.EmbeddingStore(tmp_path)
+    states = torch.ones(4, 2, 4, dtype=torch.float16)
+    store.add(["a", "b", "c", "d"], [1, 1, 1, 1], states)
+    (path,) = tmp_path.glob("*.safetensors")
+    kept = load_file(path)
+    OTHER_FILES[what](kept)
+    save_file(kept, tmp_path / "other.safetensors")
+    for reader in (store, embeddings.EmbeddingStore(tmp_path)):  # one that has read the first file, and a new one
+        with pytest.raises(DataError, match=r"^.*other.safetensors: cannot be read .*: remove it to have its embeddi"):
+            reader.read()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_embeddings_that_are_not_finite(value, tmp_path):
+    store = embeddings.EmbeddingStore(tmp_path)
+    states = torch.ones(3, 2, 4, dtype=torch.float16)
+    states[2, 1, 3] = value
+    store.add(["a", "b"], [1, 2], states)
+    both = pickle.loads(pickle.dumps(store.of(["a", "b"])))
+    assert both.padded([0])[0].equal(torch.ones(1, 1, 2, 4, dtype=torch.float16))
+    for _ in range(2):
+        with pytest.raises(DataError, match="has embeddings that are NaN or infinite: remove it to have its"):
+            both.padded([0, 1])
 
 
 def test_two_processes_at_once(folders, tmp_path):

@@ -1,5 +1,7 @@
 """Images as states of a frozen encoder: values, batches of a Trainer, validation, errors."""
 
+import shutil
+
 import pytest
 import torch
 import transformers
@@ -89,8 +91,17 @@ def test_what_cannot_be_encoded(encoder, tmp_path):
         with pytest.raises(DataError, match="is not an encoder of images that transformers can load") as caught:
             ImageEncoder(str(folder))
         assert "\n" not in str(caught.value)
+    broken = shutil.copytree(encoder, tmp_path / "broken")
+    (broken / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.4, 0.3], "image_std": [0, 0, 0]}')
+    with pytest.raises(DataError, match=r"has image_std = \[0, 0, 0\]: expected 3 numbers from 0.001 to 1, one of"):
+        ImageEncoder(str(broken))
     config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], image_size=8)
     transformers.ResNetModel(config).save_pretrained(tmp_path / "resnet")
     (tmp_path / "resnet" / "preprocessor_config.json").write_text((encoder / "preprocessor_config.json").read_text())
+    config = (tmp_path / "resnet" / "config.json").read_text()
+    (tmp_path / "resnet" / "config.json").write_text(config.replace('"image_size": 8', '"image_size": 1000000'))
+    with pytest.raises(DataError, match="has images of size 1000000: expected an int from 1 to 10,000"):
+        ImageEncoder(str(tmp_path / "resnet"))
+    (tmp_path / "resnet" / "config.json").write_text(config)
     with pytest.raises(DataError, match="have states of different shapes"):
         ImageEncoder(str(tmp_path / "resnet")).encode(torch.rand(1, 3, 8, 8))

@@ -16,7 +16,7 @@ from vision import MEAN, SIZE, STD, make_vision_model
 
 from torchcaps import CapsuleHead, EMRouting, RoutingPool2d, add_capsules, create_model
 from torchcaps.models import library_network
-from torchcaps.models.libraries import NamedNetwork
+from torchcaps.models.libraries import NamedNetwork, image_side, standardization
 
 EXAMPLE = torch.rand(2, 1, 12, 12)
 
@@ -360,6 +360,49 @@ def test_networks_by_name_that_cannot_be_had(monkeypatch, tmp_path):
             add_capsules(name, 3)
     with pytest.raises(ValueError, match=r"transformers cannot build .*; pretrained=False builds it with random"):
         add_capsules(f"transformers/{tmp_path}", 3)
+
+
+NO_STANDARDIZATION = [
+    {"image_std": None},
+    {"image_std": [0.5, 0.0, 0.5]},
+    {"image_std": [-0.5, 0.5, 0.5]},
+    {"image_std": [float("nan")] * 3},
+    {"image_std": [1e-300] * 3},
+    {"image_mean": ["a", "b", "c"]},
+    {"image_mean": "abc"},
+    {"image_mean": [0.5, 0.5]},
+    {"image_mean": [123.7, 116.3, 103.5]},  # of images from 0 to 255
+    {"image_mean": [10**400] * 3},
+    {"image_mean": [True] * 3},
+]
+
+
+@pytest.mark.parametrize("values", NO_STANDARDIZATION, ids=str)
+def test_images_that_cannot_be_standardized(values):
+    (name,) = values
+    with pytest.raises(
+        ValueError, match=rf"has {name} = .*: expected 3 numbers from 0(.001)? to 1, one of each color$"
+    ):
+        standardization({"image_mean": [0.5] * 3, "image_std": [0.5] * 3, **values})
+
+
+@pytest.mark.parametrize(
+    "size", [-5, 0, 10**6, "32", 32.0, True, None, [32, 32], {}, {"height": -5}, {"longest_edge": 32}], ids=str
+)
+def test_images_of_no_size(size):
+    with pytest.raises(ValueError, match="has images of size .*: expected an int from 1 to 10,000$"):
+        image_side(size)
+
+
+@pytest.mark.parametrize("values", [{"image_std": None}, {"size": -5}])
+def test_a_network_whose_images_cannot_be_made(vit, tmp_path, values):
+    folder = shutil.copytree(vit, tmp_path / "vit")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    with pytest.raises(
+        ValueError, match=r"^transformers cannot build .*: expected .*\)$"
+    ):  # random weights are no help
+        add_capsules(f"transformers/{folder}", 3)
 
 
 def test_a_routing_pool_needs_a_pool(vit):

@@ -16,6 +16,9 @@ from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import write_whole
 
+KEY_BYTES = 16  # of the hash of a text
+ADVICE = "remove it to have its embeddings computed again"
+
 
 class Embeddings:
     """Memory-mapped float16 embeddings of n texts. Pickling stores the paths, not the data.
@@ -29,6 +32,7 @@ class Embeddings:
     def __init__(self, files: list[Path], places: np.ndarray) -> None:
         self._files, self._places = files, places
         self._opened: dict[int, Any] = {}
+        self._finite: set[tuple[int, int]] = set()  # places that were read before
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": {}}
@@ -50,12 +54,18 @@ class Embeddings:
         Returns:
             Embeddings `(batch, longest, layers, width)` float16, 0 for padding, and a mask `(batch, longest)` float32,
             1 for a token and 0 for padding.
+
+        Raises:
+            DataError: an embedding is NaN or infinite.
         """
         tokens = torch.from_numpy(self.tokens[indices])
         longest = int(tokens.max())
         embeddings = torch.zeros(len(indices), longest, *self.sizes, dtype=torch.float16)
         for states, (file, start, count) in zip(embeddings, self._places[indices].tolist(), strict=True):
             states[:count] = self._states(file)[start : start + count]
+            if (file, start) not in self._finite and not states[:count].isfinite().all():
+                raise DataError(f"{self._files[file]}: has embeddings that are NaN or infinite: {ADVICE}")
+            self._finite.add((file, start))
         return embeddings, (torch.arange(longest) < tokens[:, None]).float()
 
     def _states(self, file: int) -> Any:
@@ -83,6 +93,7 @@ class EmbeddingStore:
     def __init__(self, folder: Path, takes_cut: bool = False) -> None:
         self.folder, self.takes_cut = folder, takes_cut
         self._files: list[Path] = []
+        self._sizes: list[int] = []  # layers and width
         self._places: dict[bytes, tuple[int, int, int]] = {}  # of a text's key: file, first token, number of tokens
 
     def read(self) -> None:
@@ -90,14 +101,20 @@ class EmbeddingStore:
         for path in sorted(set(self.folder.glob("[!.]*.safetensors")) - set(self._files)):
             try:
                 with safe_open(path, "np") as part:
-                    keys, tokens = part.get_tensor("keys"), part.get_tensor("tokens")
-                    if part.get_slice("states").get_shape()[0] != tokens.sum() or len(keys) != len(tokens):
+                    keys, tokens, states = part.get_tensor("keys"), part.get_tensor("tokens"), part.get_slice("states")
+                    count, *sizes = states.get_shape()
+                    if keys.dtype != np.uint8 or keys.shape != (len(tokens), KEY_BYTES) or states.get_dtype() != "F16":
+                        raise ValueError("it has other types or shapes than embeddings of texts")
+                    counts = tokens.tolist() if tokens.dtype == np.int64 else []  # a sum in int64 may overflow
+                    if min(counts, default=0) < 1 or sum(counts) != count:
                         raise ValueError("its numbers of tokens do not agree")
+                    if len(sizes) != 2 or not all(sizes) or sizes != (self._sizes or sizes):
+                        raise ValueError("its embeddings do not have the layers and the width of all others")
             except Exception as error:  # damaged bytes make safetensors raise several kinds of errors
-                advice = "remove it to have its embeddings computed again"
-                raise DataError(f"{path}: cannot be read ({one_line(error)}): {advice}") from None
+                raise DataError(f"{path}: cannot be read ({one_line(error)}): {ADVICE}") from None
+            self._sizes = sizes
             starts = tokens.cumsum() - tokens
-            for key, start, count in zip(keys, starts.tolist(), tokens.tolist(), strict=True):
+            for key, start, count in zip(keys, starts.tolist(), counts, strict=True):
                 self._places.setdefault(key.tobytes(), (len(self._files), start, count))
             self._files.append(path)
 
@@ -134,4 +151,4 @@ class EmbeddingStore:
 
 def _key(text: str, cut: bool = False) -> bytes:
     # No text in UTF-8 begins with the byte 255.
-    return hashlib.sha256((b"\xff" if cut else b"") + text.encode()).digest()[:16]
+    return hashlib.sha256((b"\xff" if cut else b"") + text.encode()).digest()[:KEY_BYTES]

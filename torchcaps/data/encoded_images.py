@@ -14,6 +14,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.image_folder import ImageFolder
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledData
+from torchcaps.models.libraries import image_side, standardization
 from torchcaps.utils.arguments import Count, CountOrZero, checked
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
@@ -49,15 +50,16 @@ class ImageEncoder:
             with quiet_download():
                 options = download_options(self.name, commit)
                 about, _ = ImageProcessingMixin.get_image_processor_dict(self.name, **options)
-                mean, std = (torch.tensor(about[key]).view(-1, 1, 1) for key in ("image_mean", "image_std"))
+                mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in standardization(about))
                 model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **options)
                 size = model.config.image_size
+                height, width = map(image_side, size if isinstance(size, list | tuple) else (size, size))
         except Exception as error:  # transformers raises many kinds of errors for damaged files
             raise DataError(
                 f"{name} is not an encoder of images that transformers can load ({type(error).__name__}: "
                 f"{one_line(error)[:160]}): give one such as microsoft/beit-large-patch16-224"
             ) from None
-        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.size = height, width
         self._mean, self._std, self._model = mean, std, model.eval().requires_grad_(False)
 
     @checked

@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from torchcaps.models.pretrained import load_state, read_tensors
+from torchcaps.utils.arguments import shown
 from torchcaps.utils.checks import nearest, one_line
 
 LIBRARIES = ("torchvision", "timm", "transformers")
+LEAST_STD, LARGEST_SIDE = 1e-3, 10_000  # of images in a configuration of transformers
 
 
 class NamedNetwork(NamedTuple):
@@ -62,7 +64,10 @@ def named_network(name: str, pretrained: bool, size: int | None = None) -> Named
     except Exception as error:  # each library raises its own, also while it downloads
         if "unknown model" in str(error).lower():
             raise ValueError(f"{library} has no network {network!r}{nearest(network, _names(library))}") from None
-        hint = "; pretrained=False builds it with random weights" if pretrained else ""
+        # A ValueError is of its configuration, which random weights need too.
+        hint = (
+            "; pretrained=False builds it with random weights" if pretrained and type(error) is not ValueError else ""
+        )
         raise ValueError(f"{library} cannot build {network!r} ({one_line(error)[:200]}){hint}") from None
 
 
@@ -101,18 +106,47 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     values, _ = transformers.PretrainedConfig.get_config_dict(folder)
     refuse_kernels(values)
     images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
-    if not {"image_mean", "image_std"} <= images.keys():
-        raise ValueError("its preprocessor_config.json has no image_mean and image_std")
+    mean, std = standardization(images)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = getattr(config, "vision_config", config)
+    sides = (size, images.get("crop_size"), images.get("size"))
+    side = image_side(next((given for given in sides if given is not None), getattr(config, "image_size", None)))
     if pretrained:
         network = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
     else:
         network = transformers.AutoModel.from_config(config)
-    side = size or images.get("crop_size") or images.get("size") or config.image_size
-    if isinstance(side, dict):
-        side = side.get("height") or side["shortest_edge"]
-    return NamedNetwork(network.float(), images["image_mean"], images["image_std"], side)
+    return NamedNetwork(network.float(), mean, std, side)
+
+
+def standardization(values: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Return the mean and the standard deviation of each color of images in [0, 1], from `preprocessor_config.json`.
+
+    Raises:
+        ValueError: they are no such numbers.
+    """
+    mean, std = numbers = values.get("image_mean"), values.get("image_std")
+    for name, given, least in zip(("image_mean", "image_std"), numbers, (0.0, LEAST_STD), strict=True):
+        plain = isinstance(given, list) and len(given) in (1, 3) and not any(isinstance(x, bool) for x in given)
+        if not plain or not all(isinstance(x, int | float) and least <= x <= 1 for x in given):
+            raise ValueError(
+                f"its preprocessor_config.json has {name} = {shown(given)}: expected 3 numbers from {least:g} to 1, "
+                "one of each color"
+            )
+    return mean, std
+
+
+def image_side(size: Any) -> int:
+    """Return the height and width of images, from a number or a dictionary in a configuration of transformers.
+
+    Raises:
+        ValueError: it has none that images can have.
+    """
+    side = (size.get("height") or size.get("shortest_edge")) if isinstance(size, dict) else size
+    if type(side) is not int or not 1 <= side <= LARGEST_SIDE:
+        raise ValueError(
+            f"its configuration has images of size {shown(size)}: expected an int from 1 to {LARGEST_SIDE:,}"
+        )
+    return side
 
 
 def refuse_kernels(config: dict[str, Any]) -> None:
