@@ -20,7 +20,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.notes import progress_bar, say
 from torchcaps.models.libraries import refuse_kernels
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import make_folder
 
@@ -145,7 +145,7 @@ class Encoder:
         ids, cut = self._tokenized(texts, model, tokenizer)
         total = sum(map(len, ids))
         with progress_bar() as progress:
-            bar = progress.add_task(f"embedding {len(texts):,} texts", total=total)
+            bar = progress.add_task(f"embedding {counted(len(texts), 'text')}", total=total)
             for batch in _batches(ids):
                 tokens = [len(ids[i]) for i in batch]
                 padded = torch.zeros(len(batch), max(tokens), dtype=torch.long)
@@ -206,7 +206,7 @@ class Encoder:
                     "choose another encoder, or shorten the text"
                 )
         if any(cut):
-            say(f"{sum(cut):,} of {len(texts):,} texts are longer than the {most} tokens that the encoder takes: cut")
+            say(f"cut {sum(cut):,} of {counted(len(texts), 'text')} to the {most:,} tokens that the encoder takes")
         return ids, cut
 
     def _check_room(self, size: int) -> None:

@@ -15,7 +15,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.pictures import Fit, read_picture
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
-from torchcaps.utils.checks import check_choice
+from torchcaps.utils.checks import check_choice, counted
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
 VAL_SEED = 0
@@ -149,8 +149,8 @@ class ImageData(LabeledData):
         most = len(labels) - self.classes  # stratified: both parts need an image of every class
         if not self.classes <= self.val_size <= most:
             raise DataError(
-                f"val_size must be 0 or from {self.classes} to {most} for {len(labels)} training images "
-                f"of {self.classes} classes, got {self.val_size}"
+                f"val_size must be 0 or from {self.classes} to {most} for "
+                f"{counted(len(labels), 'training image')} of {self.classes} classes, got {self.val_size}"
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
 

@@ -18,6 +18,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.labeled import Batch, LabeledSet
 from torchcaps.data.notes import progress_bar
 from torchcaps.utils.arguments import Count, checked
+from torchcaps.utils.checks import counted
 
 Fit = Literal["crop", "pad", "stretch"]
 
@@ -203,7 +204,7 @@ def read_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> tu
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads, progress_bar() as progress:
         warnings.simplefilter("ignore")
         found = threads.map(check, paths)
-        results = list(progress.track(found, len(paths), description=f"reading {len(paths):,} pictures"))
+        results = list(progress.track(found, len(paths), description=f"reading {counted(len(paths), 'picture')}"))
     return {index: said for index, (said, _) in enumerate(results) if said}, [digest for _, digest in results]
 
 

@@ -13,6 +13,7 @@ from torchcaps.data.files import CanonicalFile, own_folder
 from torchcaps.data.published import Published, unreadable
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import counted
 
 LABELS = ["very negative", "negative", "neutral", "positive", "very positive"]
 NEUTRAL = 2
@@ -140,7 +141,7 @@ class SST(Published, TextData):
         try:
             trees = _trees((folder / name).read_bytes())
             if self.check_hashes and len(trees) != count:
-                raise ValueError(f"it has {len(trees)} trees, and the published file {count}")
+                raise ValueError(f"it has {counted(len(trees), 'tree')}, and the published file {count}")
         except Exception as error:
             advice = "replace the file; to read another number of trees, set data.check_hashes to false"
             raise unreadable(folder / name, error, advice) from None

@@ -11,6 +11,7 @@ from torch import nn
 from torchcaps.data import ImageData
 from torchcaps.evaluate.subject import DoesNotApply, Subject
 from torchcaps.training.build import Training
+from torchcaps.utils.checks import counted
 
 HELD_OUT = 2000  # images at most
 
@@ -73,7 +74,7 @@ def trained_on_few(training: Training, count: int, seed: int) -> nn.Module:
         if whole is None or whole.labels.dim() != 1:
             raise DoesNotApply("there are no training images of one class each")
         if count > (fewest := int(whole.labels.unique(return_counts=True)[1].min())):
-            raise DoesNotApply(f"one class has {fewest} training images")
+            raise DoesNotApply(f"one class has {counted(fewest, 'training image')}")
         order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))
         labels = whole.labels[order]
         chosen = torch.cat([order[labels == label][:count] for label in labels.unique()]).sort().values

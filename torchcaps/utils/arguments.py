@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 import torch
 from torch import Tensor
 
-from torchcaps.utils.checks import nearest
+from torchcaps.utils.checks import counted, nearest
 from torchcaps.utils.private import is_traced
 
 HALF = (torch.float16, torch.bfloat16)
@@ -273,7 +273,7 @@ def _tuple(items: tuple[Any, ...]) -> Kind | None:
     if len(known) < len(kinds):
         return None
     same = len({kind.text for kind in known}) == 1
-    inside = f"{len(known)} items, each {known[0].text}" if same else ", ".join(kind.text for kind in known)
+    inside = f"{counted(len(known), 'item')}, each {known[0].text}" if same else ", ".join(kind.text for kind in known)
 
     def fits(value: Any) -> bool:
         return is_row(value) and len(value) == len(known) and all(k.fits(x) for k, x in zip(known, value, strict=True))

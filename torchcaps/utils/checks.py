@@ -4,6 +4,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+MOST_NAMES = 10_000  # that are compared with a wrong one
+
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     """Check that an argument is one of its choices.
@@ -24,7 +26,7 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the known names most like it, or all if none is like it."""
     names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    close = difflib.get_close_matches(name, names[:MOST_NAMES], n=3, cutoff=0.4)
     if close:
         return f"; did you mean {', '.join(close)}?"
     return f"; there are {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
@@ -37,6 +39,11 @@ def whole_number(text: str) -> int | None:
     `str.isdigit` takes, such as "²", and numbers of more than 4300 digits.
     """
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """Return a number of things in words: "1 picture", "2 pictures"; `several` where an s does not make the plural."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def one_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import torchcaps
+from torchcaps.utils.checks import counted
 
 
 def commit() -> str:
@@ -36,4 +37,4 @@ def hardware() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     threads = torch.get_num_threads()
-    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
+    return f"{processor()}, {counted(threads, 'thread')}, torch {torch.__version__}"

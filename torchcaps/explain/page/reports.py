@@ -26,6 +26,7 @@ from torchcaps.explain.recording import Run, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
 from torchcaps.utils.arguments import Positive, checked
+from torchcaps.utils.checks import counted
 
 STATISTICS = 128  # samples for statistics of capsules
 VOTES = 2**29  # entries of votes that may be computed for these statistics
@@ -81,7 +82,7 @@ def report(
     snapshots: list[dict[str, Any]] = []
     for label, load in states or [("", lambda: None)]:
         load()
-        say(f"{label or 'network'}: scores of {_counted(len(samples), 'sample')}")
+        say(f"{label or 'network'}: scores of {counted(len(samples), 'sample')}")
         scores = _scores(network, samples)
         if not scores.isfinite().all():
             raise ValueError(
@@ -124,10 +125,6 @@ def about(network: nn.Module, samples: Samples, temperature: Positive | None) ->
     }
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
 def _chosen(samples: Samples, scores: Tensor) -> list[int]:
     """Return the first sample of each class, and the first mistakes; without labels all samples."""
     if samples.labels is None:
@@ -159,7 +156,7 @@ def _snapshot(
 ) -> dict[str, Any]:
     runs = _runs(network, samples)
     seen = places(network, _shape(samples)) if samples.are_images else {}
-    say(f"{label or 'network'}: {_counted(len(chosen), 'example')}")
+    say(f"{label or 'network'}: {counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
     controls: list[dict[str, Any]] = []
     sharp: list[dict[str, Any]] = []
@@ -236,7 +233,7 @@ def _controls(
             uniform = _share_right(_scores(network, samples), samples.labels)
         yield {
             "name": "Uniform coefficients",
-            "value": f"{uniform:.2%} right on {len(samples)} samples; {found:.2%} with routing",
+            "value": f"{uniform:.2%} right on {counted(len(samples), 'sample')}; {found:.2%} with routing",
             "meaning": "The same weights, but routing does not choose: all coefficients are equal. The smaller the "
             "difference, the less the answers depend on the coefficients.",
         }
@@ -291,9 +288,9 @@ def _compared(
         "value": f"maps of the same image agree by {alike}"
         + (f"; own maps of different images by {between}" if len(images) > 1 else ""),
         "meaning": f"The same maps, made by {what}. 1 means that two maps put all places in the same order, 0 that "
-        f"they have nothing in common; means over {len(images)} images. If the first number is near 1, the maps do not "
-        "show what was learned. If it is small, they depend on the weights. This shows dependence on the weights, "
-        "not the reason for an answer.",
+        f"they have nothing in common; means over {counted(len(images), 'image')}. If the first number is near 1, the "
+        "maps do not show what was learned. If it is small, they depend on the weights. This shows dependence on the "
+        "weights, not the reason for an answer.",
         "pictures": pictures,
     }
 
