@@ -7,13 +7,14 @@ python docs/curves.py                # draws all figures
 import sys
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from torchcaps.data import read_table
 from torchcaps.explain.axes import COLORS, in_style, write
 from torchcaps.reproduce.results import IN_PACKAGE, read_results
 from torchcaps.training.report import curves_of
+from torchcaps.utils.files import write_csv_whole
 
 DOCS = Path(__file__).parent
 AVERAGE, ROUTING, MAX = COLORS[:3]
@@ -74,10 +75,13 @@ FIGURES: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
 def keep(name: str, folder: Path) -> None:
     """Write the errors of a run by epoch, in percent: of the training images, averaged while they were trained on, and
     of the images held out, if there were any."""
-    errors = {}
-    for part, (epochs, accuracies) in curves_of(folder)["accuracy"].items():
-        errors[part] = pd.Series([round(100 * (1 - x), 2) for x in accuracies], epochs)
-    pd.DataFrame(errors).to_csv(DOCS / "curves" / f"{name}.csv", index_label="epoch")
+    curves = curves_of(folder)["accuracy"]
+    errors: dict[float, dict[str, float]] = {}  # by epoch
+    for part, points in curves.items():
+        for epoch, accuracy in zip(*points, strict=True):
+            errors.setdefault(epoch, {})[part] = round(100 * (1 - accuracy), 2)
+    rows = [[epoch, *(errors[epoch].get(part, "") for part in curves)] for epoch in sorted(errors)]
+    write_csv_whole(DOCS / "curves" / f"{name}.csv", ["epoch", *curves], rows)
 
 
 @in_style
@@ -86,9 +90,10 @@ def draw(figure_name: str, title: str, runs: dict[str, tuple[str, str, str]]) ->
     axis = figure.add_subplot()
     part, images = ("validation", "held-out") if figure_name.endswith("-val") else ("training", "training")
     for name, (label, color, style) in runs.items():
-        errors = pd.read_csv(DOCS / "curves" / f"{name}.csv", index_col="epoch")
+        rows = [row.values for row in read_table(DOCS / "curves" / f"{name}.csv").rows]
+        epochs, errors = ([float(row[column] or "nan") for row in rows] for column in ("epoch", part))
         label = f"{label}, test {TESTED[name]}" if name in TESTED else label
-        axis.plot(errors.index, errors[part], style, color=color, label=label)
+        axis.plot(epochs, errors, style, color=color, label=label)
     axis.set(xlabel="epoch", ylabel=f"error on {images} images (%), log scale", yscale="log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")

@@ -4,15 +4,14 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from torchcaps.data.files import DataError
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.checks import counted, nearest, one_line
 from torchcaps.utils.files import read_bytes
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -115,55 +114,50 @@ def _delimiter(text: str) -> str:
 
 
 def _separated(text: str, name: str, delimiter: str) -> tuple[list[str], list[Row]]:
-    if delimiter == "\t":
-        # Many programs write tabs without a rule for quotes, and a quote that is never closed would take in other rows.
-        with suppress(DataError):
-            return _rows(_frame(text, name, delimiter, csv.QUOTE_NONE).map(_unquoted), name)
-    return _rows(_frame(text, name, delimiter, csv.QUOTE_MINIMAL), name)
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1].replace('""', '"') if QUOTED.fullmatch(value) else value
-
-
-def _frame(text: str, name: str, delimiter: str, quoting: Any) -> pd.DataFrame:
-    """Return the values of the lines that are not empty, by the number of the line; the first are the columns."""
     content = text.lstrip("\r\n")
     before = len(BREAK.findall(text[: len(text) - len(content)]))
     end = len(content.rstrip(" \r\n"))
     content = content[:end] + BREAK.split(content[end:], maxsplit=1)[0]  # last lines of spaces alone are empty
-    advice = 'separate values alike, put a value with a separator or a quote in quotes "...", and double these quotes'
     limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # of Python, which is less than a book
     try:
-        frame = pd.read_csv(
-            io.StringIO(content, newline=""),
-            sep=delimiter,
-            quoting=quoting,
-            header=None,
-            dtype=str,
-            keep_default_na=False,
-            skip_blank_lines=False,  # they count as lines
-            engine="python",  # unlike the one in C it refuses wrong quotes, and shows which lines are short
-        )
-    except pd.errors.ParserError as error:
-        raise DataError(f"{name}: is no table ({one_line(error)}): {advice}") from None
+        if delimiter == "\t":
+            # Many programs write tabs without a rule for quotes, and a quote that is never closed would take in other
+            # rows.
+            with suppress(DataError):
+                return _rows(content, name, before, delimiter, csv.QUOTE_NONE)
+        return _rows(content, name, before, delimiter, csv.QUOTE_MINIMAL)
     finally:
         csv.field_size_limit(limit)
-    breaks = frame.apply(lambda column: column.str.count(BREAK)).sum(axis=1).astype(int)
-    frame.index = (breaks + 1).cumsum().shift(fill_value=0) + 1 + before
-    frame = frame.dropna(how="all")
-    for line in frame.index[frame.isna().any(axis=1)]:
-        raise DataError(f"{name} line {line}: has too few values, the first line has {frame.shape[1]}: {advice}")
-    return frame
 
 
-def _rows(frame: pd.DataFrame, name: str) -> tuple[list[str], list[Row]]:
-    columns = frame.iloc[0].str.strip().tolist()
-    for column in columns:
-        if column and columns.count(column) > 1:
-            raise DataError(f"{name}: has two columns {column!r}: give each a name of its own")
-    rows = frame.iloc[1:].itertuples(name=None)
-    return columns, [Row(line, dict(zip(columns, values, strict=True))) for line, *values in rows]
+def _rows(content: str, name: str, before: int, delimiter: str, quoting: Any) -> tuple[list[str], list[Row]]:
+    """Return the columns, and the rows of the lines that are not empty; `before` lines stand before the content."""
+    advice = 'separate values alike, put a value with a separator or a quote in quotes "...", and double these quotes'
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    columns: list[str] = []
+    rows: list[Row] = []
+    line = before + 1
+    try:
+        for values in reader:
+            if quoting == csv.QUOTE_NONE:
+                values = [_unquoted(value) for value in values]
+            if not columns:
+                columns = [value.strip() for value in values]
+            elif values and len(values) != len(columns):
+                wrong = f"has {counted(len(values), 'value')}, and the first line {len(columns):,}"
+                raise DataError(f"{name} line {line}: {wrong}: {advice}")
+            elif values:
+                rows.append(Row(line, dict(zip(columns, values, strict=True))))
+            line = before + reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{name} line {line}: is no line of a table ({one_line(error)}): {advice}") from None
+    if twice := [column for column, count in Counter(columns).items() if column and count > 1]:
+        raise DataError(f"{name}: has two columns {twice[0]!r}: give each a name of its own")
+    return columns, rows
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1].replace('""', '"') if QUOTED.fullmatch(value) else value
 
 
 def _json_lines(text: str, name: str) -> tuple[list[str], list[Row]]:
