@@ -15,8 +15,10 @@ from commands import call, error_of
 from pictures import draw_digits
 from vision import SIZE, WIDTHS, make_vision_model
 
-from torchcaps.cli.checkpoints import find_run
-from torchcaps.deploy import Trained
+from torchcaps.cli.checkpoints import build_run, find_run
+from torchcaps.data import DataError, ImageFolder
+from torchcaps.data.splits import digest, read_split
+from torchcaps.deploy import Trained, from_pretrained, save_pretrained
 
 SMALL = ["--model.network.depth", "8", "--data.num_workers", "0", "--data.augmentations", "[shift]"]
 
@@ -74,28 +76,89 @@ def test_the_split_lies_with_the_run(own):
     assert {row["part"] for row in rows} == {"train", "val", "test"}
 
 
-def test_a_run_keeps_its_split_although_pictures_come_and_go(own, tmp_path, capfd):
-    shutil.copytree(own / "pictures", tmp_path / "pictures")
-    arguments = ["--data.folder", str(tmp_path / "pictures"), "--runs", str(tmp_path / "runs"), *SMALL]
-    assert call("train", "own/images", *arguments, "--trainer.max_epochs", "1") == 0
-    before = rows_of((tmp_path / "runs/own/images/version_0/split.csv").read_text())
-    parts = {row["file"]: row["part"] for row in before}
-    gone = next(path for path, part in parts.items() if part == "val")
-    (tmp_path / "pictures" / gone).rename(tmp_path / "pictures" / "one" / "new.png")
+def test_a_checkpoint_alone_keeps_the_split_although_pictures_come_and_go(own, tmp_path, capfd):
+    """Wherever it lies, and wherever the pictures lie: its test has pictures of its run's test alone."""
+    parts = {row["file"]: row["part"] for row in rows_of((run_of(own) / "split.csv").read_text())}
+    Path("best.ckpt").write_bytes((run_of(own) / "checkpoints" / "best.ckpt").read_bytes())
+    shutil.copytree(own / "pictures", "moved")
+    gone = next(path for path, part in parts.items() if part == "test")
+    Path("moved", gone).rename("moved/one/new.png")
     capfd.readouterr()
-    assert call("train", str(tmp_path / "runs/own/images/version_0"), "--trainer.max_epochs", "2") == 0
-    after = rows_of((tmp_path / "runs/own/images/version_1/split.csv").read_text())
-    assert {row["file"]: row["part"] for row in after} == {path: part for path, part in parts.items() if path != gone}
-    assert "1 pictures in" in capfd.readouterr().err
-    data = Trained.load(tmp_path / "runs/own/images/version_0/checkpoints/last.ckpt").data
+    assert call("test", "best.ckpt", "--data.folder", "moved") == 0
+    out, err = capfd.readouterr()
+    assert re.search(r"^mean of the classes .* 35 *$", out, re.M)
+    best = Path("best.ckpt").absolute()
+    assert f"moved: left out 1 picture that the split of {best} does not have: one/new.png\n" in err
+    assert f"moved: no longer has 1 picture of the split of {best}\n" in err
+    assert Trained.load("best.ckpt").data.parts == parts
+    data = data_of_run("best.ckpt", "--data.folder", "moved")
     assert data.parts == {path: part for path, part in parts.items() if path != gone}
-    for given, kept in (
-        (str(tmp_path / "pictures"), True),
-        (str(own / "pictures"), False),
-    ):  # the same one, and another
-        options = argparse.Namespace(recipe=str(tmp_path / "runs/own/images/version_0"), small=False, ckpt_path=None)
-        values = find_run(options, ["--data.folder", given]).recipe.config
-        assert (values["data"]["init_args"]["split"] is not None) == kept
+
+
+def data_of_run(run: str, *overrides: str) -> ImageFolder:
+    """Return the data that a command builds for a run."""
+    options = argparse.Namespace(
+        recipe=run, small=False, ckpt_path=None, model=None, signals=None, allow_code=False, runs="runs"
+    )
+    return build_run(options, list(overrides), find_run(options, list(overrides)), "network.").datamodule
+
+
+def test_a_split_beside_the_run_changes_nothing(own, capfd):
+    parts = {row["file"]: row["part"] for row in rows_of((run_of(own) / "split.csv").read_text())}
+    shutil.copytree(run_of(own), "run")
+    table = Path("run/split.csv")
+    for change in (
+        lambda: table.write_text(table.read_text().replace("train", "test")),
+        table.unlink,
+        lambda: table.symlink_to("split.csv"),
+        lambda: None,
+    ):
+        change()
+        assert data_of_run("run").parts == parts
+    assert "split.csv is not the split of " in capfd.readouterr().err
+
+
+def test_other_pictures_need_another_split(own, capfd):
+    for name in ("zero", "one", "seven"):
+        shutil.copytree(own / "new" / name, Path("more", name))
+    said = error_of(capfd, "test", str(run_of(own)), "--data.folder", "more")
+    assert "best.ckpt: has none of the pictures in more: give the folder of its run, or set data.split to null" in said
+    assert call("test", str(run_of(own)), "--data.folder", "more", "--data.split", "null") == 0
+    assert data_of_run(str(run_of(own)), "--data.split", "null").split is None
+    assert data_of_run(str(run_of(own)), "--data.split", "mine.csv").split == "mine.csv"
+
+
+def test_a_training_goes_on_with_the_split_of_its_checkpoint(own, tmp_path, capfd):
+    shutil.copytree(own / "pictures", "pictures")
+    arguments = ["--data.folder", "pictures", *SMALL]
+    assert call("train", "own/images", *arguments, "--trainer.max_epochs", "1") == 0
+    parts = {row["file"]: row["part"] for row in rows_of(Path("runs/own/images/version_0/split.csv").read_text())}
+    gone = next(path for path, part in parts.items() if part == "val")
+    Path("pictures", gone).rename("pictures/one/new.png")
+    Path("alone.ckpt").write_bytes(Path("runs/own/images/version_0/checkpoints/last.ckpt").read_bytes())
+    shutil.rmtree("runs/own/images/version_0")
+    assert call("train", "alone.ckpt", "--trainer.max_epochs", "2") == 0
+    (last,) = Path("runs").rglob("last.ckpt")
+    Path("alone.ckpt").unlink()
+    del parts[gone]
+    assert {row["file"]: row["part"] for row in rows_of((last.parents[1] / "split.csv").read_text())} == parts
+    assert read_split(str(last)) == {digest(path): part for path, part in parts.items()}
+    assert Trained.load(last).data.parts == parts
+
+
+def test_an_uploaded_folder_names_no_picture(own, capfd):
+    folder = save_pretrained(run_of(own) / "checkpoints" / "best.ckpt", "saved")
+    content = b"".join(path.read_bytes() for path in folder.iterdir())
+    hashes = torch.load(run_of(own) / "checkpoints" / "best.ckpt", weights_only=True)["split"]
+    for path in (own / "pictures").rglob("*.png"):
+        assert path.name.encode() not in content
+    assert all(key.numpy().tobytes() not in content for part in hashes.values() for key in part)
+    data = from_pretrained(folder).data
+    with pytest.raises(DataError, match="saved is a folder, which holds no split"):
+        data.setup("test")
+    data.split = str(run_of(own) / "split.csv")
+    data.setup("test")
+    assert len(data.keys("test")) == 36
 
 
 def test_the_best_checkpoint_holds_all_that_predictions_need(own, tmp_path):

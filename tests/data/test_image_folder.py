@@ -118,22 +118,19 @@ def test_the_split_is_written_down_and_read_again(folder, tmp_path, capfd):
     path = data.write_split(tmp_path / "run")
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert {(row["file"], row["part"]) for row in rows} == set(data.parts.items())
-    assert {row["class"] for row in rows} == {"cat", "dog"}
+    assert list(rows[0]) == ["file", "part"]
     draw(folder / "cat" / "new.png")
     again = data_of(folder, split=str(path))
     assert again.parts == data.parts
-    assert "1 pictures in" in capfd.readouterr().err
+    said = f"{folder}: left out 1 picture that the split of {path} does not have: cat/new.png\n"
+    assert said in capfd.readouterr().err
     draw(folder / "cow" / "new.png")
     assert data_of(folder, split=str(path)).names == ["cat", "dog"]
     (folder / "cat" / "0.png").unlink()
     assert data_of(folder, split=str(path)).parts == {p: part for p, part in data.parts.items() if p != "cat/0.png"}
-    assert "1 pictures of" in capfd.readouterr().err
-    path.write_text("file,class,part\nfox/1.png,fox,test\n")
+    assert f"{folder}: no longer has 1 picture of the split of {path}\n" in capfd.readouterr().err
+    path.write_text("file,part\nfox/1.png,test\n")
     assert "has none of the pictures in" in error_of(folder, split=str(path))
-    path.write_text("a,b\n1,2\n")
-    assert "expected the split.csv of a run" in error_of(folder, split=str(path))
-    path.write_text("file,class,part\ncat/1.png,cat,tset\n")
-    assert "the part of cat/1.png is 'tset'" in error_of(folder, split=str(path))
 
 
 def test_folders_of_parts(tmp_path):
@@ -202,8 +199,8 @@ def test_pictures_that_are_in_two_parts_are_counted(tmp_path, capfd):
             shutil.copy(tmp_path / "train" / "a" / f"train{k}.png", tmp_path / part / "a" / f"copy{k}.png")
     data_of(tmp_path).setup()
     said = capfd.readouterr().err
-    assert f"{tmp_path}: 1 of 7 validation pictures are training pictures too\n" in said
-    assert f"{tmp_path}: 2 of 8 test pictures are training pictures too\n" in said
+    assert f"{tmp_path}: training has 1 of 7 validation pictures too\n" in said
+    assert f"{tmp_path}: training has 2 of 8 test pictures too\n" in said
 
 
 def test_a_missing_part_is_split_off_the_training_pictures(tmp_path):
@@ -232,16 +229,41 @@ def test_runs_in_the_folder_of_the_pictures_are_no_class(folder):
 
 
 def test_bad_files_are_named_and_skipped_only_when_asked(folder, capfd):
-    (folder / "cat" / "3.png").write_bytes(b"no picture")
+    """All at once, also those of the test, before the training."""
     (folder / "dog" / "4.png").write_bytes((folder / "dog" / "4.png").read_bytes()[:50])
-    said = error_of(folder)
-    assert "3.png is not a picture" in said or "4.png is not a picture" in said
-    assert "--data.skip_bad true" in said
+    for part in ("train", "val", "test"):
+        bad = next(path for path, of in data_of(folder).parts.items() if of == part)
+        (folder / bad).write_bytes(b"no picture")
+    with pytest.raises(DataError) as caught:
+        data_of(folder).setup("fit")
+    first, more = str(caught.value).split(" (and 3 more: ")
+    assert " is not a picture that can be read" in first
+    assert more.endswith("), or leave such files out by --data.skip_bad true")
+    named = more.partition(")")[0].split(", ")
+    assert len(set(named)) == 3
     data = data_of(folder, skip_bad=True)
     data.setup()
     keys = {key for stage in ("fit", "validate", "test") for key in data.keys(stage)}
-    assert len(keys) == 18
-    assert "left out 1 pictures that cannot be read: " in capfd.readouterr().err
+    assert len(keys) == 16
+    assert not keys & set(named)
+    assert "left out 4 pictures that cannot be read: " in capfd.readouterr().err
+
+
+def test_twenty_bad_files_are_named_in_one_line(folder, capfd):
+    for i in range(10):
+        for name in ("cat", "dog"):
+            draw(folder / name / f"bad{i}.png").write_bytes(b"no picture")
+    said = error_of(folder)
+    assert all(f"{name}/bad{i}.png" in said for i in range(10) for name in ("cat", "dog"))
+    for i in range(10):
+        draw(folder / "cat" / f"worse{i}.png").write_bytes(b"no picture")
+    assert error_of(folder).endswith(", ... (29)), or leave such files out by --data.skip_bad true")
+
+
+def test_a_test_reads_the_test_pictures_alone(folder):
+    bad = next(path for path, part in data_of(folder).parts.items() if part == "train")
+    (folder / bad).write_bytes(b"no picture")
+    data_of(folder).setup("test")
 
 
 def test_a_class_whose_training_pictures_cannot_be_read_is_an_error(folder):
@@ -257,17 +279,17 @@ def test_other_files_and_animations_are_named(folder, capfd):
     frames[0].save(folder / "dog" / "moving.gif", save_all=True, append_images=frames[1:])
     data_of(folder).prepare_data()
     said = capfd.readouterr().err
-    assert "left out 1 files that are no pictures: cat/notes.txt" in said
-    assert "1 files are animations, whose first picture is taken: dog/moving.gif" in said
+    assert "left out 1 file beside the pictures: cat/notes.txt" in said
+    assert "took the first picture of 1 animation: dog/moving.gif" in said
 
 
 def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(DataError, match="data.folder is missing: give --data.folder FOLDER"):
         ImageFolder()
     assert "is not a folder" in error_of(tmp_path / "gone")
-    assert "has pictures of 0 classes" in error_of(tmp_path)
+    assert "has pictures of 0 classes, two" in error_of(tmp_path)
     draw(tmp_path / "a" / "x.png")
-    assert "has pictures of 1 classes, two or more are needed" in error_of(tmp_path)
+    assert "has pictures of 1 class, two or more are needed" in error_of(tmp_path)
     draw(tmp_path / "b" / "x.png")
     assert "no picture to test on: a class needs three pictures" in error_of(tmp_path)
     assert "set data.test_share above 0" in error_of(tmp_path, test_share=0.0)
@@ -275,7 +297,8 @@ def test_folders_that_cannot_be_used(tmp_path):
     assert "train was taken for a part: rename it if it is a class" in error_of(tmp_path)
     (tmp_path / "train").rename(tmp_path / "b")
     (tmp_path / "empty").mkdir()
-    assert "empty: has no pictures: expected files that end in" in error_of(tmp_path)
+    (tmp_path / "void").mkdir()
+    assert "there are no pictures in empty, void: expected files that end in .bmp, " in error_of(tmp_path)
 
 
 def test_a_class_that_was_not_trained_on(folder):

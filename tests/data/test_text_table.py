@@ -127,7 +127,7 @@ def test_equal_texts_are_in_one_part(tmp_path, capsys):
     assert all(len(home) == 1 for home in homes.values())
     assert sum(len(samples) for samples in data.parts.values()) == 122
     data.prepare_data()
-    assert f"{data.file}: 1 texts are there with several labels, such as 'text 1'" in capsys.readouterr().err
+    assert f"{data.file}: has 1 text with several labels, such as 'text 1'" in capsys.readouterr().err
 
 
 def test_small_classes_are_in_training(tmp_path, capsys):
@@ -148,11 +148,11 @@ def test_parts_in_files_of_their_own(tmp_path, capsys):
     data.prepare_data()
     train = {s.text for s in data.parts["train"]}
     both = len(train & {"text 3", "text 4"})
-    assert capsys.readouterr().err == f"torchcaps: {test}: {both} of its 3 test texts are training texts too\n"
+    assert capsys.readouterr().err == f"torchcaps: {test}: training has {both} of its 3 test texts too\n"
     data = TextTable(file, test_file=test, val_file=test)
     data.prepare_data()
     said = capsys.readouterr().err
-    for line in ("2 of its 3 validation texts are training", "3 of its 3 test texts are validation"):
+    for line in ("training has 2 of its 3 validation", "validation has 3 of its 3 test"):
         assert f"torchcaps: {test}: {line} texts too\n" in said
     assert {part: len(samples) for part, samples in data.parts.items()} == {"train": 40, "val": 3, "test": 3}
     assert data.read("test")[1].tolist() == [0, 1, 0]
@@ -164,9 +164,9 @@ def test_test_texts_that_are_validation_texts_are_counted(tmp_path, capsys):
     some = TextTable(file).parts["val"][0]  # without a split for validation it is in the test
     own = write(tmp_path / "own.csv", [(some.text, some.label), ("new", "no")])
     TextTable(file, test_file=own).prepare_data()
-    assert f"{own}: 1 of its 2 test texts are validation texts too\n" in capsys.readouterr().err
+    assert f"{own}: validation has 1 of its 2 test texts too\n" in capsys.readouterr().err
     TextTable(file, val_file=own).prepare_data()
-    assert f"{file}: 1 of its 4 test texts are validation texts too\n" in capsys.readouterr().err
+    assert f"{file}: validation has 1 of its 4 test texts too\n" in capsys.readouterr().err
 
 
 def test_labels_that_differ_in_spelling_alone_are_named(tmp_path, capsys):
@@ -203,22 +203,31 @@ def test_a_split_is_written_and_read(tmp_path, capfd):
     split = data.write_split(tmp_path / "run")
     assert split == tmp_path / "run" / "split.csv"
     rows = list(csv.reader(split.read_text().splitlines()))
-    assert rows[0] == ["file", "class", "part"]
-    assert rows[1] == [hashlib.sha256(b"text 0").hexdigest()[:16], "no", parts_of(data)["text 0"]]
+    assert rows[0] == ["hash", "part"]
+    assert rows[1] == [hashlib.sha256(b"text 0").hexdigest()[:16], parts_of(data)["text 0"]]
     assert len(rows) == 41
     assert TextTable(file, split=str(split)).parts == data.parts  # whatever the shares are
     other = TextTable(write(tmp_path / "b.csv", many(41)[:0:-1]), split=str(split))  # one new, one gone, all moved
     assert parts_of(other) == {text: part for text, part in parts_of(data).items() if text != "text 0"}
     said = capfd.readouterr().err
-    assert "1 texts of" in said
-    assert "1 rows of" in said
-    with pytest.raises(DataError, match="split.csv: has none of the texts in .*c.csv: give the split of this file"):
+    assert f"{other.file}: no longer has 1 text of the split of {split}\n" in said
+    assert f"{other.file}: left out 1 row that the split of {split} does not have: line 2\n" in said
+    with pytest.raises(DataError, match="split.csv: has none of the texts in .*c.csv: give the file of its run, or"):
         parts_of(TextTable(write(tmp_path / "c.csv", [("other", "yes"), ("texts", "no")]), split=str(split)))
     split.write_text(split.read_text().replace("test", "tset"))
-    with pytest.raises(DataError, match=r"split.csv line \d+: the part of \w+ is 'tset': expected train, val, test"):
+    with pytest.raises(DataError, match=r"split.csv line \d+: the part is 'tset': expected train, val, test"):
         TextTable(file, split=str(split)).setup()
-    with pytest.raises(DataError, match="a.csv: no column 'file': expected the split.csv of a run"):
+    with pytest.raises(DataError, match="a.csv: has the columns text, label: expected file and part, or hash and part"):
         TextTable(file, split=file).setup()
+
+
+def test_test_texts_that_were_trained_on_are_counted(tmp_path, capsys):
+    """Also if they are no longer in the table of the training."""
+    file, test = write(tmp_path / "a.csv", many(40)), write(tmp_path / "test.csv", [("new", "no"), ("text 3", "yes")])
+    split = TextTable(file, val_share=0, test_file=test).write_split(tmp_path / "run")
+    write(tmp_path / "a.csv", [row for row in many(40) if row[0] != "text 3"])
+    TextTable(file, val_share=0, test_file=test, split=str(split)).prepare_data()
+    assert f"{test}: training has 1 of its 2 test texts too\n" in capsys.readouterr().err
 
 
 # What cannot be used
@@ -229,11 +238,11 @@ def test_a_split_is_written_and_read(tmp_path, capfd):
     [
         (
             [("a", "1"), (" ", "2"), ("", "1")],
-            r"a.csv line 3: the text is empty \(and 1 more such rows\): complete the",
+            "a.csv line 3: the text is empty, line 4: the text is empty: complete such rows, or leave",
         ),
         (
             [("a", "1"), ("b", " "), ("c", "2")],
-            "a.csv line 3: the label is empty: complete the row, or leave such rows",
+            "a.csv line 3: the label is empty: complete such rows, or leave them out",
         ),
         ([("a", "1"), ("b", "2"), ("c", "3")], "every row has another label in column 'label': set data.label to the"),
         ([("a", "1"), ("b", "2"), ("c", "2")], "has no text for the test part: choose another split, a larger"),
@@ -248,8 +257,8 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
     file = write(tmp_path / "a.csv", [*many(20), ("", "yes"), ("b", "")])
     data = TextTable(file, skip_bad=True)
     assert sum(len(samples) for samples in data.parts.values()) == 20
-    said = f"torchcaps: {file}: left out 2 rows without a text or a label, first line 22: the text is empty\n"
-    assert capsys.readouterr().err == said
+    said = f"torchcaps: {file}: left out 2 rows without a text or a label: line 22: the text is empty, line 23: "
+    assert capsys.readouterr().err == f"{said}the label is empty\n"
     with pytest.raises(DataError, match="no row has a text and a label"):
         TextTable(write(tmp_path / "b.csv", [("", "a")]), skip_bad=True).setup()
 
@@ -258,6 +267,9 @@ def test_labels_that_are_not_there(tmp_path):
     file = write(tmp_path / "a.csv", ROWS, ["body", "stars"])
     test = write(tmp_path / "test.csv", [("a", "maybe")], ["body", "stars"])
     with pytest.raises(DataError, match="test.csv line 2: the label 'maybe' is not one of the classes"):
+        TextTable(file, "body", "stars", test_file=test).read("test")
+    test = write(tmp_path / "test.csv", [("a", "maybe"), ("b", "never"), ("c", "maybe")], ["body", "stars"])
+    with pytest.raises(DataError, match=r"line 2: the label 'maybe' \(and 'never'\) is not one of the classes"):
         TextTable(file, "body", "stars", test_file=test).read("test")
 
 

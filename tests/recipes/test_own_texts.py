@@ -58,7 +58,7 @@ def test_a_table_is_trained_on(bert, monkeypatch):
     [
         ([], "data.file is missing: give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts"),
         (["--data.file=none.csv"], "none.csv cannot be read: No such file or directory"),
-        (["--data.file=bad.csv"], "bad.csv line 3: the text is empty: complete the row, or leave such rows out by"),
+        (["--data.file=bad.csv"], "bad.csv line 3: the text is empty: complete such rows, or leave them out by"),
     ],
 )
 def test_bad_input(bert, capfd, given, said):

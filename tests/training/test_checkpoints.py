@@ -374,9 +374,13 @@ def test_when_checkpoints_are_saved(epochs, batches, options, seconds, steps, mo
 
 
 def test_images_that_an_encoder_encodes_keep_their_split(tmp_path, monkeypatch):
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "split.csv").touch()
-    monkeypatch.chdir(tmp_path / "run" / "checkpoints")
-    data = {"init_args": {"images": {"init_args": {"split": None}}}}
+    monkeypatch.chdir(tmp_path)
+    data = {"init_args": {"images": {"init_args": {"split": None, "test_share": 0.1}}}}
     keep_split(data, Path("best.ckpt"))
-    assert data["init_args"]["images"]["init_args"]["split"] == str(tmp_path / "run" / "split.csv")
+    assert data["init_args"]["images"]["init_args"]["split"] == str(tmp_path / "best.ckpt")
+
+
+def test_a_split_of_another_kind_is_left_alone():
+    data = {"init_args": {"split": "letters"}}
+    keep_split(data, Path("best.ckpt"))
+    assert data == {"init_args": {"split": "letters"}}

@@ -18,7 +18,6 @@ from torchcaps.utils.processes import rank
 if TYPE_CHECKING:
     from torchcaps.recipes import Recipe
     from torchcaps.training.build import Training
-    from torchcaps.training.overrides import Override
 
 EXACT = tuple(  # options of the trainer on which the weights depend
     f"trainer.{name}"
@@ -62,7 +61,7 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
     try:
         values = values_of(path, content)
         options_given = read_overrides(overrides)
-        if not any(_names_other_samples(override, values["data"]) for override in options_given):
+        if not any(x.path[0] == "data" and x.path[-1] in ("data", "images", "split") for x in options_given):
             keep_split(values["data"], path)
         if is_run(options.recipe):
             return Run(path, content, Recipe(options.recipe, files_of(content), with_source(values, str(path))))
@@ -74,18 +73,6 @@ def find_run(options: argparse.Namespace, overrides: list[str], given: str | Non
         raise BadInput(f"{path} does not hold the values of a recipe ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise BadInput(str(error)) from error
-
-
-def _names_other_samples(override: "Override", data: dict[str, Any]) -> bool:
-    """Return whether an override names other files than those of a run on one's own data, or another split."""
-    from torchcaps.training.checkpoint_files import own_arguments
-
-    if override.path[0] != "data":
-        return False
-    name = override.path[-1]
-    if name in ("folder", "file"):
-        return os.path.abspath(override.value) != os.path.abspath(str(own_arguments(data).get(name)))
-    return name in ("data", "images", "split")
 
 
 def build_run(options: argparse.Namespace, overrides: list[str], run: Run, part: str, **arguments: Any) -> "Training":

@@ -135,6 +135,9 @@ class EncodedImages(LabeledData):
     def keys(self, stage: str) -> list[str]:
         return self.images.keys(stage)
 
+    def split_hashes(self) -> dict[str, Tensor]:
+        return self.images.split_hashes()
+
     def prepare_data(self) -> None:
         self.images.prepare_data()
 

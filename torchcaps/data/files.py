@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pooch
 
+from torchcaps.utils.files import user_path
+
 
 class DataError(RuntimeError):
     """A data file is missing, corrupt or not what its name says. The message is one line."""
@@ -47,7 +49,7 @@ def own_folder(root: str | None, folder: str) -> Path | None:
         folder: name of the data set's folder in it.
     """
     root = root or os.environ.get("TORCHCAPS_DATA")
-    return Path(root).expanduser() / folder if root else None
+    return user_path(root) / folder if root else None
 
 
 @dataclass(frozen=True)

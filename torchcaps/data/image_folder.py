@@ -26,18 +26,22 @@ from torchcaps.data.pictures import (
     read_header,
 )
 from torchcaps.data.splits import (
+    FILE,
     KINDS,
     OF_STAGE,
-    SPLIT_COLUMNS,
+    PART,
+    TABLE,
     Part,
     check_names,
     check_shares,
+    digest,
+    packed,
     read_split,
     split_by_class,
 )
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
-from torchcaps.utils.checks import nearest
-from torchcaps.utils.files import write_csv_whole
+from torchcaps.utils.checks import counted, nearest
+from torchcaps.utils.files import user_path, write_csv_whole
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
@@ -46,6 +50,7 @@ FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+MOST_BAD = 20  # pictures that a line names
 MOST_PIXELS = 64  # side of images if none is given
 EXPECTED = "expected a folder with a folder of pictures for each class"
 
@@ -63,8 +68,9 @@ class ImageFolder(ImageData):
     as its metadata (EXIF) says. Of an animation the first picture counts.
 
     Without a folder `val` or `test`, the part is split off the training pictures, the same share of every class, by a
-    split that depends on the names of the files alone. `write_split` writes it down, and `split` reads it again. A
-    class of one or two pictures has all of them in training.
+    split that depends on the names of the files alone. `write_split` writes it down, and `split` reads it again. Every
+    checkpoint of `torchcaps train` holds it, by hashes of the names. A class of one or two pictures has all of them in
+    training.
 
     Args:
         folder: folder of the pictures.
@@ -75,7 +81,8 @@ class ImageFolder(ImageData):
             left to right; "rotate": by up to 15 degrees; "zoom": to a part of at least half of the area; "color":
             brightness, contrast, saturation and hue; "erase": a rectangle of up to a third of the area becomes black.
         val_share, test_share: shares of the pictures of each class for validation and test.
-        split: file with the parts of all pictures, as `write_split` writes it; None for a new split.
+        split: file with the parts of all pictures, as `write_split` writes it, or a checkpoint of a run; None for a new
+            split. Pictures that it does not have are left out.
         skip_bad: whether pictures that cannot be read are left out. Otherwise they are an error.
         class_names: names of the classes; None for those of the folders.
         batch_size: images in a batch.
@@ -113,6 +120,8 @@ class ImageFolder(ImageData):
         check_names(class_names)
         self._class_names = class_names
         self._trained_on: set[bytes] = set()  # hashes of the files
+        self._errors: dict[str, str] = {}  # of the pictures that were read
+        self._contents: dict[str, bytes] = {}  # hashes of those that can be read
         names = set(augmentations or ())
         if channels is None:
             channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
@@ -162,15 +171,21 @@ class ImageFolder(ImageData):
         """The part of each picture, by its path in the folder: "train", "val" or "test"."""
         files = self._files
         if self.split is not None:
-            written = read_split(self.split)
-            both = files.keys() & written.keys()
-            if not both:
-                raise DataError(f"{self.split}: has none of the pictures in {self.folder}: give the split of its files")
-            if gone := len(written) - len(both):
-                say(f"{gone} pictures of {self.split} are no longer in {self.folder}, and are left out")
-            if new := len(files) - len(both):
-                say(f"{new} pictures in {self.folder} are not in {self.split}, and are left out")
-            return {path: part for path, (_, part) in written.items() if path in both}
+            split = read_split(self.split)
+            parts = {path: split[key] for path in files if (key := digest(path)) in split}
+            if not parts:
+                raise DataError(
+                    f"{self.split}: has none of the pictures in {self.folder}: give the folder of its run, or set "
+                    "data.split to null for a new split"
+                )
+            if gone := len(split) - len(parts):
+                say(f"{self.folder}: no longer has {counted(gone, 'picture')} of the split of {self.split}")
+            if new := [path for path in files if path not in parts]:
+                say(
+                    f"{self.folder}: left out {counted(len(new), 'picture')} that the split of {self.split} does not "
+                    f"have: {listed(new)}"
+                )
+            return parts
         found = {path: self._part_of(path) for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         open_parts = {part: share for part, share in shares.items() if part not in found.values()}
@@ -183,9 +198,11 @@ class ImageFolder(ImageData):
 
     @checked
     def write_split(self, folder: Path) -> Path:
-        """Write `split.csv` with the path, the class and the part of each picture; return its path."""
-        rows = ((path, self._files[path], part) for path, part in self.parts.items())
-        return write_csv_whole(folder / "split.csv", SPLIT_COLUMNS, rows)
+        """Write `split.csv` with the path and the part of each picture; return its path."""
+        return write_csv_whole(folder / TABLE, (FILE, PART), self.parts.items())
+
+    def split_hashes(self) -> dict[str, Tensor]:
+        return packed({digest(path): part for path, part in self.parts.items()})
 
     @checked
     def keys(self, stage: str) -> list[str]:
@@ -200,27 +217,38 @@ class ImageFolder(ImageData):
         for name in self._found_classes:
             if name not in labels:
                 raise DataError(f"{self.folder}: has a class {name!r}, which is none of {', '.join(labels)}")
-        names = [path for path, of in self.parts.items() if of == part]
-        bad, digests = read_all([self._folder / path for path in names], self.shape, self.fit)
-        if bad and not self.skip_bad:
-            said = list(bad.values())
-            more = f" (and {len(bad) - 1} more: {listed([names[i] for i in list(bad)[1:]])})" if len(bad) > 1 else ""
-            raise DataError(f"{said[0]}{more}, or leave such files out by --data.skip_bad true")
-        if bad:
-            say(f"left out {len(bad)} pictures that cannot be read: {listed([names[i] for i in bad])}")
-        before, names = names, [path for i, path in enumerate(names) if i not in bad]
+        self._read(list(self.parts) if stage == "fit" else [path for path, of in self.parts.items() if of == part])
+        names = [path for path, of in self.parts.items() if of == part and path in self._contents]
         if not names:
             raise DataError(f"{self.folder}: the part {part!r} has no picture that can be read")
+        contents = [self._contents[path] for path in names]
         if part == "train":
-            if lost := sorted({self._files[path] for path in before} - {self._files[path] for path in names}):
+            lost = {self._files[path] for path, of in self.parts.items() if of == part}
+            lost -= {self._files[path] for path in names}
+            if lost:
                 raise DataError(
-                    f"{self.folder}: no training picture of {listed(lost)} can be read: mend some, or remove the class"
+                    f"{self.folder}: no training picture of {listed(sorted(lost))} can be read: mend some, or remove "
+                    "the class"
                 )
-            self._trained_on = set(digests)
-        elif both := sum(digest in self._trained_on for digest in digests if digest):
-            say(f"{self.folder}: {both} of {len(names)} {KINDS[part]} pictures are training pictures too")
+            self._trained_on = set(contents)
+        elif both := sum(content in self._trained_on for content in contents):
+            say(f"{self.folder}: training has {both} of {counted(len(names), f'{KINDS[part]} picture')} too")
         classes = torch.tensor([labels[self._files[path]] for path in names])
         return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit)
+
+    def _read(self, paths: list[str]) -> None:
+        """Read pictures that were not read before. All that cannot be read are one error, or are left out."""
+        paths = [path for path in paths if path not in self._contents and path not in self._errors]
+        errors, contents = read_all([self._folder / path for path in paths], self.shape, self.fit)
+        bad = {paths[index]: said for index, said in errors.items()}
+        if bad and not self.skip_bad:
+            first, *others = bad
+            more = f" (and {len(others)} more: {listed(others, MOST_BAD)})" if others else ""
+            raise DataError(f"{bad[first]}{more}, or leave such files out by --data.skip_bad true")
+        if bad:
+            say(f"left out {counted(len(bad), 'picture')} that cannot be read: {listed(list(bad), MOST_BAD)}")
+        self._errors |= bad
+        self._contents |= {path: content for path, content in zip(paths, contents, strict=True) if path not in bad}
 
     def _say_what_is_left_out(self) -> None:
         """Say which files were not taken for pictures, and which classes are small."""
@@ -229,10 +257,10 @@ class ImageFolder(ImageData):
         if "color" in self.augmentations and self.shape[0] != 3:
             say('the augmentation "color" changes nothing: these images are gray')
         if self._others:
-            say(f"left out {len(self._others)} files that are no pictures: {listed(self._others)}")
+            say(f"left out {counted(len(self._others), 'file')} beside the pictures: {listed(self._others)}")
         moving = [path for path, header in self._headers.items() if header.frames > 1]
         if moving:
-            say(f"{len(moving)} files are animations, whose first picture is taken: {listed(moving)}")
+            say(f"took the first picture of {counted(len(moving), 'animation')}: {listed(moving)}")
         training = Counter(self._files[path] for path, part in self.parts.items() if part == "train")
         tested = {self._files[path] for path, part in self.parts.items() if part == "test"}
         if alone := [f"{name} ({training[name]})" for name in self.names if name not in tested]:
@@ -242,7 +270,7 @@ class ImageFolder(ImageData):
     def _folder(self) -> Path:
         if self.folder is None:
             raise DataError(f"data.folder is missing: give --data.folder FOLDER, {EXPECTED}")
-        folder = Path(self.folder).expanduser()
+        folder = user_path(self.folder)
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder: {EXPECTED}")
         return folder
@@ -291,21 +319,30 @@ class ImageFolder(ImageData):
         """Return the class of each picture by its path in the folder, and the paths of other files."""
         files: dict[str, str] = {}
         others: list[str] = []
+        empty: list[str] = []
         for place in self._places:
             for home in _folders(place):
                 pictures, more = find_pictures(home)
                 if not pictures:
-                    raise DataError(f"{home}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+                    empty.append(self._inside(home))
                 files |= dict.fromkeys(map(self._inside, pictures), home.name)
                 others += map(self._inside, more)
+        if empty:
+            raise DataError(
+                f"{self._folder}: there are no pictures in {listed(empty)}: expected files that end in "
+                f"{', '.join(SUFFIXES)}"
+            )
         trained = {name for path, name in files.items() if self._part_of(path) == "train"}
-        for file, name in files.items():
-            if name not in trained:
-                hint = nearest(name, sorted(trained))
-                raise DataError(f"{self._folder / file}: there is no class {name!r} in training{hint}")
+        if unknown := {name: file for file, name in files.items() if name not in trained}:
+            name, file = next(iter(unknown.items()))
+            more = f" (and none of {listed(others)})" if (others := [*unknown][1:]) else ""
+            raise DataError(
+                f"{self._folder / file}: there is no class {name!r} in training{more}{nearest(name, trained)}"
+            )
         if len(trained) < 2:
             raise DataError(
-                f"{self._folder}: has pictures of {len(trained)} classes, two or more are needed: {EXPECTED}"
+                f"{self._folder}: has pictures of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
+                f"{EXPECTED}"
                 + (
                     f"; {listed(self._in_parts)} was taken for a part: rename it if it is a class"
                     if self._in_parts
@@ -332,7 +369,7 @@ class ImageFolder(ImageData):
         headers = {path: read_header(self._folder / path) for path in self._files}
         found = {path: header for path, header in headers.items() if header is not None}
         if not found:
-            raise DataError(f"{self._folder}: none of {len(headers)} files is a picture that can be read")
+            raise DataError(f"{self._folder}: none of {counted(len(headers), 'file')} is a picture that can be read")
         return found
 
 

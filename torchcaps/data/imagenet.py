@@ -11,7 +11,7 @@ from torchcaps.data.files import DataError, own_folder
 from torchcaps.data.images import ImageData
 from torchcaps.data.pictures import SUFFIXES, PictureSet
 from torchcaps.utils.arguments import Count, CountOrZero, checked
-from torchcaps.utils.files import read_text
+from torchcaps.utils.files import read_text, user_path
 
 
 def read_class_list(path: Path) -> list[str]:
@@ -93,7 +93,7 @@ class ImageNet(ImageData):
         if self.class_list is None:
             source, names = "train and val", sorted(set.union(*found))
         else:
-            path = Path(self.class_list).expanduser()
+            path = user_path(self.class_list)
             packaged = Path(__file__).parent / path
             source, names = str(path), read_class_list(packaged if packaged.exists() and not path.exists() else path)
         for name in names:

@@ -141,6 +141,13 @@ class LabeledData(LightningDataModule):
         """
         return {}
 
+    def split_hashes(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps of the split of the user's own data, see `torchcaps.data.splits.packed`.
+
+        The split of a published data set never changes: there is none to keep.
+        """
+        return {}
+
     @property
     def batch_size_together(self) -> int:
         """Samples in a batch of all processes of the Trainer together."""

@@ -1,6 +1,7 @@
 """Notes and progress on stderr."""
 
 import sys
+from collections.abc import Sequence
 
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
@@ -22,6 +23,6 @@ def progress_bar() -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def listed(names: list[str]) -> str:
-    """Return names with commas, only the first five of many."""
-    return ", ".join(names[:5]) + (f", ... ({len(names)})" if len(names) > 5 else "")
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return names with commas, only the first of many."""
+    return ", ".join(names[:most]) + (f", ... ({len(names):,})" if len(names) > most else "")

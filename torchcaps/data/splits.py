@@ -1,18 +1,30 @@
 """Splits of one's own data into training, validation and test parts."""
 
+import hashlib
+import re
+import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from torchcaps.data.files import DataError
+from torchcaps.data.notes import listed, say
 from torchcaps.data.table import read_table
+from torchcaps.utils.files import user_path
 
 Part = Literal["train", "val", "test"]
 PARTS = ("train", "val", "test")
 OF_STAGE: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
 KINDS: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
-SPLIT_COLUMNS = ("file", "class", "part")  # of a split that was written down
+SPLIT = "split"  # key of a checkpoint for the split of one's own data
+TABLE = "split.csv"  # a copy of it in the folder of the run, for people and for other runs
+FILE, HASH, PART = "file", "hash", "part"  # columns of a table: what names a sample, and its part
+BYTES = 8  # of a hash: two of 100,000 samples share one with a probability of 3e-10
+ANEW = "to null for a new split, whose test part may have samples that a network was trained on"
 LEAST = 3  # samples of a class that is split
 
 SEED = 0  # not the run's seed: all runs are tested on the same samples
@@ -26,24 +38,98 @@ def check_shares(val_share: float, test_share: float) -> None:
         )
 
 
-def read_split(name: str) -> dict[str, tuple[str, Part]]:
-    """Read a split that was written down, as a table with SPLIT_COLUMNS.
+def digest(sample: str) -> bytes:
+    """Return the name of a sample in a split: a hash of its path in the folder or of its text. It tells nobody what the
+    sample is called, and 100,000 of them take less than a megabyte of a checkpoint."""
+    return hashlib.sha256(sample.encode()).digest()[:BYTES]
 
-    Returns:
-        The class and the part of each sample, by what the column "file" has for it.
+
+def packed(split: Mapping[bytes, Part]) -> dict[str, Tensor]:
+    """Return a split as a checkpoint holds it: the hashes of each part, (n, BYTES) uint8."""
+    hashes = {part: b"".join(sorted(key for key, of in split.items() if of == part)) for part in PARTS}
+    return {
+        part: torch.frombuffer(bytearray(of_part), dtype=torch.uint8).view(-1, BYTES)
+        for part, of_part in hashes.items()
+        if of_part
+    }
+
+
+def read_split(name: str) -> dict[bytes, Part]:
+    """Read the part of each sample, by its `digest`, from a checkpoint of a run or from the table that `write_split`
+    wrote. If both lie in the folder of a run and differ, a line says that the checkpoint counts.
 
     Raises:
-        DataError: the file is no such table.
+        DataError: the file holds no split, or a sample has two parts.
     """
-    split: dict[str, tuple[str, Part]] = {}
-    for line, row in read_table(name).rows:
-        for column in SPLIT_COLUMNS:
-            if column not in row:
-                raise DataError(f"{name}: no column {column!r}: expected the split.csv of a run")
-        sample, label, part = (row[column] for column in SPLIT_COLUMNS)
+    path = user_path(name)
+    if path.is_dir():
+        raise DataError(
+            f"{name} is a folder, which holds no split (`save_pretrained` writes none): set data.split to the "
+            f"split.csv or a checkpoint of the run, or {ANEW}"
+        )
+    if not (path.is_file() and zipfile.is_zipfile(path)):
+        return _split_of_table(name)
+    split = _split_of_checkpoint(path)
+    beside = path.parent.parent / TABLE
+    if path.parent.name == "checkpoints" and beside.is_file():
+        try:
+            agrees = _split_of_table(str(beside)) == split
+        except DataError:
+            agrees = False
+        if not agrees:
+            say(f"{beside} is not the split of {path}, which counts: to use the table, set data.split to it")
+    return split
+
+
+def _split_of_checkpoint(path: Path) -> dict[bytes, Part]:
+    try:
+        hashes = torch.load(path, map_location="cpu", weights_only=True, mmap=True)[SPLIT]
+    except Exception:  # bytes that anybody wrote make torch raise errors of many types
+        raise DataError(f"{path} holds no split: set data.split to the split.csv of the run, or {ANEW}") from None
+    if not isinstance(hashes, dict) or not all(part in PARTS and _are_hashes(x) for part, x in hashes.items()):
+        raise DataError(f"{path} holds no split that `torchcaps train` wrote: set data.split to another, or {ANEW}")
+    split: dict[bytes, Part] = {}
+    for part, x in hashes.items():
+        of_part = x.numpy().tobytes()
+        split |= dict.fromkeys((of_part[i : i + BYTES] for i in range(0, len(of_part), BYTES)), part)
+    if len(split) < sum(map(len, hashes.values())):
+        raise DataError(f"{path} holds a split with a sample in two parts: set data.split to another, or {ANEW}")
+    return split
+
+
+def _are_hashes(x: Any) -> bool:
+    return (
+        isinstance(x, Tensor)
+        and (x.layout, x.device.type, x.dtype) == (torch.strided, "cpu", torch.uint8)
+        and x.dim() == 2
+        and x.shape[1] == BYTES
+        and x.is_contiguous()  # else a few bytes could stand for endless ones
+    )
+
+
+def _split_of_table(name: str) -> dict[bytes, Part]:
+    table = read_table(name)
+    if sorted(table.columns) not in ([FILE, PART], [HASH, PART]):
+        raise DataError(
+            f"{name}: has the columns {listed(table.columns)}: expected {FILE} and {PART}, or {HASH} and {PART}, as in "
+            f"the {TABLE} of a run"
+        )
+    split: dict[bytes, Part] = {}
+    for line, row in table.rows:
+        part: Any = row[PART]
         if part not in PARTS:
-            raise DataError(f"{name} line {line}: the part of {sample} is {part!r}: expected {', '.join(PARTS)}")
-        split[sample] = label, part  # type: ignore[assignment]  # it is one of the parts
+            raise DataError(f"{name} line {line}: the part is {part!r}: expected {', '.join(PARTS)}")
+        if FILE in row:
+            key = digest(row[FILE])
+        elif re.fullmatch(f"[0-9a-f]{{{2 * BYTES}}}", row[HASH]):
+            key = bytes.fromhex(row[HASH])
+        else:
+            raise DataError(f"{name} line {line}: {row[HASH][:40]!r} is no hash of {2 * BYTES} digits from 0 to f")
+        if split.setdefault(key, part) != part:
+            raise DataError(
+                f"{name} line {line}: {row.get(FILE, row.get(HASH))} is in {part}, and in {split[key]} above: give "
+                "each sample one part"
+            )
     return split
 
 

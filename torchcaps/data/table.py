@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torchcaps.data.files import DataError
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import counted, nearest, one_line
-from torchcaps.utils.files import read_bytes
+from torchcaps.utils.files import read_bytes, user_path
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TAB_SUFFIXES = (".tsv", ".tab")
@@ -75,7 +75,7 @@ def read_table(source: str | Path) -> Table:
     Raises:
         DataError: the source cannot be read, or is not such a table. The one line names the file and the line in it.
     """
-    path, name = Path(source).expanduser(), str(source)
+    path, name = user_path(source), str(source)
     suffix = path.suffix.lower()
     try:
         raw = read_bytes(path, most=None)

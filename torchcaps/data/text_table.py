@@ -1,6 +1,5 @@
 """Labeled texts of one's own, in a table."""
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -15,22 +14,27 @@ from torch import Tensor
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
 from torchcaps.data.splits import (
+    HASH,
     KINDS,
     LEAST,
     OF_STAGE,
-    SPLIT_COLUMNS,
+    PART,
+    TABLE,
     Part,
     check_names,
     check_shares,
+    digest,
+    packed,
     read_split,
     split_by_class,
 )
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import Fraction, checked
-from torchcaps.utils.checks import check_choice, nearest
+from torchcaps.utils.checks import check_choice, counted, nearest
 from torchcaps.utils.files import write_csv_whole
 
+MOST_BAD = 20  # rows that a line names
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
 
 
@@ -48,9 +52,9 @@ class Sample(NamedTuple):
         return " ".join(self.text.split())
 
     @property
-    def digest(self) -> str:
+    def digest(self) -> bytes:
         """The name of the sample in a split: rows may be moved, added and deleted."""
-        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+        return digest(self.key)
 
 
 class TextTable(TextData):
@@ -62,15 +66,16 @@ class TextTable(TextData):
 
     Parts without a file of their own are split off the file, the same share of every class, by a split that depends on
     the texts and labels alone. Equal texts are in one part. A class of one or two texts has all of them in training.
-    `write_split` writes the split down, and `split` reads it again. Texts of more tokens than the encoder takes are
-    cut.
+    `write_split` writes the split down, by hashes of the texts, and `split` reads it again; every checkpoint of
+    `torchcaps train` holds it. Texts of more tokens than the encoder takes are cut.
 
     Args:
         file: the table. It is read when it is needed, not before.
         text, label: names of the columns with the texts and with their labels.
         val_file, test_file: tables with the same columns for validation and test; None to split them off `file`.
         val_share, test_share: shares of the texts of each class for validation and test, where these have no file.
-        split: file with the part of each row of `file`, as `write_split` writes it; None for a new split.
+        split: file with the part of each row of `file`, as `write_split` writes it, or a checkpoint of a run; None for
+            a new split. Rows that it does not have are left out.
         skip_bad: whether rows without a text or a label are left out. Otherwise they are an error.
         class_names: labels, in the order of the network's scores; None for those in `file`, in the order of numbers if
             all of them are numbers.
@@ -138,12 +143,14 @@ class TextTable(TextData):
     def read(self, stage: str) -> tuple[list[str], Tensor]:
         labels = {name: label for label, name in enumerate(self.names)}
         samples = self.parts[OF_STAGE[stage]]
-        for sample in samples:
-            if sample.label not in labels:
-                raise DataError(
-                    f"{sample.file} line {sample.line}: the label {sample.label!r} is not one of the classes"
-                    f"{nearest(sample.label, labels)}"
-                )
+        if wrong := [sample for sample in samples if sample.label not in labels]:
+            first = wrong[0]
+            others = dict.fromkeys(repr(sample.label) for sample in wrong if sample.label != first.label)
+            more = f" (and {listed([*others])})" if others else ""
+            raise DataError(
+                f"{first.file} line {first.line}: the label {first.label!r}{more} is not one of the classes"
+                f"{nearest(first.label, labels)}"
+            )
         return [sample.text for sample in samples], torch.tensor([labels[sample.label] for sample in samples])
 
     def keys(self, stage: str) -> list[str]:
@@ -173,9 +180,15 @@ class TextTable(TextData):
 
     @checked
     def write_split(self, folder: Path) -> Path:
-        """Write `split.csv` with a hash of the text, the label and the part of each row of `file`; return its path."""
-        rows = ((s.digest, s.label, part) for s, part in zip(self._samples, self._split, strict=True) if part)
-        return write_csv_whole(folder / "split.csv", SPLIT_COLUMNS, rows)
+        """Write `split.csv` with a hash of each text of `file` and its part; return its path."""
+        return write_csv_whole(folder / TABLE, (HASH, PART), ((key.hex(), part) for key, part in self._by_hash.items()))
+
+    def split_hashes(self) -> dict[str, Tensor]:
+        return packed(self._by_hash)
+
+    @property
+    def _by_hash(self) -> dict[bytes, Part]:
+        return {sample.digest: part for sample, part in zip(self._samples, self._split, strict=True) if part}
 
     @property
     def _own_files(self) -> dict[Part, str]:
@@ -209,7 +222,7 @@ class TextTable(TextData):
     def _split(self) -> Sequence[Part | None]:
         """The part of each row of `file`; None for rows that a given split does not have."""
         if self.split is not None:
-            return self._read_split(self.split)
+            return self._parts_in(self._given, self.split)
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         for part in self._own_files:
             del shares[part]
@@ -219,15 +232,23 @@ class TextTable(TextData):
         parts = dict(zip(first, split_by_class(list(first), list(first.values()), shares), strict=True))
         return [parts[sample.key] for sample in self._samples]
 
-    def _read_split(self, name: str) -> list[Part | None]:
-        split = {digest: part for digest, (_, part) in read_split(name).items()}
+    @cached_property
+    def _given(self) -> dict[bytes, Part]:
+        """The split that was given, by the hash of each text."""
+        return {} if self.split is None else read_split(self.split)
+
+    def _parts_in(self, split: dict[bytes, Part], name: str) -> list[Part | None]:
         parts = [split.get(sample.digest) for sample in self._samples]
         if not any(parts):
-            raise DataError(f"{name}: has none of the texts in {self.file}: give the split of this file")
+            raise DataError(
+                f"{name}: has none of the texts in {self.file}: give the file of its run, or set data.split to null "
+                "for a new split"
+            )
         if gone := len(split.keys() - {sample.digest for sample in self._samples}):
-            say(f"{gone} texts of {name} are no longer in {self.file}, and are left out")
-        if new := parts.count(None):
-            say(f"{new} rows of {self.file} are not in {name}, and are left out")
+            say(f"{self.file}: no longer has {counted(gone, 'text')} of the split of {name}")
+        if new := [f"line {x.line}" for x, part in zip(self._samples, parts, strict=True) if part is None]:
+            rows = counted(len(new), "row")
+            say(f"{self.file}: left out {rows} that the split of {name} does not have: {listed(new)}")
         return parts
 
     def _read(self, file: str) -> list[Sample]:
@@ -243,22 +264,26 @@ class TextTable(TextData):
             else:
                 bad.append(f"line {line}: {'the text' if not sample.text else 'the label'} is empty")
         if bad and not self.skip_bad:
-            more = f" (and {len(bad) - 1} more such rows)" if len(bad) > 1 else ""
-            raise DataError(f"{file} {bad[0]}{more}: complete the row, or leave such rows out by --data.skip_bad true")
+            raise DataError(
+                f"{file} {listed(bad, MOST_BAD)}: complete such rows, or leave them out by --data.skip_bad true"
+            )
         if bad:
-            say(f"{file}: left out {len(bad)} rows without a text or a label, first {bad[0]}")
+            say(f"{file}: left out {counted(len(bad), 'row')} without a text or a label: {listed(bad, MOST_BAD)}")
         if not samples:
             raise DataError(f"{file}: no row has a text and a label")
         return samples
 
     def _say_what_was_found(self) -> None:
         """Say which classes are too small to be split or seem to be one, and which texts are there more than once."""
-        keys = {part: {sample.key for sample in samples} for part, samples in self.parts.items()}
+        keys = {part: {sample.digest for sample in samples} for part, samples in self.parts.items()}
+        for key, part in self._given.items():
+            keys[part].add(key)  # also what is no longer there
         pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
         for part, other in pairs:
-            if both := sum(sample.key in keys[other] for sample in self.parts[part]):
+            if both := sum(sample.digest in keys[other] for sample in self.parts[part]):
                 file = self._own_files.get(part, self.file)
-                say(f"{file}: {both} of its {len(self.parts[part])} {KINDS[part]} texts are {KINDS[other]} texts too")
+                count = counted(len(self.parts[part]), f"{KINDS[part]} text")
+                say(f"{file}: {KINDS[other]} has {both} of its {count} too")
         alike: dict[float | str, list[str]] = {}
         for name in self.names:
             alike.setdefault(_plain(name), []).append(name)
@@ -268,7 +293,7 @@ class TextTable(TextData):
         for sample in self._samples:
             labels.setdefault(sample.key, set()).add(sample.label)
         if several := [text for text, found in labels.items() if len(found) > 1]:
-            say(f"{self.file}: {len(several)} texts are there with several labels, such as {several[0][:60]!r}")
+            say(f"{self.file}: has {counted(len(several), 'text')} with several labels, such as {several[0][:60]!r}")
         counts = Counter(name for found in labels.values() for name in found)
         small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST]
         if small and self.split is None and len(self._own_files) < 2:

@@ -107,11 +107,12 @@ def own_arguments(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_split(data: dict[str, Any], checkpoint: Path) -> None:
-    """Let the values of one's own data name the split that lies with the run of a checkpoint: if files were added or
-    deleted since, a new one would test on samples that the network was trained on."""
-    folder, arguments = checkpoint.absolute().parent, own_arguments(data)
-    if folder.name == "checkpoints" and "split" in arguments and (split := folder.parent / "split.csv").is_file():
-        arguments["split"] = str(split)
+    """Let the values of one's own data name the checkpoint as their split: if files were added or deleted since, a new
+    one would test on samples that the network was trained on. Of a folder of `save_pretrained`, which has no split,
+    that is an error once samples are read."""
+    arguments = own_arguments(data)
+    if {"split", "test_share"} <= arguments.keys():
+        arguments["split"] = str(checkpoint.absolute())
 
 
 def values_of(path: Path, content: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
+from torchcaps.data.splits import SPLIT
 from torchcaps.utils.checks import one_line, whole_number
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
@@ -68,7 +69,8 @@ def _name_those_beside(folder: Path, state: dict[str, Any]) -> None:
 
 
 class KeepsValues(Callback):
-    """Write the values of the recipe into every checkpoint, so that it says what it was trained with wherever it lies.
+    """Write the values of the recipe, and the split of one's own data, into every checkpoint, so that it says what it
+    was trained with wherever it lies.
 
     Args:
         values: all values, as they stand in a run's `config.yaml`.
@@ -80,7 +82,10 @@ class KeepsValues(Callback):
         self.files = json.dumps([str(file) for file in files])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
         checkpoint |= {VALUES: self.values, FILES: self.files}
+        if split := data.split_hashes():
+            checkpoint[SPLIT] = split
 
 
 def add_facts(path: Path, facts: dict[str, Any]) -> None:

@@ -198,6 +198,11 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def user_path(name: str | os.PathLike[str]) -> Path:
+    """Return a path that a user gave, with the user's home for a leading ~."""
+    return Path(os.path.expanduser(name))  # Path.expanduser raises a RuntimeError for a user who does not exist
+
+
 def take_folder(parent: Path, kind: str) -> Path:
     """Create `parent/kind_N` with the next free number N. Several processes at once get different folders."""
     make_folder(parent)
