@@ -322,11 +322,11 @@ class ImageFolder(ImageData):
         empty: list[str] = []
         for place in self._places:
             for home in _folders(place):
-                pictures, more = find_pictures(home)
+                pictures, rest = find_pictures(home)
                 if not pictures:
                     empty.append(self._inside(home))
                 files |= dict.fromkeys(map(self._inside, pictures), home.name)
-                others += map(self._inside, more)
+                others += map(self._inside, rest)
         if empty:
             raise DataError(
                 f"{self._folder}: there are no pictures in {listed(empty)}: expected files that end in "

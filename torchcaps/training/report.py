@@ -43,7 +43,8 @@ class Report(Callback):
     temperature that makes probabilities of the scores (:func:`torchcaps.training.calibration.best_temperature`), and
     how well they were calibrated on the test set before and after.
 
-    A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample.
+    A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample, for people and
+    for other runs: the run itself reads the split in its checkpoint.
 
     Attributes:
         folder: folder of the run, which `Training` sets; None writes nothing.
