@@ -327,6 +327,13 @@ def test_bad_pictures_are_skipped_only_when_asked(own, capfd):
     said = capfd.readouterr().err
     assert "bad.png is not a picture that can be read" in said
     assert "or leave such files out by --skip_bad" in said
+    for name in ("worse.png", "worst.png"):
+        Path(name).write_text("no picture")
+    paths = ("bad.png", good, "worse.png", "worst.png")
+    for command in (["predict", "own/images"], ["explain", "own/images", "--image"]):
+        assert call(*command, *paths, "--runs", str(own / "runs")) == 2
+        said = capfd.readouterr().err.splitlines()[-1]
+        assert "bad.png is not a picture that can be read: give a PNG or JPEG file (and 2 more: worse.png" in said
     assert predict(own, "bad.png", good, "--skip_bad", "--out", "p.csv") == 0
     assert [row["file"] for row in rows_of(Path("p.csv").read_text())] == [good]
     assert "left out 1 file: bad.png is not a picture" in capfd.readouterr().err

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import LabeledData
-from torchcaps.data.notes import listed, say
+from torchcaps.data.notes import MOST_BAD, listed, say, together
 from torchcaps.data.pictures import (
     SUFFIXES,
     Fit,
@@ -50,7 +50,6 @@ FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-MOST_BAD = 20  # pictures that a line names
 MOST_PIXELS = 64  # side of images if none is given
 EXPECTED = "expected a folder with a folder of pictures for each class"
 
@@ -242,9 +241,7 @@ class ImageFolder(ImageData):
         errors, contents = read_all([self._folder / path for path in paths], self.shape, self.fit)
         bad = {paths[index]: said for index, said in errors.items()}
         if bad and not self.skip_bad:
-            first, *others = bad
-            more = f" (and {len(others)} more: {listed(others, MOST_BAD)})" if others else ""
-            raise DataError(f"{bad[first]}{more}, or leave such files out by --data.skip_bad true")
+            raise DataError(f"{together([*bad.items()])}, or leave such files out by --data.skip_bad true")
         if bad:
             say(f"left out {counted(len(bad), 'picture')} that cannot be read: {listed(list(bad), MOST_BAD)}")
         self._errors |= bad

@@ -13,6 +13,7 @@ from torch.nn.functional import interpolate, pad
 
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
+from torchcaps.data.notes import together
 from torchcaps.data.pictures import Fit, read_picture
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
 from torchcaps.utils.checks import check_choice, counted
@@ -167,6 +168,27 @@ class ImageData(LabeledData):
     def picture(self, path: Path) -> Tensor:
         """Read a picture file as an image of these data, bytes `(c, h, w)`; `center` makes a network's input of it."""
         return read_picture(path, self.stored_shape or self.shape, self.fit)
+
+    @checked
+    def pictures(self, paths: Sequence[Path], skipped: list[str] | None = None) -> dict[int, Tensor]:
+        """Read picture files, see `picture`, and return the images by their places among the paths.
+
+        Args:
+            paths: the files.
+            skipped: list to which the errors of files that cannot be read are appended; None raises one for all.
+        """
+        images: dict[int, Tensor] = {}
+        errors: list[tuple[str, str]] = []
+        for place, path in enumerate(paths):
+            try:
+                images[place] = self.picture(path)
+            except DataError as error:
+                errors.append((str(path), str(error)))
+        if errors and skipped is None:
+            raise DataError(together(errors))
+        if skipped is not None:
+            skipped += [message for _, message in errors]
+        return images
 
     @checked
     def augment(self, images: Tensor) -> Tensor:

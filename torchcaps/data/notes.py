@@ -7,6 +7,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import Progress
 
+MOST_BAD = 20  # files and rows that cannot be used, and are named in a line
+
 _said: set[str] = set()
 
 
@@ -21,6 +23,13 @@ def progress_bar() -> Progress:
     """Return a progress bar on stderr, which a terminal shows until the work is done. Elsewhere nothing is shown."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def together(errors: Sequence[tuple[str, str]]) -> str:
+    """Return the message of the first of some errors, and the names of the others; each is a name and its message."""
+    (_, first), *others = errors
+    names = [name for name, _ in others]
+    return first + (f" (and {len(names):,} more: {listed(names, MOST_BAD)})" if names else "")
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.files import DataError
-from torchcaps.data.notes import listed, say
+from torchcaps.data.notes import MOST_BAD, listed, say
 from torchcaps.data.splits import (
     HASH,
     KINDS,
@@ -34,7 +34,6 @@ from torchcaps.utils.arguments import Fraction, checked
 from torchcaps.utils.checks import check_choice, counted, nearest
 from torchcaps.utils.files import write_csv_whole
 
-MOST_BAD = 20  # rows that a line names
 EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data import DataError, ImageData, TextData
+from torchcaps.data import ImageData, TextData
 from torchcaps.deploy.trained import Trained
 from torchcaps.utils.arguments import Count, checked
 
@@ -31,24 +31,17 @@ def predict_pictures(
 
     Raises:
         TypeError: the network was not trained on images.
-        DataError: a file cannot be read.
+        DataError: a file cannot be read; the one line names all of a batch.
         ValueError: the network's scores are NaN.
     """
     data = trained.data
     if not isinstance(data, ImageData):
         raise TypeError(f"the network was trained on {type(data).__name__}, which has no images")
     for start in range(0, len(paths), batch_size):
-        images: dict[int, Tensor] = {}
-        for index, path in enumerate(paths[start : start + batch_size], start):
-            try:
-                images[index] = data.picture(Path(path))
-            except DataError as error:
-                if skipped is None:
-                    raise
-                skipped.append(str(error))
+        images = data.pictures([Path(path) for path in paths[start : start + batch_size]], skipped)
         if images:
             batch = data.center(torch.stack(list(images.values())))
-            yield from zip(images, trained.probabilities(batch), strict=True)
+            yield from zip((start + place for place in images), trained.probabilities(batch), strict=True)
 
 
 @checked
