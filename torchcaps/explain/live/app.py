@@ -23,6 +23,7 @@ from torchcaps.explain.words import LoadedEncoder, words_of
 from torchcaps.utils.arguments import CountOrZero, checked
 
 FIRST = "A slow start, but in the end a warm and funny film."
+LONGEST = 10_000  # characters of a text
 THUMBNAIL = 58  # pixels of a test image to choose
 # The latest event counts: an answer to a line that has grown since is of no use.
 LATEST: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "api_visibility": "private"}
@@ -138,17 +139,18 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> No
             answer = _answer()
 
     def look(given: dict[str, Any]) -> Any:
-        if images is not None and "test" in given:
-            return looking.answer(images, given["test"])
         try:
+            if "test" in given:
+                if images is None or given["test"] >= len(images):
+                    raise DataError(f"there is no test image {given['test']}: reload the page")
+                return looking.answer(images, given["test"])
             name = given.get("name") or "your drawing"
             image = read_upload(data, given["file"], name) if "file" in given else read_drawing(data, given["drawing"])
             return None if image is None else looking.answer(samples_of(image, None, data.names, [name]))
         except DataError as error:
             raise gr.Error(str(error), print_exception=False) from None
 
-    if drops or images is not None:
-        field.input(look, field, answer, **LATEST)
+    field.input(look, field, answer, **LATEST)
 
 
 def _how_to_give(data: ImageData, draws: bool, drops: bool) -> str:
@@ -171,13 +173,15 @@ def _how_to_give(data: ImageData, draws: bool, drops: bool) -> str:
 def _text_page(looking: Looking, data: TextData, blocks: gr.Blocks) -> None:
     """Add the page of a network of texts to blocks, which are open."""
     encoder = LoadedEncoder.of(data)
-    text = gr.Textbox(FIRST, lines=3, label="Write a text", elem_id="text")
+    text = gr.Textbox(FIRST, lines=3, max_length=LONGEST, label="Write a text", elem_id="text")
     answer = _answer()
 
     def look(given: str) -> Any:
         if not given.strip():
             return None
         try:
+            if len(given) > LONGEST:
+                raise DataError(f"the text has more than {LONGEST:,} characters: give a shorter one")
             with looking.lock:
                 states, mask = encoder.states(given)
                 samples = Samples([(states.float(), mask)], None, data.names, [given], [words_of(encoder, given)])

@@ -12,11 +12,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from torchcaps.explain.live.requests import OnlyThePage
 from torchcaps.utils.arguments import checked
 
 HOST = "127.0.0.1"
 PORT = 7860  # Gradio's; the next free one if it is taken
-UPLOAD = "/gradio_api/upload"  # Gradio keeps what is sent to it as a file
+CONNECTIONS = 100  # at once: a tab opens about six
 # What a page may load: Gradio's scripts make functions of text.
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; frame-ancestors 'none'; "
@@ -28,8 +29,7 @@ class OnlyHere:
     """ASGI middleware that answers the page of this machine alone, and lets it load nothing from other hosts.
 
     A request with another name of a host, or from the page of another site, is refused: a site that a person visits in
-    the same browser can send requests to this machine too. It may only link to the page. Files cannot be uploaded,
-    which the page does not do.
+    the same browser can send requests to this machine too. It may only link to the page. There are no WebSockets.
 
     Args:
         app: the application.
@@ -45,11 +45,11 @@ class OnlyHere:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
         if not self._is_own(scope, Headers(scope=scope)):
             await PlainTextResponse("This page is for this machine alone.", 403)(scope, receive, send)
-            return
-        if scope["path"].rstrip("/") == UPLOAD:
-            await PlainTextResponse("Not found.", 404)(scope, receive, send)
             return
 
         async def with_policy(message: Message) -> None:
@@ -97,7 +97,8 @@ def listen(port: int | None) -> socket.socket:
 def server_of(blocks: gr.Blocks, port: int) -> uvicorn.Server:
     """Return a server of a page, from :func:`torchcaps.explain.live.app`, on a port of the loopback address."""
     here = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    here.add_middleware(OnlyHere, port=port)
+    here.add_middleware(OnlyThePage, blocks=blocks)
+    here.add_middleware(OnlyHere, port=port)  # the last one is asked first
     gr.mount_gradio_app(
         here,
         blocks,
@@ -112,8 +113,15 @@ def server_of(blocks: gr.Blocks, port: int) -> uvicorn.Server:
         # Fonts of this machine: none is loaded.
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
     )
-    # An open page keeps a connection, which would keep the server from ending.
-    return uvicorn.Server(uvicorn.Config(here, log_level="critical", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(
+        here,
+        http="h11",  # it bounds the headers of a request
+        ws="none",
+        log_level="critical",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=1,  # an open page keeps a connection, which would keep the server from ending
+    )
+    return uvicorn.Server(config)
 
 
 @checked
