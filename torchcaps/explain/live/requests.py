@@ -26,7 +26,6 @@ KEYS = {"data", "event_data", "fn_index", "trigger_id", "session_hash"}
 PICTURES = ({"drawing": str}, {"file": str, "name": str}, {"test": int})  # what the field of images gives
 SESSION = re.compile(r"[a-z0-9]{1,20}")
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # of JSON; one without an end goes to the end
-SURROGATE = re.compile("[\ud800-\udfff]")  # half a character
 FRAME = 300  # bytes of an event outside of its strings: no deep nesting, no long lists
 
 LARGEST_BODY = LARGEST * 4_000_000 // 3 + 100_000  # a picture in base64, with its name
@@ -125,14 +124,12 @@ class OnlyThePage:
                 and SESSION.fullmatch(session)
                 and self.takes(value)
             ):
-                pass
-            case _:
-                raise HTTPException(422, "this is no input of the page: reload the page")
-        self.waiting.pop(session, None)
-        self.waiting[session] = Waiting(uuid4().hex, value, len(body))
-        while len(self.waiting) > WAITING or sum(waiting.size for waiting in self.waiting.values()) > TOGETHER:
-            del self.waiting[next(iter(self.waiting))]
-        return self.waiting[session].event_id
+                self.waiting.pop(session, None)
+                self.waiting[session] = Waiting(uuid4().hex, value, len(body))
+                while len(self.waiting) > WAITING or sum(waiting.size for waiting in self.waiting.values()) > TOGETHER:
+                    del self.waiting[next(iter(self.waiting))]
+                return self.waiting[session].event_id
+        raise HTTPException(422, "this is no input of the page: reload the page")
 
     def _session(self, scope: Scope) -> str:
         """Return the session whose stream is asked for, if an input of it waits."""
@@ -168,7 +165,7 @@ LOST = _message("unexpected_error", message="too many inputs at once: try again"
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not SURROGATE.search(value)
+    return isinstance(value, str)
 
 
 def _is_picture(value: Any) -> bool:
