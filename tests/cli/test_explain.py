@@ -103,6 +103,7 @@ def test_explain_a_training_epoch_by_epoch(capfd, drawn):
     facts = dict(found["facts"])
     assert facts["recipe"] == "quickstart"
     assert facts["data"] == "Digits"
+    assert facts["network"].startswith("capsnet_digits, ")
     assert found["curves"]["loss"][0]["x"] == [1, 2, 3]
     assert {name for name, _ in found["figures"]} >= {"dynamics.png", "credit.png"}
     # The last checkpoint alone gives what it gave among the others.

@@ -58,7 +58,7 @@ def test_a_page_for_this_machine_alone(started):
     process, port, said = started
     response, content = answer(port)
     assert "default-src 'self'" in response.headers["Content-Security-Policy"]
-    assert b"Inside CapsNet" in content
+    assert b"capsnet_digits on Digits" in content
     assert status(port, Host=f"localhost:{port}") == 200
     assert status(port, Host=f"evil.example:{port}") == 403
     assert status(port, Origin="http://evil.example") == 403

@@ -51,6 +51,7 @@ def test_a_data_set_of_states(encoder, images_of_noise, tmp_path):
     own.setup("fit")
     assert len(own.val_dataloader().dataset) == len(own.val_set) > 0
     assert own.names == ["a", "b"]
+    assert own.title == own.images.title
     assert own.keys("fit") == own.images.keys("fit")
     assert own.keys("fit")[0].endswith(".png")
     assert len(own.write_split(tmp_path).read_text().splitlines()) == 21

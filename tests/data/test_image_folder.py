@@ -61,6 +61,13 @@ def test_classes_and_shape_are_those_of_the_pictures(folder):
     assert data_of(folder).shape == (3, 64, 64)
 
 
+@pytest.mark.parametrize(
+    ("folder", "title"), [("/a/toys/", "pictures in toys"), (".", "pictures in ."), (None, "ImageFolder")]
+)
+def test_a_title(folder, title):
+    assert ImageFolder(folder, class_names=["b", "a"], channels=3, size=16).title == title
+
+
 def test_what_was_found_needs_no_folder():
     data = ImageFolder("gone", class_names=["b", "a"], channels=3, size=16)
     assert (data.names, data.classes, data.shape) == (["b", "a"], 2, (3, 16, 16))

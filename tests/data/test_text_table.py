@@ -94,6 +94,7 @@ def test_order_of_the_classes(tmp_path, labels, names):
 def test_it_is_built_without_its_files():
     data = TextTable("none.csv", class_names=["a", "b"], encoder="none")
     assert (data.classes, data.names, data.found()) == (2, ["a", "b"], {"class_names": ["a", "b"]})
+    assert (data.title, TextTable().title) == ("texts in none.csv", "TextTable")
     for use in (data.prepare_data, data.setup, data.facts):
         with pytest.raises(DataError, match="none.csv cannot be read: No such file or directory"):
             use()

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from networks import Network
+from pictures import draw_digits
 from torch import nn
 
 from torchcaps import CapsuleLinear, DynamicRouting, HeinsenRouting, create_model
-from torchcaps.data import Digits
+from torchcaps.data import Digits, ImageFolder
 from torchcaps.explain import credit, heat, parse_tree
-from torchcaps.explain.page import Samples, report, write_page
+from torchcaps.explain.page import Samples, image_samples, report, write_page
 from torchcaps.explain.page.reports import _agreement
 
 pytest_plugins = ["pages"]
@@ -41,6 +42,15 @@ def test_samples_are_evenly_spaced_and_named(digits) -> None:
     torch.testing.assert_close(samples.inputs[30][0], data.test_set[place][0])
     assert int(samples.labels[30]) == int(data.test_set[place][1])
     assert samples.dark
+
+
+def test_own_pictures_are_called_by_their_files(tmp_path) -> None:
+    data = ImageFolder(str(draw_digits(tmp_path / "digits", 0, 20)), num_workers=0)
+    samples = image_samples(data, 5)
+    assert len(samples.titles) == 5
+    for title, label in zip(samples.titles, samples.labels, strict=True):
+        assert title.startswith(f"{data.names[label]}/")
+        assert title.endswith(".png")
 
 
 def test_numbers_are_those_of_the_network(digits, found) -> None:

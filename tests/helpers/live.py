@@ -15,11 +15,12 @@ NAMES = [
     *(CODE, "`{{images}}", "\\u{0}", "@children", "{{{value}}}", "<img src=x onerror=pwned=1>", '" b', "& c"),
     *("7", "9"),
 ]
+TITLE = "pictures in <img src=x onerror=pwned=1> *${Object.assign(window,{pwned:1})}* ![](http://evil.example/)"
 
 
 def trained(kind: str, place: str) -> Any:
     """Return a small network: "digits" with MNIST in the folder `place`, "texts" with an encoder there, or "names" of
-    digits whose classes have names that look like code."""
+    digits whose classes and data have names that look like code."""
     from torchcaps.data import MNIST, Digits, TextTable
     from torchcaps.deploy import Trained
     from torchcaps.models import create_model
@@ -27,8 +28,9 @@ def trained(kind: str, place: str) -> Any:
     if kind == "digits":
         return Trained(create_model("capsnet_small", pretrained="mnist").eval(), MNIST(place, check_hashes=False), {})
     if kind == "names":
-        data = type("Named", (Digits,), {"names": NAMES})()
-        return Trained(create_model("capsnet_digits", pretrained="digits").eval(), data, {})
+        data = type("Named", (Digits,), {"names": NAMES, "title": TITLE})()
+        values = {"model": {"network": {"class_path": "torchcaps.models.capsnet_digits"}}}
+        return Trained(create_model("capsnet_digits", pretrained="digits").eval(), data, values)
     network = create_model("heinsen_sst", classes=2, layers=7, width=384, parts=4, features=8).eval()
     return Trained(network, TextTable(encoder=place, class_names=["bad {{#each}}", "good"]), {})
 

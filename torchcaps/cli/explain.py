@@ -120,6 +120,7 @@ def _report(
     options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]]
 ) -> dict[str, Any]:
     from torchcaps.explain.page import report
+    from torchcaps.recipes.values import name_of
     from torchcaps.training.checkpoint_files import facts_of, temperature_of
     from torchcaps.training.report import curves_of
 
@@ -129,8 +130,8 @@ def _report(
     facts = [
         ("recipe", f"{options.recipe}{' --small' if options.small else ''}"),
         ("checkpoint", path.name),
-        ("network", f"{type(network).__name__}, {parameters:,} parameters"),
-        ("data", type(training.datamodule).__name__),
+        ("network", f"{name_of(training.values['model']['network'])}, {parameters:,} parameters"),
+        ("data", training.datamodule.title),
         *[(name, str(about[name])) for name in ("command", "date", "torchcaps") if name in about],
     ]
     found = report(

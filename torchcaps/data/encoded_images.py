@@ -132,6 +132,10 @@ class EncodedImages(LabeledData):
     def classes(self) -> int:  # type: ignore[override]  # that of the images
         return self.images.classes
 
+    @property
+    def title(self) -> str:
+        return self.images.title
+
     def keys(self, stage: str) -> list[str]:
         return self.images.keys(stage)
 

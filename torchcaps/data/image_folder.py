@@ -146,6 +146,10 @@ class ImageFolder(ImageData):
     def classes(self) -> int:  # type: ignore[override]  # known only when the folder exists
         return len(self.names)
 
+    @property
+    def title(self) -> str:
+        return super().title if self.folder is None else f"pictures in {Path(self.folder).name or self.folder}"
+
     def facts(self) -> dict[str, Any]:
         return {"classes": self.classes, "in_channels": self.shape[0], "image_size": self.shape[1]}
 

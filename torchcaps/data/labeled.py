@@ -121,6 +121,11 @@ class LabeledData(LightningDataModule):
         """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
+    @property
+    def title(self) -> str:
+        """What pages call the data: the name of the class, or what own data is read from."""
+        return type(self).__name__
+
     def keys(self, stage: str) -> list[str]:
         """Return the identifier of each sample of a stage that was set up: index, or file or text of own data."""
         return [str(index) for index in range(len(self._loaded(stage)))]

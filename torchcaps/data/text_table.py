@@ -122,6 +122,10 @@ class TextTable(TextData):
     def classes(self) -> int:  # type: ignore[override]  # known only when there is a file
         return len(self.names)
 
+    @property
+    def title(self) -> str:
+        return super().title if self.file is None else f"texts in {Path(self.file).name}"
+
     def facts(self) -> dict[str, Any]:
         some, classes = self._samples[0].text, self.classes
         layers, width = self._encoder.embed([some]).sizes

@@ -8,6 +8,7 @@ import torch
 import torchcaps
 from torchcaps.data import TextData
 from torchcaps.deploy.trained import Trained
+from torchcaps.recipes.values import name_of
 from torchcaps.utils.extras import needs
 
 BODY = """# {title}
@@ -54,9 +55,7 @@ def model_card(trained: Trained, place: str, license: str) -> str:
         from huggingface_hub import EvalResult, ModelCardData
 
     values, about = trained.values, trained.about
-    network, data = (
-        str(part["class_path"]).rpartition(".")[2] for part in (values["model"]["network"], values["data"])
-    )
+    network, data = trained.network_name, name_of(values["data"])
     title = f"{network} on {data}"
     task = "text-classification" if isinstance(trained.data, TextData) else "image-classification"
     metrics = about.get("metrics")

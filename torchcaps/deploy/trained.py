@@ -13,6 +13,7 @@ from torchcaps.data import LabeledData
 from torchcaps.explain.predicting import as_prediction
 from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.recipes.modules import OwnModules
+from torchcaps.recipes.values import name_of
 from torchcaps.training.checkpoint_files import (
     EXPECTED,
     facts_of,
@@ -100,6 +101,12 @@ class Trained:
     def names(self) -> list[str]:
         """Names of the classes."""
         return self.data.names
+
+    @property
+    def network_name(self) -> str:
+        """Name of the network in the recipe, such as "capsnet_small"; that of its class if there is no recipe."""
+        values = self.values.get("model", {}).get("network")
+        return name_of(values) if values else type(self.network).__name__
 
     @torch.no_grad()
     def scores(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:

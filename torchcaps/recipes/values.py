@@ -47,6 +47,11 @@ def merge(values: Tree | None, changes: Tree) -> Tree:
     return {**values, **{key: merge(values.get(key), change) for key, change in changes.items()}}
 
 
+def name_of(part: Any) -> str:
+    """Return the name of the class or function in the values of a part, without its module."""
+    return str(part["class_path"] if isinstance(part, dict) else part).rpartition(".")[2]
+
+
 def leaves(values: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Return the path and the value of each leaf of nested dictionaries, and of lists that have dictionaries."""
     if isinstance(values, dict) and values:

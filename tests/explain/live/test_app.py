@@ -2,11 +2,24 @@
 
 import gc
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from pictures import draw_digits
 
-from torchcaps.data import CIFAR10, MNIST, SVHN, AffNIST, DataError, Digits, MultiMNIST, SmallNORB, StereoToys
+from torchcaps.data import (
+    CIFAR10,
+    MNIST,
+    SVHN,
+    AffNIST,
+    DataError,
+    Digits,
+    ImageFolder,
+    MultiMNIST,
+    SmallNORB,
+    StereoToys,
+)
 from torchcaps.deploy import Trained
 from torchcaps.explain.page import samples_of
 from torchcaps.models import create_model
@@ -72,6 +85,36 @@ def test_images_for_the_page():
     assert examples.titles == [f"test image: {label}" for label in range(10)]
     assert examples.labels.tolist() == list(range(10))
     assert examples.inputs[0].shape == (1, 1, 8, 8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return ImageFolder(str(draw_digits(tmp_path / "digits", 0, 20)), num_workers=0)
+
+
+def test_own_pictures_are_called_by_their_files(folder):
+    examples = images_of(folder)
+    assert [
+        (title.partition("/")[0], label) for title, label in zip(examples.titles, examples.labels, strict=True)
+    ] == [
+        ("one", 0),
+        ("seven", 1),
+        ("zero", 2),
+    ]
+    for title, image in zip(examples.titles, examples.inputs, strict=True):
+        torch.testing.assert_close(image[0], folder.center(folder.picture(Path(folder.folder) / title)[None])[0])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops open
+def test_the_page_names_the_network_and_the_data(folder):
+    network = create_model("pooling_resnet", depth=8, in_channels=1, classes=3)
+    values = {"model": {"network": {"class_path": "torchcaps.models.pooling_resnet"}}}
+    page = app(Trained(network.eval(), folder, values))
+    assert page.title == "pooling_resnet on pictures in digits"
+    (heading, *_) = [part["props"]["value"] for part in page.config["components"] if part["type"] == "markdown"]
+    assert heading.startswith("# Inside pooling\\_resnet\nTrained on pictures in digits: ")
+    del page
+    gc.collect()
 
 
 @pytest.mark.parametrize("kind", [MNIST, MultiMNIST, AffNIST, CIFAR10, SVHN, SmallNORB, StereoToys])

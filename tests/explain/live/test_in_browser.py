@@ -6,7 +6,7 @@ These are slow tests, because a server and a browser start. The fast tests ask t
 
 import pytest
 import torch
-from live import CODE, NAMES, served, wait_until
+from live import CODE, NAMES, TITLE, served, wait_until
 from PIL import Image
 
 pytest_plugins = ["browser"]
@@ -115,6 +115,9 @@ def test_names_of_classes_are_no_code(browser, tmp_path):
         assert [image.get_attribute("alt") for image in found(page, "#field img")] == [
             f"test image: {name}" for name in NAMES
         ]
+        assert page.title == f"capsnet_digits on {TITLE}"
+        assert found(page, "h1")[0].text == "Inside capsnet_digits"
+        assert f"Trained on {TITLE}: " in found(page, "body")[0].text
         found(page, "#field .thumb")[0].send_keys("\ue007")  # Enter
         wait_until(lambda: "which is right" in verdict(page), "a test image, whose class is known")
         wait_until(lambda: [name.text for name in found(page, "#answer .score .name")] == NAMES, "the names")

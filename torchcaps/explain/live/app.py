@@ -3,6 +3,7 @@
 What the network does with an input is drawn by the scripts of :mod:`torchcaps.explain.page`, as on its page.
 """
 
+import re
 from functools import cached_property
 from threading import RLock
 from typing import Any
@@ -57,11 +58,11 @@ def app(trained: Trained) -> gr.Blocks:
             f"the network takes images of {data.shape[0]} channels, which nobody can draw, and there are no test "
             f"images of {type(data).__name__} on this machine: test the network first"
         )
-    network = type(trained.network).__name__
+    network = trained.network_name
     parameters = sum(parameter.numel() for parameter in trained.network.parameters())
-    with gr.Blocks(title=f"{network} on {type(data).__name__}", analytics_enabled=False) as blocks:
+    with gr.Blocks(title=f"{network} on {data.title}", analytics_enabled=False) as blocks:
         gr.Markdown(
-            f"# Inside {network}\nTrained on {type(data).__name__}: {parameters:,} parameters, "
+            f"# Inside {_as_markdown(network)}\nTrained on {_as_markdown(data.title)}: {parameters:,} parameters, "
             f"{len(trained.names)} classes."
         )
         if isinstance(data, ImageData):
@@ -69,6 +70,11 @@ def app(trained: Trained) -> gr.Blocks:
         else:
             _text_page(looking, data, blocks)
     return blocks
+
+
+def _as_markdown(text: str) -> str:
+    """Return Markdown that shows a text as it is, such as the name of a folder, which may look like code."""
+    return re.sub(r"[!-/:-@\[-`{-~]", r"\\\g<0>", " ".join(text.split()))
 
 
 class Looking:

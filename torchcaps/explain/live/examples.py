@@ -5,7 +5,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from torchcaps.data import DataError, ImageData
+from torchcaps.data import DataError, ImageData, ImageFolder
 from torchcaps.data.files import present_files_only
 from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.page import Samples, samples_of
@@ -22,20 +22,24 @@ def test_images(data: ImageData) -> Samples | None:
     Nothing is downloaded or rendered: there are none if the files of the data set are not there.
     """
     here = copy(data)
-    first: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+    first: dict[tuple[int, ...], tuple[int, Tensor, Tensor]] = {}
     try:
         with present_files_only():
             here.setup("test")
         some = evenly_chosen(len(here.part("test")), SEARCHED)  # type: ignore[arg-type]
         for start in range(0, len(some), AT_ONCE):
-            for image, label in zip(*here.samples("test", some[start : start + AT_ONCE]), strict=True):
+            indices = some[start : start + AT_ONCE]
+            for index, image, label in zip(indices, *here.samples("test", indices), strict=True):
                 key = (int(label),) if label.dim() == 0 else tuple(label.nonzero().flatten().tolist())
-                first.setdefault(key, (image, label))
+                first.setdefault(key, (index, image, label))
             if len(first) >= min(MOST, here.classes):
                 break
     except (DataError, OSError):
         return None
     keys = sorted(first)[:MOST]
     titles = ["test image: " + " and ".join(here.names[label] for label in key) for key in keys]
-    images, labels = (torch.stack(list(parts)) for parts in zip(*(first[key] for key in keys), strict=True))
-    return samples_of(images, labels, here.names, titles)
+    indices, images, labels = zip(*(first[key] for key in keys), strict=True)
+    if isinstance(here, ImageFolder):
+        files = here.keys("test")
+        titles = [files[index] for index in indices]
+    return samples_of(torch.stack(images), torch.stack(labels), here.names, titles)

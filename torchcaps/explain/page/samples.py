@@ -8,7 +8,7 @@ from textwrap import shorten
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageData, TextData
+from torchcaps.data import ImageData, ImageFolder, TextData
 from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.recording import Inputs
 from torchcaps.explain.transforms import on_black
@@ -73,7 +73,8 @@ def image_samples(data: ImageData, count: Count) -> Samples:
     data.setup("test")
     some = evenly_chosen(len(data.part("test")), count)  # type: ignore[arg-type]
     images, classes = data.samples("test", some)
-    titles = [f"test image {index}" for index in some]
+    files = data.keys("test") if isinstance(data, ImageFolder) else None
+    titles = [files[index] if files else f"test image {index}" for index in some]
     if classes.dim() > 1:
         shown = [" and ".join(data.names[k] for k in row.nonzero().flatten().tolist()) for row in classes]
         titles = [f"{title}: {names}" for title, names in zip(titles, shown, strict=True)]
