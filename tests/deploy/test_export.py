@@ -1,6 +1,7 @@
 """Networks as ONNX files and as PyTorch programs: every model, any batch, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -49,6 +51,9 @@ def make(name: str) -> tuple[nn.Module, Tensor | tuple[Tensor, Tensor]]:
     """Build a model whose scores are not all alike, and an example of its inputs."""
     torch.manual_seed(0)
     model = create_model(name, **SMALL.get(name, {}))
+    if name == "encapnet_v2":  # rounding grows in each layer with an aide: 76 of them give other scores in a batch
+        for module in model.layers:
+            del module.type2[2:]
     for parameter in model.parameters():
         parameter.data += 0.03 * torch.randn_like(parameter)
     if name.endswith("_sst") or name in ("heinsen_images", "heinsen_texts"):
@@ -73,11 +78,8 @@ def run(path: Path, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("name", list_models())
-def test_every_model(name, to, tmp_path, request):
-    """`export` checks the file on three batches; here is one of another size, run by us."""
-    if (name, to) == ("capnet_em", "onnx"):
-        reason = "with these weights the ONNX file differs by 2e-3 of the largest score, and export refuses it"
-        request.applymarker(pytest.mark.xfail(raises=ValueError, strict=True, reason=reason))
+def test_every_model(name, to, tmp_path):
+    """`export` checks the file on seven batches; here is one of another size, run by us."""
     model, example = make(name)
     path = tmp_path / f"model{TARGETS[to]}"
     difference = export(model, example, path, to)
@@ -264,17 +266,80 @@ def test_networks_that_cannot_be_exported(network, said, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-class Digamma(nn.Module):
-    def forward(self, images: Tensor) -> Prediction:
-        return Prediction(images.flatten(1).digamma(), None)
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.function(images).flatten(1)
 
 
 def test_digamma(tmp_path):
     """ONNX has no digamma function, which variational Bayes routing takes of numbers from about 0.1 on."""
     images = torch.linspace(0.03, 50, 3 * 144, dtype=torch.float64).view(3, 1, 12, 12)
-    export(Digamma(), images, tmp_path / "digamma.onnx")
-    ((found,),) = onnx_files.run_onnx(tmp_path / "digamma.onnx", [(images,)])
-    assert_close(found, images.flatten(1).digamma(), rtol=1e-9, atol=1e-9)
+    export(Function(lambda x: x.abs().clamp_min(0.03).digamma()), images, tmp_path / "digamma.onnx")
+    ((scores,),) = onnx_files.run_onnx(tmp_path / "digamma.onnx", [(images,)])
+    assert_close(scores, images.flatten(1).digamma(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, F.logsigmoid, torch.expm1])
+def test_functions_are_exact_everywhere(function, tmp_path):
+    """The exporter's logsigmoid was -inf below -18, onnxruntime's sigmoid 0, and expm1 0 near 0."""
+    export(Function(function), torch.rand(1, 1, 4, 5), tmp_path / "function.onnx")
+    tiny = torch.logspace(-30, 0, 1000)
+    images = torch.cat([torch.linspace(-85, 85, 17_000), tiny, -tiny]).view(-1, 1, 4, 5)
+    ((values,),) = onnx_files.run_onnx(tmp_path / "function.onnx", [(images,)])
+    assert_close(values.double(), function(images.double()).flatten(1), rtol=4e-7, atol=0)
+    images = torch.tensor([0, 100, 1e30, torch.inf]).repeat(5).view(1, 1, 4, 5)
+    ((values,), (below,)) = onnx_files.run_onnx(tmp_path / "function.onnx", [(images,), (-images,)])
+    assert_close(values, function(images).flatten(1))
+    assert_close(below, function(-images).flatten(1))
+
+
+def test_a_file_that_is_right_on_the_example_alone(tmp_path, monkeypatch):
+    monkeypatch.delitem(onnx_files.TRANSLATIONS, torch.ops.aten.log_sigmoid.default)
+    monkeypatch.delitem(onnx_files.TRANSLATIONS, torch.ops.aten.sigmoid.default)
+    with pytest.raises(ValueError, match=r"computes something else than the network: scores differ by inf"):
+        export(Function(F.logsigmoid), IMAGES, tmp_path / "a.onnx")
+    export(Function(lambda x: 1e30 * x.exp()), IMAGES, tmp_path / "a.onnx")  # inf of 100 times the example
+
+
+class Rounds(Logits):
+    """A network whose scores for a sample are others than those for a batch."""
+
+    def forward(self, images: Tensor) -> Prediction:
+        return Prediction(super().forward(images).scores + (0.01 if images.shape[0] == 1 else 0))
+
+
+def test_a_network_that_differs_from_itself(tmp_path, monkeypatch):
+    differs = r"magnifies rounding: the file differs from it by 0\.01, and the network itself by 0\.01 between a batch"
+    with pytest.warns(UserWarning, match=differs) as warned:
+        assert export(Rounds(), IMAGES, tmp_path / "a.pt2", "torch") == pytest.approx(0.01, rel=1e-4)
+    assert len(warned) == 1
+    monkeypatch.setattr(files, "_run_torch", lambda path, batches: [(Logits()(*x).scores + 1,) for x in batches])
+    with pytest.raises(
+        ValueError, match=r"at most 0\.02 is allowed, 0\.0001 of the largest number or 2 times what the"
+    ):
+        export(Rounds(), IMAGES, tmp_path / "a.pt2", "torch")
+
+
+def test_a_network_that_draws_random_numbers(tmp_path):
+    export(nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(144, 3)), IMAGES, tmp_path / "a.pt2", "torch")
+    with pytest.raises(ValueError, match=r"^the network draws random numbers, in evaluation mode too, .*`start`$"):
+        export(Function(lambda x: x + 1e-9 * torch.randn_like(x)), IMAGES, tmp_path / "b.pt2", "torch")
+    assert [x.name for x in tmp_path.iterdir()] == ["a.pt2"]
+
+
+def test_a_convolution_in_float64(tmp_path):
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).double()
+    with pytest.raises(
+        ValueError, match=r"^onnxruntime cannot run the file \(.*Conv.*\): call .float\(\) on the network "
+    ):
+        export(network, IMAGES.double(), tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+    export(network, IMAGES.double(), tmp_path / "a.pt2", "torch")  # as the message says
+    export(network.float(), IMAGES, tmp_path / "a.onnx")
 
 
 class VariationalBayes(nn.Module):

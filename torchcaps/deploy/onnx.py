@@ -38,7 +38,7 @@ def write_onnx(program: ExportedProgram, module: Program, inputs: Inputs, facts:
                 input_names=module.input_names,
                 output_names=module.output_names,
                 verbose=False,
-                custom_translation_table={torch.ops.aten.digamma.default: digamma},
+                custom_translation_table=TRANSLATIONS,
             )
     except torch.onnx.OnnxExporterError as error:
         missing = sorted(set(re.findall(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))))
@@ -56,32 +56,73 @@ def write_onnx(program: ExportedProgram, module: Program, inputs: Inputs, facts:
     onnx.checker.check_model(path, full_check=size <= LARGEST)
 
 
+def _number(value: float, like: Any) -> Any:
+    return op.CastLike(op.Constant(value_float=value), like)
+
+
+def sigmoid(x: Any) -> Any:
+    """Return the sigmoid function. ONNX has it, but onnxruntime computes 0 of all numbers below -18."""
+    return op.Reciprocal(op.Add(_number(1.0, x), op.Exp(op.Neg(x))))
+
+
+def log_sigmoid(x: Any) -> Any:
+    """Return min(x, 0) - log(1 + e) of e = exp(-|x|), with Kahan's correction of the rounding of 1 + e.
+
+    The exporter takes the logarithm of the sigmoid, which is -inf where that is 0.
+    """
+    one = _number(1.0, x)
+    e = op.Exp(op.Neg(op.Abs(x)))
+    rounded = op.Add(one, e)
+    corrected = op.Mul(op.Log(rounded), op.Div(e, op.Sub(rounded, one)))
+    return op.Sub(op.Min(x, _number(0.0, x)), op.Where(op.Equal(rounded, one), e, corrected))
+
+
+def expm1(x: Any) -> Any:
+    """Return exp(x) - 1 as tanh(x / 2) (exp(x) + 1). The exporter's difference is 0 of small numbers."""
+    return op.Mul(op.Tanh(op.Mul(x, _number(0.5, x))), op.Add(op.Exp(x), _number(1.0, x)))
+
+
 def digamma(x: Any) -> Any:
-    """Return the digamma function of positive numbers in operators of ONNX, which has none for it.
+    """Return the digamma function of positive numbers, for which ONNX has no operator.
 
     It is psi(x) = psi(x + 6) - sum_{k < 6} 1 / (x + k), with the asymptotic series of psi(x + 6).
     """
-
-    def number(value: float) -> Any:
-        return op.CastLike(op.Constant(value_float=value), x)
-
-    y = op.Add(x, number(6.0))
+    y = op.Add(x, _number(6.0, x))
     inverse = op.Reciprocal(y)
     square = op.Mul(inverse, inverse)
-    series = number(0.0)
+    series = _number(0.0, x)
     for coefficient in (1 / 240, -1 / 252, 1 / 120, -1 / 12):
-        series = op.Mul(square, op.Add(number(coefficient), series))
-    result = op.Add(op.Sub(op.Log(y), op.Mul(inverse, number(0.5))), series)
+        series = op.Mul(square, op.Add(_number(coefficient, x), series))
+    result = op.Add(op.Sub(op.Log(y), op.Mul(inverse, _number(0.5, x))), series)
     for k in range(6):
-        result = op.Sub(result, op.Reciprocal(op.Add(x, number(float(k)))))
+        result = op.Sub(result, op.Reciprocal(op.Add(x, _number(float(k), x))))
     return result
 
 
+# Operators of PyTorch that the exporter does not translate, or whose translation is inexact in float32.
+TRANSLATIONS = {
+    torch.ops.aten.digamma.default: digamma,
+    torch.ops.aten.expm1.default: expm1,
+    torch.ops.aten.log_sigmoid.default: log_sigmoid,
+    torch.ops.aten.sigmoid.default: sigmoid,
+}
+
+
 def run_onnx(path: Path, batches: list[Inputs]) -> list[Inputs]:
-    """Run an ONNX file on each batch, on the CPU."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [entry.name for entry in session.get_inputs()]  # in the order of the inputs
-    outputs = (session.run(None, {name: x.numpy() for name, x in zip(names, b, strict=True)}) for b in batches)
+    """Run an ONNX file on each batch, on the CPU.
+
+    Raises:
+        ValueError: onnxruntime refuses the file.
+    """
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [entry.name for entry in session.get_inputs()]  # in the order of the inputs
+        outputs = [session.run(None, {name: x.numpy() for name, x in zip(names, b, strict=True)}) for b in batches]
+    except Exception as error:  # onnxruntime's errors have no class in common
+        reason = one_line(str(error).rpartition(" : ")[2])[:200]  # after codes
+        double = any(x.dtype == torch.float64 for b in batches for x in b)  # few operators of onnxruntime take it
+        advice = "call .float() on the network and the example, or " if double else ""
+        raise ValueError(f"onnxruntime cannot run the file ({reason}): {advice}export to 'torch' instead") from error
     return [tuple(map(torch.from_numpy, arrays)) for arrays in outputs]
 
 
