@@ -484,15 +484,81 @@ def test_corruptions_are_what_they_say() -> None:
     assert torch.allclose(corrupted(images, "brightness", seeded()), (images + 0.5).clamp(max=1), atol=1e-6)
     shot = 3 * corrupted(images, "shot_noise", seeded())
     assert torch.allclose(shot, shot.round(), atol=1e-5)
-    moved = corrupted(images, "translate", seeded())
-    corner = [moved[0, 0, 10 + down, 10 + right].item() for down in (-3, 3) for right in (-3, 3)]
-    assert min(abs(value - images[0, 0, 10, 10].item()) for value in corner) < 1e-5
+    dark = corrupted(torch.full((200, 1, 28, 28), 0.1), "shot_noise", seeded())
+    assert float(dark.mean()) == pytest.approx(0.1, abs=0.002)  # noise leaves the mean as it is
+    assert float(dark.var()) == pytest.approx(0.1 / 3, abs=0.001)
     black = torch.zeros(50, 1, 28, 28)
     for name, least, most in (("dotted_line", 0.005, 0.08), ("zigzag", 0.01, 0.15), ("spatter", 0.001, 0.25)):
         assert least < corrupted(black, name, seeded()).mean() < most, name
     flat = torch.full((2, 1, 28, 28), 0.5)
     for name in ("glass_blur", "motion_blur"):
         assert torch.allclose(corrupted(flat, name, seeded()), flat, atol=1e-5), name
+    mud = corrupted(black, "spatter", seeded()) * 255 / 63
+    assert ((mud == 0) | (mud >= 0.8 - 1e-5)).all()
+    assert torch.allclose(corrupted(1 - black, "spatter", seeded()), 1 - mud * (1 - 63 / 255), atol=1e-5)
+    half = torch.zeros(2, 1, 28, 28)
+    half[..., 14:] = 1
+    edges = corrupted(half, "canny_edges", seeded())
+    assert set(edges.unique().tolist()) == {0, 1}
+    assert not edges[..., :12].any()
+    assert edges[..., 2:-2, 12:16].any(-1).all()
+    assert not edges[..., 16:].any()
+
+
+def centers(images: Tensor) -> Tensor:
+    """Return the centers of brightness, right and down from the middle, `(n, 2)`."""
+    places = torch.arange(28.0) - 13.5
+    mass = images.sum((1, 2, 3))
+    return torch.stack([images.sum((1, 2)) @ places / mass, images.sum((1, 3)) @ places / mass], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("scale", {(3.5, -2.8)}),
+        ("rotate", {(3.05, -5.63), (6.16, -1.74)}),  # by 0.4 radians, 23 degrees, either way
+        ("shear", {(5 - 4 * 0.4228, -4 * 1.0857), (5 + 4 * 0.4228, -4 * 1.0857)}),  # tan 0.4, and 1 / cos 0.4
+        ("translate", {(8.0, -1.0), (8.0, -7.0), (2.0, -1.0), (2.0, -7.0)}),
+    ],
+)
+def test_where_a_blob_moves(name: str, ends: set[tuple[float, float]]) -> None:
+    places = torch.arange(28.0) - 13.5
+    blob = torch.exp(-((places - 5) ** 2 + (places[:, None] + 4) ** 2) / 4).expand(60, 1, 28, 28)
+    assert torch.allclose(centers(blob), torch.tensor([5.0, -4.0]), atol=1e-3)
+    assert_places(centers(corrupted(blob, name, seeded())), ends)
+
+
+def assert_places(found: Tensor, expected: set[tuple[float, float]]) -> None:
+    """Assert that every place is one of those expected, and that each of these is there."""
+    near = torch.cdist(found, torch.tensor(sorted(expected))) < 0.05
+    assert near.any(1).all()
+    assert near.any(0).all()
+
+
+def test_motion_blurs_to_one_side() -> None:
+    """A point becomes the half of a Gaussian, whose mean is 2 pixels away, at most 45 degrees off the horizontal."""
+    point = torch.zeros(300, 1, 28, 28)
+    point[..., 14, 20] = 1
+    blurred = corrupted(point, "motion_blur", seeded())
+    weights = torch.exp(-0.5 * (torch.arange(21) / 3.0) ** 2)
+    assert torch.allclose(blurred.sum((1, 2, 3)), torch.ones(()), atol=1e-3)
+    own = 1 / float(weights.sum())
+    assert blurred[..., 14, 20].min() == pytest.approx(own)  # at 45 degrees the next step still is another pixel
+    assert not blurred[..., 21:].any()
+    offsets = centers(blurred) - torch.tensor([6.5, 0.5])
+    mean = float((weights * torch.arange(21)).sum() / weights.sum())
+    assert offsets.norm(dim=1) == pytest.approx(mean, abs=0.25)
+    angles = torch.rad2deg(torch.atan2(offsets[:, 1], -offsets[:, 0]))
+    assert -46 < angles.min() < -38
+    assert 38 < angles.max() < 46
+
+
+@pytest.mark.parametrize("gray", [0.0, 0.5, 1.0])
+def test_fog_is_three_times_as_bright_as_white(gray: float) -> None:
+    """The maps of fog run from 0 to 1 over 256x256 pixels."""
+    foggy = corrupted(torch.full((2, 1, 256, 256), gray), "fog", seeded()).flatten(1)
+    assert foggy.amin(1).tolist() == pytest.approx([gray * gray / (gray + 3)] * 2)
+    assert foggy.amax(1).tolist() == pytest.approx([gray] * 2)
 
 
 # All

@@ -65,3 +65,20 @@ def test_types_must_divide_the_channels():
     for shapes in ((MapShape(8, 4, 4, 3), MapShape(6, 2, 2, 3)), (MapShape(6, 8, 8, 3), MapShape(8, 4, 4, 3))):
         with pytest.raises(ValueError, match=message):
             AgreementUnit(*shapes)
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_maps_of_other_shapes_are_one_line(critic):
+    """The critic makes 2x2 of maps of 6x6 as of 8x8, so that nothing else would notice the smaller map."""
+    unit = AgreementUnit(MapShape(8, 8, 8), MapShape(6, 4, 4), critic=critic)
+    lower, higher = torch.rand(5, 8, 8, 8), torch.rand(5, 6, 4, 4)
+    for maps, name, shape in (
+        ((lower, higher[:, :, :3, :3]), "higher", "6, 4, 4"),
+        ((lower, higher[:, :5]), "higher", "6, 4, 4"),
+        ((lower[:, :, :7, :7], higher), "lower", "8, 8, 8"),
+        ((lower[:, :7], higher), "lower", "8, 8, 8"),
+    ):
+        with pytest.raises(ValueError, match=rf"^expected the {name} layer's map of shape \(batch, {shape}\), got"):
+            unit(*maps)
+    with pytest.raises(ValueError, match="^the maps must be those of one batch, got 5 lower and 4 higher maps$"):
+        unit(lower, higher[:4])
