@@ -103,7 +103,7 @@ def test_a_temperature_can_be_fitted_on_scores(folder):
 def test_scores_that_are_nan_are_no_probabilities(folder):
     trained = from_pretrained(folder)
     trained.network.conv.weight.data.fill_(torch.nan)
-    with pytest.raises(ValueError, match="the network's scores are NaN: its weights or its inputs are not finite"):
+    with pytest.raises(ValueError, match="gives scores that are NaN or infinite: its weights or its inputs"):
         trained.probabilities(IMAGES)
 
 

@@ -164,7 +164,7 @@ def test_accuracy_by_the_number_of_images() -> None:
         known = labels < count / 50
         return Lookup(images[known], labels[known], 10)
 
-    found = evaluate(Subject(nn.Identity(), images, labels, training=training), ["few"])["few"]
+    found = evaluate(Subject(training(0), images, labels, training=training), ["few"])["few"]
     # Class 0 is right in any case.
     assert found["curves"][""]["points"] == [(10, 10), (50, 10), (100, 20), (500, 100)]
     assert found["numbers"]["500 images per class: accuracy (%)"] == 100
@@ -178,8 +178,8 @@ def test_counts_that_a_class_does_not_have() -> None:
             raise DoesNotApply(f"one class has {most} training images")
         return Lookup(images, labels, 2)
 
-    subject = Subject(nn.Identity(), images, labels, training=training)
     most = 60
+    subject = Subject(training(1), images, labels, training=training)
     found = evaluate(subject, ["few"])["few"]
     assert found["curves"][""]["points"] == [(10, 100), (50, 100)]
     assert found["notes"] == ["100 and 500 images per class: one class has 60 training images."]
@@ -588,6 +588,20 @@ def test_what_cannot_be_measured() -> None:
         evaluate(subject, ["afine"])
     with pytest.raises(ValueError, match="no image"):
         evaluate(Subject(Rows(), torch.zeros(0, 1, 8, 8), torch.zeros(0).long()))
+    images = torch.zeros(4, 1, 8, 8)
+    for labels, message in (
+        (torch.arange(3), r"^expected labels of shape \(4,\) or \(4, 8\), as there are 4 images and 8 classes, got"),
+        (torch.zeros(4, 7), r"^expected labels of shape \(4,\) or \(4, 8\)"),
+        (torch.tensor([0, 1, 8, 0]), "^labels must be from 0 to 7, as there are 8 classes, got 8"),
+        (torch.tensor([0, 1, -1, 0]), "^labels must be from 0 to 7, as there are 8 classes, got -1"),
+    ):
+        for name in ("parts", "overlap"):
+            with pytest.raises(ValueError, match=message):
+                evaluate(Subject(Rows(), images, labels), [name])
+    with pytest.raises(TypeError, match="labels must be class indices, integers"):
+        evaluate(Subject(Rows(), images, torch.rand(4)), ["affine"])
+    with pytest.raises(ValueError, match="the network gives scores that are NaN or infinite"):
+        evaluate(Subject(Rows(), images * torch.nan, torch.zeros(4).long()), ["parts"])
     with pytest.raises(DoesNotApply, match="of one class"):
         pairs(torch.zeros(3, 1, 8, 8), torch.zeros(3).long(), seeded())
     with pytest.raises(TypeError, match="must return a Prediction"):

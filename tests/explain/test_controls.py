@@ -71,7 +71,40 @@ def test_nothing_is_right_by_chance():
     nothing = torch.zeros(2, 3)
     assert not is_right(nothing, torch.tensor([0, 1])).any()
     assert not is_right(nothing / 0, torch.tensor([0, 1])).any()
+    for score in (torch.inf, -torch.inf):
+        assert not is_right(torch.full((2, 3), score), torch.tensor([0, 1])).any()
     assert not is_right(torch.rand(2, 3), torch.zeros(2, 3)).any()
+
+
+def test_a_class_may_be_ruled_out():
+    scores = torch.tensor([[1.0, -torch.inf, 0], [-torch.inf, 0, 1]])
+    assert is_right(scores, torch.tensor([0, 0])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("scores", "fits"),
+    [
+        ([0.0, 1.0], True),
+        ([-torch.inf, 1.0], True),
+        ([torch.nan, 1.0], False),
+        ([torch.inf, 1.0], False),
+        ([-torch.inf, -torch.inf], False),
+    ],
+)
+def test_scores_that_become_predictions_are_finite(scores, fits):
+    network = Network(lambda self, x: torch.tensor([[0.0, 0.0], scores]))
+    if fits:
+        assert predict(network, torch.zeros(2, 1)).evidence[1].tolist() == scores
+    else:
+        with pytest.raises(ValueError, match="^the network gives scores that are NaN or infinite: its weights or its"):
+            predict(network, torch.zeros(2, 1))
+
+
+def test_labels_that_are_no_classes():
+    with pytest.raises(ValueError, match="labels must be from 0 to 2, as there are 3 classes, got 3"):
+        is_right(torch.rand(2, 3), torch.tensor([3, 0]))
+    with pytest.raises(TypeError, match=r"labels must be class indices, integers, got torch.float32"):
+        is_right(torch.rand(2, 3), torch.tensor([0.9, 0.0]))
 
 
 def test_labels_of_another_shape():

@@ -203,6 +203,13 @@ def test_a_loss_that_is_not_finite_names_step_and_layer():
         Classifier(small(), MarginLoss(), classes=3).training_step((images, labels), 0)
 
 
+def test_predictions_of_scores_that_are_not_finite_are_refused():
+    classifier = Classifier(Broken(), nn.CrossEntropyLoss(), classes=3)
+    for step in (classifier.validation_step, classifier.test_step):
+        with pytest.raises(ValueError, match="the network gives scores that are NaN or infinite"):
+            step(batch(), 0)
+
+
 def test_schedules_count_steps_or_epochs():
     def schedule(optimizer):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)

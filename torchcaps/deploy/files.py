@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 import torchcaps
 from torchcaps.deploy.programs import Inputs, Program, as_module, outputs_of, program_of, routed
+from torchcaps.explain.predicting import check_scores
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.files import whole_files
@@ -95,6 +96,8 @@ def export(
                 "the network draws random numbers, in evaluation mode too, so that no file can compute the same: "
                 "export one that draws none, such as a routing with another `start`"
             )
+        for scores, *_ in expected:
+            check_scores(scores)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # scores that are all 0, for example
             expected += outputs_of(own, batches[len(SIZES) :])

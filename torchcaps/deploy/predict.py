@@ -32,7 +32,7 @@ def predict_pictures(
     Raises:
         TypeError: the network was not trained on images.
         DataError: a file cannot be read; the one line names all of a batch.
-        ValueError: the network's scores are NaN.
+        ValueError: the network's scores are NaN or infinite.
     """
     data = trained.data
     if not isinstance(data, ImageData):
@@ -56,7 +56,7 @@ def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64
     Raises:
         TypeError: the network was not trained on texts.
         DataError: the encoder cannot be loaded, or a text is too long for it.
-        ValueError: the network's scores are NaN.
+        ValueError: the network's scores are NaN or infinite.
     """
     data = trained.data
     if not isinstance(data, TextData):

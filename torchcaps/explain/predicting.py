@@ -35,22 +35,37 @@ def inputs_of(batch: Any) -> Inputs:
     return inputs
 
 
+def check_scores(scores: Tensor) -> None:
+    """Check scores `(..., classes)` that become predictions. -inf rules a class out, but not all classes of a sample.
+
+    Raises:
+        ValueError: a score is NaN or inf, or all scores of a sample are -inf.
+    """
+    if scores.numel() and not scores.amax(-1).isfinite().all():
+        raise ValueError(
+            "the network gives scores that are NaN or infinite: its weights or its inputs are not finite, or too large "
+            "for float16; look at the inputs, take an earlier checkpoint, or compute in float32"
+        )
+
+
 def as_prediction(network: nn.Module, output: Any) -> Prediction:
     """Return the output of a network, a `Prediction`, class capsules or scores `(batch, classes)`, as a prediction.
 
     Raises:
         TypeError: the network returned something else.
+        ValueError: the scores are NaN or infinite, see `check_scores`.
     """
     if isinstance(output, Capsules):
         output = Prediction(activations=output.activations, capsules=output)
     prediction = output if isinstance(output, Prediction) else Prediction(output)
     try:
-        prediction.evidence  # noqa: B018  # the check of its shape
+        evidence = prediction.evidence
     except ValueError:
         raise TypeError(
             f"{type(network).__name__} must return a Prediction, class capsules or scores (batch, classes), got "
             f"{shown_with_type(output)}"
         ) from None
+    check_scores(evidence)
     return prediction
 
 
@@ -65,6 +80,7 @@ def predict(network: nn.Module, inputs: Inputs) -> Prediction:
 
     Raises:
         TypeError: the network returns something else.
+        ValueError: its scores are NaN or infinite.
     """
     with evaluating(network):
         return as_prediction(network, run(network, inputs))

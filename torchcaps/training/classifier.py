@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.data.order import Order
+from torchcaps.explain.predicting import check_scores
 from torchcaps.nn import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
 from torchcaps.nn.losses import read_by
@@ -61,7 +62,8 @@ class Classifier(LightningModule):
     Raises:
         TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
         ValueError: an argument is out of range, the network has another number of classes, a batch is empty, the loss
-            is not one number, or the labels are out of range or have another shape than `labels_per_image` requires.
+            is not one number, the labels are out of range or have another shape than `labels_per_image` requires, or
+            scores of a validation or a test are NaN or infinite.
         FloatingPointError: the loss of a training step is not finite; the message names the step and the first layer
             whose output is not finite.
     """
@@ -219,6 +221,8 @@ class Classifier(LightningModule):
                 f"the network has {evidence.shape[1]} classes, but the model has classes={self.classes}: set "
                 "both to the number of classes in the data"
             )
+        if stage != "train":
+            check_scores(evidence)
         expected = evidence.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
         if labels.shape != expected:
             raise ValueError(
