@@ -58,6 +58,11 @@ def said(run) -> list[str]:
     return [str(x.message) for x in found]
 
 
+def learn(layer: nn.Module, children: Tensor | Capsules) -> None:
+    """A step of a training whose loss reads the lengths of the parents."""
+    layer(children).activations.sum().backward()
+
+
 def convolutions() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
@@ -92,16 +97,16 @@ def test_the_obvious_first_network_says_what_is_wrong():
 
 def test_with_the_remedy_it_is_silent():
     layer, children = saturated()
-    assert said(lambda: layer(squash(children))) == []
-    assert said(lambda: CapsuleHead(64, 10)(torch.rand(16, 64, 4, 4))) == []
+    assert said(lambda: learn(layer, squash(children))) == []
+    assert said(lambda: CapsuleHead(64, 10)(torch.rand(16, 64, 4, 4)).sum().backward()) == []
 
 
 def test_it_is_said_once():
     layer, children = saturated()
-    assert said(lambda: layer.eval()(children)) == []
-    assert len(said(lambda: layer.train()(children))) == 1
+    assert said(lambda: learn(layer.eval(), children)) == []
+    assert len(said(lambda: learn(layer.train(), children))) == 1
     for again in (layer, copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
-        assert said(lambda again=again: again(children)) == []
+        assert said(lambda again=again: learn(again, children)) == []
     assert not layer.routing.is_watched
     assert set(layer.state_dict()) == {"weight"}
 
@@ -110,7 +115,7 @@ def test_weights_that_were_loaded_are_not_first_weights():
     layer, children = saturated()
     other, _ = saturated()
     other.load_state_dict(layer.state_dict())
-    assert said(lambda: other(children)) == []
+    assert said(lambda: learn(other, children)) == []
     both = nn.Sequential(nn.Linear(16, 16), layer)
     assert both.load_state_dict({f"1.{name}": value for name, value in other.state_dict().items()}, strict=False)
     assert layer.passes.is_over
@@ -125,8 +130,8 @@ def test_a_shallow_copy_shares_the_first_pass():
     layer, children = saturated()
     replica = layer._replicate_for_data_parallel()
     replica.weight, replica.routing = layer.weight, layer.routing
-    assert len(said(lambda: replica(children))) == 1
-    assert said(lambda: layer(children)) == []
+    assert len(said(lambda: learn(replica, children))) == 1
+    assert said(lambda: learn(layer, children)) == []
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -135,16 +140,17 @@ def test_a_recomputation_says_nothing(use_reentrant):
 
     def run():
         x = children.clone().requires_grad_()
-        checkpoint(lambda x: layer(x).poses, x, use_reentrant=use_reentrant).sum().backward()
+        checkpoint(lambda x: layer(x).activations, x, use_reentrant=use_reentrant).sum().backward()
 
     assert len(said(run)) == 1
+    assert said(run) == []
 
 
 def test_only_the_first_process_says_it(monkeypatch):
     layer, children = saturated()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    assert said(lambda: layer(children)) == []
+    assert said(lambda: learn(layer, children)) == []
 
 
 LONG_VOTES = {"gain": 100.0, "apart": 100.0, "alike": 0.0}
@@ -170,20 +176,77 @@ LONG_VOTES = {"gain": 100.0, "apart": 100.0, "alike": 0.0}
 )
 def test_every_problem_is_named(routing, size, message):
     layer, children = CapsuleLinear(64, 10, 8, 16, routing), size * torch.randn(4, 64, 8)
-    (found,) = said(lambda: layer(children))
+    (found,) = said(lambda: learn(layer, children))
     assert re.search(message, found), found
 
 
 def test_what_is_no_problem():
-    layer, children = saturated()
-    assert said(lambda: layer(children[:1])) == []  # one sample has no spread
-    assert said(lambda: CapsuleLinear(128, 1, 8, 16, DynamicRouting())(children)) == []  # one class is always present
-    assert said(lambda: saturated(InvertedAttentionRouting())[0](children)) == []  # all lengths are that of a LayerNorm
-    assert said(lambda: saturated(HeinsenRouting())[0](children)) == []
+    children = saturated()[1]
+    assert said(lambda: learn(CapsuleLinear(128, 1, 8, 16, DynamicRouting()), children)) == []  # it is always present
+    assert said(lambda: learn(saturated(InvertedAttentionRouting())[0], children)) == []  # lengths of a LayerNorm
+    assert said(lambda: learn(saturated(HeinsenRouting())[0], children)) == []
     shared = CapsuleShared(None, 4, 8, SlotAttention())
     assert said(lambda: shared(1000 * children)) == []  # it normalizes its children
     padded = Capsules(torch.cat([children, torch.full_like(children, 1e6)], 1), torch.arange(256).expand(16, -1) < 128)
     assert said(lambda: CapsuleLinear(None, 10, 8, 16, SelfRouting(), expected_children=128)(padded)) == []
+
+
+def test_one_sample_has_no_spread():
+    layer, children = saturated()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch warns of the standard deviation of one number
+        learn(layer, children[:1])
+
+
+def test_a_few_samples_may_be_of_one_class():
+    layer, children = saturated(UniformRouting())
+    assert said(lambda: layer(children[:1].expand(4, -1, -1)).poses.sum().backward()) == []
+
+
+def above() -> CapsuleLinear:
+    return CapsuleLinear(10, 4, 16, 8, DynamicRouting())
+
+
+# Losses of poses (16, 10, 16) whose lengths are near 1, by who reads them.
+LENGTHS = lambda parents: (parents.activations - 0.1).square().mean()  # noqa: E731
+READERS = {
+    "lengths": LENGTHS,
+    "lengths and a decoder": lambda parents: LENGTHS(parents) + parents.poses[range(16), torch.arange(16) % 10].mean(),
+    "a linear layer": lambda parents: nn.Linear(160, 3, dtype=parents.poses.dtype)(parents.poses.flatten(1)).mean(),
+    "one weight for all": lambda parents: (parents.poses @ parents.poses[0, 0].detach()).mean(),
+    "a capsule layer": lambda parents: LENGTHS(above().to(parents.poses.dtype)(parents)),
+    "nobody": lambda parents: 0 * parents.poses.mean(),
+}
+DIRECTIONS = {
+    "many": lambda: torch.randn(16, 64, 8),
+    "a line": lambda: torch.randn(1, 64, 8) * torch.tensor([1.0, -1.0, -1.0, -1.0] * 4)[:, None, None],
+    "one": lambda: torch.randn(1, 64, 8) + 1e-3 * torch.randn(16, 64, 8),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("passes", [1, 100])
+@pytest.mark.parametrize(
+    ("reader", "directions", "learns"),
+    [
+        ("lengths", "many", False),
+        ("lengths and a decoder", "many", False),
+        ("a linear layer", "many", True),
+        ("a linear layer", "one", False),
+        ("one weight for all", "a line", True),
+        ("a capsule layer", "many", True),
+        ("nobody", "many", True),
+    ],
+)
+def test_lengths_near_1_are_a_fault_where_nobody_reads_directions(reader, directions, learns, passes, dtype):
+    torch.manual_seed(0)
+    layer = CapsuleLinear(64, 10, 8, 16, UniformRouting(), dtype=dtype)
+    layer.passes.count = passes - 1
+    children = 4 * DIRECTIONS[directions]().to(dtype)
+    messages = said(lambda: READERS[reader](layer(children)).backward())
+    expected = "starts saturated" if passes == 1 else "has saturated since training began"
+    assert [message for message in messages if expected in message] == messages
+    assert len(messages) == (not learns)
 
 
 def short_stack(schedule) -> CapsuleStack:
@@ -194,10 +257,10 @@ def short_stack(schedule) -> CapsuleStack:
 def test_lengths_that_saturate_later_are_said_once_at_the_hundredth_pass():
     layer, children = saturated()
     children = squash(children)
-    assert said(lambda: [layer(children) for _ in range(50)]) == []
+    assert said(lambda: [learn(layer, children) for _ in range(50)]) == []
     layer.weight.data *= 100  # one step with a learning rate that is too high
-    assert said(lambda: [layer(children) for _ in range(49)]) == []
-    (message,) = said(lambda: [layer(children) for _ in range(101)])
+    assert said(lambda: [learn(layer, children) for _ in range(49)]) == []
+    (message,) = said(lambda: [learn(layer, children) for _ in range(101)])
     assert "has saturated since training began: the lengths of its parents are 1.0000 on average" in message
     assert "Lower the learning rate" in message
     dead, _ = saturated()
@@ -231,14 +294,14 @@ def test_stacks_and_layers_that_follow_each_other_say_it_once():
 
 def test_what_says_nothing_is_not_the_first_pass():
     layer, children = saturated()
-    assert said(lambda: layer(children[:0])) == []
+    assert said(lambda: learn(layer, children[:0])) == []
     with pytest.raises(ValueError, match="expected"):
         layer(children[:, :5])
     assert layer.passes.count == 0
-    assert len(said(lambda: layer(children))) == 1
+    assert len(said(lambda: learn(layer, children))) == 1
     other, _ = saturated()
     other.load_state_dict({}, strict=False)
-    assert len(said(lambda: other(children))) == 1
+    assert len(said(lambda: learn(other, children))) == 1
 
 
 def test_nan_zeros_and_lonely_children_are_no_problem_of_the_layer():
@@ -258,12 +321,12 @@ class StoredLayer(CapsuleLinear):
 
     def votes(self, capsules, out_capsules=None):
         poses = capsules.poses if isinstance(capsules, Capsules) else capsules
-        return StoredVotes(torch.einsum("bid,ijdh->bijh", poses, self.weight).detach())
+        return StoredVotes(torch.einsum("bid,ijdh->bijh", poses, self.weight))
 
 
 def test_stored_votes_are_looked_at_as_far_as_they_tell():
     children = saturated()[1]
-    (message,) = said(lambda: StoredLayer(128, 10, 8, 16, DynamicRouting())(children))
+    (message,) = said(lambda: learn(StoredLayer(128, 10, 8, 16, DynamicRouting()), children))
     assert message.startswith("StoredLayer(128, 10, in_pose=8, out_pose=16) starts saturated")
 
 

@@ -4,6 +4,10 @@ A layer whose parents start dead or saturated, or whose first coefficients are n
 nobody says why: the network stays at the accuracy of chance. The layer says so in one warning, with the remedy. At its
 100th pass it looks once more, whether all lengths have gone to 1: with a learning rate that is too high they do so in
 one step.
+
+Lengths near 1 alone are no fault: who reads the directions of the poses, as a head or the next capsule layer does, can
+learn from them. Whether anybody does, the gradient says that comes back to these poses. So a layer with such lengths
+waits for it, and warns then.
 """
 
 import contextlib
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import vector_norm
 
@@ -35,6 +40,10 @@ SATURATED, NO_SPREAD = 0.98, 0.02  # mean activation, and its standard deviation
 LONG = 5.0  # root mean square of the entries of a child; a LayerNorm makes it 1, and a squash makes it smaller
 HARD = 0.9  # mean of the largest coefficient of a child, or of a parent where the softmax is over the children
 LOOKS = (1, 100)  # passes; by the second one a learning rate that is too high has done what it does
+SAME = 0.02  # largest standard deviation between samples of directions that are the same for all, of at least SAMPLES
+SAMPLES = 8
+# A gradient points along a pose if its part across it is so small, relative to that across the pose of another sample.
+ALONG = 0.1
 IMAGES, COEFFICIENTS = 8, 2**20  # at most so many samples, or maps, and so many coefficients are looked at
 
 
@@ -47,8 +56,9 @@ class Passes:
 
 
 class Seen(NamedTuple):
-    """Results of a layer's last iteration, without gradients, and its votes in a few samples."""
+    """Results of a layer's last iteration, with gradients in `poses` alone, and its votes in a few samples."""
 
+    poses: Tensor
     parents: Capsules
     lengths: Tensor
     votes: WeightedVotes | None
@@ -56,8 +66,9 @@ class Seen(NamedTuple):
 
 def look_at(layers: Sequence["CapsuleLayer"], children: Capsules | Tensor, route: Callable[[], Capsules]) -> Capsules:
     """Return what `route` makes of these children in these layers. Count it as a pass of each layer in training mode,
-    and if it is one of LOOKS, warn of the first layer that cannot learn: what comes after it follows from it."""
-    if torch.compiler.is_compiling():
+    if there are gradients, and if it is one of LOOKS, warn of the first layer that cannot learn: what comes after it
+    follows from it."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return route()
     counted = [
         layer
@@ -92,9 +103,49 @@ def look_at(layers: Sequence["CapsuleLayer"], children: Capsules | Tensor, route
             if problem is not None:
                 for each in last:
                     each.passes.is_over = True
-                warnings.warn(f"{type(layer).__name__}({layer.extra_repr()}) {problem}", stacklevel=_caller())
+                _warn(f"{type(layer).__name__}({layer.extra_repr()}) {problem}", *_caller())
                 return _marked(parents)
+        for layer, seen in last.items():
+            saturation = saturation_of(layer.routing, seen, is_first=layer.passes.count == 1)
+            if saturation is not None and seen.poses.requires_grad:
+                text = f"{type(layer).__name__}({layer.extra_repr()}) {saturation}"
+                _when_nothing_passes(seen, partial(_warn, text, *_caller()))
     return parents
+
+
+def _when_nothing_passes(seen: Seen, warn: Callable[[], None]) -> None:
+    """Call `warn` in the backward pass, if nobody can learn from these poses, whose lengths are all near 1."""
+    poses, dims = seen.poses.detach(), seen.poses.dim() - seen.lengths.dim()  # the tensor itself would be in a cycle
+
+    @torch.no_grad()
+    def look(gradient: Tensor) -> None:
+        handle.remove()
+        if type(gradient) is not Tensor or torch.compiler.is_compiling() or _is_captured(gradient):
+            return
+        if _nothing_passes(poses.float().flatten(-dims), gradient.float().flatten(-dims)):
+            warn()
+
+    handle = seen.poses.register_hook(look)
+
+
+def _nothing_passes(poses: Tensor, gradient: Tensor) -> bool:
+    """Return whether poses `(batch, ..., features)` of about the same length have the same direction in all samples, or
+    are read by their lengths alone, by most of the gradients."""
+    directions = F.normalize(poses, dim=-1)
+    if len(poses) >= SAMPLES and directions.std(0).norm(dim=-1).amax() < SAME:
+        return True
+    # The gradient of a length points along the pose. A weight that is the same for all samples may also do so, but then
+    # it points along the poses of other samples as well.
+    across, across_others = (
+        (gradient - (gradient * unit).sum(-1, keepdim=True) * unit).norm(dim=-1)
+        for unit in (directions, directions.roll(1, 0))
+    )
+    along = (across < ALONG * across_others)[across_others > 0]
+    return bool(along.numel()) and along.float().mean().item() > 0.4  # a decoder may read those of the true class
+
+
+def _warn(text: str, *place: Any) -> None:
+    warnings.warn_explicit(text, UserWarning, *place)
 
 
 def _marked(parents: Capsules) -> Capsules:
@@ -107,8 +158,7 @@ def _keep(last: "dict[CapsuleLayer, Seen]", layer: "CapsuleLayer", iteration: It
     """Keep what is looked at of an iteration that has values. Later iterations take the place of earlier ones."""
     weighted, parents = iteration.votes, iteration.parents
     votes, agreement, poses = weighted.votes, weighted.agreement, parents.poses
-    captured = poses.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if type(poses) is not Tensor or poses.device.type == "meta" or not poses.numel() or captured:
+    if type(poses) is not Tensor or poses.device.type == "meta" or not poses.numel() or _is_captured(poses):
         return
     with torch.no_grad():
         lengths = vector_norm(poses.float(), dim=tuple(range(-len(votes.pose), 0)))
@@ -121,17 +171,24 @@ def _keep(last: "dict[CapsuleLayer, Seen]", layer: "CapsuleLayer", iteration: It
                 taken = {name: x[: own.batch].clone() for name, x in values.items() if x is not None}
                 agreement = agreement._replace(**taken)
             some = WeightedVotes(own, agreement, weighted.softmax, weighted.leaky)
-    last[layer] = Seen(parents.detach(), lengths, some)
+    last[layer] = Seen(poses, parents.detach(), lengths, some)
 
 
-def _caller() -> int:
-    """Return the stack level of the code that called the network: the first outside of torchcaps and PyTorch."""
+def _is_captured(x: Tensor) -> bool:
+    return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _caller() -> tuple[str, int, str, dict[Any, Any]]:
+    """Return the place of the code that called the network, the first outside of torchcaps and PyTorch, as
+    `warnings.warn_explicit` takes it."""
     folders = Path(__file__).parents[1], Path(torch.__file__).parent
     inside = (*(f"{folder}{os.sep}" for folder in folders), contextlib.__file__)
-    level, frame = 1, sys._getframe(1)
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        level, frame = level + 1, frame.f_back
-    return level
+        frame = frame.f_back
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    return frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<unknown>"), registry
 
 
 def problem_of(routing: Routing, seen: Seen) -> str | None:
@@ -156,12 +213,8 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
         )
     if as_published:
         return None
-    saturation = _saturation(activations) if routing.measures_presence else None
-    if saturation is not None:
-        return (
-            f"starts saturated: the activations of its parents are {saturation}. Squash the children "
-            "(torchcaps.squash, PrimaryCapsules, CapsuleHead), or set a smaller routing.gain"
-        )
+    if routing.gives_scores and (saturation := saturation_of(routing, seen, is_first=True)) is not None:
+        return saturation
     largest = _largest_coefficient(seen)
     if largest > HARD:
         of = "child" if routing.softmax == "parents" else "parent"
@@ -173,28 +226,34 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
 
 
 def later_problem_of(routing: Routing, seen: Seen) -> str | None:
-    """Return why a layer has stopped to learn since its first pass, or None. Only lengths can saturate for good."""
-    if not routing.measures_presence or routing.gives_scores:
-        return None
-    found = _saturation(seen.lengths)
-    if found is not None:
-        return (
-            f"has saturated since training began: the lengths of its parents are {found}. Lower the learning rate, "
-            "and begin with new weights"
-        )
-    if seen.lengths.amax(1).mean() < DEAD_AS_PUBLISHED:
+    """Return why a layer has stopped to learn since its first pass, or None."""
+    has_lengths = routing.measures_presence and not routing.gives_scores
+    if has_lengths and seen.lengths.amax(1).mean() < DEAD_AS_PUBLISHED:
         return "has died since training began: its parents have no length. Lower the learning rate"
     return None
 
 
-def _saturation(activations: Tensor) -> str | None:
-    """Return how saturated activations are, or None if they are not, or if one sample or one parent cannot tell."""
+def saturation_of(routing: Routing, seen: Seen, is_first: bool) -> str | None:
+    """Return how saturated the activations of the parents are, or None if they are not, or if one sample or one parent
+    cannot tell. Scores do not saturate for good, and a layer may begin as published."""
+    if not routing.measures_presence or (routing.init == "paper" if is_first else routing.gives_scores):
+        return None
+    activations = seen.parents.activations.float() if is_first else seen.lengths
     if activations.shape[0] < 2 or activations.shape[1] < 2:
         return None
     mean, spread = activations.mean().item(), activations.std(0).mean().item()
     if not (mean > SATURATED and spread < NO_SPREAD):
         return None
-    return f"{mean:.4f} on average and differ by {spread:.1g} between samples, so that hardly any gradient passes"
+    how = f"{mean:.4f} on average and differ by {spread:.1g} between samples, so that hardly any gradient passes"
+    if is_first:
+        return (
+            f"starts saturated: the activations of its parents are {how}. Squash the children (torchcaps.squash, "
+            "PrimaryCapsules, CapsuleHead), or set a smaller routing.gain"
+        )
+    return (
+        f"has saturated since training began: the lengths of its parents are {how}. Lower the learning rate, and begin "
+        "with new weights"
+    )
 
 
 def _size_of_children(seen: Seen) -> float | None:
