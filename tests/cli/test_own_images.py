@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,16 +168,17 @@ def test_the_best_checkpoint_holds_all_that_predictions_need(own, tmp_path):
     trained = Trained.load(best)
     assert trained.names == ["one", "seven", "zero"]
     assert trained.data.shape == (1, 8, 8)
-    assert 0 < trained.temperature < 10
+    assert trained.temperature is None  # 36 validation samples tell none
     assert trained.about["metrics"]["val/accuracy"] > 0.9
     metrics = rows_of((run_of(own) / "metrics.csv").read_text())
     losses = [(float(row["val/loss"]), int(row["epoch"]) + 1) for row in metrics if row["val/loss"]]
     assert min(losses)[1] == trained.about["epoch"]
     probabilities = trained.probabilities(torch.rand(2, 1, 8, 8))
     assert torch.allclose(probabilities.sum(1), torch.ones(2))
-    scores = trained.scores(torch.ones(1, 1, 8, 8))
-    expected = (scores / trained.temperature).softmax(1)
-    assert torch.allclose(trained.probabilities(torch.ones(1, 1, 8, 8)), expected)
+    white = torch.ones(1, 1, 8, 8)
+    scores = trained.scores(white)
+    assert torch.equal(trained.probabilities(white), scores.softmax(1))
+    assert torch.equal(replace(trained, temperature=0.5).probabilities(white), (2 * scores).softmax(1))
 
 
 def test_predictions_of_a_folder(own, capfd):
@@ -316,7 +318,7 @@ def test_scores_that_are_nan_are_one_line(own, capfd):
     assert call("predict", "own/images", "--ckpt_path", "nan.ckpt", str(own / "new"), "--out", "p.csv") == 2
     first, error = capfd.readouterr().err.splitlines()
     assert first.startswith("torchcaps: 120 samples, ")
-    assert error.startswith("torchcaps: the network's scores are NaN: ")
+    assert error.startswith("torchcaps: the network gives scores that are NaN")
     assert not Path("p.csv").exists()
 
 

@@ -12,7 +12,7 @@ from torchcaps import create_model
 from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training import Classifier
-from torchcaps.training.calibration import best_temperature, calibration_error
+from torchcaps.training.calibration import best_temperature, calibrated_temperature, calibration_error
 from torchcaps.training.report import Report, _class_rows, curves_of
 
 
@@ -29,6 +29,49 @@ def test_temperature_where_all_samples_are_right():
     """The likeliest class of each of 8 is then 9/10 likely: log 9 = 3 / T."""
     scores, labels = 3 * torch.eye(2).repeat(4, 1), torch.arange(8) % 2
     assert best_temperature(scores, labels) == pytest.approx(3 / math.log(9), rel=1e-3)
+
+
+@pytest.mark.parametrize("mistakes", [0, 1, 8])
+def test_29_samples_tell_no_temperature(mistakes):
+    """Where all are right, so are those of every resample, and the best temperature is about the same."""
+    labels = torch.arange(29) % 3
+    scores = 0.8 * torch.eye(3)[torch.where(torch.arange(29) < mistakes, labels + 1, labels) % 3]
+    assert calibrated_temperature(scores, labels) is None
+    for few in (1, 2):
+        assert calibrated_temperature(scores[:few], labels[:few]) is None
+        assert calibrated_temperature(scores[:few], labels[1 : few + 1]) is None
+
+
+def test_many_samples_tell_a_temperature():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, 4, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    state = torch.get_rng_state()
+    temperature = calibrated_temperature(3 * logits, labels)
+    assert temperature == best_temperature(3 * logits, labels) == calibrated_temperature(3 * logits, labels)
+    assert torch.equal(torch.get_rng_state(), state)
+    right = torch.arange(5000) % 4
+    assert calibrated_temperature(torch.eye(4)[right], right) == best_temperature(torch.eye(4)[right], right)
+
+
+def calibrated(held_out: int) -> Report:
+    """Return the report on scores of which one in ten is wrong."""
+    report = Report()
+    labels = torch.arange(1000) % 3
+    scores = torch.eye(3)[torch.where(torch.arange(1000) % 10 == 0, labels + 1, labels) % 3]
+    report._calibrated(labels[:held_out], scores[:held_out], labels, scores)
+    return report
+
+
+def test_calibration_is_said_where_it_is_known():
+    report = calibrated(1000)
+    assert report.calibration.startswith(
+        "temperature: 0.346; the calibration error on the test set is 0.0000 with it, "
+    )
+    assert set(report.about) == {"temperature", "calibration_error"}
+    report = calibrated(29)
+    assert report.calibration == "temperature: 1; 29 validation samples are too few to choose another"
+    assert not report.about
 
 
 def test_calibration_error_by_hand():

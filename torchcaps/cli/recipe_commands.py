@@ -163,14 +163,8 @@ def run_test(training: "Training") -> None:
             print(f"{name}: {value:.4f}")
         if report := training.report():
             print_table(report.HEADER, report.rows)
-            if "temperature" in report.about:
-                errors = report.about["calibration_error"]
-                worse = errors["after"] > errors["before"]
-                print(
-                    f"temperature: {report.about['temperature']:.3g}; the calibration error on the test set is "
-                    f"{errors['after']:.4f} with it, {errors['before']:.4f} without"
-                    + ("; it is worse here: the validation set may be too small" if worse else "")
-                )
+            if report.calibration:
+                print(report.calibration)
 
 
 def runs_of(options: argparse.Namespace, recipe: "Recipe") -> Path:

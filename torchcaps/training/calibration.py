@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -11,6 +12,8 @@ from torchcaps.utils.arguments import Positive, check_input, checked
 
 LOWEST, HIGHEST = 1e-3, 1e3
 BINS = 15
+RESAMPLES, DRAWN = 20, 2000  # for the standard error of a temperature; each has so many samples at most
+UNCERTAIN = 0.1  # largest standard error of the logarithm of a temperature that is used
 
 
 @checked
@@ -39,6 +42,33 @@ def best_temperature(scores: Tensor, labels: Tensor) -> float:
 
     minimum = minimize_scalar(loss, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded")
     return math.exp(minimum.x)
+
+
+@checked
+def calibrated_temperature(scores: Tensor, labels: Tensor) -> float | None:
+    """Return the best temperature, or None if these samples are too few to know it: the standard error of its logarithm
+    over 20 resamples, always the same ones, is above 0.1.
+
+    Where all samples are right, so are all resamples, but the next sample may be wrong. So each resample also takes
+    some right answers for wrong ones and the reverse, at a rate that may go unseen in as many samples.
+
+    Args:
+        scores, labels: see `best_temperature`.
+    """
+    n, classes = scores.shape
+    drawn = min(n, DRAWN)
+    generator = torch.Generator().manual_seed(0)
+    logarithms = []
+    for _ in range(RESAMPLES):
+        places = torch.randint(n, (drawn,), generator=generator)
+        likeliest, true = scores[places].argmax(1), labels[places]
+        other = (likeliest + torch.randint(1, classes, (drawn,), generator=generator)) % classes
+        rate = 1 - torch.rand((), generator=generator) ** (1 / (n + 1))
+        changed = torch.rand(drawn, generator=generator) < rate
+        true = torch.where(changed, torch.where(likeliest == true, other, likeliest), true)
+        logarithms.append(math.log(best_temperature(scores[places], true)))
+    error = float(torch.tensor(logarithms).std()) * math.sqrt(drawn / n)
+    return None if error > UNCERTAIN else best_temperature(scores, labels)
 
 
 @checked

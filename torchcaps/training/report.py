@@ -19,7 +19,7 @@ from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
-from torchcaps.training.calibration import best_temperature, calibration_error
+from torchcaps.training.calibration import calibrated_temperature, calibration_error
 from torchcaps.training.checkpoints import metrics_of
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import read_text, write_csv_whole, write_text_whole
@@ -40,8 +40,9 @@ class Report(Callback):
     | `summary.json` | metrics, temperature, versions and the command |
 
     The summary is also written into the checkpoint that was tested. Where there is a validation set, it contains the
-    temperature that makes probabilities of the scores (:func:`torchcaps.training.calibration.best_temperature`), and
-    how well they were calibrated on the test set before and after.
+    temperature that makes probabilities of the scores, unless its samples are too few to know it
+    (:func:`torchcaps.training.calibration.calibrated_temperature`), and how well they were calibrated on the test set
+    before and after.
 
     A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample, for people and
     for other runs: the run itself reads the split in its checkpoint.
@@ -50,6 +51,7 @@ class Report(Callback):
         folder: folder of the run, which `Training` sets; None writes nothing.
         about: the initial content of `summary.json`, such as the name of the recipe; the test adds to it.
         rows: the table of the classes, after a test.
+        calibration: what became of the temperature, as a line, after a test; empty without a validation set.
     """
 
     HEADER = ("class", "precision", "recall", "F1", "test samples")
@@ -58,6 +60,7 @@ class Report(Callback):
         self.folder: Path | None = None
         self.about: dict[str, Any] = {}
         self.rows: list[tuple[str, str, str, str, str]] = []
+        self.calibration = ""
         self._batches: dict[str, list[Tensor]] = {}  # by stage: labels, then scores, in columns
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -143,14 +146,18 @@ class Report(Callback):
         columns = model.of_all_processes(torch.cat([empty, *self._batches.get(stage, [])], 1))
         return columns[0].long(), columns[1:].T
 
-    def _calibrated(self, held_out: Tensor, held_out_scores: Tensor, labels: Tensor, scores: Tensor) -> float:
-        temperature = best_temperature(held_out_scores, held_out)
+    def _calibrated(self, held_out: Tensor, held_out_scores: Tensor, labels: Tensor, scores: Tensor) -> float | None:
+        temperature = calibrated_temperature(held_out_scores, held_out)
+        if temperature is None:
+            self.calibration = f"temperature: 1; {len(held_out)} validation samples are too few to choose another"
+            return None
+        before, after = calibration_error(scores, labels), calibration_error(scores, labels, temperature)
         self.about["temperature"] = temperature
-        self.about["calibration_error"] = {
-            "on": "test",
-            "before": calibration_error(scores, labels),
-            "after": calibration_error(scores, labels, temperature),
-        }
+        self.about["calibration_error"] = {"on": "test", "before": before, "after": after}
+        self.calibration = (
+            f"temperature: {temperature:.3g}; the calibration error on the test set is {after:.4f} with it, "
+            f"{before:.4f} without"
+        )
         return temperature
 
     def _write_mistakes(self, folder: Path, data: LabeledData, labels: Tensor, probabilities: Tensor) -> None:
