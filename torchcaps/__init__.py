@@ -1,8 +1,7 @@
 """Capsule networks in PyTorch: routing algorithms as plug-in layers."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# `typing` and `importlib` are imported where they are used: `torchcaps.__main__` must be quick to handle Ctrl-C.
+TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
     from torchcaps import functional
     from torchcaps.capsules import Capsules, Prediction
@@ -91,7 +90,9 @@ __all__ = [
 
 if not TYPE_CHECKING:
     # The modules are imported when a name is first used: `torchcaps --help` need not wait for PyTorch.
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name):
+        from importlib import import_module
+
         if name in ("capsules", "functional", "models", "nn", "ops", "routing", "testing"):
             return import_module(f"torchcaps.{name}")
         if name in __all__:

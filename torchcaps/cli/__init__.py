@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options, overrides = parser().parse_known_args(arguments)
         check_launcher()
-        with StopSignals() as options.signals, quiet_lightning() if options.takes_overrides else nullcontext():
+        with quiet_lightning() if options.takes_overrides else nullcontext(), StopSignals() as options.signals:
             check_overrides(options, overrides)
             options.run(options, overrides)
             sys.stdout.flush()

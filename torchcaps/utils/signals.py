@@ -3,8 +3,10 @@
 import math
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
@@ -44,6 +46,7 @@ class StopSignals:
         self.received: int | None = None
         self._last = -math.inf  # time of the latest signal
         self._patient = False  # whether a second signal is ignored too
+        self._depth = 0  # number of frames outside of this context
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -51,6 +54,7 @@ class StopSignals:
             handlers = {number: signal.getsignal(number) for number in NUMBERS}
             # Ignored signals stay ignored: SIGHUP under nohup, SIGINT in background jobs of a script.
             self._before = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
+        self._depth = len(_files(sys._getframe(1)))
         self.install()
         return self
 
@@ -74,6 +78,12 @@ class StopSignals:
         if self._patient and self.received is not None:
             return
         if not self.waits or self.received is not None:
+            if self._imports(frame):  # it may lose an exception and go on with half a library, or abort the process
+                self._last = -math.inf
+                again = threading.Timer(0.1, os.kill, (os.getpid(), number))
+                again.daemon = True
+                again.start()
+                return
             raise Stopped(number)
         self.received = number
         if self._patient:
@@ -81,3 +91,13 @@ class StopSignals:
         name = signal.Signals(number).name
         with suppress(OSError):  # the terminal may be gone; `print` fails if the signal came within another `print`
             os.write(2, f"torchcaps: {name}: stopping after this step; once more to stop at once\n".encode())
+
+    def _imports(self, frame: FrameType | None) -> bool:
+        """Return whether a module is being imported within this context."""
+        files = _files(frame)
+        return any(file.startswith("<frozen importlib") for file in files[: len(files) - self._depth])
+
+
+def _files(frame: FrameType | None) -> list[str]:
+    """Return the files of a frame and of those that called it."""
+    return [caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)]
