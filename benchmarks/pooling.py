@@ -105,7 +105,7 @@ def main() -> None:
         medians = [statistics.median(times) for times in (forward, backward, both)]
         average = average or medians
         ratios = "".join(f"{time / base:>11.2f}x" for time, base in zip(medians, average, strict=True))
-        print(f"{name:24}{ratios}{medians[2] / statistics.median(taken[name][WARM_UP:]):>13.3%}")
+        print(f"{name:24}{ratios}{100 * medians[2] / statistics.median(taken[name][WARM_UP:]):>11.3f} %")
 
 
 if __name__ == "__main__":

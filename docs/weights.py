@@ -21,7 +21,7 @@ from torchcaps.deploy.trained import Trained
 from torchcaps.models import create_model
 from torchcaps.models.pretrained import FOLDER, SUFFIX, write_tensors
 from torchcaps.recipes import Recipe, load_recipe
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import one_line, percent
 from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, hardware
 from torchcaps.utils.quiet import quiet_process
@@ -42,8 +42,8 @@ Trained weights that are part of torchcaps, in half precision: {title}.
 | network | {model}({arguments}): {parameters:,} parameters |
 | data | {dataset}: {train:,} training images, {test:,} test images, {classes} classes |
 | classes | {names} |
-| test accuracy | {half:.2%} with this file |
-| test accuracy in float32, as it was trained | {full:.2%} |
+| test accuracy | {half} with this file |
+| test accuracy in float32, as it was trained | {full} |
 | recipe | `{recipe}` |
 | command | `torchcaps train {recipe}` |
 | commit | {commit} |
@@ -120,8 +120,8 @@ def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = ()) -> Path
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         train=len(data.train_set),
         test=len(data.test_set),
-        half=accuracy(create_model(model, pretrained=data_name), data),
-        full=accuracy(network, data),
+        half=percent(accuracy(create_model(model, pretrained=data_name), data)),
+        full=percent(accuracy(network, data)),
         recipe=recipe.name,
         commit=commit(),
         date=date.today().isoformat(),

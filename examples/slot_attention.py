@@ -100,7 +100,7 @@ def main(path: str, steps: int = 5000, seed: int = 0) -> float:
     found, halves = ((x - true).square().sum((2, 3)) for x in (drawings, images.unsqueeze(1) / 2))  # halves: not apart
     apart = (found < halves / 2).all(1).float().mean().item()
     print(f"squared error of a digit: {found.mean():.2f}; of half of the input: {halves.mean():.2f}")
-    print(f"images whose two digits both have less than half of that error: {apart:.1%}")
+    print(f"images whose two digits both have less than half of that error: {100 * apart:.1f} %")
     write(figure(true[:10], drawings[:10]), Path(path))
     return (found.mean() / halves.mean()).item()
 

@@ -22,6 +22,7 @@ from torchcaps.data import StereoData
 from torchcaps.explain.axes import COLORS, DASHES, MARKERS, ORDERED, color_bar, hide_ticks, in_style
 from torchcaps.explain.predicting import class_poses, predict
 from torchcaps.utils.arguments import FloatTensor, checked, shown
+from torchcaps.utils.checks import percent
 
 Angle = Literal["elevation", "azimuth"]
 
@@ -220,10 +221,10 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
         axis.set_title(f"pose vector {vector + 1}")
     grid[0, 0].set_xticks(_ticks(trajectories))  # shared by all axes
     figure.supxlabel(f"{trajectories.varying}, degrees")
-    share = 100 * float(trajectories.right.double().mean())
+    share = percent(float(trajectories.right.double().mean()), 0)
     figure.suptitle(
         f"How the class capsules' pose vectors of {len(category)} toys change with the {trajectories.varying}\n"
-        f"{trajectories.fixed}; the network is right about {share:.0f} % of the images"
+        f"{trajectories.fixed}; the network is right about {share} of the images"
     )
     lines = [Line2D([], [], label=_name(kind, names), **style) for kind, style in styles.items()]
     lines += [Line2D([], [], label="mean", **MEAN), Line2D([], [], label="each toy", color="0.8", linewidth=0.5)]

@@ -59,7 +59,7 @@ class Result:
 
 
 def in_unit(accuracy: float, unit: str) -> float:
-    """Convert an accuracy from 0 to 1 to per cent of "test error" or "test accuracy"."""
+    """Convert an accuracy from 0 to 1 to percent of "test error" or "test accuracy"."""
     return round(100 * (1 - accuracy if unit == "test error" else accuracy), 4)
 
 

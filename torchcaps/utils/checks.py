@@ -46,6 +46,11 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def percent(share: float, digits: int = 2) -> str:
+    """Return a share from 0 to 1 in words: "87.50 %"."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of an error without line breaks, and without characters that would steer a terminal."""
     return printable(" ".join(str(error).split()))

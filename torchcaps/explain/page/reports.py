@@ -26,7 +26,7 @@ from torchcaps.explain.recording import Run, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
 from torchcaps.utils.arguments import Positive, checked
-from torchcaps.utils.checks import counted
+from torchcaps.utils.checks import counted, percent
 
 STATISTICS = 128  # samples for statistics of capsules
 VOTES = 2**29  # entries of votes that may be computed for these statistics
@@ -228,14 +228,14 @@ def _controls(
             uniform = _share_right(_scores(network, samples), samples.labels)
         yield {
             "name": "Uniform coefficients",
-            "value": f"{uniform:.2%} right on {counted(len(samples), 'sample')}; {found:.2%} with routing",
+            "value": f"{percent(uniform)} right on {counted(len(samples), 'sample')}; {percent(found)} with routing",
             "meaning": "The same weights, but routing does not choose: all coefficients are equal. The smaller the "
             "difference, the less the answers depend on the coefficients.",
         }
     if len(samples) > 1:
         shares = [
-            f"{name}: {'' if x.children is None else f'{x.children:.1%} of the children, '}"
-            f"{'' if x.parents is None else f'{x.parents:.1%} of the parents'}"
+            f"{name}: {'' if x.children is None else f'{percent(x.children, 1)} of the children, '}"
+            f"{'' if x.parents is None else f'{percent(x.parents, 1)} of the parents'}"
             for name, x in dead_capsules(network, few).items()
         ]
         yield {
