@@ -78,7 +78,7 @@ def test_no_warning_of_messages_is_shown(tmp_path, monkeypatch):
         monkeypatch.setattr(os, name, lambda: 8, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
-    run = ["train", "quickstart", "--data.batch_size=400", "--trainer.log_every_n_steps=1", *quiet]
+    run = ["train", "quickstart", "--data.batch_size=400", *quiet]
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)

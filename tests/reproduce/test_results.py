@@ -105,6 +105,19 @@ def test_the_list_names_the_option_of_the_hashes(tmp_path):
     assert line[0] == f"{ROW} --data.check_hashes=false"
 
 
+def test_the_list_names_the_seeds_that_are_left(tmp_path, monkeypatch):
+    """A lone number would be read as how many are left."""
+    monkeypatch.setattr(queue, "steps_done", lambda run, root: 1200 * run.seed)
+    left = ["seeds 0, 1, 2", "seed 2"]
+    for done in (), (0, 1):
+        add_results(tmp_path / "results.csv", [replace(RESULT, seed=seed) for seed in done])
+        (line,) = queue.table(tmp_path, plan([ROW]), again=True)
+        cells = dict(zip(queue.HEADER, line, strict=True))
+        assert cells["still to train"] == left.pop(0)
+        assert cells["steps taken"].endswith("2,400 (seed 2)")
+    assert cells["ours"] == "8.50 ± 0.00 % (2 seeds)"
+
+
 def test_the_list_names_overrides_that_were_not_asked_for():
     other = replace(RESULT, overrides="--a=1", value=9.0)
     assert summary([RESULT, other], ROW) == "8.50 % (1 seed)"

@@ -156,7 +156,7 @@ def test_a_search_goes_on_with_what_it_began_with(searched, capfd):
 def test_failed_trials_do_not_end_a_search(capfd):
     Path("mine.yaml").write_text(RECIPE.replace(LR_SPACE, "{choices: [0.002, 1e30]}"))
     said = error_of(capfd, "search", "mine.yaml", "--trials", "1")
-    assert said.startswith("torchcaps: none of 1 trials came to its end; trial 0: the loss is nan at step")
+    assert said.startswith("torchcaps: no trial came to its end; trial 0: the loss is nan at step")
     assert not (FOLDER / "best.yaml").exists()
     assert call("search", "mine.yaml", "--resume", "--trials", "4") == 0
     rows = table()

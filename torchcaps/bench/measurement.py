@@ -23,6 +23,7 @@ from torchcaps.bench.resources import (
     time_side_by_side,
 )
 from torchcaps.bench.ways import STORES_VOTES, NoNumber, by_samples, check_values, prepare, relative_errors
+from torchcaps.utils.checks import counted
 
 MEASURED: dict[str, Layer | Network] = {**LAYERS, **NETWORKS}
 PASSES = ("forward", "forward+backward")
@@ -130,7 +131,7 @@ def measure(
     children, iterations = case.children, case.iterations
     works = [case.work(backward) for backward in (False, True)]
     bounds = [max(work.flops / rates.matrix, work.bytes / rates.copy) for work in works]
-    title = f"{request.layer}, {children} children, {iterations} iteration{'s' if iterations > 1 else ''}"
+    title = f"{request.layer}, {counted(children, 'child', 'children')}, {counted(iterations, 'iteration')}"
     progress(f"{title}: the reference in float64")
     checked, truth, eager = _truth(request, case)
     rows: list[Row] = []
@@ -153,7 +154,7 @@ def measure(
                 results = prepared[row.pass_]()  # also the warm-up
                 if checked is not case:
                     results = prepare(way, checked, row.backward)()
-                    row.note = f"values checked for {checked.children} children"
+                    row.note = f"values checked for {counted(checked.children, 'child', 'children')}"
                 row.errors = relative_errors(results, truth)
             for row in of_way:
                 check_values(way, row.errors, eager, getattr(torch, request.dtype))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.recipe_commands import build_training, load_requested, runs_of
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.processes import rank
 
 if TYPE_CHECKING:
@@ -153,13 +153,13 @@ def _check_epoch(path: Path, content: dict[str, Any], training: "Training") -> N
         raise BadInput(f"{path} does not say how far its training was ({one_line(error)}): {EXPECTED}") from None
     if most is not None and 0 <= most < finished:
         raise BadInput(
-            f"{path} has finished {finished} epochs, and this training ends after {most}: give --trainer.max_epochs "
-            f"{finished} or more"
+            f"{path} has finished {counted(finished, 'epoch')}, and this training ends after {most}: give "
+            f"--trainer.max_epochs {finished} or more"
         )
     if 0 <= steps < step:
         raise BadInput(
-            f"{path} has taken {step} steps, and this training ends after {steps}: give --trainer.max_steps {step} or "
-            "more"
+            f"{path} has taken {counted(step, 'step')}, and this training ends after {steps}: give "
+            f"--trainer.max_steps {step} or more"
         )
 
 

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
-from torchcaps.utils.checks import one_line, whole_number
+from torchcaps.utils.checks import counted, one_line, whole_number
 from torchcaps.utils.files import CSVLines, make_folder, write_whole, writing
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
         parts = min(parts, len(samples))
         if part > parts:
-            print(f"torchcaps: no sample is left for part {part}: {_count(samples, 'sample')}", file=sys.stderr)
+            print(f"torchcaps: no sample is left for part {part}: {counted(len(samples), 'sample')}", file=sys.stderr)
             return
         share = f", part {part} of {parts}" * (parts > 1)
-        print(f"torchcaps: {_count(samples, 'sample')}{share}, {path}, {calibrated}", file=sys.stderr)
+        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {path}, {calibrated}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
             writer = csv.writer(CSVLines(sys.stdout))
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             _Table(options, trained, path, samples, part, parts).write(skipped)
     if skipped:
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        print(f"torchcaps: left out {_count(skipped, 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
+        print(f"torchcaps: left out {counted(len(skipped), 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
 
 
 def _part(options: argparse.Namespace) -> tuple[int, int]:
@@ -110,10 +110,6 @@ def _part(options: argparse.Namespace) -> tuple[int, int]:
     if parts > 1 and (options.out is None or STANDARD_INPUT in options.paths):
         raise BadInput("several parts need a file that they write together, and files to read: give --out, and no -")
     return part, parts
-
-
-def _count(things: Sequence[object], name: str) -> str:
-    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 @contextmanager
@@ -297,7 +293,7 @@ class _Table:
         if skipped is not None:
             skipped += [f"{name}, before the interruption" for name in left_out]
         if done:
-            print(f"torchcaps: going on after {done} samples of {unfinished}", file=sys.stderr)
+            print(f"torchcaps: going on after {counted(done, 'sample')} of {unfinished}", file=sys.stderr)
         with writing(unfinished), unfinished.open("w", encoding="utf-8", newline="") as opened:
             opened.write(self.about)
             writer = csv.writer(CSVLines(opened))

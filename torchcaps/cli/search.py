@@ -90,7 +90,7 @@ def _print_best(plan: "Plan", study: "optuna.Study", paths: list[Path]) -> None:
         print(f"under way in other processes, or lost with them: {', '.join(f'trial {number}' for number in running)}")
     if best is None:
         errors = [f"; trial {trial.number}: {error}" for trial in trials if (error := trial.user_attrs.get("error"))]
-        raise BadInput(f"none of {len(trials)} trials came to its end{''.join(errors[:1])}")
+        raise BadInput(f"no trial came to its end{''.join(errors[:1])}")
     print(f"best: trial {best.number}, {plan.metric} {best.value:.4f}")
     for name, value in best.params.items():
         print(f"  {name}: {_short(value)}")

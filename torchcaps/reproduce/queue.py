@@ -15,11 +15,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from torchcaps.reproduce.plan import Run
-from torchcaps.reproduce.results import known_results, summary
+from torchcaps.reproduce.results import known_results, seeds_in_words, summary
 from torchcaps.reproduce.work import steps_done, work
 from torchcaps.utils.files import make_folder, read_text
 
-HEADER = ("row", "published", "ours", "seeds left", "steps", "")
+HEADER = ("row", "published", "ours", "still to train", "steps taken", "")
 
 
 def missing(root: Path, runs: Sequence[Run], again: bool = False) -> list[Run]:
@@ -36,10 +36,10 @@ def table(root: Path, runs: Sequence[Run], again: bool = False) -> list[tuple[st
     lines: list[tuple[str, ...]] = []
     for recipe, one_run in {run.recipe: run for run in runs}.items():
         of_row = [run for run in left if run.recipe == recipe]
-        steps = " ".join(f"{count:,}" for run in of_row if (count := steps_done(run, root)))
+        steps = "; ".join(f"{count:,} (seed {run.seed})" for run in of_row if (count := steps_done(run, root)))
         failures = [f"failed: {failure[:160]}" for run in of_row if (failure := _failure(run, root))]
         published, ours = one_run.load().published, summary(results, recipe, one_run.keys[0][1])
-        seeds = " ".join(str(run.seed) for run in of_row)
+        seeds = seeds_in_words([run.seed for run in of_row]) if of_row else ""
         row = " ".join((recipe, *one_run.overrides))
         lines.append((row, published, ours, seeds, steps, failures[0] if failures else ""))
     return lines
@@ -68,7 +68,7 @@ def reproduce(
             process = _start(run, root, threads)
             if _finish(process, None if end is None else max(end - time.monotonic(), 0)):
                 step = f"{steps_done(run, root):,}"
-                say(f"{run}: stopped after {hours:g} hours at step {step}; the same command continues")
+                say(f"{run}: stopped at step {step} by --hours {hours:g}; the same command continues")
                 return
             if process.exitcode:
                 status = f"status {process.exitcode}, perhaps killed for lack of memory"

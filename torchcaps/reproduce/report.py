@@ -11,7 +11,7 @@ from math import isnan
 from pathlib import Path
 
 from torchcaps.recipes import list_recipes, load_recipe
-from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results
+from torchcaps.reproduce.results import IN_PACKAGE, SMALL, Result, add_results, mean, read_results, seeds_in_words
 from torchcaps.utils.files import write_text_whole
 
 ABOUT = ("precision", "commit", "date", "hardware")
@@ -102,12 +102,12 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
 
 def _by_seed(values: dict[int, str]) -> str:
     """Return what all seeds have in common, or the value of each."""
-    seeds: dict[str, list[str]] = {}
+    seeds: dict[str, list[int]] = {}
     for seed, value in values.items():
-        seeds.setdefault(value, []).append(str(seed))
+        seeds.setdefault(value, []).append(seed)
     if len(seeds) == 1:
         return next(iter(seeds))
-    return "; ".join(f"{value} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for value, of in seeds.items())
+    return "; ".join(f"{value} ({seeds_in_words(of)})" for value, of in seeds.items())
 
 
 def with_tables(text: str, results: Sequence[Result]) -> str:

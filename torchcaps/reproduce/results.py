@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.files import locked, read_text, write_csv_whole
 
 SMALL = " --small"  # after a recipe's name: its small version
@@ -107,10 +107,14 @@ def summary(results: Iterable[Result], recipe: str, overrides: str = "") -> str:
     shown = {overrides: values[overrides]} if overrides in values else values
     numbers = []
     for given, of_seeds in shown.items():
-        seeds = "1 seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
         named = "" if given == overrides else f", {given or 'no overrides'}"
-        numbers.append(f"{mean(of_seeds)} % ({seeds}{named})")
+        numbers.append(f"{mean(of_seeds)} % ({counted(len(of_seeds), 'seed')}{named})")
     return "; ".join(numbers)
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """Return the names of seeds: "seed 2", "seeds 0, 1"."""
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def mean(values: Sequence[float]) -> str:

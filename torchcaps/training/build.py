@@ -46,7 +46,7 @@ from torchcaps.training.parts import build_part, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.files import take_folder, write_text_whole
 from torchcaps.utils.signals import StopSignals
 
@@ -275,8 +275,8 @@ class Training:
                 )
             if data.classes > classes or (data.classes < classes and not some):
                 raise ValueError(
-                    f"{type(data).__name__} has {data.classes} classes, but the model has {classes}: set model.classes "
-                    f"and the classes of the network to {data.classes}, or choose other data"
+                    f"{type(data).__name__} has {counted(data.classes, 'class', 'classes')}, but the model has "
+                    f"{classes}: set model.classes and the network's classes to {data.classes}, or choose other data"
                 )
 
     def _trainer(self, arguments: dict[str, Any]) -> Trainer:
@@ -321,7 +321,7 @@ class Training:
         values, network = self.config.model.network, self.model.network
         arguments = values.init_args
         name = arguments.get("name") or values.class_path.rpartition(".")[2]
-        name += f" of {arguments.depth} layers" if "depth" in arguments else ""
+        name += f" of {counted(arguments.depth, 'layer')}" if "depth" in arguments else ""
         routings: dict[str, None] = {}  # in order
         for module in network.modules():
             if isinstance(module, CapsuleHead | RoutingPool2d):
@@ -337,7 +337,7 @@ class Training:
                 f" with {', '.join(routings)}" if routings else "",
                 f": {parameters:,} parameters",
                 f", {trained:,} of them trained" if trained < parameters else "",
-                f", {self.model.classes} classes",
+                f", {counted(self.model.classes, 'class', 'classes')}",
                 f", images of {'x'.join(map(str, shape))}" if shape else "",
                 f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
             )

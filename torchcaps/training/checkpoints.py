@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, Mod
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from torchcaps.data.splits import SPLIT
-from torchcaps.utils.checks import one_line, whole_number
+from torchcaps.utils.checks import counted, one_line, whole_number
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
 from torchcaps.utils.quiet import quiet_process
@@ -147,9 +147,9 @@ class LastCheckpoints(Checkpoint):
         now, samples = data.batch_size_together, batches["ready"] * then
         if samples % (now * trainer.accumulate_grad_batches):
             raise ValueError(
-                f"the checkpoint was saved within an epoch, after {samples} samples in global batches of {then}, "
-                f"and the new global batch of {now} does not divide them: choose data.batch_size and the number of "
-                f"processes so that their product is {then}"
+                f"the checkpoint was saved within an epoch, after {counted(samples, 'sample')} in global batches of "
+                f"{then}, and the new global batch of {now} does not divide them: choose data.batch_size and the "
+                f"number of processes so that their product is {then}"
             )
         skipped = samples // now - batches["ready"]
         batches.update({name: count + skipped for name, count in batches.items() if isinstance(count, int)})

@@ -20,7 +20,7 @@ from torchcaps.nn.losses import read_by
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 from torchcaps.utils.arguments import Count, NotNegative, checked, shown, shown_with_type
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.checks import counted, one_line
 
 Stage = Literal["train", "val", "test"]
 
@@ -218,8 +218,8 @@ class Classifier(LightningModule):
         evidence = prediction.evidence
         if evidence.shape[1] != self.classes:
             raise ValueError(
-                f"the network has {evidence.shape[1]} classes, but the model has classes={self.classes}: set "
-                "both to the number of classes in the data"
+                f"the network has {counted(evidence.shape[1], 'class', 'classes')}, but the model has "
+                f"classes={self.classes}: set both to the number of classes in the data"
             )
         if stage != "train":
             check_scores(evidence)

@@ -11,6 +11,7 @@ MESSAGES = (  # regular expressions for warnings
     ".*does not have many workers.*",  # batches of tensors in memory need no workers
     "Total length of `list` across ranks is zero.*",  # recipes without a validation set
     ".*isinstance\\(treespec, LeafSpec\\).*",
+    "The number of training batches .* is smaller than the logging interval.*",  # curves have a point for each epoch
     "Experiment logs directory .* exists and is not empty.*",  # two loggers share the folder
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # the order of samples is resumed too
 )
