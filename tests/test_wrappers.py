@@ -541,16 +541,16 @@ def test_threads_leave_their_backends_in_any_order():
     def first() -> str:
         with use_backend("reference"):
             first_is_in.set()
-            assert second_is_in.wait(10)
+            assert second_is_in.wait(60)
         first_is_out.set()
         return choose_backend("auto", torch.device("cpu"))
 
     def second() -> str:
-        assert first_is_in.wait(10)
+        assert first_is_in.wait(60)
         with use_backend("tiled"):
             assert choose_backend("auto", torch.device("cpu")) == "tiled"  # the last one entered
             second_is_in.set()
-            assert first_is_out.wait(10)
+            assert first_is_out.wait(60)
             return choose_backend("auto", torch.device("cpu"))
 
     before = choose_backend("auto", torch.device("cpu"))
