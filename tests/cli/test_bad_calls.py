@@ -64,6 +64,11 @@ OVERRIDES = [
         "--model.scheduler.total_steps 9 --model.optimizer.lr 0.1",
         "model.optimizer.lr cannot change anything: .* give --model.scheduler.max_lr",
     ),
+    ("--trainer.strategy deepspeed_stage_2", "trainer.strategy cannot be DeepSpeed, .*: use trainer.strategy fsdp"),
+    (
+        "--trainer.plugins lightning.pytorch.plugins.DeepSpeedPrecision --trainer.plugins.precision 32-true",
+        "trainer.plugins cannot be DeepSpeed",
+    ),
     ("--trainer.devices two", "devices.* int > 0"),
     ("--trainer.val_check_interval 0", "val_check_interval must be a number of batches, at least 1, or a fraction"),
     ("--trainer.accumulate_grad_batches 0", "accumulate_grad_batches must be at least 1, got 0"),
@@ -111,6 +116,10 @@ FILES = [
         "mine.yaml: trainer.callbacks.patience: expected int, got many",
     ),
     ("trainer: 3", "mine.yaml: trainer must have values of its own, {NAME: VALUE}, got 3"),
+    (
+        "trainer: {strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy}}",
+        "trainer.strategy cannot be DeepSpeed, whose checkpoints are folders that no command reads: use",
+    ),
     ("trainer: {on: 6}", "mine.yaml: trainer: names must be texts, got True"),
     ("trainer: {max_epochs: 1, max_epochs: 3}", "the key 'max_epochs' stands twice"),
     ("trainer: [", "mine.yaml cannot be read as a recipe: "),
@@ -280,6 +289,14 @@ def test_checkpoints_that_cannot_be_resumed(capfd, trained, number):
     OF_THE_TRAINING[number](state)
     torch.save(state, "bad.ckpt")
     assert bad(capfd, "train", "quickstart", "--ckpt_path", "bad.ckpt", *SHORT).startswith("torchcaps: bad.ckpt ")
+
+
+@pytest.mark.parametrize(("name", "text"), [("RANK", "²"), ("SLURM_PROCID", "1_0"), ("WORLD_SIZE", "")])
+def test_variables_of_launchers(capfd, monkeypatch, name, text):
+    """The libraries that train make numbers of them as they are imported."""
+    monkeypatch.setenv(name, text)
+    said = bad(capfd, "train", "quickstart", *SHORT)
+    assert f"the environment variable {name} must be a whole number, got {text!r}: unset it" in said
 
 
 def test_options_that_a_run_or_a_checkpoint_has_decided(capfd, trained):

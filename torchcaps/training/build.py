@@ -211,10 +211,16 @@ class Training:
         _set(data_values.init_args, data.found())
 
     def _check_numbers(self) -> None:
-        """Check the seed, and numbers of the trainer that Lightning does not check."""
+        """Check the seed, and values of the trainer that Lightning does not check."""
         seed, trainer = self.config.seed_everything, self.config.trainer
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed_everything must be from 0 to {2**32 - 1}, got {seed}")
+        for name in ("strategy", "plugins"):
+            if "deepspeed" in str(trainer[name]).lower():
+                raise ValueError(
+                    f"trainer.{name} cannot be DeepSpeed, whose checkpoints are folders that no command reads: use "
+                    "trainer.strategy fsdp"
+                )
         for name, least in LEAST.items():
             if trainer[name] is not None and not trainer[name] >= least:
                 raise ValueError(f"trainer.{name} must be at least {least}, got {trainer[name]}")
