@@ -124,8 +124,9 @@ def standardization(values: dict[str, Any]) -> tuple[list[float], list[float]]:
     Raises:
         ValueError: they are no such numbers.
     """
-    mean, std = numbers = values.get("image_mean"), values.get("image_std")
-    for name, given, least in zip(("image_mean", "image_std"), numbers, (0.0, LEAST_STD), strict=True):
+    mean: Any = values.get("image_mean")
+    std: Any = values.get("image_std")
+    for name, given, least in (("image_mean", mean, 0.0), ("image_std", std, LEAST_STD)):
         plain = isinstance(given, list) and len(given) in (1, 3) and not any(isinstance(x, bool) for x in given)
         if not plain or not all(isinstance(x, int | float) and least <= x <= 1 for x in given):
             raise ValueError(
