@@ -157,13 +157,19 @@ def flags(small: bool) -> list[str]:
     return ["--smoke", "--small"] if small else ["--smoke"]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """A folder of what recipes make once: rendered toys and embeddings."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize(
     ("name", "small"),
     [version if version in RUN else pytest.param(*version, marks=pytest.mark.slow) for version in VERSIONS],
 )
-def test_recipes_run_two_steps(name, small, images_of_noise, tmp_path, monkeypatch):
+def test_recipes_run_two_steps(name, small, images_of_noise, cache, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    monkeypatch.setattr(pooch, "os_cache", lambda project: cache / project)
     assert call("train", name, *flags(small), *narrower(name, small, images_of_noise)) == 0
     state = torch.load(next(Path("runs").rglob("last.ckpt")), weights_only=True)
     assert state["global_step"] == 2

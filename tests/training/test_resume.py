@@ -42,7 +42,8 @@ RECIPES = {
         """,
     "overlays.yaml": """
         extends: sabour2017/table1/multimnist
-        model: {network: {init_args: {channels: 4, primary_types: 2, class_pose: 4, decoder: [8]}}}
+        model: {network: {class_path: torchcaps.CapsNet, init_args: {
+            image_size: 36, channels: 4, primary_types: 2, class_pose: 4, decoder: [8]}}}
         data: {init_args: {batch_size: 4, epoch_size: 14, test_size: 4}}
         """,
     "batch-norm.yaml": """

@@ -31,7 +31,7 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 def loss_of(network: nn.Module, step: int, rank: int) -> Tensor:
     images, labels = batch(step, rank)
-    return nn.functional.cross_entropy(network(images).scores, labels)
+    return nn.functional.cross_entropy(network(images).evidence, labels)
 
 
 def clip(network: nn.Module) -> None:
