@@ -34,14 +34,16 @@ test-newest: .venv-newest/.done
 test-oldest: .venv-oldest/.done
 	.venv-oldest/bin/pytest -n 2 --dist worksteal $(CORE)
 
-# Tests of the reductions with C++ kernels compiled for the address and undefined-behavior sanitizers.
+# Tests of the reductions with C++ kernels compiled for the address and undefined-behavior sanitizers. The build succeeds
+# without a library too, so the second command stops there and says why.
 SANITIZED := build/sanitized
+WITH_SANITIZERS = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/lib $(BIN)
 test-sanitized: .venv/.done
 	TORCHCAPS_NATIVE_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" \
 		$(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/lib \
-		$(BIN)/pytest -n 2 --dist worksteal tests/ops tests/routing -k "not Triton and not kernels"
+	$(WITH_SANITIZERS)/python -P -c 'import sys, torchcaps.ops as ops; sys.exit(ops.backends()["native"])'
+	$(WITH_SANITIZERS)/pytest -n 2 --dist worksteal tests/ops tests/routing -k "not Triton and not kernels"
 
 # The site, in build/docs. A warning is an error, such as a link within the site that leads nowhere.
 docs: .venv/.done

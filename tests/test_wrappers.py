@@ -48,6 +48,7 @@ from torchcaps import (
     squash,
     use_backend,
 )
+from torchcaps.deploy.onnx import TRANSLATIONS
 from torchcaps.ops import choose_backend
 from torchcaps.routing import Routing
 
@@ -412,13 +413,14 @@ def test_export_to_onnx_takes_the_reference(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [x for x in CASES if x != "li2018 em"])
+@names
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_onnx_files(name):
     """The file is the same as the module, for another batch too."""
     module, x = make(name, torch.float32)
     sizes = ({0: torch.export.Dim("batch")},)
-    program = torch.onnx.export(Tensors(module), (x,), dynamo=True, dynamic_shapes=sizes, verbose=False)
+    options = {"verbose": False, "custom_translation_table": TRANSLATIONS}
+    program = torch.onnx.export(Tensors(module), (x,), dynamo=True, dynamic_shapes=sizes, **options)
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     batch = other_batch(x)
     found = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
