@@ -150,7 +150,31 @@ def test_a_search_goes_on_with_what_it_began_with(searched, capfd):
     said = "runs/mine/search_shared has trials of a search in another storage"
     assert said in error_of(capfd, "search", "mine.yaml", "--storage", "study.log")
     (FOLDER / "study.db").write_bytes(b"no database")
-    assert "the storage cannot be opened: give a journal file" in error_of(capfd, *resume)
+    assert "cannot be opened: give a journal file" in error_of(capfd, *resume)
+
+
+def test_journals_that_cannot_be_used(tmp_path, capfd):
+    plan = read_plan(load_recipe("mine.yaml"))
+    study = open_study(plan, "study.log")
+    study.tell(study.ask(dict(plan.values)), 0.5)
+    journal = Path("study.log")
+    text = journal.read_bytes()
+    command = ("search", "mine.yaml", "--storage", "study.log")
+    for length in (len(text) - 1, len(text) // 2):
+        journal.write_bytes(text[:length])
+        said = "the storage study.log is truncated: remove its last line, which is not whole, to go on"
+        assert said in error_of(capfd, *command)
+        assert journal.read_bytes() == text[:length]
+        journal.write_bytes(text[: text.rindex(b"\n", 0, length) + 1])
+        open_study(plan, "study.log").ask(dict(plan.values))
+    for content in (b"[" * 100_000 + b"\n", b"[1]\n", b'{"a": 1}\n'):
+        journal.write_bytes(content)
+        assert "the storage study.log cannot be opened: give a journal" in error_of(capfd, *command)
+    journal.unlink()
+    os.mkfifo(journal)  # nobody writes to it
+    assert "the storage study.log is not a regular file" in error_of(capfd, *command)
+    with pytest.raises(ValueError, match="the storage postgresql://machine/x cannot be opened: "):
+        open_study(plan, "postgresql://me:secret@machine/x")
 
 
 def test_failed_trials_do_not_end_a_search(capfd):
@@ -447,9 +471,9 @@ def test_bad_heads(capfd, change, said):
         (["mine.yaml", "--trials", "0"], "argument --trials: expected an integer of at least 1, got 0"),
         (["mine.yaml", "--resume"], "no search under runs/mine: leave out --resume to begin one"),
         (["mine.yaml", "--resume", "--storage", "study.log"], "--storage: not allowed with argument --resume"),
-        (["mine.yaml", "--storage", "mine.yaml"], "the storage cannot be opened: give a journal file of Optuna's or"),
-        (["mine.yaml", "--storage", "sqlite:///no/folder/x.db"], "the storage cannot be opened: give a journal file"),
-        (["mine.yaml", "--storage", "nosql://machine/x"], "the storage cannot be opened: give a journal file"),
+        (["mine.yaml", "--storage", "mine.yaml"], "cannot be opened: give a journal file of Optuna's or"),
+        (["mine.yaml", "--storage", "sqlite:///no/folder/x.db"], "cannot be opened: give a journal file"),
+        (["mine.yaml", "--storage", "nosql://machine/x"], "cannot be opened: give a journal file"),
         (["mine.yaml", "--data.batch_size", "8"], "data.batch_size is searched: leave out --data.batch_size, or take"),
         (
             ["mine.yaml", "--data.val_size=0"],

@@ -7,6 +7,8 @@ database. Any number of processes can work on one study; the locks in its folder
 import gc
 import json
 import math
+import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
@@ -78,6 +80,9 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
     """Open the study of a search in a journal file or in the database at a URL. All are made if they do not exist."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     bad_trials = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+    named = re.sub("//.*@", "//", where)  # without the password of a database
+    if os.path.exists(where):
+        _check_journal(Path(where))
     try:
         study = optuna.create_study(
             storage=where if "://" in where else optuna.storages.JournalStorage(JournalFileBackend(where)),
@@ -88,12 +93,22 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
         )
     except Exception as error:  # of the file system, of SQLAlchemy or of a driver
         raise ValueError(
-            "the storage cannot be opened: give a journal file of Optuna's or the URL of a database "
+            f"the storage {named} cannot be opened: give a journal file of Optuna's or the URL of a database "
             f"({type(error).__name__}: {one_line(error)})"
         ) from error
     if study.direction.name.lower() != plan.direction:
         raise ValueError(f"this search began with another mode: {plan.metric} is to {plan.direction} now")
     return study
+
+
+def _check_journal(path: Path) -> None:
+    """Check what Optuna does not: it waits for the writer of a FIFO, and goes on in the middle of a line."""
+    if not path.is_file():
+        raise ValueError(f"the storage {path} is not a regular file: give a journal file of Optuna's")
+    with path.open("rb") as journal:
+        journal.seek(max(0, path.stat().st_size - 1))
+        if journal.read(1) not in (b"", b"\n"):
+            raise ValueError(f"the storage {path} is truncated: remove its last line, which is not whole, to go on")
 
 
 def run_study(plan: Plan, study: optuna.Study, signals: StopSignals) -> Iterator[int]:
