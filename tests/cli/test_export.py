@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,21 @@ def test_places_that_cannot_be_written(trained, capfd):
         assert error_of(capfd, *arguments, "another", "--to", "safetensors") == said
     assert Path("another/README.md").read_text() == "{}"
     assert sorted(path.name for path in Path().iterdir()) == ["another", "file", "folder.onnx"]
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pt2", "a-safetensors"])
+def test_a_full_disk(trained, capfd, name):
+    """Files may have up to 100 kB."""
+    kind = {".onnx": "onnx", ".pt2": "torch"}.get(Path(name).suffix, "safetensors")
+    path = name if Path(name).suffix else f"{name}/model.safetensors"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, hard))
+    try:
+        line = error_of(capfd, "export", str(checkpoint(trained)), "--to", kind, "--out", name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert line == f"torchcaps: cannot write {path}: File too large"
+    assert not [file for file in Path().rglob("*") if file.is_file()]
 
 
 def test_a_decoder_that_is_not_there(trained, capfd):

@@ -20,6 +20,7 @@ from interruptions import Killed
 
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.train import _resume_command
+from torchcaps.training.build import _loggers
 from torchcaps.training.checkpoint_files import keep_split
 from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
 from torchcaps.training.report import curves_of
@@ -342,6 +343,14 @@ def test_a_training_that_cannot_write(checkpoints, capfd):
     assert run_command(*shlex.split(line.partition("to continue: torchcaps ")[2])) == 0
     found = torch.load("runs/quickstart/version_2/checkpoints/last.ckpt", weights_only=True)
     assert found["global_step"] == 6
+
+
+def test_metrics_that_cannot_be_written(tmp_path):
+    logger = _loggers(tmp_path / "version_0")[0]
+    logger.log_metrics({"loss": 1.0})
+    path = tmp_path / "version_0" / "metrics.csv"
+    with files_of_at_most(4), pytest.raises(OSError, match=f"^cannot write {path}: File too large$"):
+        logger.save()
 
 
 # How often, and where

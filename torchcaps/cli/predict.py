@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -280,7 +280,7 @@ class _Table:
             return part.readline() == self._first_line(file, part)
         return False
 
-    def _first_line(self, file: Path, rows: BinaryIO) -> bytes:
+    def _first_line(self, file: Path, rows: io.BufferedReader) -> bytes:
         """Return the first line of a whole part, which has the rows that follow."""
         number = 1 + self.files.index(file)
         facts = {**self.facts, "part": number, "rows": hashlib.file_digest(rows, "sha256").hexdigest()}

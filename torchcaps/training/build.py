@@ -47,7 +47,7 @@ from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
 from torchcaps.utils.checks import counted, one_line
-from torchcaps.utils.files import take_folder, write_text_whole
+from torchcaps.utils.files import take_folder, write_text_whole, writing
 from torchcaps.utils.signals import StopSignals
 
 # Overrides with which any recipe runs in seconds.
@@ -437,4 +437,12 @@ def _set(arguments: Namespace, values: dict[str, Any]) -> None:
 
 def _loggers(run_folder: Path) -> list[Logger]:
     place: dict[str, Any] = {"save_dir": run_folder.parent, "name": "", "version": run_folder.name}
-    return [CSVLogger(**place), TensorBoardLogger(**place)]
+    return [_CSVLogger(**place), TensorBoardLogger(**place)]
+
+
+class _CSVLogger(CSVLogger):
+    """Lightning's logger, whose errors name the file."""
+
+    def save(self) -> None:
+        with writing(Path(self.log_dir) / "metrics.csv"):
+            super().save()
