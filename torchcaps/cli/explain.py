@@ -168,6 +168,8 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
     path: Path | None = options.shuffled
     if path is None:
         return None
+    if not path.exists():
+        raise BadInput(f"--shuffled: there is no {path}: give a checkpoint, or the folder of a run")
     if path.is_dir():
         folder, (path, _) = path, newest_whole(path.glob("**/checkpoints"))
         if path is None:

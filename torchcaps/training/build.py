@@ -4,6 +4,7 @@ The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reprod
 """
 
 import inspect
+import math
 import shutil
 import sys
 from contextlib import suppress
@@ -224,6 +225,12 @@ class Training:
         for name, least in LEAST.items():
             if trainer[name] is not None and not trainer[name] >= least:
                 raise ValueError(f"trainer.{name} must be at least {least}, got {trainer[name]}")
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
+            value = trainer[name]
+            if value is not None and not 0 <= value <= (math.inf if isinstance(value, int) else 1):
+                raise ValueError(
+                    f"trainer.{name} must be a number of batches, or a fraction of them from 0.0 to 1.0, got {value}"
+                )
         if trainer.limit_train_batches == 0:
             raise ValueError("trainer.limit_train_batches must be above 0, got 0: to test alone, use `torchcaps test`")
         if isinstance(trainer.val_check_interval, int | float) and not trainer.val_check_interval > 0:
