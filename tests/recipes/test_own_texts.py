@@ -29,7 +29,7 @@ def _own_folder(tmp_path, monkeypatch):
     Path("reviews.csv").write_text("\n".join(["body,stars", *rows]))
 
 
-def test_a_table_is_trained_on(bert, monkeypatch):
+def test_a_table_is_trained_on(bert, monkeypatch, capfd):
     call_it = [*RECIPE, "--data.file=reviews.csv", f"--data.encoder={bert}", "--trainer.max_epochs=2"]
     assert call(*call_it) == 0
     (best,) = Path("runs").rglob("best.ckpt")
@@ -44,6 +44,13 @@ def test_a_table_is_trained_on(bert, monkeypatch):
         row["sample"].startswith("reviews.csv line ") for row in csv.DictReader(mistakes.read_text().splitlines())
     )
     assert call("test", "own/texts") == 0
+    alone = Path("alone.ckpt").absolute()
+    alone.write_bytes(best.read_bytes())
+    with Path("reviews.csv").open("a") as file:
+        file.write("\na new film,5")
+    assert call("test", "alone.ckpt") == 0
+    said = f"reviews.csv: left out 1 row that the split of {alone} does not have: line 42\n"
+    assert said in capfd.readouterr().err
     texts = [f"{'very ' * i}good" for i in range(9)]
     whole = list(predict_texts(trained, texts))
     monkeypatch.setattr("torchcaps.deploy.predict.TEXTS_AT_ONCE", 4)

@@ -64,7 +64,7 @@ def read_split(name: str) -> dict[bytes, Part]:
     path = user_path(name)
     if path.is_dir():
         raise DataError(
-            f"{name} is a folder, which holds no split (`save_pretrained` writes none): set data.split to the "
+            f"{path} is a folder, which holds no split (`save_pretrained` writes none): set data.split to the "
             f"split.csv or a checkpoint of the run, or {ANEW}"
         )
     if not (path.is_file() and zipfile.is_zipfile(path)):
