@@ -349,7 +349,7 @@ def test_a_folder_of_an_encoder_runs_no_code(monkeypatch):
 def test_a_file_of_results_that_is_no_text(capfd):
     Path("runs").mkdir()
     Path("runs/results.csv").write_bytes(b"\xff\xff")
-    assert "results.csv is not a file of results" in error_of(capfd, "reproduce", "--list", "--runs", "runs")
+    assert "results.csv is not a text in UTF-8 (byte 0)" in error_of(capfd, "reproduce", "--list", "--runs", "runs")
 
 
 def test_a_network_that_does_not_fit_the_encoder(capfd, tmp_path, images_of_noise, monkeypatch):
