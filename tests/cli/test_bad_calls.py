@@ -375,7 +375,7 @@ def test_bad_photographs(tmp_path, monkeypatch, capfd):
         Path("imagenet", part, "n01").mkdir(parents=True)
         Path("imagenet", part, "n01", "a.JPEG").write_text("no image")
     assert "imagenet/train/n01/a.JPEG is not a picture that can be read" in error_of(capfd, *arguments)
-    assert "gone.txt: cannot be read: " in error_of(capfd, *arguments, "--data.class_list", "gone.txt")
+    assert "gone.txt cannot be read: " in error_of(capfd, *arguments, "--data.class_list", "gone.txt")
 
 
 def test_a_loss_that_is_not_finite(capfd):
