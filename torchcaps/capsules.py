@@ -19,7 +19,7 @@ class Capsules(NamedTuple):
             types, length, *pose)`; a pose is `(features,)` (a vector) or `(rows, features)` (a matrix).
         scores: how present each capsule is, as a logit from -inf (padding) to inf, in the shape of `poses` without the
             pose; None if the algorithm has no scores. As input of a layer they may also be a bool mask: True for a
-            capsule, False for padding.
+            capsule, False for padding. A `key_padding_mask` of PyTorch is the opposite: give `~mask`.
         variances: variances of the votes for each pose, like `poses`, if the routing has a Gaussian model; else None.
         coefficients: routing coefficients between children and these capsules, if they were requested; else None.
         pose_dims: number of dimensions of a pose, 1 or 2, which layers give where the shape of the poses does not say

@@ -105,6 +105,9 @@ def test_it_is_said_once():
     layer, children = saturated()
     assert said(lambda: learn(layer.eval(), children)) == []
     assert len(said(lambda: learn(layer.train(), children))) == 1
+    other, lengths = saturated()[0], []
+    assert said(lambda: lengths.append(other(children).activations.sum())) == []
+    assert len(said(lambda: [lengths[0].backward(retain_graph=True) for _ in range(2)])) == 1
     for again in (layer, copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
         assert said(lambda again=again: learn(again, children)) == []
     assert not layer.routing.is_watched
@@ -182,7 +185,8 @@ def test_every_problem_is_named(routing, size, message):
 
 def test_what_is_no_problem():
     children = saturated()[1]
-    assert said(lambda: learn(CapsuleLinear(128, 1, 8, 16, DynamicRouting()), children)) == []  # it is always present
+    alone = CapsuleLinear(64, 1, 8, 16, UniformRouting())
+    assert said(lambda: learn(alone, 4 * torch.randn(16, 64, 8))) == []  # one class is always present
     assert said(lambda: learn(saturated(InvertedAttentionRouting())[0], children)) == []  # lengths of a LayerNorm
     assert said(lambda: learn(saturated(HeinsenRouting())[0], children)) == []
     shared = CapsuleShared(None, 4, 8, SlotAttention())
@@ -199,8 +203,8 @@ def test_one_sample_has_no_spread():
 
 
 def test_a_few_samples_may_be_of_one_class():
-    layer, children = saturated(UniformRouting())
-    assert said(lambda: layer(children[:1].expand(4, -1, -1)).poses.sum().backward()) == []
+    layer = CapsuleLinear(64, 10, 8, 16, UniformRouting())
+    assert said(lambda: layer(4 * torch.randn(1, 64, 8).expand(4, -1, -1)).poses.sum().backward()) == []
 
 
 def above() -> CapsuleLinear:
@@ -213,7 +217,7 @@ READERS = {
     "lengths": LENGTHS,
     "lengths and a decoder": lambda parents: LENGTHS(parents) + parents.poses[range(16), torch.arange(16) % 10].mean(),
     "a linear layer": lambda parents: nn.Linear(160, 3, dtype=parents.poses.dtype)(parents.poses.flatten(1)).mean(),
-    "one weight for all": lambda parents: (parents.poses @ parents.poses[0, 0].detach()).mean(),
+    "weights along the poses": lambda parents: (parents.poses * parents.poses[:1].detach()).mean(),
     "a capsule layer": lambda parents: LENGTHS(above().to(parents.poses.dtype)(parents)),
     "nobody": lambda parents: 0 * parents.poses.mean(),
 }
@@ -233,7 +237,7 @@ DIRECTIONS = {
         ("lengths and a decoder", "many", False),
         ("a linear layer", "many", True),
         ("a linear layer", "one", False),
-        ("one weight for all", "a line", True),
+        ("weights along the poses", "a line", True),
         ("a capsule layer", "many", True),
         ("nobody", "many", True),
     ],
@@ -297,6 +301,8 @@ def test_what_says_nothing_is_not_the_first_pass():
     assert said(lambda: learn(layer, children[:0])) == []
     with pytest.raises(ValueError, match="expected"):
         layer(children[:, :5])
+    with torch.no_grad():
+        assert said(lambda: layer(children)) == []
     assert layer.passes.count == 0
     assert len(said(lambda: learn(layer, children))) == 1
     other, _ = saturated()

@@ -178,13 +178,23 @@ def test_first_coefficients_are_soft_with_any_number_of_classes(name, classes):
         (torch.randn(5), None, r"got \(5,\)"),
         (torch.randn(2, 5, 3, 3), torch.ones(2, 3).bool(), "a mask must be a bool tensor for tokens alone"),
         (torch.randn(2, 3, 5), torch.ones(2, 4).bool(), r"a mask must be a bool tensor of shape \(2, 3\)"),
-        (torch.randn(2, 3, 5), torch.ones(2, 3), "a mask must be a bool tensor"),
     ],
 )
 def test_wrong_features_are_one_line(features, mask, message):
     with pytest.raises(ValueError, match=message) as error:
         small("dynamic")(features.double(), mask)
     assert "\n" not in str(error.value)
+
+
+def test_a_mask_of_numbers_is_one_line():
+    """Integers are those of a tokenizer; 0.0 may be a token, in a mask that is added to logits, or padding."""
+    for mask, advice in (
+        (torch.ones(2, 3).long(), r"got torch.int64: use mask.bool\(\) if 1 is a token and 0 is padding$"),
+        (torch.ones(2, 3).byte(), r"got torch.uint8: use mask.bool\(\) if"),
+        (torch.zeros(2, 3), "got torch.float64: give True and False themselves$"),
+    ):
+        with pytest.raises(TypeError, match=f"^a mask must be bool, True for a token and False for padding, {advice}"):
+            small("dynamic")(torch.randn(2, 3, 5).double(), mask)
 
 
 @every_routing

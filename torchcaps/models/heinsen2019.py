@@ -165,10 +165,11 @@ class EmbeddingCapsNet(PartsCapsNet):
 
     Shape:
         - Input: embeddings `(batch, tokens, layers, width)` with any number of tokens, and a mask `(batch, tokens)`,
-          bool or numbers from 0 (padding) to 1 (a token), or None without padding. A number between 0 and 1 gates a
-          token, as in mixup, and has a gradient; a 0 or 1 has none. On the CPU, numbers outside of [0, 1] raise an
-          error; on other devices, where reading them would take time, they make the output NaN. Embeddings of padding
-          change nothing, even if they are NaN.
+          bool (True for a token) or numbers from 0 (padding) to 1 (a token), or None without padding. A
+          `key_padding_mask` of PyTorch is the opposite: give `~mask`. A number between 0 and 1 gates a token, as in
+          mixup, and has a gradient; a 0 or 1 has none. On the CPU, numbers outside of [0, 1] raise an error; on other
+          devices, where reading them would take time, they make the output NaN. Embeddings of padding change nothing,
+          even if they are NaN.
         - Output: a Prediction: scores `(batch, classes)`, which are logits, and the class capsules, poses
           `(batch, classes, pose)`.
 

@@ -41,9 +41,10 @@ class VectorRoutingHead(nn.Module):
 
     Shape:
         - Input: states `(batch, positions, layers, width)` with any number of positions (tokens of a text, patches of
-          an image), and a mask `(batch, positions)`, bool or numbers from 0 (padding) to 1 (a token), or None without
-          padding. A number between 0 and 1 gates a token, as in mixup, and has a gradient; a 0 or 1 has none. On the
-          CPU, numbers outside of [0, 1] raise an error. States of padding change nothing, even if they are NaN.
+          an image), and a mask `(batch, positions)`, bool (True for a token) or numbers from 0 (padding) to 1 (a
+          token), or None without padding. A `key_padding_mask` of PyTorch is the opposite: give `~mask`. A number
+          between 0 and 1 gates a token, as in mixup, and has a gradient; a 0 or 1 has none. On the CPU, numbers outside
+          of [0, 1] raise an error. States of padding change nothing, even if they are NaN.
         - Output: a Prediction: scores `(batch, classes)`, which are logits, and the class capsules, poses
           `(batch, classes, 1)`.
 

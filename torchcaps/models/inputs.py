@@ -52,7 +52,9 @@ def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) ->
     if mask.device != embeddings.device:
         raise ValueError(f"the embeddings are on {embeddings.device} and the mask on {mask.device}: move one of them")
     if can_read(mask) and mask.dtype != torch.bool and not ((mask >= 0) & (mask <= 1)).all():
-        raise ValueError("a mask must be from 0 (padding) to 1 (a token), got other numbers")
+        raise ValueError(
+            "a mask must be bool, or from 0 (padding) to 1 (a token), got other numbers: give True and False"
+        )
 
 
 def without_padding(embeddings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.nn.inputs import check_mask
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.shared import CapsuleShared
@@ -44,8 +45,9 @@ class CapsuleHead(nn.Module):
 
     Shape:
         - Input: feature maps `(batch, in_features, height, width)`, tokens `(batch, tokens, in_features)`, or vectors
-          `(batch, in_features)`. With tokens also a mask, `(batch, tokens)` bool: False for padding, which changes
-          nothing, whatever its features are.
+          `(batch, in_features)`. With tokens also a mask, `(batch, tokens)` bool: True for a token, and False for
+          padding, which changes nothing, whatever its features are. A `key_padding_mask` of PyTorch is the opposite,
+          which cannot be seen from the mask: give `~mask`.
         - Output: logits `(batch, classes)`, for cross-entropy or binary cross-entropy.
 
     Raises:
@@ -124,7 +126,7 @@ class CapsuleHead(nn.Module):
 
         Args:
             features: feature maps, tokens or vectors.
-            mask: which tokens are present, `(batch, tokens)` bool; None for all.
+            mask: True for each token that is present, `(batch, tokens)` bool; None for all.
             return_coefficients: also return the coefficients, `(batch, types * positions, classes)`, types before
                 positions; of a layer of parts, `(batch, parts, classes)`.
         """
@@ -160,9 +162,10 @@ class CapsuleHead(nn.Module):
                 f"{self.in_features}) or vectors (batch, {self.in_features}), got {size}{self._advice(size)}"
             )
         if mask is not None:
-            if dims != 3 or mask.shape != features.shape[:2] or mask.dtype != torch.bool:
+            if dims != 3 or mask.shape != features.shape[:2]:
                 expected = f"of shape {size[:2]}" if dims == 3 else "for tokens alone"
                 raise ValueError(f"a mask must be a bool tensor {expected}, got {shown(mask)} and features {size}")
+            check_mask(mask)
             if mask.device != features.device:
                 raise ValueError(f"the features are on {features.device} and the mask on {mask.device}: move one")
             features = torch.where(mask.unsqueeze(-1), features, 0)  # padding may be NaN

@@ -77,6 +77,18 @@ def with_children(votes: V, capsules: Capsules, pose: tuple[int, ...]) -> V:
     return votes.gated(None if capsules.scores is None else gates_of(capsules.scores.flatten(1)))
 
 
+def check_mask(mask: Tensor) -> None:
+    """Check that a mask is bool, True for what is present.
+
+    Raises:
+        TypeError: it is not; which of its numbers stand for True, only integers of a tokenizer tell.
+    """
+    if mask.dtype != torch.bool:
+        integers = not mask.is_floating_point() and not mask.is_complex()
+        advice = "use mask.bool() if 1 is a token and 0 is padding" if integers else "give True and False themselves"
+        raise TypeError(f"a mask must be bool, True for a token and False for padding, got {mask.dtype}: {advice}")
+
+
 def check_map(x: Tensor, channels: int, weight: Tensor) -> None:
     """Check a feature map `(batch, channels, height, width)`, see also `check_input`."""
     check_input("features", x, weight)

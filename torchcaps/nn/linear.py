@@ -46,9 +46,10 @@ class CapsuleLinear(CapsuleLayer):
         - `weight`: `(in_capsules or 1, out_capsules or 1, d, h)`; `bias`: `(in_capsules or 1, out_capsules or 1,
           rows, h)`.
 
-    To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores: padding changes
-    nothing, whatever its finite poses are (in float32 up to about 1e15, where sums of squared votes are finite). If
-    there are as many parents as children, padding adds parents: pass `out_capsules` to `forward` in this case.
+    To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores, with True for a
+    child: padding changes nothing, whatever its finite poses are (in float32 up to about 1e15, where sums of squared
+    votes are finite). If there are as many parents as children, padding adds parents: pass `out_capsules` to `forward`
+    in this case.
 
     Example:
         >>> from torchcaps import CapsuleLinear, Capsules, HeinsenRouting

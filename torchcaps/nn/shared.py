@@ -43,8 +43,9 @@ class CapsuleShared(CapsuleLayer):
           flattened in this order.
         - Output: poses `(batch, out_capsules, *out_pose)`, and the scores and variances that the routing gives.
 
-    To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores: padding changes
-    nothing, whatever its finite poses are (in float32 up to about 1e15, where sums of squares are finite).
+    To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores, with True for a
+    child: padding changes nothing, whatever its finite poses are (in float32 up to about 1e15, where sums of squares
+    are finite).
 
     Example:
         >>> from torchcaps import CapsuleShared, SlotAttention

@@ -178,7 +178,8 @@ class Routing(RoutingParameters, ABC):
             votes: tensor of votes `(batch, children, parents, *pose)`, or the votes of a layer.
             scores: scores of the children, `(batch, children)`. Their sigmoids are the children's gates; a child of
                 score -inf, or of any below about -55, does not count at all. A bool mask may stand for them: True for a
-                child, False for padding. None keeps the gates of the votes.
+                child, False for padding (the opposite of PyTorch's `key_padding_mask`). None keeps the gates of the
+                votes.
             return_coefficients: also return the coefficients that the parents follow from.
 
         Raises:
