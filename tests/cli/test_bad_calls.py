@@ -30,6 +30,8 @@ def bad(capfd, *arguments: str) -> str:
 # Overrides of the quickstart, with a part of the message.
 OVERRIDES = [
     ("--trainer.max_epochs three", "--trainer.max_epochs three: expected int or None, got three"),
+    ("--trainer.max_epochs=1e3", "--trainer.max_epochs=1e3: expected int or None, got 1e3"),
+    ("--model.optimizer.lr abc", "--model.optimizer.lr abc: expected float, got abc"),
     ("--trainer.precision 99", "--trainer.precision 99: expected .*bf16.*, got 99"),
     ("--model.network.decoder=4", "--model.network.decoder=4: expected bool, got 4"),
     ("--trainer.max_epoch 3", "--trainer.max_epoch 3: there is no 'max_epoch'; did you mean max_epochs"),

@@ -44,6 +44,8 @@ def refused(error: BaseException) -> tuple[Path, str]:
         cause = cause.__cause__
     expected = re.findall(r"\n *- Expected a (.*)", outer) if re.search(r"Union subtypes\n", outer) else []
     if expected and len(expected) == len(re.findall(r"\n *- ", outer)):
+        kinds = [kind.partition(". Got value: ")[0] for kind in expected]
+        expected = [kind for kind in kinds if not kind.startswith("dot import path")] or kinds
         reason = f"Expected a {' or '.join(expected)}. Got value: {outer.rpartition('Given value: ')[2]}"
     reason = reason.partition(" Subclass types expect one of")[0]  # the rest is about jsonargparse's own forms
     reason = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None").replace("typing.", "")
