@@ -54,6 +54,19 @@ def test_the_margin_is_saved():
     again = meta.to_empty(device="cpu")
     again.reset_parameters()
     assert again.margin.item() == pytest.approx(0.9)
+    loss.reset_parameters()
+    assert loss.margin.item() == pytest.approx(0.2)
+
+
+def test_long_lengths_are_refused_only_where_they_are_equal():
+    """Those of a LayerNorm are equal. A single class has no other to be equal to."""
+    labels = torch.tensor([0, 1])
+    for lengths in ([[1.2, 1.2004], [1.2, 1.2]], [[4.0, 4.05], [4.0, 4.0]]):
+        with pytest.raises(ValueError, match=r"^all lengths are about [14]\.\d*, as after a LayerNorm"):
+            margin_loss(torch.tensor(lengths), labels)
+    for lengths in ([[1.2, 1.205], [1.2, 1.2]], [[4.0, 4.2], [4.0, 4.0]], [[0.9, 0.9], [0.9, 0.9]]):
+        assert margin_loss(torch.tensor(lengths), labels).isfinite()
+    assert margin_loss(torch.full((2, 1), 1.2), torch.zeros(2).long()) == 0
 
 
 def test_what_a_loss_reads():
