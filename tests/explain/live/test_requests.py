@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import tracemalloc
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from live import wait_until
@@ -22,7 +22,7 @@ import gradio as gr
 
 from torchcaps.explain.live import app, listen
 from torchcaps.explain.live.requests import LARGEST_BODY, TOGETHER, WAITING, OnlyThePage
-from torchcaps.explain.live.server import server_of
+from torchcaps.explain.live.server import CONNECTIONS, server_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops
 
@@ -227,6 +227,7 @@ def test_no_file_is_read(page, secret, tmp_path_factory, capfd):
         b"9" * 100_000,
         b'{"data":[' + b"{}," * 10_000 + b"{}]}",
         b'"' * 100_001,
+        b'"' + b'\\"' * 300_000,  # a search from each quote to the end would take hours
         b'"' + b"\\" * 100_001,
         event({"test": 0}, fn_index=1),
         event({"test": 0}, fn_index="0"),
@@ -298,6 +299,14 @@ def test_headers_are_bounded(page):
             pytest.fail("100 MB of headers were taken")
 
 
+def test_connections_are_bounded(page):
+    with ExitStack() as idle:
+        for _ in range(CONNECTIONS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", page), 60))
+        wait_until(lambda: ask(page, "GET", "/theme.css")[0] == 503, "a refusal")
+    wait_until(lambda: ask(page, "GET", "/theme.css")[0] == 200, "an answer")
+
+
 async def nothing(scope, receive, send):
     raise AssertionError("the application was asked")
 
@@ -345,6 +354,9 @@ def test_inputs_whose_answers_nobody_fetches(monkeypatch):
     for session in range(10_000):
         page._join(of("text", f"s{session}"))
     assert list(page.waiting) == [f"s{session}" for session in range(10_000 - WAITING, 10_000)]
+    page._join(of("text", f"s{10_000 - WAITING}"))  # a newer one of the oldest session
+    page._join(of("text", "new"))
+    assert f"s{10_000 - WAITING}" in page.waiting
     for session in range(WAITING):
         page._join(of("a" * 4_000, f"t{session}"))
     assert list(page.waiting) == ["t28", "t29", "t30", "t31"]

@@ -38,8 +38,8 @@ def test_images(data: ImageData) -> Samples | None:
         return None
     keys = sorted(first)[:MOST]
     titles = ["test image: " + " and ".join(here.names[label] for label in key) for key in keys]
-    indices, images, labels = zip(*(first[key] for key in keys), strict=True)
+    places, images, labels = zip(*(first[key] for key in keys), strict=True)
     if isinstance(here, ImageFolder):
         files = here.keys("test")
-        titles = [files[index] for index in indices]
+        titles = [files[index] for index in places]
     return samples_of(torch.stack(images), torch.stack(labels), here.names, titles)

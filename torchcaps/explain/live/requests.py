@@ -25,7 +25,7 @@ HEADERS = {b"host", b"accept-encoding", b"if-none-match", b"if-modified-since"} 
 KEYS = {"data", "event_data", "fn_index", "trigger_id", "session_hash"}
 PICTURES = ({"drawing": str}, {"file": str, "name": str}, {"test": int})  # what the field of images gives
 SESSION = re.compile(r"[a-z0-9]{1,20}")
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # of JSON; one without an end goes to the end
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # of JSON; one without an end goes to the end
 FRAME = 300  # bytes of an event outside of its strings: no deep nesting, no long lists
 
 LARGEST_BODY = LARGEST * 4_000_000 // 3 + 100_000  # a picture in base64, with its name
@@ -113,7 +113,7 @@ class OnlyThePage:
         """Keep the input in a body until its answer is fetched, and return the name of the event."""
         try:
             frame = STRING.sub(b"", body)
-            event = json.loads(body.decode()) if len(frame) <= FRAME else None
+            event: Any = json.loads(body.decode()) if len(frame) <= FRAME else None
         except ValueError:
             event = None
         match event:
