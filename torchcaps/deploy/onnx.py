@@ -100,7 +100,7 @@ def digamma(x: Any) -> Any:
 
 
 # Operators of PyTorch that the exporter does not translate, or whose translation is inexact in float32.
-TRANSLATIONS = {
+TRANSLATIONS: dict[Any, Any] = {
     torch.ops.aten.digamma.default: digamma,
     torch.ops.aten.expm1.default: expm1,
     torch.ops.aten.log_sigmoid.default: log_sigmoid,
@@ -119,7 +119,7 @@ def run_onnx(path: Path, batches: list[Inputs]) -> list[Inputs]:
         names = [entry.name for entry in session.get_inputs()]  # in the order of the inputs
         outputs = [session.run(None, {name: x.numpy() for name, x in zip(names, b, strict=True)}) for b in batches]
     except Exception as error:  # onnxruntime's errors have no class in common
-        reason = one_line(str(error).rpartition(" : ")[2])[:200]  # after codes
+        reason = one_line(error).rpartition(" : ")[2][:200]  # after codes
         double = any(x.dtype == torch.float64 for b in batches for x in b)  # few operators of onnxruntime take it
         advice = "call .float() on the network and the example, or " if double else ""
         raise ValueError(f"onnxruntime cannot run the file ({reason}): {advice}export to 'torch' instead") from error

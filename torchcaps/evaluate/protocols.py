@@ -66,6 +66,6 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
             results[name] = {"reason": str(error)}
             continue
         curves = {curve: values._asdict() for curve, values in outcome.curves.items()}
-        images = len(some.images) if outcome.images is None else outcome.images
-        results[name] = {"numbers": outcome.numbers, "curves": curves, "notes": list(outcome.notes), "images": images}
+        count = len(some.images) if outcome.images is None else outcome.images
+        results[name] = {"numbers": outcome.numbers, "curves": curves, "notes": list(outcome.notes), "images": count}
     return results
