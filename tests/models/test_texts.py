@@ -119,5 +119,5 @@ def test_bad_input(name):
         with pytest.raises(ValueError, match=r"expected a mask of shape \(batch, tokens\) = \(2, 4\), got " + shape):
             network(embeddings, bad)
     for bad in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="a mask must be from 0"):
+        with pytest.raises(ValueError, match="a mask must be bool, or from 0"):
             network(embeddings, torch.full((2, 4), bad))
