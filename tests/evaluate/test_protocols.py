@@ -25,7 +25,7 @@ from torchcaps.data import StereoData
 from torchcaps.data.stereo import Metadata
 from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate, viewpoint
 from torchcaps.evaluate.attack import attack, gradient
-from torchcaps.evaluate.corruptions import CORRUPTIONS, corrupted
+from torchcaps.evaluate.corruptions import CORRUPTIONS, _blurred, corrupted, plasma
 from torchcaps.evaluate.drawing import protocol_figure
 from torchcaps.evaluate.overlap import pairs
 from torchcaps.evaluate.parts import change_of_coefficients
@@ -261,6 +261,13 @@ def test_changed_coefficients_keep_their_sums() -> None:
         assert not torch.equal(shuffled, coefficients)
 
 
+def test_another_image_gives_the_coefficients_of_the_same_window() -> None:
+    """Windows are samples of their own: 6 images have 4 each here."""
+    coefficients = torch.rand(6, 4, 5, 3, generator=seeded())
+    changed = changes(seeded())["another image's"](coefficients.flatten(0, 1), True, None)
+    assert torch.equal(changed.unflatten(0, (6, 4)), coefficients[[3, 4, 5, 0, 1, 2]])
+
+
 def test_absent_children_get_no_coefficients() -> None:
     absent = torch.tensor([[False, True, False, False, True], [False, False, False, True, False]])
     logits = torch.rand(2, 5, 3, generator=seeded()).masked_fill(absent.unsqueeze(2), -torch.inf)
@@ -394,6 +401,8 @@ def test_each_class_has_a_regression_of_its_own() -> None:
     features = torch.where(winners[:, None] == 0, factors, 5 - 3 * factors)
     assert r2(features, winners, factors)[0] > 0.999
     assert r2(features, torch.zeros(400).long(), factors)[0] < 0.9
+    noise = torch.randn(400, 100, generator=seeded(1))  # fits some of the images, and says nothing of the others
+    assert r2(noise, torch.zeros(400).long(), factors)[0] < 0.1
     poses, penultimate, classes = features_of(Centroid(), random_images(5, 1, 9, 9))
     assert poses is not None
     assert (poses.shape, penultimate.shape, classes.shape) == ((5, 2), (5, 1), (5,))
@@ -426,6 +435,20 @@ def test_an_attack_on_a_linear_network_is_the_closed_form() -> None:
     still = leads[:, 0] > 0.1 * directions.abs().sum((1, 2, 3))
     assert numbers["FGSM 0.1: accuracy (%)"] == pytest.approx(100 * float(still.float().mean()))
     assert numbers["gradient is zero (%)"] == 0
+
+
+def test_an_attack_stays_within_its_strength_and_the_gray_levels() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+    images, labels = random_images(200, 1, 3, 3), torch.arange(200) % 2
+    for start in (None, seeded()):
+        changed = attack(network, images, labels, 0.3, 3, 0.5, start)
+        assert changed.min() == 0
+        assert changed.max() == 1
+        assert (changed - images).abs().max() <= 0.3 + 1e-6
+    starts = attack(network, torch.full_like(images, 0.5), labels, 0.3, 0, 0.5, seeded()) - 0.5
+    assert starts.mean().item() == pytest.approx(0, abs=0.02)
+    assert starts.min().item() == pytest.approx(-0.3, abs=0.01)
+    assert starts.max().item() == pytest.approx(0.3, abs=0.01)
 
 
 class Drawing(nn.Module):
@@ -493,6 +516,8 @@ def test_corruptions_are_what_they_say() -> None:
     flat = torch.full((2, 1, 28, 28), 0.5)
     for name in ("glass_blur", "motion_blur"):
         assert torch.allclose(corrupted(flat, name, seeded()), flat, atol=1e-5), name
+    moved = (corrupted(images, "glass_blur", seeded()) - _blurred(_blurred(images, 0.7), 0.7)).abs().mean((0, 1))
+    assert moved[1:-1, 1:-1].min() > 0.01  # neighbors are exchanged everywhere
     mud = corrupted(black, "spatter", seeded()) * 255 / 63
     assert ((mud == 0) | (mud >= 0.8 - 1e-5)).all()
     assert torch.allclose(corrupted(1 - black, "spatter", seeded()), 1 - mud * (1 - 63 / 255), atol=1e-5)
@@ -551,6 +576,13 @@ def test_motion_blurs_to_one_side() -> None:
     angles = torch.rad2deg(torch.atan2(offsets[:, 1], -offsets[:, 0]))
     assert -46 < angles.min() < -38
     assert 38 < angles.max() < 46
+
+
+def test_plasma_is_smooth() -> None:
+    """Its noise has half the amplitude at half the distance, 1 / 1.4^2: fog differs little between neighbors."""
+    maps = plasma(40, seeded())
+    changes = [float((maps - maps.roll(step, dim)).abs().mean()) for dim in (1, 2) for step in (1, 64)]
+    assert changes == pytest.approx([0.008, 0.178] * 2, rel=0.1)
 
 
 @pytest.mark.parametrize("gray", [0.0, 0.5, 1.0])

@@ -117,6 +117,21 @@ def test_em_routing_twice():
     assert_close(out.scores, tensor([[0, -math.log(2) / 2]]))
 
 
+def test_variances_of_em_routing_are_at_least_eps():
+    votes = torch.ones(1, 4, 3, 2, dtype=torch.float64)
+    out = route(EMRouting(1, eps=0.01), votes, beta_a=torch.zeros(3), beta_u=torch.zeros(3))
+    assert_close(out.variances, torch.full((1, 3, 2), 0.01, dtype=torch.float64))
+
+
+def test_costs_that_rounding_tells_apart_are_equal():
+    """The parents have the same votes with their entries in other orders, whose sums differ in the last digit."""
+    votes = torch.randn(60, 7, 1, 5, dtype=torch.float64)
+    votes = torch.cat([votes, votes[..., [4, 2, 0, 3, 1]], votes[..., [1, 0, 4, 2, 3]]], 2)
+    routing = EMRouting(1, inverse_temperature=1.0, cost_range=10)
+    out = route(routing, votes, beta_a=torch.zeros(3), beta_u=torch.zeros(3))
+    assert_close(out.scores, torch.full((60, 3), 0.05 * 5, dtype=torch.float64))  # all costs are -5
+
+
 def test_heinsen_routing_once():
     # R = 1/2, f(a_i) = 1 and 1/2 (score 0): D_use = 1/2, 1/4 and D_ign the same.
     votes = tensor([[[[1], [0]], [[4], [3]]]])
@@ -231,6 +246,7 @@ def test_exponential_squash():
     v = exponential_squash(s)
     assert_close(v[0], (1 - math.exp(-5)) * torch.tensor([0.6, 0.8], dtype=torch.float64))
     assert_close(v[1:], s[1:])
+    assert_close(exponential_squash(tensor([1e-4, 0.0])), tensor([-math.expm1(-1e-4), 0.0]), rtol=1e-12, atol=0)
     v.sum().backward()
     assert_close(s.grad[1:], torch.ones(2, 2, dtype=torch.float64))
 
