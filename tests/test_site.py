@@ -143,7 +143,7 @@ def test_the_site_shows_formulas_tables_and_sources(site):
 @pytest.mark.parametrize(("words", "page"), QUESTIONS.items())
 def test_the_search_answers_in_two_clicks(words, page, site, browser):
     """The page is among the first five that the search finds."""
-    finished = "/found|not match/.test(document.getElementById('search-results').textContent)"
+    finished = "/found|not match/.test(document.getElementById('search-results')?.textContent)"
     browser.open(f"{(site / 'search.html').as_uri()}?q={quote_plus(words)}", drawn=finished)
     script = "return [...document.querySelectorAll('#search-results ul.search li a')].map((link) => link.pathname)"
     results = [Path(path).relative_to(site).with_suffix("").as_posix() for path in browser.run(script)]
