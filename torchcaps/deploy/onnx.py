@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def digamma(x: Any) -> Any:
 
 
 # Operators of PyTorch that the exporter does not translate, or whose translation is inexact in float32.
-TRANSLATIONS: dict[Any, Any] = {
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.digamma.default: digamma,
     torch.ops.aten.expm1.default: expm1,
     torch.ops.aten.log_sigmoid.default: log_sigmoid,
