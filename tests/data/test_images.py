@@ -111,6 +111,16 @@ def test_val_size_must_leave_every_class_in_both_parts(val_size: int) -> None:
             data.setup("fit")
 
 
+def test_no_val_size_is_right_for_too_few_images() -> None:
+    class Few(Toy):
+        def load(self, train: bool) -> tuple[Tensor, Tensor]:
+            images, labels = super().load(train)
+            return images[:4], labels[:4]
+
+    with pytest.raises(DataError, match="val_size must be 0 for 4 training images of 3 classes, got 3"):
+        Few(val_size=3).setup("fit")
+
+
 def test_shift_and_flip_are_independent() -> None:
     images = torch.rand(5000, 2, 6, 7) + 0.1
     augmented = Toy(shift=1, flip=True).augment(images)

@@ -149,8 +149,9 @@ class ImageData(LabeledData):
         labels = images.labels
         most = len(labels) - self.classes  # stratified: both parts need an image of every class
         if not self.classes <= self.val_size <= most:
+            others = f" or from {self.classes} to {most}" if most >= self.classes else ""
             raise DataError(
-                f"val_size must be 0 or from {self.classes} to {most} for "
+                f"val_size must be 0{others} for "
                 f"{counted(len(labels), 'training image')} of {self.classes} classes, got {self.val_size}"
             )
         return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
