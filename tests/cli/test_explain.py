@@ -173,12 +173,12 @@ def test_bad_calls(capfd, trained):
     assert "none.png is not a picture" in error_of(capfd, *arguments, "--image", "none.png")
 
 
-def test_scores_that_are_not_finite(capfd, trained):
+def test_weights_that_are_not_finite(capfd, trained):
     content = torch.load(checkpoint(trained), weights_only=True)
     content["state_dict"]["network.conv.bias"].fill_(torch.nan)
     torch.save(content, "nan.ckpt")
     assert call("explain", "quickstart", "--ckpt_path", "nan.ckpt", "--samples", "9", "--figures", "drawn") == 2
-    assert "the scores are not finite, because the weights or the inputs are not" in capfd.readouterr().err
+    assert "network.conv.bias has values that are NaN" in capfd.readouterr().err
     assert not Path("drawn").exists()
 
 

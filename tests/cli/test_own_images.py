@@ -303,22 +303,21 @@ def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
     assert columns[0] == columns[1]
     monkeypatch.delenv("RANK")
     files = sorted(str(path) for path in (own / "new").rglob("*.png"))[:2]
-    for part in (10**20, 2, 3):
-        assert predict(own, *files, "--out", "p.csv", "--part", f"{part}/{10**20}") == 0
+    for part in (10**17, 2, 3):
+        assert predict(own, *files, "--out", "p.csv", "--part", f"{part}/{10**17}") == 0
         assert ("no sample is left for part" in capfd.readouterr().err) == (part > 2)
-    assert predict(own, *files, "--out", "p.csv", "--part", f"1/{10**20}") == 0
+    assert predict(own, *files, "--out", "p.csv", "--part", f"1/{10**17}") == 0
     assert len(Path("p.csv").read_text().splitlines()) == 3
     assert sorted(path.name for path in Path().iterdir()) == ["p.csv", "whole.csv"]
 
 
-def test_scores_that_are_nan_are_one_line(own, capfd):
+def test_weights_that_are_nan_are_one_line(own, capfd):
     content = torch.load(run_of(own) / "checkpoints" / "best.ckpt", weights_only=True)
     content["state_dict"] = {name: value * torch.nan for name, value in content["state_dict"].items()}
     torch.save(content, "nan.ckpt")
     assert call("predict", "own/images", "--ckpt_path", "nan.ckpt", str(own / "new"), "--out", "p.csv") == 2
-    first, error = capfd.readouterr().err.splitlines()
-    assert first.startswith("torchcaps: 120 samples, ")
-    assert error.startswith("torchcaps: the network gives scores that are NaN")
+    (error,) = capfd.readouterr().err.splitlines()
+    assert re.match("torchcaps: nan.ckpt: .* has values that are NaN", error)
     assert not Path("p.csv").exists()
 
 

@@ -184,7 +184,8 @@ def test_what_is_no_regular_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "f" / "a")  # nobody writes to it
     (tmp_path / "f" / "b").mkdir()
     for name in "ab":
-        with pytest.raises(DataError, match=f"^{tmp_path}/f/{name}: is not a regular file: replace the file$"):
+        line = rf"^{tmp_path}/f/{name}: cannot be read \(it is not a regular file\): replace the file$"
+        with pytest.raises(DataError, match=line):
             CanonicalFile("f", name, "0" * 32).find(str(tmp_path))
 
 

@@ -46,7 +46,7 @@ def test_the_file_and_the_card(run, weights, capsys, monkeypatch):
     images, labels = data.test_set.__getitems__(list(range(360)))
     accuracy = (network(images).evidence.argmax(1) == labels).double().mean().item()
     assert pack.accuracy(network, data) == pytest.approx(accuracy)
-    (printed,) = re.findall(r"\| test accuracy \| ([\d.]+)% with this file", card)
+    (printed,) = re.findall(r"\| test accuracy \| ([\d.]+) % with this file", card)
     assert float(printed) / 100 == pytest.approx(accuracy, abs=5e-5)
 
 

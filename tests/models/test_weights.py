@@ -79,7 +79,7 @@ def test_the_accuracy_is_that_of_the_card(file):
     data = file.partition(".")[2]
     if data != "digits" and not (ROOT / NEEDED[data]).is_dir():
         pytest.skip(f"no {NEEDED[data]} in {ROOT} (set TORCHCAPS_DATA to the folder of data sets)")
-    (said,) = re.findall(r"\| test accuracy \| ([\d.]+)% ", (FOLDER / f"{file}.md").read_text(encoding="utf-8"))
+    (said,) = re.findall(r"\| test accuracy \| ([\d.]+) % ", (FOLDER / f"{file}.md").read_text(encoding="utf-8"))
     network, samples = built(file)
     samples.setup("test")
     count = len(samples.test_set) if data == "digits" else SAMPLE

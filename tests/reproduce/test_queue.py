@@ -138,7 +138,7 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     assert [run.seed for run in missing(tmp_path, plan([ROW]))] == [2, 0]
     assert main(["reproduce", ROW, "--list", "--runs", str(tmp_path), "--threads", "1"]) == 0
     line = capfd.readouterr().out.splitlines()[1]
-    assert re.match(rf"{ROW} +7.86 % test error +7.50 % \(1 seed\) +2 0 +failed: DataError: no data", line)
+    assert re.match(rf"{ROW} +7.86 % test error +7.50 % \(1 seed\) +seeds 2, 0 +failed: DataError: no data", line)
     assert main(["recipes", "--runs", str(tmp_path)]) == 0
     assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
 
@@ -180,7 +180,7 @@ def test_again_trains_rows_whose_results_come_with_the_package(tmp_path, monkeyp
     add_results(tmp_path / "results.csv", [replace(DONE, value=9.0)])
     assert [run.seed for run in missing(tmp_path, plan([ROW]), again=True)] == [0, 2]
     assert main(["reproduce", ROW, "--again", "--list", "--runs", str(tmp_path)]) == 0
-    assert re.search(r"9.00 % \(1 seed\) +0 2", capfd.readouterr().out)
+    assert re.search(r"9.00 % \(1 seed\) +seeds 0, 2", capfd.readouterr().out)
 
 
 def test_compiled_runs_have_the_same_keys():

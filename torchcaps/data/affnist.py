@@ -50,7 +50,10 @@ class AffNIST(ExpandedMNIST):
 
     def _find(self) -> Path:
         folder = own_folder(self.root, "affnist")
-        if folder and (folder / "test.mat.zip").is_file():
-            return folder / "test.mat.zip"
+        path = folder / "test.mat.zip" if folder else None
+        if path and path.is_file():
+            return path
+        if path and path.exists():  # reading a FIFO would wait for its writer
+            raise DataError(f"{path}: cannot be read (it is not a regular file): replace it with {ADDRESS}")
         here = f"{folder}" if folder else "DIR/affnist and set TORCHCAPS_DATA=DIR"
         raise DataError(f"no test set of affNIST: put {ADDRESS} at {here}")

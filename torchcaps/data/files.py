@@ -91,7 +91,7 @@ class CanonicalFile:
         if place is None or not place.exists():
             return self._download(place)
         if not place.is_file():  # reading a FIFO would wait for its writer
-            raise DataError(f"{place}: is not a regular file: {self.advice}")
+            raise DataError(f"{place}: cannot be read (it is not a regular file): {self.advice}")
         return place
 
     def check(self, path: Path) -> None:
