@@ -78,11 +78,13 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
                 layer, factor, options.batch, iterations, options.smoke, device, options.dtype, options.graphs
             )
             rows += measure(request, ways, options.rounds, rates, _progress)
-    finally:  # what was measured before a device failed or somebody stopped is not lost
+            if options.out:  # now, because a device may fail, or be taken away
+                write_json(options.out / "bench.json", head, rows)
+    finally:  # what was measured before somebody stopped is not lost
         if rows:
             print_table(TABLE, table_rows(rows, device == "cuda"))
             if options.out:
-                print(f"numbers: {write_json(options.out / 'bench.json', head, rows)}")
+                print(f"numbers: {options.out / 'bench.json'}")
 
 
 def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:

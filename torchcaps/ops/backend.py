@@ -23,7 +23,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NATIVE_MISSING = native.why_not()
 
 OLDEST = (8, 0)  # lowest compute capability that the Triton kernels are compiled for
-# Compute capabilities of devices on which benchmarks/first_device.py has passed. On a CUDA device of another capability
+# Compute capabilities of devices on which benchmarks/device.py has passed. On a CUDA device of another capability
 # "auto" is "tiled". (9, 0): bench of commit d568bf6 and tests of 601a2a6 on an H200.
 CHECKED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 # Most numbers of a vote, most of a child's votes for all parents, and most weights from a child to one parent. The
