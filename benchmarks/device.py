@@ -119,10 +119,12 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
         return ["-k", expression] if expression else []
 
     return [
-        Stage("kernels", [*tests, "tests/ops/test_kernels.py", *tiny("windows and each and unit")], 180, tests_passed),
+        Stage(
+            "kernels", [*tests, "tests/ops/test_kernels.py", *tiny("dilated and dot and children")], 180, tests_passed
+        ),
         Stage(
             "layers",
-            [*tests, "tests/ops/test_layers.py", "-m", "", *tiny("triton and dynamic-types and float16", "triton")],
+            [*tests, "tests/ops/test_layers.py", "-m", "", *tiny("triton and dynamic-windows", "triton")],
             180,
             tests_passed,
         ),

@@ -199,6 +199,7 @@ def test_a_signal_leaves_whole_files_and_the_table(tmp_path, how):
     if how == signal.SIGTERM:
         assert printed.endswith(table)
         assert not _runs(stage_pid)
+        return
     codes["second"] = "print('2 passed')"
     command[3] = json.dumps(codes)
     done = subprocess.run(command, capture_output=True, text=True)
