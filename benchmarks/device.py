@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -193,32 +193,34 @@ def open_rows(runs: Path, names: Sequence[str], check_hashes: str) -> Rows:
     return Rows(ready, sum(run.recipe in ready for run in left), [row for row, problem in problems.items() if problem])
 
 
-_data_problems: dict[str, str] = {}
-
-
 def data_problem(run: Any) -> str:
     """Return what is missing for a run on a machine without a network, or an empty text. Nothing is loaded."""
+    from torchcaps.recipes.values import plain
+
+    parts = [plain(run.load().values["data"]), *({"class_path": name} for name in run.tested_on)]
+    problems = (problem_of(json.dumps(part), run.check_hashes) for part in parts)
+    return next(filter(None, problems), "")
+
+
+@cache
+def problem_of(part: str, check_hashes: bool) -> str:
+    """Return what is missing for the data of a recipe, whose values are given as JSON, or an empty text."""
     from torchcaps import data
     from torchcaps.data.files import DataError, present_files_only
     from torchcaps.data.published import Published
-    from torchcaps.recipes.values import name_of, plain
+    from torchcaps.recipes.values import name_of
 
-    for part in [plain(run.load().values["data"]), *({"class_path": name} for name in run.tested_on)]:
-        key = f"{part} {run.check_hashes}"
-        if key not in _data_problems:
-            arguments = part.get("init_args", {})
-            _data_problems[key] = "an encoder" if "encoder" in arguments else ""
-            try:
-                if not _data_problems[key]:
-                    module = getattr(data, name_of(part))(**arguments)
-                    with present_files_only():
-                        module.prepare_data()
-                        for file in module.files() if isinstance(module, Published) and run.check_hashes else ():
-                            file.check(file.find(module.root))
-            except DataError as error:
-                _data_problems[key] = one_line(error)
-        if _data_problems[key]:
-            return _data_problems[key]
+    arguments = json.loads(part).get("init_args", {})
+    if "encoder" in arguments:
+        return "an encoder"
+    try:
+        module = getattr(data, name_of(json.loads(part)))(**arguments)
+        with present_files_only():
+            module.prepare_data()
+            for file in module.files() if isinstance(module, Published) and check_hashes else ():
+                file.check(file.find(module.root))
+    except DataError as error:
+        return one_line(error)
     return ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from noise import write_idx_files
 
 from torchcaps import cli
 from torchcaps.bench import MEASURED
@@ -259,16 +260,16 @@ def test_the_commands(script, tmp_path, smoke):
             assert (ROOT / file).is_file()
 
 
-def test_rows_whose_data_is_missing_are_open(script, tmp_path, images_of_noise, monkeypatch):
-    """Files with other hashes are missing, too; and so is an encoder, which nothing downloads."""
-    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
-    names = ["zhao2019/table1/fashion-mnist-max", "heinsen2022/texts/sst2"]
-    rows = script.open_rows(tmp_path, names, "false")
-    assert rows == script.Rows(names[:1], 3, names[1:])
-    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+def test_rows_whose_data_is_missing_are_open(script, tmp_path, monkeypatch):
+    """So is data with other hashes than the published ones, and an encoder, which nothing downloads."""
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / name)
-    monkeypatch.setattr(script, "_data_problems", {})
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    names = ["zhao2019/table1/fashion-mnist-max", "heinsen2022/texts/sst2"]
     assert script.open_rows(tmp_path, names, "false") == script.Rows([], 0, names)
+    write_idx_files(tmp_path / "fashion-mnist")
+    script.problem_of.cache_clear()
+    assert script.open_rows(tmp_path, names, "false") == script.Rows(names[:1], 3, names[1:])
+    assert script.open_rows(tmp_path, names, "true") == script.Rows([], 0, names)
 
 
 def test_no_row_is_left_to_train(script, stages, monkeypatch, tmp_path, capsys):
