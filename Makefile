@@ -60,7 +60,7 @@ results: .venv/.done
 .venv-oldest/.done: WHAT := --editable ".[dev]" "torch==2.6.*"
 .venv/.train .venv/.done .venv-newest/.done .venv-oldest/.done: pyproject.toml constraints.txt setup.py $(KERNELS)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --constraint constraints.txt setuptools
+	$(@D)/bin/pip install --quiet "setuptools>=77"
 	$(MAKE) --no-print-directory $(LIBRARY) BIN=$(@D)/bin & \
 		TORCHCAPS_NATIVE=built $(@D)/bin/pip install --quiet --no-compile $(WHAT) && wait $$!
 	touch $@
