@@ -3,7 +3,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 KERNELS := $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
-LIBRARY := torchcaps/ops/native/kernels.so
 
 .PHONY: demo test test-notebooks test-slow test-newest test-oldest test-sanitized docs results clean
 
@@ -53,7 +52,11 @@ docs: .venv/.done
 results: .venv/.done
 	$(BIN)/python -m torchcaps.reproduce.report docs
 
-# pip downloads while the C++ kernels compile. Python compiles the modules that it imports, which are few of all.
+# pip downloads while the C++ kernels compile, for the demo those of this processor alone. Python compiles the modules
+# that it imports, which are few of all.
+ALL_KERNELS := build/kernels
+.venv/.train: LIBRARY := torchcaps/ops/native/kernels.so
+.venv/.done .venv-newest/.done .venv-oldest/.done: LIBRARY := $(ALL_KERNELS)
 .venv/.train: WHAT := --constraint constraints.txt --editable ".[train]"
 .venv/.done: WHAT := --constraint constraints.txt --editable ".[dev]"
 .venv-newest/.done: WHAT := --editable ".[dev]" --upgrade --upgrade-strategy eager torchvision timm
@@ -65,8 +68,12 @@ results: .venv/.done
 		TORCHCAPS_NATIVE=built $(@D)/bin/pip install --quiet --no-compile $(WHAT) && wait $$!
 	touch $@
 
-$(LIBRARY): setup.py $(KERNELS)
+torchcaps/ops/native/kernels.so: setup.py $(KERNELS)
+	TORCHCAPS_NATIVE=here $(BIN)/python setup.py --quiet build_ext --inplace
+
+$(ALL_KERNELS): setup.py $(KERNELS)
 	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
 
 clean:
 	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,13 +1,17 @@
 """Build of the native kernels: one library for all versions of Python and PyTorch, with several instruction sets.
 
 The kernels are optional. If there is no compiler, or it fails, the package is installed without them, and
-`torchcaps.ops.backends()` says why. The Makefile builds them beside the installation, and asks here for none.
+`torchcaps.ops.backends()` says why.
+
+TORCHCAPS_NATIVE=here builds them for the processor of this machine alone, which is quicker. TORCHCAPS_NATIVE=built
+builds none: the Makefile does that while pip downloads.
 """
 
 import os
 import platform
 import re
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.modified import newer_group
 
 FOLDER = Path("torchcaps/ops/native")
 NOTE = "why_not.txt"  # file that says why there is no library
@@ -28,11 +33,19 @@ def instruction_sets() -> dict[str, tuple[int, list[str]]]:
     """Return bytes of a vector and options of the compiler for each instruction set."""
     if platform.machine() in ("x86_64", "AMD64"):
         return {
-            "baseline": (16, []),
+            "avx512": (64, ["-march=x86-64-v4"]),  # takes as long as the others together
             "avx2": (32, ["-march=x86-64-v3"]),
-            "avx512": (64, ["-march=x86-64-v4"]),
+            "baseline": (16, []),
         }
     return {"baseline": (16, [])}
+
+
+def best_here(compiler: list[str], sets: dict[str, tuple[int, list[str]]]) -> dict[str, tuple[int, list[str]]]:
+    """Return the instruction sets without those that this machine lacks or has something better than."""
+    command = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    best = "avx512" if "__AVX512VL__" in macros else "avx2" if "__AVX2__" in macros else "baseline"
+    return {name: sets[name] for name in sets if name in (best, "baseline")}
 
 
 class BuildModules(build_py):
@@ -66,12 +79,19 @@ class BuildKernels(build_ext):
     def compile_and_link(self, extension: Extension) -> None:
         extra = os.environ.get("TORCHCAPS_NATIVE_FLAGS", "").split()  # such as sanitizers, for tests
         sets = instruction_sets()
+        if os.environ.get("TORCHCAPS_NATIVE") == "here":
+            sets = best_here(self.compiler.compiler_cxx[:1], sets)
+        source, needed = str(FOLDER / "kernels.cpp"), ["setup.py", *extension.sources, *extension.depends]
 
         def compiled(name: str) -> list[str]:
             width, flags = sets[name]
+            folder = str(Path(self.build_temp) / name)
+            (before,) = self.compiler.object_filenames([source], output_dir=folder)
+            if not extra and not newer_group(needed, before):
+                return [before]
             return self.compiler.compile(
-                [str(FOLDER / "kernels.cpp")],
-                output_dir=str(Path(self.build_temp) / name),
+                [source],
+                output_dir=folder,
                 macros=[("INSTRUCTIONS", name), ("VECTOR_BYTES", str(width))],
                 extra_postargs=FLAGS + flags + extra,
             )
