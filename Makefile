@@ -12,8 +12,7 @@ demo: .venv/.train
 test: .venv/.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 2 --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
 # Runs the notebooks, and compares their outputs with those that are committed.
 test-notebooks: .venv/.done
