@@ -15,6 +15,7 @@ from torchcaps.utils.checks import check_choice
 from torchcaps.utils.private import constant_when_compiled, is_transformed
 
 Backend = Literal["auto", "reference", "tiled", "native", "triton"]
+BACKENDS = get_args(Backend)  # PyTorch 2.6 does not compile a call of get_args
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Triton's interpreter runs the kernels on any device, for tests.
@@ -140,7 +141,7 @@ def choose_backend(
     Raises:
         ValueError: there is no such backend, or it cannot run here.
     """
-    check_choice("backend", backend, get_args(Backend))
+    check_choice("backend", backend, BACKENDS)
     if backend == "auto":
         backend = ["auto", *_entered.values()][-1]
     if is_transformed() and backend != "reference":
