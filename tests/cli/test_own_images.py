@@ -311,6 +311,17 @@ def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
     assert sorted(path.name for path in Path().iterdir()) == ["p.csv", "whole.csv"]
 
 
+def test_paths_that_no_file_can_have(own, capfd):
+    Path("t.csv").write_text(f"file\n{'a' * 5000}\n")
+    for path in ("~nobody-of-this-name/b.png", "a" * 5000, "t.csv"):
+        assert predict(own, path) == 2
+        (error,) = capfd.readouterr().err.splitlines()
+        assert error.startswith("torchcaps: there is no file ")
+        assert len(error) < 500
+    with pytest.raises(ValueError, match="nobody-of-this-name"):
+        Trained.load("~nobody-of-this-name/x")
+
+
 def test_weights_that_are_nan_are_one_line(own, capfd):
     content = torch.load(run_of(own) / "checkpoints" / "best.ckpt", weights_only=True)
     content["state_dict"] = {name: value * torch.nan for name, value in content["state_dict"].items()}

@@ -65,6 +65,12 @@ def test_an_interruption_within_a_text_of_several_lines_costs_this_text_alone(tm
     assert table._kept(unfinished) == (rows[:2], [])
 
 
+def test_an_empty_line_ends_what_is_kept_of_an_interrupted_part(tmp_path, monkeypatch):
+    table = a_table(tmp_path, ["a", "b"], monkeypatch)
+    Path("rows").write_text(f"{table.about}a,a,1,1\n\nb,a,1,1\n", newline="")
+    assert table._kept(Path("rows")) == ([["a", "a", "1", "1"]], [])
+
+
 def test_a_part_is_written_by_one_process(tmp_path, monkeypatch):
     table = a_table(tmp_path, ["a"], monkeypatch)
     with FileLock(".p.csv.1-of-1.lock"), pytest.raises(BadInput, match=r"^another process is writing this part of p"):

@@ -374,6 +374,8 @@ NO_STANDARDIZATION = [
     {"image_mean": [123.7, 116.3, 103.5]},  # of images from 0 to 255
     {"image_mean": [10**400] * 3},
     {"image_mean": [True] * 3},
+    {"image_mean": [0.5]},
+    {"image_std": [0.5]},
 ]
 
 
@@ -383,7 +385,7 @@ def test_images_that_cannot_be_standardized(values):
     with pytest.raises(
         ValueError, match=rf"has {name} = .*: expected 3 numbers from 0(.001)? to 1, one of each color$"
     ):
-        standardization({"image_mean": [0.5] * 3, "image_std": [0.5] * 3, **values})
+        standardization({"image_mean": [0.5] * 3, "image_std": [0.5] * 3, **values}, 3)
 
 
 @pytest.mark.parametrize(

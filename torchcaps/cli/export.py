@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
-from torchcaps.utils.files import read_json
+from torchcaps.utils.files import read_json, user_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     checkpoint = locate(options, options.ckpt_path, folders=True)
     place = checkpoint.resolve() if checkpoint.is_dir() else checkpoint  # the folder may be "."
     beside = place.with_name(f"{place.name.removesuffix('.ckpt')}{ENDS[options.to]}")
-    out = options.out.expanduser() if options.out else beside
+    out = user_path(options.out) if options.out else beside
     _check_place(out)
     if options.to == "safetensors":
         _check_folder(out)

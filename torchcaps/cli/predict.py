@@ -19,7 +19,7 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.errors import BadInput, bad_data, positive_int
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
 from torchcaps.utils.checks import counted, one_line, whole_number
-from torchcaps.utils.files import CSVLines, make_folder, write_whole, writing
+from torchcaps.utils.files import CSVLines, make_folder, user_path, write_whole, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,26 +142,27 @@ def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample
 def _pictures(given: str, column: str) -> Iterator[Sample]:
     from torchcaps.data.pictures import SUFFIXES, find_pictures
 
-    path = Path(given).expanduser()
+    path = user_path(given)
     if given == STANDARD_INPUT:
         found = [line.strip() for line in sys.stdin if line.strip()]
-    elif path.is_dir():
+    elif os.path.isdir(path):
         found = [str(file) for file in find_pictures(path)[0]]
         if not found:
             raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif path.suffix.lower() in TABLES:  # relative paths start from the folder of the table
-        found = [str(path.parent / Path(value).expanduser()) for value in _column(given, column)]
+        found = [str(path.parent / user_path(value)) for value in _column(given, column)]
     else:
         found = [given]
     for file in found:
-        if not Path(file).expanduser().is_file():
-            raise BadInput(f"there is no file {file}: give the paths of pictures, or of folders or tables of them")
-        yield Sample(file, str(Path(file).expanduser()))
+        if not os.path.isfile(user_path(file)):  # False for any text, where `Path.is_file` refuses long ones
+            shown = file if len(file) <= 300 else f"{file[:300]}..."
+            raise BadInput(f"there is no file {shown}: give the paths of pictures, or of folders or tables of them")
+        yield Sample(file, str(user_path(file)))
 
 
 def _texts(given: str, column: str) -> Iterator[Sample]:
-    path = Path(given).expanduser()
-    if given != STANDARD_INPUT and not path.is_file():
+    path = user_path(given)
+    if given != STANDARD_INPUT and not os.path.isfile(path):
         raise BadInput(f"there is no file {given}: give a table, a file with a text in each line, or - for such lines")
     if path.suffix.lower() in TABLES:
         texts = [text.strip() for text in _column(given, column)]
@@ -336,8 +337,10 @@ class _Table:
             for row in lines:
                 start = len(rows) + len(left_out)
                 most = len(self.samples) if self.options.skip_bad else start + 1
+                if len(row) != len(self.header):
+                    break
                 place = next((i for i in range(start, most) if self.samples[i].name == row[0]), None)
-                if place is None or len(row) != len(self.header):
+                if place is None:
                     break
                 left_out += [sample.name for sample in self.samples[start:place]]
                 rows.append(row)

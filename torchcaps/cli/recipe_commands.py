@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
 from torchcaps.utils.checks import nearest
+from torchcaps.utils.files import user_path
 
 if TYPE_CHECKING:
     from torchcaps.recipes import Recipe
@@ -98,8 +99,8 @@ def network_overrides(model: str | None, recipe: "Recipe") -> list[str]:
         return []
     if "/" in model:
         library, _, name = model.partition("/")
-        if library == "transformers" and Path(name).expanduser().is_dir():
-            model = f"{library}/{Path(name).expanduser().resolve()}"  # wherever the run is used
+        if library == "transformers" and os.path.isdir(user_path(name)):
+            model = f"{library}/{user_path(name).resolve()}"  # wherever the run is used
         found = ["--model.network=torchcaps.models.library_network", f"--model.network.name={model}"]
         if recipe.name == "own/images":
             found.append("--model.optimizer.lr=0.001")  # the recipe's own is for a small ResNet

@@ -2,7 +2,6 @@
 
 import os
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torchcaps.models.libraries import image_side, standardization
 from torchcaps.utils.arguments import Count, CountOrZero, checked
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
+from torchcaps.utils.files import user_path
 
 
 class ImageEncoder:
@@ -40,7 +40,7 @@ class ImageEncoder:
         with needs("text"):
             from transformers import AutoModel
             from transformers.image_processing_base import ImageProcessingMixin
-        self.name = str(Path(name).expanduser())
+        self.name = str(user_path(name))
         is_folder, commit = os.path.isdir(self.name), ""
         if not is_folder:
             self.name = name
@@ -50,8 +50,9 @@ class ImageEncoder:
             with quiet_download():
                 options = download_options(self.name, commit)
                 about, _ = ImageProcessingMixin.get_image_processor_dict(self.name, **options)
-                mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in standardization(about))
                 model = AutoModel.from_pretrained(self.name, dtype=torch.float32, **options)
+                colors = standardization(about, getattr(model.config, "num_channels", 3))
+                mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in colors)
                 size = model.config.image_size
                 height, width = map(image_side, size if isinstance(size, list | tuple) else (size, size))
         except Exception as error:  # transformers raises many kinds of errors for damaged files

@@ -22,7 +22,7 @@ from torchcaps.models.libraries import refuse_kernels
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.extras import needs
-from torchcaps.utils.files import make_folder
+from torchcaps.utils.files import make_folder, user_path
 
 TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
 SECONDS = 10  # to wait for an answer of the Hub
@@ -67,11 +67,11 @@ class Encoder:
     ) -> None:
         with needs("text"):
             import transformers  # noqa: F401  # fail now, not after the data is read
-        if os.path.isdir(Path(name).expanduser()):
-            name = str(Path(name).expanduser())
+        if os.path.isdir(user_path(name)):
+            name = str(user_path(name))
         self.name, self.revision = name, identity(name, revision)
         self.truncate = truncate
-        place = Path(cache).expanduser() if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
+        place = user_path(cache) if cache else Path(pooch.os_cache("torchcaps")) / "embeddings"
         slug = re.sub(r"[^\w.-]+", "-", Path(self.name).name if os.path.isdir(self.name) else self.name)
         self.folder = place / f"{slug}-{hashlib.sha256(self.revision.encode()).hexdigest()[:16]}"
 

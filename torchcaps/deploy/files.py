@@ -15,7 +15,7 @@ from torchcaps.deploy.programs import Inputs, Program, as_module, outputs_of, pr
 from torchcaps.explain.predicting import check_scores
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.files import whole_files
+from torchcaps.utils.files import user_path, whole_files
 
 Target = Literal["onnx", "torch"]
 TARGETS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}  # with the ends of their names
@@ -69,7 +69,7 @@ def export(
         ImportError: a package is missing that the target needs.
         OSError: the file cannot be written.
     """
-    path, inputs = Path(path).expanduser(), example if isinstance(example, tuple) else (example,)
+    path, inputs = user_path(path), example if isinstance(example, tuple) else (example,)
     if path.suffix != TARGETS[to]:
         raise ValueError(f"a file for {to!r} has a name that ends in {TARGETS[to]}, got {path}")
     if len(inputs) not in (1, 2) or not all(x.dim() and len(x) for x in inputs):

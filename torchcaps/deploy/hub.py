@@ -20,7 +20,7 @@ from torchcaps.models.pretrained import write_tensors
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
-from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.files import user_path, write_text_whole
 
 
 @checked
@@ -42,7 +42,7 @@ def save_pretrained(
         ValueError: the checkpoint cannot be read, or `folder` is a file.
         ImportError: huggingface_hub is not installed.
     """
-    trained, folder = _trained(trained), Path(folder).expanduser()
+    trained, folder = _trained(trained), user_path(folder)
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ValueError(f"{folder} is a file: give the path of a folder")
     _write(trained, folder, place=str(folder), license=license)
@@ -73,7 +73,7 @@ def from_pretrained(
         ValueError: there is no such folder or repository, or it does not hold a network of this library.
         ImportError: huggingface_hub, which a repository needs, is not installed.
     """
-    name, folder = os.fspath(name), Path(name).expanduser()
+    name, folder = os.fspath(name), user_path(name)
     if os.path.isfile(folder):
         raise ValueError(f"{folder} is a file: {A_FOLDER}; `Trained.load` reads a checkpoint")
     if os.path.isdir(folder) and revision is not None:

@@ -28,7 +28,7 @@ from torchcaps.training.errors import innermost
 from torchcaps.training.names import Names
 from torchcaps.training.parts import build_part, untrained
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.files import read_json
+from torchcaps.utils.files import read_json, user_path
 
 CONFIG, WEIGHTS, CARD = FILES = ("config.json", "model.safetensors", "README.md")  # of a folder
 A_FOLDER = "expected a folder that `save_pretrained` wrote"
@@ -70,7 +70,7 @@ class Trained:
             ValueError: it cannot be read, is no such checkpoint or folder, or does not hold the values of its recipe
                 and a network that fits them.
         """
-        path = Path(path).expanduser()
+        path = user_path(path)
         if os.path.isdir(path):  # False for any text, where `path.is_dir` refuses long ones
             values, state, about = _read_folder(path)
             files: tuple[Path, ...] = (path / CONFIG,)

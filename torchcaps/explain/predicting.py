@@ -43,8 +43,8 @@ def check_scores(scores: Tensor) -> None:
     """
     if scores.numel() and not scores.amax(-1).isfinite().all():
         raise ValueError(
-            "the network gives scores that are NaN or infinite: its weights or its inputs are not finite, or too large "
-            "for float16; look at the inputs, take an earlier checkpoint, or compute in float32"
+            "the network gives scores that are NaN or infinite: its weights or its inputs are not finite, or too "
+            "large: look at the inputs, take an earlier checkpoint, or compute in float32 in place of float16"
         )
 
 

@@ -3,7 +3,6 @@
 import importlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.utils.arguments import shown
-from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.checks import counted, nearest, one_line
+from torchcaps.utils.files import user_path
 
 LIBRARIES = ("torchvision", "timm", "transformers")
 LEAST_STD, LARGEST_SIDE = 1e-3, 10_000  # of images in a configuration of transformers
@@ -102,13 +102,13 @@ def _of_timm(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
 
 def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetwork:
     transformers: Any = importlib.import_module("transformers")
-    folder = str(Path(name).expanduser()) if os.path.isdir(Path(name).expanduser()) else name
+    folder = str(user_path(name)) if os.path.isdir(user_path(name)) else name
     values, _ = transformers.PretrainedConfig.get_config_dict(folder)
     refuse_kernels(values)
     images, _ = transformers.ImageProcessingMixin.get_image_processor_dict(folder)
-    mean, std = standardization(images)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = getattr(config, "vision_config", config)
+    mean, std = standardization(images, getattr(config, "num_channels", 3))
     sides = (size, images.get("crop_size"), images.get("size"))
     side = image_side(next((given for given in sides if given is not None), getattr(config, "image_size", None)))
     if pretrained:
@@ -118,8 +118,11 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     return NamedNetwork(network.float(), mean, std, side)
 
 
-def standardization(values: dict[str, Any]) -> tuple[list[float], list[float]]:
+def standardization(values: dict[str, Any], channels: int) -> tuple[list[float], list[float]]:
     """Return the mean and the standard deviation of each color of images in [0, 1], from `preprocessor_config.json`.
+
+    Args:
+        channels: number of colors that the network takes.
 
     Raises:
         ValueError: they are no such numbers.
@@ -127,11 +130,11 @@ def standardization(values: dict[str, Any]) -> tuple[list[float], list[float]]:
     mean: Any = values.get("image_mean")
     std: Any = values.get("image_std")
     for name, given, least in (("image_mean", mean, 0.0), ("image_std", std, LEAST_STD)):
-        plain = isinstance(given, list) and len(given) in (1, 3) and not any(isinstance(x, bool) for x in given)
+        plain = isinstance(given, list) and len(given) == channels and not any(isinstance(x, bool) for x in given)
         if not plain or not all(isinstance(x, int | float) and least <= x <= 1 for x in given):
             raise ValueError(
-                f"its preprocessor_config.json has {name} = {shown(given)}: expected 3 numbers from {least:g} to 1, "
-                "one of each color"
+                f"its preprocessor_config.json has {name} = {shown(given)}: "
+                f"expected {counted(channels, 'number')} from {least:g} to 1, one of each color"
             )
     return mean, std
 
@@ -171,7 +174,7 @@ def load_file(network: nn.Module, path: str, name: str) -> None:
     Raises:
         ValueError: there is no such file, or it does not have the weights of this network.
     """
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not os.path.isfile(file):
         raise ValueError(f"pretrained: there is no file {path}: give true, false or a file of weights of {name}")
     try:

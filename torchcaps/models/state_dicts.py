@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.models.pretrained import check_dense, load_state
+from torchcaps.utils.files import user_path
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -25,7 +25,7 @@ def read_state_dict(path: str | os.PathLike[str], home: str, advice: str) -> dic
         FileNotFoundError: if there is no such file.
         ValueError: if the file cannot be read safely, or is not a state dict.
     """
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not os.path.isfile(file):
         raise FileNotFoundError(f"no file {path}: the weights are at {home}")
     try:

@@ -147,7 +147,7 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> No
     def look(given: dict[str, Any]) -> Any:
         try:
             if "test" in given:
-                if images is None or given["test"] >= len(images):
+                if images is None or not 0 <= given["test"] < len(images):
                     raise DataError(f"there is no test image {given['test']}: reload the page")
                 return looking.answer(images, given["test"])
             name = given.get("name") or "your drawing"
