@@ -166,7 +166,7 @@ def tests_passed(last: str) -> str | None:
 def not_measured(folder: Path, layers: Sequence[str], way: str, last: str) -> str | None:
     """Return which layers have no numbers of a way in the bench.json of a folder, and why."""
     file = folder / "bench.json"
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    rows = read_json(file, dict)["rows"] if file.exists() else []
     ours = [row for row in rows if row["way"] == way]
     wrong = [f"{row['layer']}: {row['note']}" for row in ours if row["seconds"] is None]
     wrong += [f"{layer}: not measured" for layer in layers if layer not in {row["layer"] for row in ours}]

@@ -9,7 +9,7 @@ from scipy.io import loadmat
 from torch import Tensor
 
 from torchcaps.data.expanded_mnist import SIZE, ExpandedMNIST
-from torchcaps.data.files import DataError, own_folder
+from torchcaps.data.files import DataError, check_regular, own_folder
 from torchcaps.data.published import checked_images, checked_labels, unreadable
 
 ADDRESS = "http://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"
@@ -51,9 +51,8 @@ class AffNIST(ExpandedMNIST):
     def _find(self) -> Path:
         folder = own_folder(self.root, "affnist")
         path = folder / "test.mat.zip" if folder else None
-        if path and path.is_file():
+        if path and path.exists():
+            check_regular(path, f"replace it with {ADDRESS}")
             return path
-        if path and path.exists():  # reading a FIFO would wait for its writer
-            raise DataError(f"{path}: cannot be read (it is not a regular file): replace it with {ADDRESS}")
         here = f"{folder}" if folder else "DIR/affnist and set TORCHCAPS_DATA=DIR"
         raise DataError(f"no test set of affNIST: put {ADDRESS} at {here}")

@@ -41,6 +41,12 @@ def check_may_make(path: Path) -> None:
         raise DataError(f"{path} is not there")
 
 
+def check_regular(path: Path, advice: str) -> None:
+    """Raise DataError with the advice if a path is not that of a regular file: reading a FIFO waits for its writer."""
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read (it is not a regular file): {advice}")
+
+
 def own_folder(root: str | None, folder: str) -> Path | None:
     """Return the user's folder for a data set, or None without a root.
 
@@ -90,8 +96,7 @@ class CanonicalFile:
         place = self.place(root)
         if place is None or not place.exists():
             return self._download(place)
-        if not place.is_file():  # reading a FIFO would wait for its writer
-            raise DataError(f"{place}: cannot be read (it is not a regular file): {self.advice}")
+        check_regular(place, self.advice)
         return place
 
     def check(self, path: Path) -> None:
